@@ -1,0 +1,66 @@
+// What an op implementation gets: operand views already checked against their buffers, its share of the work, scratch
+// memory, barriers, and the kernel table of this CPU. One function per op code, all registered in ops/ops.cpp.
+#ifndef TILEBEAM_NPU_CONTEXT_H
+#define TILEBEAM_NPU_CONTEXT_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tilebeam/ops.h"
+
+namespace tb::npu {
+
+struct kernel_table; // kernels/kernels.h
+
+// An operand with its address resolved. data == nullptr: absent.
+struct view {
+    const tb_tensor * t = nullptr;
+    uint8_t * data = nullptr;
+
+    explicit operator bool() const { return data != nullptr; }
+    uint32_t type() const { return t->type; }
+    int64_t ne(int i) const { return t->ne[i]; }
+    int64_t nb(int i) const { return static_cast<int64_t>(t->nb[i]); }
+    int64_t rows() const { return ne(1) * ne(2) * ne(3); }
+    template <class T> T * at(int64_t i1, int64_t i2 = 0, int64_t i3 = 0) const {
+        return reinterpret_cast<T *>(data + i1 * nb(1) + i2 * nb(2) + i3 * nb(3));
+    }
+};
+
+// Shared by all threads of one op. Threads call the op's function at the same time, each with its own `thread`.
+struct op_context {
+    const tb_op * op;
+    view dst;
+    view src[TB_MAX_SRC];
+    const kernel_table * kernels;
+    int thread;
+    int n_threads;
+    uint8_t * scratch; // shared by the op's threads, 64-byte aligned, as large as the op's scratch_bytes said
+    void * pool;       // for barrier()
+
+    int32_t param_i(int i) const { return op->params[i]; }
+    float param_f(int i) const;
+    // All threads of this op meet here.
+    void barrier() const;
+    // First failure wins; the op still runs to its end on all threads. For errors only data can show (a bad index).
+    void fail(tb_status status, const char * why) const;
+    // [*first, *last) of `n` items for this thread, in multiples of `grain`.
+    void share(int64_t n, int64_t grain, int64_t * first, int64_t * last) const;
+    // Next unclaimed chunk index of a dynamic loop over [0, n): returns n when done. The counter is reset before each op
+    // and by reset_chunks() (between two barriers).
+    int64_t next_chunk() const;
+    void reset_chunks() const;
+};
+
+struct op_entry {
+    void (*run)(const op_context & ctx);
+    // Shared scratch the op wants, for this many threads; nullptr = none.
+    size_t (*scratch_bytes)(const tb_op & op, int n_threads, const kernel_table & kernels);
+};
+
+// Table over tb_op_code; run == nullptr for codes without an implementation.
+const op_entry & op_table(uint32_t code);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_CONTEXT_H

@@ -1,0 +1,36 @@
+// The executor as a C library (libtilebeam_npu.so), for tests, `tilebeam doctor` and benches: buffers are plain
+// pointers of the caller, no channel in between.
+#ifndef TILEBEAM_NPU_API_H
+#define TILEBEAM_NPU_API_H
+
+#include "tilebeam/ops.h"
+#include "tilebeam/protocol.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+typedef struct tb_npu tb_npu;
+
+// isa: NULL or "" for the best of this CPU, else one of tb_npu_isa_name. NULL result: no such kernel set here.
+tb_npu * tb_npu_create(int n_threads, const char * isa);
+void tb_npu_free(tb_npu * npu);
+int tb_npu_map(tb_npu * npu, uint32_t id, void * base, uint64_t size, int writable);
+int tb_npu_unmap(tb_npu * npu, uint32_t id);
+int tb_npu_run(tb_npu * npu, const tb_op * ops, uint32_t n_ops, tb_reply * reply);
+const char * tb_npu_isa(tb_npu * npu);
+int tb_npu_n_threads(tb_npu * npu);
+
+// i = 0, 1, ..: kernel sets runnable on this CPU, best first; NULL past the last.
+const char * tb_npu_isa_name(int i);
+
+// The kernel that an op of this shape would run, e.g. "gemm_q4c_8x16_avx512vnni"; NULL if it has none of its own.
+const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_NPU_API_H

@@ -1,0 +1,82 @@
+// The CPU side of the channel: one session = one NPU (thread or process), its control region and its mapped buffers.
+#ifndef TILEBEAM_SESSION_H
+#define TILEBEAM_SESSION_H
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilebeam/ops.h"
+#include "tilebeam/protocol.h"
+
+namespace tb::session {
+
+enum class executor_kind { thread, process };
+
+struct options {
+    executor_kind kind = executor_kind::thread;
+    int n_threads = 0;            // NPU worker threads; 0 = one per usable CPU
+    int deadline_ms = 60000;      // longest wait for one reply
+    int spin_us = 50;             // spin this long before sleeping
+    uint64_t memory_limit = 0;    // address space for mapped buffers; 0 = none
+    std::string npud_path;        // process: the tilebeam-npud executable
+    std::string isa;              // kernel set, "" = best
+};
+
+struct result {
+    tb_status status = TB_OK;
+    uint32_t op_index = 0;
+    std::string why; // a sentence for people; empty when status is TB_OK
+    bool ok() const { return status == TB_OK; }
+};
+
+// Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction.
+class shared_memory {
+  public:
+    static std::unique_ptr<shared_memory> create(const char * name, uint64_t size, std::string & why);
+    ~shared_memory();
+    void * data() const { return base; }
+    uint64_t size() const { return bytes; }
+    int fd() const { return file; }
+
+  private:
+    shared_memory() = default;
+    void * base = nullptr;
+    uint64_t bytes = 0;
+    int file = -1;
+};
+
+// Thread-safe: calls from several threads are served one after the other. After a dead or late NPU every further call
+// returns the same failure; a new session starts clean.
+class session {
+  public:
+    // Starts the NPU side and shakes hands. nullptr: `why` says what went wrong.
+    static std::unique_ptr<session> start(const options & opt, std::string & why);
+    ~session(); // stops the NPU side; leaves no process, thread, descriptor or memory file behind
+
+    // Map [offset, offset+size) of fd on the NPU side; returns the buffer id through *id. The descriptor may be closed
+    // after the call. offset is a multiple of the page size.
+    result map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id);
+    result unmap(uint32_t id);
+
+    // Run a graph. `serial` != 0 names an unchanging list of ops: the first call sends all, later ones with the same
+    // serial send only ops that differ from the last time. serial == 0: always sent whole, not kept.
+    result compute(const tb_op * ops, uint32_t n_ops, uint64_t serial);
+    result noop();
+    result set_threads(int n);
+
+    bool alive() const;
+    int npu_pid() const; // process executor: its pid; else this process's
+    const options & opts() const;
+    const char * isa() const;
+
+  private:
+    session();
+    struct impl;
+    std::unique_ptr<impl> self;
+};
+
+} // namespace tb::session
+
+#endif // TILEBEAM_SESSION_H

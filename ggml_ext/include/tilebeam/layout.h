@@ -1,0 +1,68 @@
+// Tile layout, version 1: where every weight of a tiled tensor lies. Pack, unpack, reference dequantize.
+//
+// A weight tensor ne = [K, N] is cut into 32(k) x 32(n) tiles; tile (kt, nt) has index nt*(K/32) + kt, so all
+// k-tiles of 32 output columns (a "panel") are contiguous. A tile is quants in quad order, then 32 FP16 scales.
+//
+//   4 bit (Q4_0, IQ4_NL)  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1), nibble v>>1
+//   8 bit (Q8_0)          chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
+//
+//   column grouping       scale d[n]: one per column and 32 k, ggml's own grouping; lossless
+//   tile grouping         scale d[e>>5], e(k,n) = (k>>1)*64 + 2n + (k&1), the HMX FP16 order: a 2(k) x 16(n) block
+//
+// The text between the cffi marks is also Python's view of this library.
+#ifndef TILEBEAM_LAYOUT_H
+#define TILEBEAM_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tilebeam/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+#define TB_LAYOUT_VERSION 1
+#define TB_TILE_K 32
+#define TB_TILE_N 32
+
+// Bytes of one tile (quants and scales): 576 for 4 bit, 1088 for 8 bit, 0 for a type that is not tiled.
+size_t tb_tile_bytes(uint32_t type);
+
+// Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K % 32 != 0.
+size_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
+
+// The ggml type (TB_Q4_0, TB_Q8_0, TB_IQ4_NL) whose blocks a tiled type holds, and the other way round for
+// `column` grouping; TB_TYPE_COUNT if there is none.
+uint32_t tb_tiled_source(uint32_t type);
+uint32_t tb_tiled_column(uint32_t ggml_type);
+
+// Pack ggml blocks of `rows` (1..32) weight rows, each K elements and `row_stride` bytes apart, into one panel of
+// K/32 tiles. Missing rows become zero scales and zero quants. `type` is a column-grouped type.
+int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, size_t row_stride, void * panel);
+
+// The inverse, bit for bit.
+int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, void * dst, size_t row_stride);
+
+// Whole matrices, rows contiguous: n / 32 panels (the last one padded).
+int tb_pack(uint32_t type, uint64_t k, uint64_t n, const void * src, void * tiles);
+int tb_unpack(uint32_t type, uint64_t k, uint64_t n, const void * tiles, void * dst);
+
+// Reference dequantize of one panel to float, row-major [rows][K]. Any tiled type.
+int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, float * dst);
+
+// Quantize float rows, row-major [rows][K], into one panel. Round to nearest as ggml's reference does (Q4_0: the
+// extreme value maps to -8; Q8_0: absolute maximum to 127). Column or tile grouping; not IQ4_NL. Rows past `rows`
+// count as zero.
+int tb_quantize_panel(uint32_t type, uint64_t k, uint32_t rows, const float * src, void * panel);
+
+// Dequantize `n` consecutive elements of plain ggml blocks or F16/BF16/F32 values to float (n % 32 == 0 for blocks).
+int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * dst);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_LAYOUT_H

@@ -1,0 +1,91 @@
+// Op descriptors: what the CPU side asks the NPU side to compute. Fixed width, no pointers.
+//
+// Semantics are ggml's (ggml 0.25.3) for the op of the same name; `params` are the first 64 bytes of the ggml
+// tensor's op_params, so nothing is translated twice. ne and nb are ggml's too: ne[0] is the fastest dimension,
+// nb[i] byte strides. A tiled matrix has ne = [K, N, ..]; its nb[0] and nb[1] are not used, nb[2] and nb[3] are the
+// byte distances between matrices.
+#ifndef TILEBEAM_OPS_H
+#define TILEBEAM_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tilebeam/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+#define TB_MAX_SRC 5
+#define TB_NO_BUFFER 0xffffffff
+
+enum tb_op_code {
+    TB_OP_NOP = 0,
+    TB_OP_MUL_MAT = 1,    // src0 weights [K,N,..], src1 F32 [K,M,..], dst F32 [N,M,..]; src0 broadcasts over dims 2, 3
+    TB_OP_FLASH_ATTN = 2, // src q, k, v, mask (F16, may be absent), sinks (F32, may be absent)
+                          // params f32: [0] scale [1] max_bias [2] logit_softcap
+    TB_OP_RMS_NORM = 3,   // params f32: [0] eps
+    TB_OP_MUL = 4,        // src1 repeats into src0
+    TB_OP_ADD = 5,
+    TB_OP_ROPE = 6,       // src x, positions (I32), freq_factors (F32, may be absent); params: [1] n_dims [2] mode
+                          // [4] n_ctx_orig, f32: [5] freq_base [6] freq_scale [7] ext_factor [8] attn_factor
+                          // [9] beta_fast [10] beta_slow; [15] offset
+    TB_OP_SET_ROWS = 7,   // src0 F32 rows, src1 indices (I64 or I32), dst the tensor written into
+    TB_OP_GLU = 8,        // params: [0] kind (ggml_glu_op) [1] swapped, f32: [2] alpha [3] limit; src1 may be absent
+    TB_OP_SCALE = 9,      // params f32: [0] scale [1] bias
+    TB_OP_SOFT_MAX = 10,  // src x, mask (F16 or F32, may be absent), sinks (may be absent); f32: [0] scale [1] max_bias
+    TB_OP_GET_ROWS = 11,  // src0 rows, src1 I32 indices
+    TB_OP_CPY = 12,       // CPY, CONT and DUP: src0 to dst, converting
+    TB_OP_COUNT = 13,
+};
+
+// tb_op.flags
+#define TB_FLAG_FP16 1 // MUL_MAT: the matrix unit's own numerics (design section 5) instead of int8
+
+typedef struct tb_tensor {
+    uint32_t buffer; // TB_NO_BUFFER: this operand is absent
+    uint32_t type;   // enum tb_type
+    uint64_t offset; // bytes from the start of the buffer to element (0,0,0,0)
+    uint32_t ne[4];
+    uint64_t nb[4];
+} tb_tensor;
+
+typedef struct tb_op {
+    uint32_t code; // enum tb_op_code
+    uint32_t flags;
+    uint32_t n_src; // operands in src; absent ones in the middle have buffer == TB_NO_BUFFER
+    uint32_t tag;   // the caller's own number for this op, returned in failure reports
+    int32_t params[16];
+    tb_tensor dst;
+    tb_tensor src[TB_MAX_SRC];
+    char name[48]; // for reports and traces only; NUL-terminated
+} tb_op;
+
+// What is known of a mapped buffer when a descriptor is checked.
+typedef struct tb_extent {
+    uint64_t size;
+    uint32_t mapped;
+    uint32_t writable;
+} tb_extent;
+
+const char * tb_op_name(unsigned code);
+
+// Does the executor have this op for these types, shapes, strides and params? Looks at no buffer, so the plugin's
+// supports_op asks the same question before anything is allocated. `why` (may be NULL) gets a static string.
+int tb_op_check_shape(const tb_op * op, const char ** why);
+
+// Does every operand lie inside its mapped buffer, is dst writable and not overlapping an operand in a way that the
+// op cannot bear? extents[i] describes buffer i. Call after tb_op_check_shape.
+int tb_op_check_bounds(const tb_op * op, const tb_extent * extents, uint32_t n_extents, const char ** why);
+
+// Bytes from offset to one past the last byte touched; 0 on overflow or unknown type. Empty tensors span 0 bytes and
+// set *empty.
+uint64_t tb_tensor_span(const tb_tensor * t, int * empty);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_OPS_H

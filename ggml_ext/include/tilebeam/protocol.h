@@ -1,0 +1,97 @@
+// The channel: what lies in the memory page(s) that the CPU side and the NPU side share, and who writes what when.
+//
+// One control region per session: tb_channel at offset 0, the request payload area behind it. One request is in
+// flight at a time. The CPU side writes the request and its payload, then adds one to `req_seq` (the doorbell); the
+// NPU side copies the request and the payload to private memory before it looks at them, works, writes the reply,
+// then sets `rep_seq = req_seq`. Each side spins for a while and then sleeps on the other's counter with a futex; a
+// sleeper announces itself in `*_sleeping` so that the other side makes the wake-up call only when it is needed.
+// A CPU that is not coherent with the NPU cleans its cache lines before the doorbell and invalidates before it reads
+// (tb_cache_clean / tb_cache_invalidate, backend/session/cache.h: no-ops on coherent hosts).
+#ifndef TILEBEAM_PROTOCOL_H
+#define TILEBEAM_PROTOCOL_H
+
+#include <stdint.h>
+
+#include "tilebeam/ops.h"
+
+// cffi: begin
+#define TB_PROTOCOL_MAGIC 0x4d424c54 // "TLBM"
+#define TB_PROTOCOL_VERSION 1
+#define TB_MAX_BUFFERS 1024
+#define TB_MAX_GRAPH_OPS 16384
+#define TB_MAX_GRAPHS 16
+
+enum tb_request_kind {
+    TB_REQ_NONE = 0,
+    TB_REQ_NOOP = 1,
+    TB_REQ_MAP = 2,     // payload: tb_map. The descriptor itself travels beside the channel (SCM_RIGHTS)
+    TB_REQ_UNMAP = 3,   // payload: tb_map, only `buffer` is read
+    TB_REQ_COMPUTE = 4, // payload: tb_graph, n_ops x tb_op. Kept under graph.slot
+    TB_REQ_PATCH = 5,   // payload: tb_graph, n_ops x tb_patch: changes ops of the kept graph, then computes it
+    TB_REQ_THREADS = 6, // payload: tb_graph, n_ops = threads to use from now on
+    TB_REQ_STOP = 7,
+    TB_REQ_COUNT = 8,
+};
+
+typedef struct tb_map {
+    uint32_t buffer; // id, below TB_MAX_BUFFERS
+    uint32_t writable;
+    uint64_t offset; // in the file, a multiple of the page size
+    uint64_t size;
+} tb_map;
+
+typedef struct tb_graph {
+    uint32_t slot;   // below TB_MAX_GRAPHS
+    uint32_t n_ops;  // ops (COMPUTE) or patches (PATCH) that follow
+    uint64_t serial; // COMPUTE: the graph's number. PATCH: must equal the kept graph's, or the request is refused
+} tb_graph;
+
+typedef struct tb_patch {
+    uint32_t index; // op in the kept graph
+    uint32_t reserved;
+    tb_op op;
+} tb_patch;
+
+typedef struct tb_request {
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t payload_offset; // from the start of the control region
+    uint64_t payload_size;
+} tb_request;
+
+typedef struct tb_reply {
+    uint32_t status; // enum tb_status
+    uint32_t op_index;
+    uint32_t op_code;
+    uint32_t tag;
+    uint64_t busy_ns; // time the NPU side worked on this request
+    char why[96];     // NUL-terminated
+} tb_reply;
+
+typedef struct tb_channel {
+    // written once by the CPU side before the NPU side starts
+    uint32_t magic;
+    uint32_t protocol_version;
+    uint32_t layout_version;
+    uint32_t abi_bytes; // sizeof(tb_channel) + sizeof(tb_op), a cheap proof that both sides agree on structs
+    uint64_t region_size;
+    uint64_t memory_limit; // address space for mapped buffers, bytes; 0 = none
+    uint32_t n_threads;
+    uint32_t spin_us;
+    uint8_t pad0[24];
+    // written by the CPU side
+    uint32_t req_seq;
+    uint32_t cpu_sleeping;
+    tb_request request;
+    uint8_t pad1[32];
+    // written by the NPU side
+    uint32_t rep_seq;
+    uint32_t npu_sleeping;
+    uint32_t npu_ready; // 0 starting, 1 serving, 2 refused (see reply), 3 stopped
+    uint32_t npu_pid;
+    tb_reply reply;
+    uint8_t pad2[48];
+} tb_channel;
+// cffi: end
+
+#endif // TILEBEAM_PROTOCOL_H
