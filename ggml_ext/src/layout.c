@@ -1,0 +1,334 @@
+// Tile layout, version 1: panels in and out of ggml blocks, and the reference dequantize and quantize.
+//
+// A 32-bit word of a tile is one column's four bytes of one chunk. In k order its bytes are 0, 2, 1, 3 (quad order:
+// row pair before position in the pair), so packing one ggml block is: pick four (8 bit) or eight (4 bit) quants,
+// swap the middle bytes, store at 128c + 4n. All words are little-endian, as are the machines this runs on.
+#include "tilebeam/layout.h"
+
+#include <math.h>
+
+#include "half.h"
+
+#define TILE 32u
+#define Q4_QUANTS 512u
+#define Q8_QUANTS 1024u
+#define SCALES 64u // bytes of 32 FP16 scales
+#define CHUNK 128u
+
+static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+static int is_8bit(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE; }
+
+static int is_column(uint32_t type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_COL; }
+
+static int bad_panel(uint64_t k, uint32_t rows) { return k == 0 || k % TILE != 0 || rows == 0 || rows > TILE; }
+
+size_t tb_tile_bytes(uint32_t type) {
+    if (!tb_type_is_tiled(type)) return 0;
+    return is_8bit(type) ? Q8_QUANTS + SCALES : Q4_QUANTS + SCALES;
+}
+
+size_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
+    const size_t tile = tb_tile_bytes(type);
+    if (tile == 0 || k == 0 || n == 0 || k % TILE != 0) return 0;
+    const uint64_t kt = k / TILE;
+    const uint64_t nt = n / TILE + (n % TILE != 0);
+    if (kt > SIZE_MAX / tile || nt > SIZE_MAX / (kt * tile)) return 0;
+    return (size_t)(kt * nt * tile);
+}
+
+uint32_t tb_tiled_source(uint32_t type) {
+    switch (type) {
+    case TB_Q4_0_COL:
+    case TB_Q4_0_TILE:
+        return TB_Q4_0;
+    case TB_Q8_0_COL:
+    case TB_Q8_0_TILE:
+        return TB_Q8_0;
+    case TB_IQ4_NL_COL:
+        return TB_IQ4_NL;
+    default:
+        return TB_TYPE_COUNT;
+    }
+}
+
+uint32_t tb_tiled_column(uint32_t ggml_type) {
+    switch (ggml_type) {
+    case TB_Q4_0:
+        return TB_Q4_0_COL;
+    case TB_Q8_0:
+        return TB_Q8_0_COL;
+    case TB_IQ4_NL:
+        return TB_IQ4_NL_COL;
+    default:
+        return TB_TYPE_COUNT;
+    }
+}
+
+static inline uint32_t load32(const uint8_t * p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+static inline void store32(uint8_t * p, uint32_t v) { memcpy(p, &v, 4); }
+
+static inline uint64_t load64(const uint8_t * p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static inline void store64(uint8_t * p, uint64_t v) { memcpy(p, &v, 8); }
+
+// k order to quad order and back: bytes 0 1 2 3 -> 0 2 1 3.
+static inline uint32_t quad(uint32_t w) { return (w & 0xff0000ffu) | (w & 0x0000ff00u) << 8 | (w >> 8 & 0x0000ff00u); }
+
+// Eight nibble values, one a byte, k order -> one word of a 4-bit tile, and back.
+static inline uint32_t join8(uint64_t x) { return quad((uint32_t)x | (uint32_t)(x >> 32) << 4); }
+
+static inline uint64_t split8(uint32_t w) {
+    const uint32_t q = quad(w);
+    return (uint64_t)(q & 0x0f0f0f0fu) | (uint64_t)(q >> 4 & 0x0f0f0f0fu) << 32;
+}
+
+// ggml 4-bit block: FP16 scale, 16 bytes; byte j holds k = j in its low and k = j + 16 in its high nibble.
+static void pack_block_4(const uint8_t * block, uint8_t * tile, uint32_t n) {
+    const uint64_t low = 0x0f0f0f0f0f0f0f0fu;
+    const uint64_t a = load64(block + 2);
+    const uint64_t b = load64(block + 10);
+    uint8_t * q = tile + 4 * n;
+    store32(q, join8(a & low));
+    store32(q + CHUNK, join8(b & low));
+    store32(q + 2 * CHUNK, join8(a >> 4 & low));
+    store32(q + 3 * CHUNK, join8(b >> 4 & low));
+    memcpy(tile + Q4_QUANTS + 2 * n, block, 2);
+}
+
+static void unpack_block_4(const uint8_t * tile, uint32_t n, uint8_t * block) {
+    const uint8_t * q = tile + 4 * n;
+    memcpy(block, tile + Q4_QUANTS + 2 * n, 2);
+    store64(block + 2, split8(load32(q)) | split8(load32(q + 2 * CHUNK)) << 4);
+    store64(block + 10, split8(load32(q + CHUNK)) | split8(load32(q + 3 * CHUNK)) << 4);
+}
+
+// ggml 8-bit block: FP16 scale, 32 signed bytes in k order.
+static void pack_block_8(const uint8_t * block, uint8_t * tile, uint32_t n) {
+    for (uint32_t c = 0; c < 8; c++) {
+        store32(tile + CHUNK * c + 4 * n, quad(load32(block + 2 + 4 * c)));
+    }
+    memcpy(tile + Q8_QUANTS + 2 * n, block, 2);
+}
+
+static void unpack_block_8(const uint8_t * tile, uint32_t n, uint8_t * block) {
+    memcpy(block, tile + Q8_QUANTS + 2 * n, 2);
+    for (uint32_t c = 0; c < 8; c++) {
+        store32(block + 2 + 4 * c, quad(load32(tile + CHUNK * c + 4 * n)));
+    }
+}
+
+int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, size_t row_stride, void * panel) {
+    if (!is_column(type)) return TB_E_UNSUPPORTED;
+    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    const size_t tile_bytes = tb_tile_bytes(type);
+    const size_t block_bytes = tb_type_size(tb_tiled_source(type));
+    const int wide = is_8bit(type);
+    for (uint64_t kt = 0; kt < k / TILE; kt++) {
+        uint8_t * tile = (uint8_t *)panel + kt * tile_bytes;
+        const uint8_t * block = (const uint8_t *)src + kt * block_bytes;
+        if (rows < TILE) memset(tile, 0, tile_bytes);
+        if (wide) {
+            for (uint32_t n = 0; n < rows; n++)
+                pack_block_8(block + n * row_stride, tile, n);
+        } else {
+            for (uint32_t n = 0; n < rows; n++)
+                pack_block_4(block + n * row_stride, tile, n);
+        }
+    }
+    return TB_OK;
+}
+
+int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, void * dst, size_t row_stride) {
+    if (!is_column(type)) return TB_E_UNSUPPORTED;
+    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    const size_t tile_bytes = tb_tile_bytes(type);
+    const size_t block_bytes = tb_type_size(tb_tiled_source(type));
+    const int wide = is_8bit(type);
+    for (uint64_t kt = 0; kt < k / TILE; kt++) {
+        const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
+        uint8_t * block = (uint8_t *)dst + kt * block_bytes;
+        if (wide) {
+            for (uint32_t n = 0; n < rows; n++)
+                unpack_block_8(tile, n, block + n * row_stride);
+        } else {
+            for (uint32_t n = 0; n < rows; n++)
+                unpack_block_4(tile, n, block + n * row_stride);
+        }
+    }
+    return TB_OK;
+}
+
+int tb_pack(uint32_t type, uint64_t k, uint64_t n, const void * src, void * tiles) {
+    if (!is_column(type)) return TB_E_UNSUPPORTED;
+    if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
+    const size_t row = k / TILE * tb_type_size(tb_tiled_source(type));
+    const size_t panel = k / TILE * tb_tile_bytes(type);
+    for (uint64_t nt = 0; nt * TILE < n; nt++) {
+        const uint32_t rows = n - nt * TILE < TILE ? (uint32_t)(n - nt * TILE) : TILE;
+        const int st =
+            tb_pack_panel(type, k, rows, (const uint8_t *)src + nt * TILE * row, row, (uint8_t *)tiles + nt * panel);
+        if (st != TB_OK) return st;
+    }
+    return TB_OK;
+}
+
+int tb_unpack(uint32_t type, uint64_t k, uint64_t n, const void * tiles, void * dst) {
+    if (!is_column(type)) return TB_E_UNSUPPORTED;
+    if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
+    const size_t row = k / TILE * tb_type_size(tb_tiled_source(type));
+    const size_t panel = k / TILE * tb_tile_bytes(type);
+    for (uint64_t nt = 0; nt * TILE < n; nt++) {
+        const uint32_t rows = n - nt * TILE < TILE ? (uint32_t)(n - nt * TILE) : TILE;
+        const int st =
+            tb_unpack_panel(type, k, rows, (const uint8_t *)tiles + nt * panel, (uint8_t *)dst + nt * TILE * row, row);
+        if (st != TB_OK) return st;
+    }
+    return TB_OK;
+}
+
+// Where the scale of element (k, n) of a tile is, by grouping.
+static inline uint32_t group_of(int column, uint32_t k, uint32_t n) {
+    return column ? n : ((k >> 1) * 64 + 2 * n + (k & 1)) >> 5;
+}
+
+int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, float * dst) {
+    if (!tb_type_is_tiled(type)) return TB_E_UNSUPPORTED;
+    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    const size_t tile_bytes = tb_tile_bytes(type);
+    const int column = is_column(type);
+    for (uint64_t kt = 0; kt < k / TILE; kt++) {
+        const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
+        float d[32];
+        for (uint32_t g = 0; g < 32; g++)
+            d[g] = tb_half_to_float(tb_load16(tile + tile_bytes - SCALES + 2 * g));
+        for (uint32_t n = 0; n < rows; n++) {
+            float * out = dst + n * k + kt * TILE;
+            for (uint32_t i = 0; i < TILE; i++) {
+                int q;
+                if (is_8bit(type)) {
+                    const uint32_t kk = i & 3;
+                    q = (int8_t)tile[CHUNK * (i >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)];
+                } else {
+                    const uint32_t kk = i & 7, v = kk >> 1;
+                    const uint8_t byte = tile[CHUNK * (i >> 3) + 4 * n + 2 * (kk & 1) + (v & 1)];
+                    const uint8_t nibble = v >> 1 ? byte >> 4 : byte & 15;
+                    q = type == TB_IQ4_NL_COL ? IQ4_NL_VALUES[nibble] : nibble - 8;
+                }
+                out[i] = d[group_of(column, i, n)] * (float)q;
+            }
+        }
+    }
+    return TB_OK;
+}
+
+// 32 values that share a scale -> quants as the tile stores them (0..15 or two's complement) and the scale.
+static int quantize_group(int wide, const float * x, uint8_t * q, uint16_t * scale) {
+    float extreme = 0.0f, amax = 0.0f;
+    for (int i = 0; i < 32; i++) {
+        const float a = fabsf(x[i]);
+        if (!(a <= 3.4028234e38f)) return TB_E_UNSUPPORTED; // NaN or infinite
+        if (a > amax) {
+            amax = a;
+            extreme = x[i];
+        }
+    }
+    const float d = wide ? amax / 127.0f : extreme / -8.0f;
+    float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    if (!(fabsf(inverse) <= 3.4028234e38f)) inverse = 0.0f; // subnormal d: its FP16 scale is zero anyway
+    *scale = tb_float_to_half(d);
+    if ((*scale & 0x7c00u) == 0x7c00u) return TB_E_UNSUPPORTED; // no FP16 scale is large enough
+    for (int i = 0; i < 32; i++) {
+        if (wide) {
+            q[i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
+        } else {
+            const int v = (int)(float)((double)x[i] * (double)inverse + 8.5);
+            q[i] = (uint8_t)(v < 0 ? 0 : v > 15 ? 15 : v);
+        }
+    }
+    return TB_OK;
+}
+
+static void put_quant(int wide, uint8_t * tile, uint32_t k, uint32_t n, uint8_t q) {
+    if (wide) {
+        const uint32_t kk = k & 3;
+        tile[CHUNK * (k >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)] = q;
+    } else {
+        const uint32_t kk = k & 7, v = kk >> 1;
+        uint8_t * byte = tile + CHUNK * (k >> 3) + 4 * n + 2 * (kk & 1) + (v & 1);
+        *byte = v >> 1 ? (uint8_t)((*byte & 15) | q << 4) : (uint8_t)((*byte & 0xf0) | q);
+    }
+}
+
+int tb_quantize_panel(uint32_t type, uint64_t k, uint32_t rows, const float * src, void * panel) {
+    if (!tb_type_is_tiled(type) || type == TB_IQ4_NL_COL) return TB_E_UNSUPPORTED;
+    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    const size_t tile_bytes = tb_tile_bytes(type);
+    const int wide = is_8bit(type);
+    const int column = is_column(type);
+    for (uint64_t kt = 0; kt < k / TILE; kt++) {
+        uint8_t * tile = (uint8_t *)panel + kt * tile_bytes;
+        memset(tile, 0, tile_bytes);
+        for (uint32_t g = 0; g < 32; g++) {
+            if (column && g >= rows) break; // missing columns: zero scale, zero quants
+            float x[32];
+            uint8_t q[32];
+            uint16_t scale;
+            for (uint32_t i = 0; i < 32; i++) {
+                const uint32_t kk = column ? i : (g >> 1) * 2 + (i & 1);
+                const uint32_t n = column ? g : (g & 1) * 16 + (i >> 1);
+                x[i] = n < rows ? src[n * k + kt * TILE + kk] : 0.0f;
+            }
+            const int st = quantize_group(wide, x, q, &scale);
+            if (st != TB_OK) return st;
+            for (uint32_t i = 0; i < 32; i++) {
+                const uint32_t kk = column ? i : (g >> 1) * 2 + (i & 1);
+                const uint32_t n = column ? g : (g & 1) * 16 + (i >> 1);
+                put_quant(wide, tile, kk, n, q[i]);
+            }
+            tb_store16(tile + tile_bytes - SCALES + 2 * g, scale);
+        }
+    }
+    return TB_OK;
+}
+
+int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * dst) {
+    const uint8_t * p = (const uint8_t *)src;
+    if (ggml_type == TB_F32) {
+        memcpy(dst, src, n * 4);
+        return TB_OK;
+    }
+    if (ggml_type == TB_F16 || ggml_type == TB_BF16) {
+        for (uint64_t i = 0; i < n; i++) {
+            const uint16_t h = tb_load16(p + 2 * i);
+            dst[i] = ggml_type == TB_F16 ? tb_half_to_float(h) : tb_bf16_to_float(h);
+        }
+        return TB_OK;
+    }
+    if (tb_tiled_column(ggml_type) == TB_TYPE_COUNT) return TB_E_UNSUPPORTED;
+    if (n % TILE != 0) return TB_E_SHAPE;
+    const size_t block_bytes = tb_type_size(ggml_type);
+    for (uint64_t b = 0; b < n / TILE; b++, p += block_bytes, dst += TILE) {
+        const float d = tb_half_to_float(tb_load16(p));
+        if (ggml_type == TB_Q8_0) {
+            for (uint32_t i = 0; i < 32; i++)
+                dst[i] = d * (float)(int8_t)p[2 + i];
+        } else {
+            for (uint32_t i = 0; i < 16; i++) {
+                const int lo = p[2 + i] & 15, hi = p[2 + i] >> 4;
+                dst[i] = d * (float)(ggml_type == TB_Q4_0 ? lo - 8 : IQ4_NL_VALUES[lo]);
+                dst[i + 16] = d * (float)(ggml_type == TB_Q4_0 ? hi - 8 : IQ4_NL_VALUES[hi]);
+            }
+        }
+    }
+    return TB_OK;
+}
