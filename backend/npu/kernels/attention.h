@@ -1,0 +1,76 @@
+// Attention kernels: the three steps of one FlashAttention tile, rows x cells.
+//
+// A tile is a list of query rows (any heads of one GQA group, any tokens) against a list of at most
+// attention_tile_cells KV cells, both given as pointers, so that K and V are read once for all rows and cells that a
+// mask hides are never read at all. ops/flash_attn.cpp decides which rows meet which cells; the kernels do
+//   scores      s[r][c] = sum_d q[r][d] * k[c][d]                                              float32 sums
+//   softmax     t = (s - running max) * log2(e) rounded to FP16, p = exp2 table entry (FP16)     per row
+//   accumulate  o[r][:] = o[r][:] * alpha[r] + sum_c p[r][c] * v[c][:]                         float32 sums
+// exp2 of FP16 is defined by a table over the 32768 non-positive inputs; a set may evaluate it in registers if it
+// returns the same bits for every one of them.
+#ifndef TILEBEAM_NPU_KERNELS_ATTENTION_H
+#define TILEBEAM_NPU_KERNELS_ATTENTION_H
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tb::npu {
+
+constexpr int attention_tile_cells = 64; // cells per tile at most: one bit each in a uint64_t
+constexpr int attention_tile_rows = 32;  // query rows per tile at most
+
+// K or V cells are rows of F16 or of float, contiguous inside a row.
+enum class cell_type { f16, f32 };
+
+struct attention_scores_args {
+    int rows, cells, dim;
+    const float * const * q; // [rows], each dim floats
+    const void * const * k;  // [cells], each dim elements of `type`
+    cell_type type;
+    float * s;       // [rows][attention_tile_cells]
+    float * scratch; // dim * attention_tile_cells floats, 64-byte aligned
+};
+
+// What happens to one row's scores in one tile. Hidden cells (bit c of `visible` is 0) get p = 0.
+struct attention_softmax_args {
+    int cells;
+    uint64_t visible;
+    const float * bias; // [cells] added to the scaled (and capped) score; nullptr: none
+    float scale;
+    float softcap; // 0: none; else s = softcap * tanh(s * scale / softcap)
+    float * s;     // in: scores, out: p (FP16 values as floats)
+    float * max;   // running maximum, -inf at first
+    float * sum;   // running sum of p
+};
+
+struct attention_accumulate_args {
+    int rows, cells, dim;
+    const float * p;     // [rows][attention_tile_cells]
+    const float * alpha; // [rows]
+    const void * const * v;
+    cell_type type;
+    float * const * o; // [rows], each dim floats
+    float * scratch;   // dim * attention_tile_cells floats, 64-byte aligned
+};
+
+struct attention_kernels {
+    const char * name; // e.g. "attention_f16_4x4_avx512vnni"
+    void (*scores)(const attention_scores_args & a);
+    // Returns the factor by which what was accumulated before must be multiplied.
+    float (*softmax)(const attention_softmax_args & a);
+    void (*accumulate)(const attention_accumulate_args & a);
+    // out[i] = exp2(in[i]) for non-positive FP16 numbers (bits); positive inputs count as 0, NaN gives NaN.
+    void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
+};
+
+// The 64 KiB table, indexed by the low 15 bits of a non-positive FP16 number; built at first use.
+const uint16_t * attention_exp2_table();
+
+void fill_attention_portable(attention_kernels & k);
+void fill_attention_avx2(attention_kernels & k);
+void fill_attention_avx512vnni(attention_kernels & k);
+void fill_attention_neon(attention_kernels & k);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_ATTENTION_H

@@ -1,0 +1,44 @@
+// Vector kernels: what the ops other than matrix products and attention do to one contiguous row.
+//
+// All take any n and any alignment; dst may be the same row as a source (element i is read before it is written), but
+// not overlap it otherwise. Types narrower than F32 are widened first, worked on as float and narrowed at the end.
+#ifndef TILEBEAM_NPU_KERNELS_VEC_H
+#define TILEBEAM_NPU_KERNELS_VEC_H
+
+#include <cstdint>
+
+#include "tilebeam/types.h"
+
+namespace tb::npu {
+
+// ggml_glu_op, the order of tb_op.params[0]
+enum glu_kind { glu_reglu, glu_geglu, glu_swiglu, glu_swiglu_oai, glu_geglu_erf, glu_geglu_quick, glu_kind_count };
+
+struct vec_kernels {
+    // Conversions by tb_type, nullptr where there is none. Block types want n % 32 == 0.
+    void (*to_f32[TB_TYPE_COUNT])(int64_t n, const void * src, float * dst);
+    void (*from_f32[TB_TYPE_COUNT])(int64_t n, const float * src, void * dst);
+
+    void (*add)(int64_t n, const float * a, const float * b, float * dst);
+    void (*mul)(int64_t n, const float * a, const float * b, float * dst);
+    // dst = x * scale + bias
+    void (*scale)(int64_t n, const float * x, float scale, float bias, float * dst);
+    float (*sum_squares)(int64_t n, const float * x);
+    float (*max)(int64_t n, const float * x); // -inf if n == 0
+    // x = exp(x - max) in place; returns the sum. exp(-inf) is 0.
+    float (*exp_sum)(int64_t n, float * x, float max);
+    // dst = act(gate) * up; alpha and limit belong to glu_swiglu_oai
+    void (*glu[glu_kind_count])(int64_t n, const float * gate, const float * up, float alpha, float limit, float * dst);
+    // Rotate n pairs by the angles whose cosines and sines are given: pairs (x[2i], x[2i+1]), or (x[i], x[i+half]).
+    void (*rope_normal)(int64_t n, const float * x, const float * cos, const float * sin, float * dst);
+    void (*rope_neox)(int64_t n, int64_t half, const float * x, const float * cos, const float * sin, float * dst);
+};
+
+void fill_vec_portable(vec_kernels & k);
+void fill_vec_avx2(vec_kernels & k);
+void fill_vec_avx512vnni(vec_kernels & k);
+void fill_vec_neon(vec_kernels & k);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_VEC_H
