@@ -1,0 +1,113 @@
+// What the plugin offers beside ggml's own interface: announce a repacked file before its load, configure and inspect
+// the NPU. Each function is found by its name through ggml_backend_reg_get_proc_address(reg, "tilebeam_..."), as a
+// pointer of the type NAME_t below. All are thread-safe, none throws, none keeps a pointer that it was given.
+//
+// From Python: parse the text between the cffi marks after that of tilebeam/types.h, then
+//     announce = ffi.cast("tilebeam_announce_t", address)
+#ifndef TILEBEAM_CONTROL_H
+#define TILEBEAM_CONTROL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+#define TILEBEAM_CONTROL_VERSION 1
+
+enum tilebeam_executor {
+    TILEBEAM_EXECUTOR_THREAD = 0,
+    TILEBEAM_EXECUTOR_PROCESS = 1,
+};
+
+enum tilebeam_numerics {
+    TILEBEAM_NUMERICS_INT8 = 0, // activations int8 per 32 k (design section 5)
+    TILEBEAM_NUMERICS_FP16 = 1, // the matrix unit's own: FP16 operands and output
+};
+
+// A tensor that a repacked file holds as tiles.
+typedef struct tilebeam_tensor {
+    const char * name; // as in the file, UTF-8, at most 63 bytes
+    uint32_t type;     // enum tb_type, a tiled one
+    uint32_t reserved;
+    uint64_t ne[4];
+    uint64_t offset; // bytes from the start of the file
+} tilebeam_tensor;
+
+typedef struct tilebeam_manifest {
+    const char * path;
+    const tilebeam_tensor * tensors;
+    uint64_t n_tensors;
+} tilebeam_manifest;
+
+// Options for sessions started from now on. n_threads and numerics also change the one that runs.
+typedef struct tilebeam_options {
+    uint32_t version;    // TILEBEAM_CONTROL_VERSION
+    int32_t executor;    // enum tilebeam_executor
+    int32_t numerics;    // enum tilebeam_numerics
+    int32_t n_threads;   // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
+    int32_t deadline_ms; // longest wait for one reply
+    uint32_t reserved;
+    uint64_t memory_limit; // address space for mapped buffers, bytes; 0 = none
+    char isa[32];          // kernel set, "" = best
+    char npud_path[4096];  // the tilebeam-npud executable, "" = beside the plugin
+} tilebeam_options;
+
+enum tilebeam_session_state {
+    TILEBEAM_SESSION_NONE = 0, // not started: nothing needed it yet
+    TILEBEAM_SESSION_ALIVE = 1,
+    TILEBEAM_SESSION_DEAD = 2, // the next model load starts a new one
+};
+
+typedef struct tilebeam_status {
+    uint32_t version; // TILEBEAM_CONTROL_VERSION
+    int32_t session;  // enum tilebeam_session_state
+    int32_t executor; // of the running session, or of the next one
+    int32_t numerics;
+    int32_t n_threads; // of the running session; 0 without one
+    int32_t npu_pid;   // process executor: its pid; else this process's; 0 without a session
+    char isa[32];      // kernel set of the running session, "" without one
+    char device[16];
+    char description[112];
+    char ggml_version[32]; // that the plugin was built for
+    char ggml_commit[64];
+    uint64_t memory_free; // bytes, as told to llama.cpp
+    uint64_t memory_total;
+    uint64_t buffers; // live buffers and their bytes, mapped files included
+    uint64_t buffer_bytes;
+    uint64_t mapped_bytes;  // of these, mapped from files without a copy
+    uint64_t tiled_tensors; // tensors held as tiles in live buffers
+    uint64_t sessions;      // started since the plugin was loaded
+    uint64_t graphs;        // computed, and the ops in them
+    uint64_t ops;
+    uint64_t lowered;    // graphs translated; the others were sent from the cache
+    uint64_t failures;   // graphs that failed
+    uint64_t compute_ns; // time spent waiting for the NPU
+    char last_error[512];
+} tilebeam_status;
+
+// Say what the repacked file holds that this thread loads next. NULL ends the announcement. 0, or an enum tb_status
+// with the reason in tilebeam_last_error.
+typedef int (*tilebeam_announce_t)(const tilebeam_manifest * manifest);
+
+// Tensors of this file that live buffers of the device hold as tiles; -1 if the file cannot be found.
+typedef int64_t (*tilebeam_tiled_count_t)(const char * path);
+
+// The options in force, to be changed and handed back to tilebeam_configure (0, or an enum tb_status).
+typedef int (*tilebeam_get_options_t)(tilebeam_options * options);
+typedef int (*tilebeam_configure_t)(const tilebeam_options * options);
+
+// 0, or an enum tb_status.
+typedef int (*tilebeam_status_t)(tilebeam_status * status);
+
+// The last failure as a sentence, "" if there was none. Valid until this thread's next call of it.
+typedef const char * (*tilebeam_last_error_t)(void);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_CONTROL_H
