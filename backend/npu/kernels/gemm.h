@@ -1,0 +1,108 @@
+// GEMM kernels: one panel of 32 weight columns against one group of activation rows.
+//
+// Activations are rearranged once per MUL_MAT into groups of at most `rows` rows (gemm_int8.rows, gemm_float.rows):
+// whatever a kernel reads of a group lies at constant distances from one pointer, in the order in which it is used.
+//
+//   int8 group   for each 32 k one record: int8 q[rows][32], float scale[rows], int32 start[rows]
+//                q in the quad order of the tiles (k 0, 2, 1, 3 of each four), scale = absolute maximum / 127,
+//                start = -offset * sum(q): weights enter the dot product as unsigned numbers, their true value plus
+//                gemm_int8.offset, and the start value takes that back out
+//   float group  float x[k][rows]
+//
+// Every kernel writes all 32 columns of every row through `out`; the caller hands it a buffer where a panel has fewer.
+// Sums run over k in order, so splitting k over several calls (add = true) changes no bit.
+#ifndef TILEBEAM_NPU_KERNELS_GEMM_H
+#define TILEBEAM_NPU_KERNELS_GEMM_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tilebeam/types.h"
+
+namespace tb::npu {
+
+constexpr int gemm_panel = 32;    // columns of a panel, and k of a tile
+constexpr int gemm_max_rows = 16; // rows of a group at most, over all ISAs
+constexpr int gemm_max_dot = 4;   // rows and columns of one call of the dot kernel at most
+
+// Bytes of the record of one 32 k of an int8 group.
+constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
+
+// How weights reach an integer kernel. `prepared` is what `tile` grouping is turned into: 8-bit quants in quad order,
+// already offset to unsigned, then 32 float scales.
+enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_count };
+constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
+
+struct gemm_int8_args {
+    const uint8_t * panel; // k_tiles tiles
+    const uint8_t * group; // k_tiles records
+    int64_t k_tiles;
+    int rows;            // of the group
+    bool add;            // out += instead of out =
+    float * const * out; // [rows], 32 floats each
+};
+
+struct gemm_int8 {
+    const char * name; // e.g. "gemm_q4c_16x32_avx512vnni"
+    int rows;          // rows per group at most
+    int32_t offset;    // of the unsigned weights
+    void (*run)(const gemm_int8_args & a);
+};
+
+struct gemm_float_args {
+    const float * panel; // [k][32]
+    const float * group; // [k][rows]
+    int64_t k;
+    int rows;
+    bool add;
+    float * const * out;
+};
+
+struct gemm_float {
+    const char * name;
+    int rows;
+    void (*run)(const gemm_float_args & a);
+};
+
+// Few rows: dot products straight from plain weight rows, out[r][c] = sum_k x[r][k] * w[c][k].
+struct gemm_dot_args {
+    uint32_t type;     // TB_F32, TB_F16, TB_BF16
+    const uint8_t * w; // row c at w + c * stride
+    int64_t stride;    // bytes
+    int cols, rows;    // 1..gemm_max_dot
+    int64_t k;
+    const float * const * x; // [rows]
+    float * const * out;     // [rows], `cols` floats each
+};
+
+struct gemm_dot {
+    const char * name;
+    void (*run)(const gemm_dot_args & a);
+};
+
+struct gemm_kernels {
+    gemm_int8 int8[gemm_format_count];
+    gemm_float f32;
+    gemm_dot dot;
+    // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
+    // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA.
+    void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
+    // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE) to gemm_prepared: int8 against one scale per column and 32 k.
+    void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
+    // Any tiled type to float [k][32], each value rounded to FP16.
+    void (*dequantize)(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out);
+    // `cols` (1..32) plain rows (TB_F32, TB_F16, TB_BF16) of k elements, `stride` bytes apart, to float [k][32];
+    // missing columns are 0.
+    void (*pack)(uint32_t type, const uint8_t * src, int64_t stride, int cols, int64_t k, float * out);
+    // x[i] = x[i] rounded to FP16 (to nearest even, to infinity where it overflows)
+    void (*round_fp16)(int64_t n, float * x);
+};
+
+void fill_gemm_portable(gemm_kernels & k);
+void fill_gemm_avx2(gemm_kernels & k);
+void fill_gemm_avx512vnni(gemm_kernels & k);
+void fill_gemm_neon(gemm_kernels & k);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_GEMM_H
