@@ -21,15 +21,16 @@
 
 namespace tb::npu {
 
-constexpr int gemm_panel = 32;    // columns of a panel, and k of a tile
-constexpr int gemm_max_rows = 16; // rows of a group at most, over all ISAs
-constexpr int gemm_max_dot = 4;   // rows and columns of one call of the dot kernel at most
+constexpr int gemm_panel = 32;               // columns of a panel, and k of a tile
+constexpr int gemm_max_rows = 16;            // rows of a group at most, over all ISAs
+constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller than this counts as zero
+constexpr int gemm_max_dot = 4;              // rows and columns of one call of the dot kernel at most
 
 // Bytes of the record of one 32 k of an int8 group.
 constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
 
-// How weights reach an integer kernel. `prepared` is what `tile` grouping is turned into: 8-bit quants in quad order,
-// already offset to unsigned, then 32 float scales.
+// How weights reach an integer kernel. `prepared` is what `tile` grouping is turned into: the 8-bit quants of a Q8_0
+// tile, then 32 float scales.
 enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_count };
 constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 

@@ -1,0 +1,182 @@
+// Integer GEMM in portable C++: the reference that every other set is tested against, and the float-free part of the
+// numerics (activation quantization) that all sets reproduce bit for bit.
+#include "kernels/gemm.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+
+namespace tb::npu {
+
+namespace {
+
+constexpr int8_t iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// One tile with its quants as signed bytes in quad order: w[quad][4 * column + position].
+struct unpacked {
+    int8_t w[8][128];
+    float scale[32];
+};
+
+void load_scales(const uint8_t * src, float * scale) {
+    for (int n = 0; n < 32; n++)
+        scale[n] = tb_half_to_float(tb_load16(src + 2 * n));
+}
+
+template <class Value> void load_nibbles(const uint8_t * tile, unpacked & u, Value value) {
+    for (int c = 0; c < 4; c++) {
+        for (int i = 0; i < 128; i++) {
+            const int byte = tile[128 * c + i];
+            u.w[2 * c][i] = value(byte & 15);
+            u.w[2 * c + 1][i] = value(byte >> 4);
+        }
+    }
+}
+
+struct format_q4 {
+    static constexpr size_t bytes = 576;
+    static void load(const uint8_t * tile, unpacked & u) {
+        load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q - 8); });
+        load_scales(tile + 512, u.scale);
+    }
+};
+
+struct format_iq4nl {
+    static constexpr size_t bytes = 576;
+    static void load(const uint8_t * tile, unpacked & u) {
+        load_nibbles(tile, u, [](int q) { return iq4nl_values[q]; });
+        load_scales(tile + 512, u.scale);
+    }
+};
+
+struct format_q8 {
+    static constexpr size_t bytes = 1088;
+    static void load(const uint8_t * tile, unpacked & u) {
+        std::memcpy(u.w, tile, 1024);
+        load_scales(tile + 1024, u.scale);
+    }
+};
+
+struct format_prepared {
+    static constexpr size_t bytes = gemm_prepared_bytes;
+    static void load(const uint8_t * tile, unpacked & u) {
+        std::memcpy(u.w, tile, 1024);
+        std::memcpy(u.scale, tile + 1024, sizeof(u.scale));
+    }
+};
+
+template <class Format> void run(const gemm_int8_args & a) {
+    if (!a.add) {
+        for (int m = 0; m < a.rows; m++)
+            std::memset(a.out[m], 0, 32 * sizeof(float));
+    }
+    unpacked u;
+    for (int64_t t = 0; t < a.k_tiles; t++) {
+        Format::load(a.panel + t * Format::bytes, u);
+        const uint8_t * record = a.group + t * gemm_record_bytes(a.rows);
+        for (int m = 0; m < a.rows; m++) {
+            const int8_t * q = reinterpret_cast<const int8_t *>(record) + 32 * m;
+            float scale;
+            std::memcpy(&scale, record + 32 * a.rows + 4 * m, 4);
+            int32_t dot[32] = {};
+            for (int j = 0; j < 8; j++) {
+                const int a0 = q[4 * j], a1 = q[4 * j + 1], a2 = q[4 * j + 2], a3 = q[4 * j + 3];
+                const int8_t * w = u.w[j];
+                for (int n = 0; n < 32; n++) {
+                    dot[n] += a0 * w[4 * n] + a1 * w[4 * n + 1] + a2 * w[4 * n + 2] + a3 * w[4 * n + 3];
+                }
+            }
+            float * out = a.out[m];
+            for (int n = 0; n < 32; n++)
+                out[n] += static_cast<float>(dot[n]) * (u.scale[n] * scale);
+        }
+    }
+}
+
+void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row) {
+    static constexpr int order[4] = {0, 2, 1, 3};
+    for (int64_t t = 0; t < k_tiles; t++, x += 32) {
+        uint8_t * record = group + t * gemm_record_bytes(rows);
+        float amax = 0;
+        bool finite = true;
+        for (int i = 0; i < 32; i++) {
+            const float v = std::fabs(x[i]);
+            finite = finite && v < INFINITY;
+            amax = v > amax ? v : amax;
+        }
+        int8_t q[32] = {};
+        int32_t sum = 0;
+        float scale = finite ? 0.0f : NAN;
+        if (finite && amax >= gemm_least_amax) {
+            scale = amax / 127.0f;
+            const float inverse = 127.0f / amax;
+            for (int i = 0; i < 32; i++) {
+                // adding 1.5 * 2^23 rounds to the nearest integer, ties to even
+                const float r = x[(i & ~3) + order[i & 3]] * inverse + 12582912.0f;
+                q[i] = static_cast<int8_t>(r - 12582912.0f);
+                sum += q[i];
+            }
+        }
+        const int32_t start = -offset * sum;
+        std::memcpy(record + 32 * row, q, 32);
+        std::memcpy(record + 32 * rows + 4 * row, &scale, 4);
+        std::memcpy(record + 36 * rows + 4 * row, &start, 4);
+    }
+}
+
+// Each 2(k) x 16(n) block has its own scale s; the whole column of 32 k gets one, d, and its quants become
+// round(q * s / d). 4 bit: d = max|s| * 8 / 127, a grid 16 times finer than the quants' own. 8 bit: d = max|s|, so that
+// blocks which have the largest scale keep their quants. A scale that is not a number makes its columns NaN.
+void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
+    const bool q8 = type == TB_Q8_0_TILE;
+    const size_t quants = q8 ? 1024 : 512;
+    unpacked u;
+    for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += gemm_prepared_bytes) {
+        if (q8) {
+            format_q8::load(panel, u);
+        } else {
+            format_q4::load(panel, u);
+        }
+        // u.scale[2 * v + h]: rows 2v and 2v + 1, columns 16h to 16h + 15
+        float d[2], ratio[32];
+        for (int h = 0; h < 2; h++) {
+            float smax = 0;
+            bool finite = true;
+            for (int v = 0; v < 16; v++) {
+                const float s = std::fabs(u.scale[2 * v + h]);
+                finite = finite && s < INFINITY;
+                smax = s > smax ? s : smax;
+            }
+            d[h] = !finite ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
+            const float inverse = finite && smax > 0 ? 1.0f / d[h] : 0.0f;
+            for (int v = 0; v < 16; v++)
+                ratio[2 * v + h] = finite ? u.scale[2 * v + h] * inverse : 0.0f;
+        }
+        for (int j = 0; j < 8; j++) {
+            for (int i = 0; i < 128; i++) {
+                const int n = i / 4, position = i & 3;
+                // positions 0, 2 are rows of the first pair of the quad, 1, 3 of the second
+                const float r = u.w[j][i] * ratio[2 * (2 * j + (position & 1)) + n / 16];
+                u.w[j][i] = static_cast<int8_t>(r + 12582912.0f - 12582912.0f);
+            }
+        }
+        for (int n = 0; n < 32; n++)
+            u.scale[n] = d[n / 16];
+        std::memcpy(out, u.w, 1024);
+        std::memcpy(out + 1024, u.scale, sizeof(u.scale));
+    }
+}
+
+} // namespace
+
+void fill_gemm_portable_int8(gemm_kernels & k) {
+    k.int8[gemm_q4] = {"gemm_q4c_8x32_portable", 8, 0, run<format_q4>};
+    k.int8[gemm_q8] = {"gemm_q8c_8x32_portable", 8, 0, run<format_q8>};
+    k.int8[gemm_iq4nl] = {"gemm_nlc_8x32_portable", 8, 0, run<format_iq4nl>};
+    k.int8[gemm_prepared] = {"gemm_q8p_8x32_portable", 8, 0, run<format_prepared>};
+    k.quantize = quantize;
+    k.prepare = prepare;
+}
+
+} // namespace tb::npu
