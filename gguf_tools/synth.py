@@ -250,7 +250,7 @@ def _signed_extreme(x: F32) -> F32:
 
 
 def _q4_0(x: F32) -> U8:
-    scale = _signed_extreme(x) / -8
+    scale: F32 = _signed_extreme(x) / np.float32(-8)
     d, _ = _store_halves(scale)
     q = np.clip(x * _inverse(scale)[:, None] + 8.5, 0, 15).astype(np.uint8)
     return np.concatenate([d, _pack_nibbles(q)], axis=1)
