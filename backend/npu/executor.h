@@ -13,8 +13,8 @@
 namespace tb::npu {
 
 struct config {
-    int n_threads = 0;        // 0: one per CPU this process may use
-    std::string isa;          // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avx512vnni, neon
+    int n_threads = 0; // 0: one per CPU this process may use
+    std::string isa;   // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avx512vnni, neon
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
 };
 
@@ -25,8 +25,27 @@ struct outcome {
     std::string why;
 };
 
+// A list of ops that is run more than once. What was checked and resolved for an op is kept until the op, the mapped
+// buffers or the number of threads change. Belongs to one executor; holds its own copy of the ops.
+class graph {
+  public:
+    graph();
+    ~graph();
+    graph(const graph &) = delete;
+    graph & operator=(const graph &) = delete;
+
+    void assign(const tb_op * ops, uint32_t n_ops);
+    void replace(uint32_t index, const tb_op & op); // index < size()
+    uint32_t size() const;
+    const tb_op & op(uint32_t index) const;
+
+    struct impl;
+    std::unique_ptr<impl> self;
+};
+
 class executor {
   public:
+    // An isa that is not runnable here means the best one; isa() tells.
     explicit executor(const config & cfg);
     ~executor();
     executor(const executor &) = delete;
@@ -35,13 +54,18 @@ class executor {
     // Give buffer `id` a memory region that stays valid until unmap.
     tb_status map(uint32_t id, void * base, uint64_t size, bool writable);
     tb_status unmap(uint32_t id);
-    void set_threads(int n);
+    void set_threads(int n); // 0: one per usable CPU
+    void wake();             // a run comes soon: wake sleeping workers meanwhile
 
     // Check every op, then run all in order. The ops must not change under the call: the caller owns a private copy.
     outcome run(const tb_op * ops, uint32_t n_ops);
+    outcome run(graph & g);
 
     const char * isa() const; // the kernel set in use
     int n_threads() const;
+
+    // The kernel that an op of this shape would run; nullptr if it has none of its own.
+    const char * kernel_name(const tb_op & op) const;
 
   private:
     struct impl;

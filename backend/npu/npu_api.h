@@ -15,9 +15,14 @@ typedef struct tb_npu tb_npu;
 
 // isa: NULL or "" for the best of this CPU, else one of tb_npu_isa_name. NULL result: no such kernel set here.
 tb_npu * tb_npu_create(int n_threads, const char * isa);
+// The same with a limit on the bytes of all mapped buffers together; 0 = none.
+tb_npu * tb_npu_create_limited(int n_threads, const char * isa, uint64_t memory_limit);
 void tb_npu_free(tb_npu * npu);
+// Status codes are enum tb_status. A buffer stays the caller's and must outlive its mapping.
 int tb_npu_map(tb_npu * npu, uint32_t id, void * base, uint64_t size, int writable);
 int tb_npu_unmap(tb_npu * npu, uint32_t id);
+int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per usable CPU
+// Checks every op, then runs all in order. `reply` (may be NULL) says which op failed and why.
 int tb_npu_run(tb_npu * npu, const tb_op * ops, uint32_t n_ops, tb_reply * reply);
 const char * tb_npu_isa(tb_npu * npu);
 int tb_npu_n_threads(tb_npu * npu);

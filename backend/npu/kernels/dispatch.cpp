@@ -1,0 +1,107 @@
+// Which kernel sets this CPU can run: the only place that asks.
+#include "kernels/kernels.h"
+
+#include <cstring>
+#include <vector>
+
+#include "executor.h"
+
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#elif defined(__aarch64__)
+#    include <asm/hwcap.h>
+#    include <sys/auxv.h>
+#endif
+
+namespace tb::npu {
+
+namespace {
+
+#if defined(__x86_64__)
+
+// __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the wide registers.
+bool has_avx2() {
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+}
+
+bool has_avx512vnni() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+#elif defined(__aarch64__)
+
+bool has_neon() {
+    const unsigned long caps = getauxval(AT_HWCAP);
+    constexpr unsigned long wanted = HWCAP_ASIMD | HWCAP_ASIMDDP | HWCAP_ASIMDHP;
+    return (caps & wanted) == wanted;
+}
+
+#endif
+
+struct kernel_sets {
+    kernel_table tables[4];
+    kernel_list list{};
+
+    void add(const char * isa, void (*fill)(kernel_table & t)) {
+        kernel_table & t = tables[list.n];
+        fill_portable(t); // what a faster set does not replace
+        if (fill != fill_portable) {
+            fill(t);
+        }
+        t.isa = isa;
+        list.tables[list.n++] = &t;
+    }
+
+    kernel_sets() : tables{} {
+#if defined(__x86_64__)
+        if (has_avx512vnni()) {
+            add("avx512vnni", fill_avx512vnni);
+        }
+        if (has_avx2()) {
+            add("avx2", fill_avx2);
+        }
+#elif defined(__aarch64__)
+        if (has_neon()) {
+            add("neon", fill_neon);
+        }
+#endif
+        add("portable", fill_portable);
+    }
+};
+
+} // namespace
+
+const kernel_list & available_kernels() {
+    static const kernel_sets sets;
+    return sets.list;
+}
+
+const kernel_table * find_kernels(const char * isa) {
+    const kernel_list & list = available_kernels();
+    if (!isa || !*isa) {
+        return list.tables[0];
+    }
+    for (int i = 0; i < list.n; ++i) {
+        if (std::strcmp(list.tables[i]->isa, isa) == 0) {
+            return list.tables[i];
+        }
+    }
+    return nullptr;
+}
+
+std::vector<const char *> kernel_isas() {
+    std::vector<const char *> names;
+    for (int i = 0; i < available_kernels().n; ++i) {
+        names.push_back(available_kernels().tables[i]->isa);
+    }
+    return names;
+}
+
+} // namespace tb::npu

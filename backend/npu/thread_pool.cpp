@@ -1,0 +1,183 @@
+// See thread_pool.h.
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <cfenv>
+#include <csignal>
+#include <cstdio>
+#include <sched.h>
+
+#include "wait.h"
+
+namespace tb::npu {
+
+namespace {
+
+constexpr int max_threads = 512;
+constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
+
+int affinity_cpus() {
+    // The mask of a machine with more CPUs than cpu_set_t holds needs a larger set.
+    for (int cpus = 1024; cpus <= 65536; cpus *= 4) {
+        cpu_set_t * set = CPU_ALLOC(cpus);
+        if (!set) {
+            break;
+        }
+        const size_t bytes = CPU_ALLOC_SIZE(cpus);
+        const bool ok = sched_getaffinity(0, bytes, set) == 0;
+        const int count = ok ? CPU_COUNT_S(bytes, set) : 0;
+        CPU_FREE(set);
+        if (ok) {
+            return count;
+        }
+    }
+    return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+// cgroup v2 "quota period" in microseconds, or "max": a container with 2 CPUs' worth of a large machine.
+int quota_cpus() {
+    FILE * f = std::fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (!f) {
+        return INT_MAX;
+    }
+    long quota = 0;
+    long period = 0;
+    const int fields = std::fscanf(f, "%ld %ld", &quota, &period);
+    std::fclose(f);
+    if (fields != 2 || quota <= 0 || period <= 0) {
+        return INT_MAX;
+    }
+    return static_cast<int>(std::min<long>((quota + period - 1) / period, INT_MAX));
+}
+
+const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
+    return reinterpret_cast<const uint32_t *>(&word);
+}
+
+} // namespace
+
+int usable_cpus() { return std::max(1, std::min(affinity_cpus(), quota_cpus())); }
+
+thread_pool::thread_pool(int n_threads) {
+    n_threads = std::clamp(n_threads, 1, max_threads);
+    spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
+    workers.reserve(n_threads); // worker addresses are handed to the threads
+    // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    // Workers read n only after the first job was posted, so it may still shrink here.
+    n = 1;
+    for (int i = 1; i < n_threads; ++i) {
+        workers.push_back({this, i, {}});
+        if (pthread_create(&workers.back().handle, nullptr, worker_main, &workers.back()) != 0) {
+            workers.pop_back();
+            break;
+        }
+        ++n;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+thread_pool::~thread_pool() {
+    stopping = true;
+    job.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(futex_word(job), futex_scope::process_private);
+    for (worker & w : workers) {
+        pthread_join(w.handle, nullptr);
+    }
+}
+
+void * thread_pool::worker_main(void * arg) {
+    auto * w = static_cast<worker *>(arg);
+#if defined(__GLIBC__)
+    pthread_setname_np(pthread_self(), "tilebeam-npu");
+#endif
+    std::fesetenv(FE_DFL_ENV); // inherited otherwise, and a creator that flushes denormals would change results
+    w->pool->work(w->index);
+    return nullptr;
+}
+
+void thread_pool::work(int thread) {
+    uint32_t seen = 0;
+    for (;;) {
+        wait_change(job, seen, idle_sleepers, spin_ns);
+        ++seen; // one job at a time, so the counter moved by exactly one
+        if (stopping) {
+            return;
+        }
+        fn(arg, thread);
+        barrier();
+    }
+}
+
+void thread_pool::run(task f, void * a) {
+    if (n == 1) {
+        f(a, 0);
+        return;
+    }
+    fn = f;
+    arg = a;
+    job.fetch_add(1, std::memory_order_seq_cst);
+    wake();
+    f(a, 0);
+    barrier();
+}
+
+void thread_pool::wake() {
+    if (idle_sleepers.load(std::memory_order_seq_cst) != 0) {
+        futex_wake(futex_word(job), futex_scope::process_private);
+    }
+}
+
+void thread_pool::barrier(bool reset) {
+    if (n == 1) {
+        if (reset) {
+            reset_chunks();
+        }
+        return;
+    }
+    const uint32_t gen = generation.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) == static_cast<uint32_t>(n - 1)) {
+        if (reset) {
+            reset_chunks();
+        }
+        arrived.store(0, std::memory_order_relaxed);
+        generation.store(gen + 1, std::memory_order_seq_cst);
+        if (barrier_sleepers.load(std::memory_order_seq_cst) != 0) {
+            futex_wake(futex_word(generation), futex_scope::process_private);
+        }
+        return;
+    }
+    wait_change(generation, gen, barrier_sleepers, spin_ns);
+}
+
+// A sleeper counts itself before the kernel compares the word, the waker changes the word before it looks at the
+// count: with both in one total order a wake-up cannot be lost. Who is woken with the word unchanged spins again.
+void thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
+                              int64_t spin_ns) {
+    for (;;) {
+        const int64_t start = now_ns();
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (word.load(std::memory_order_acquire) != old) {
+                    return;
+                }
+                cpu_pause();
+            }
+        } while (now_ns() - start < spin_ns);
+        if (spin_ns == 0) {
+            sched_yield(); // more threads than CPUs: the one waited for may be in the run queue behind this one
+            if (word.load(std::memory_order_acquire) != old) {
+                return;
+            }
+        }
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        futex_wait(futex_word(word), old, -1, futex_scope::process_private);
+        sleepers.fetch_sub(1, std::memory_order_relaxed);
+    }
+}
+
+} // namespace tb::npu

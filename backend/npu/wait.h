@@ -1,0 +1,47 @@
+// The primitives that every wait is made of: pause, monotonic time, futex. The NPU's threads use them privately, the
+// channel uses them across processes.
+#ifndef TILEBEAM_NPU_WAIT_H
+#define TILEBEAM_NPU_WAIT_H
+
+#include <climits>
+#include <cstdint>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace tb {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory"); // "yield" is a no-op on most cores and gives the sibling nothing
+#endif
+}
+
+inline int64_t now_ns() {
+    timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return static_cast<int64_t>(ts.tv_sec) * 1000000000 + ts.tv_nsec;
+}
+
+enum class futex_scope { process_private, shared };
+
+// Sleep while *word == expected, at most timeout_ns (< 0: no limit). Returns early now and then: callers loop.
+inline void futex_wait(const uint32_t * word, uint32_t expected, int64_t timeout_ns, futex_scope scope) {
+    timespec ts;
+    ts.tv_sec = static_cast<time_t>(timeout_ns / 1000000000);
+    ts.tv_nsec = static_cast<long>(timeout_ns % 1000000000);
+    const int op = scope == futex_scope::shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
+    syscall(SYS_futex, word, op, expected, timeout_ns < 0 ? nullptr : &ts, nullptr, 0);
+}
+
+inline void futex_wake(const uint32_t * word, futex_scope scope) {
+    const int op = scope == futex_scope::shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE;
+    syscall(SYS_futex, word, op, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace tb
+
+#endif // TILEBEAM_NPU_WAIT_H

@@ -1,0 +1,1 @@
+"""Tilebeam: test-time scaling on local hardware."""

@@ -1,0 +1,41 @@
+"""Where the native files are: the installed package, or a build folder named by ``TILEBEAM_LIB_DIR``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
+
+
+def native(name: str) -> Path:
+    """Return the path of a native file of this package, e.g. ``libtilebeam_npu.so`` or ``tilebeam-npud``.
+
+    Raises:
+        FileNotFoundError: the package was built without it, or ``TILEBEAM_LIB_DIR`` names a folder that lacks it.
+    """
+    override = os.environ.get("TILEBEAM_LIB_DIR")
+    path = Path(override) / name if override else _PACKAGE / "lib" / name
+    if not path.is_file():
+        hint = "TILEBEAM_LIB_DIR names that folder" if override else "reinstall tilebeam (pip install .)"
+        raise FileNotFoundError(f"{path} is missing: {hint}")
+    return path
+
+
+def header(name: str, source: str) -> Path:
+    """Return the path of a C header: the installed copy, or ``source`` relative to the repository.
+
+    Raises:
+        FileNotFoundError: neither exists.
+    """
+    for path in (_PACKAGE / "include" / name, _SOURCE / source):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"{name} is missing from the package: reinstall tilebeam (pip install .)")
+
+
+def declarations(path: Path) -> str:
+    """Return what stands between the ``// cffi: begin`` and ``// cffi: end`` marks of a C header."""
+    parts = path.read_text(encoding="utf-8").split("// cffi: begin\n")[1:]
+    return "\n".join(part.split("// cffi: end")[0] for part in parts)
