@@ -1,0 +1,384 @@
+// What the executor accepts: one row of RULES per op (operands, types, strides) and one function for how its shapes
+// fit together. Both sides ask here, so a descriptor that passes can be run without looking again.
+//
+// Common to all ops:
+//   * offsets and strides are multiples of the element's alignment, nothing overflows, at most 2^40 elements;
+//   * "rows dense" in the table means nb[0] is the type's own size; all other strides are free;
+//   * tiled types appear only as MUL_MAT's src0; ne[0] of any block type is a multiple of 32;
+//   * an op whose dst has no elements passes when its types do, and does nothing: the executor skips it. An op with a
+//     dst but an empty operand is refused;
+//   * no other operands than the table's: n_src may be smaller when the tail is optional, never larger.
+#include "tilebeam/ops.h"
+
+#include <string.h>
+
+#include "tilebeam/layout.h"
+
+#define T(type) (1u << (type))
+#define FLOATS (T(TB_F32) | T(TB_F16) | T(TB_BF16))
+#define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL))
+#define TILED (T(TB_Q4_0_COL) | T(TB_Q8_0_COL) | T(TB_IQ4_NL_COL) | T(TB_Q4_0_TILE) | T(TB_Q8_0_TILE))
+
+#define MAX_ELEMENTS ((uint64_t)1 << 40)
+#define MAX_STRIDE ((uint64_t)1 << 48)
+#define TILED_ALIGN 64
+#define MAX_HEAD 256
+#define GLU_KINDS 6
+
+static int is_in(uint32_t type, uint32_t set) { return type < 32 && (set >> type & 1u) != 0; }
+
+static int has(const tb_op * op, uint32_t i) { return i < op->n_src && op->src[i].buffer != TB_NO_BUFFER; }
+
+static int is_empty(const tb_tensor * t) { return t->ne[0] == 0 || t->ne[1] == 0 || t->ne[2] == 0 || t->ne[3] == 0; }
+
+static int same_shape(const tb_tensor * a, const tb_tensor * b) { return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0; }
+
+// Does b, repeated, fill a from dimension `from` on?
+static int repeats(const tb_tensor * b, const tb_tensor * a, int from) {
+    for (int i = from; i < 4; i++) {
+        if (a->ne[i] % b->ne[i] != 0) return 0;
+    }
+    return 1;
+}
+
+static int has_shape(const tb_tensor * t, uint32_t n0, uint32_t n1, uint32_t n2, uint32_t n3) {
+    return t->ne[0] == n0 && t->ne[1] == n1 && t->ne[2] == n2 && t->ne[3] == n3;
+}
+
+static uint64_t n_elements(const tb_tensor * t) { return (uint64_t)t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+static float param_f(const tb_op * op, int i) {
+    float f;
+    memcpy(&f, &op->params[i], 4);
+    return f;
+}
+
+static int refuse(int status, const char * text, const char ** why) {
+    *why = text;
+    return status;
+}
+
+// ---- one function per op: how shapes and params fit together. Types, presence and dense rows are checked before.
+
+// src1.ne[2], [3] are multiples of src0's (src0 broadcasts). src1 F16 only with F16 weights. K % 32 for blocks.
+static int mul_mat(const tb_op * op, const char ** why) {
+    const tb_tensor *w = &op->src[0], *x = &op->src[1];
+    if (x->type == TB_F16 && w->type != TB_F16) {
+        return refuse(TB_E_UNSUPPORTED, "F16 activations go with F16 weights only", why);
+    }
+    if (w->ne[0] != x->ne[0]) return refuse(TB_E_SHAPE, "the inner dimensions differ", why);
+    if (!repeats(w, x, 2)) return refuse(TB_E_SHAPE, "weights do not broadcast over dimensions 2 and 3", why);
+    if (!has_shape(&op->dst, w->ne[1], x->ne[1], x->ne[2], x->ne[3])) {
+        return refuse(TB_E_SHAPE, "dst is not [N, M, ..]", why);
+    }
+    return TB_OK;
+}
+
+// q [dk, n, H, S], k [dk, n_kv, Hkv, S], v [dv, n_kv, Hkv, S], mask [n_kv, >= n, divides H, divides S], sinks [H],
+// dst [dv, H, n, S]. dk, dv multiples of 8 up to 256; k and v of one type.
+static int flash_attn(const tb_op * op, const char ** why) {
+    const tb_tensor *q = &op->src[0], *k = &op->src[1], *v = &op->src[2], *mask = &op->src[3], *sinks = &op->src[4];
+    if (k->type != v->type) return refuse(TB_E_UNSUPPORTED, "K and V have different types", why);
+    if (q->ne[0] % 8 != 0 || v->ne[0] % 8 != 0 || q->ne[0] > MAX_HEAD || v->ne[0] > MAX_HEAD) {
+        return refuse(TB_E_UNSUPPORTED, "head size is not a multiple of 8 up to 256", why);
+    }
+    if (k->ne[0] != q->ne[0]) return refuse(TB_E_SHAPE, "Q and K have different head sizes", why);
+    if (k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || k->ne[3] != v->ne[3] || k->ne[3] != q->ne[3]) {
+        return refuse(TB_E_SHAPE, "Q, K and V do not fit together", why);
+    }
+    if (q->ne[2] % k->ne[2] != 0) return refuse(TB_E_SHAPE, "heads are not a multiple of KV heads", why);
+    if (has(op, 3)) {
+        if (mask->ne[0] != k->ne[1] || mask->ne[1] < q->ne[1] || !repeats(mask, q, 2)) {
+            return refuse(TB_E_SHAPE, "the mask does not fit", why);
+        }
+    } else if (param_f(op, 1) > 0.0f) {
+        return refuse(TB_E_SHAPE, "ALiBi needs a mask", why);
+    }
+    if (has(op, 4) && !has_shape(sinks, q->ne[2], 1, 1, 1)) return refuse(TB_E_SHAPE, "sinks are not [H]", why);
+    if (!has_shape(&op->dst, v->ne[0], q->ne[2], q->ne[1], q->ne[3])) {
+        return refuse(TB_E_SHAPE, "dst is not [dv, H, n, S]", why);
+    }
+    return TB_OK;
+}
+
+// RMS_NORM, SCALE: dst as src0.
+static int same_as_src0(const tb_op * op, const char ** why) {
+    return same_shape(&op->dst, &op->src[0]) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
+}
+
+// MUL, ADD: src1 repeats into src0 in all four dimensions, with any strides. F16 dst only with F16 src0.
+static int binary(const tb_op * op, const char ** why) {
+    if (op->dst.type == TB_F16 && op->src[0].type != TB_F16) {
+        return refuse(TB_E_UNSUPPORTED, "F16 result of F32 operand", why);
+    }
+    if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
+    return same_as_src0(op, why);
+}
+
+// x [ne0, H, n, S], positions [n], freq_factors [>= n_dims/2]. Modes NORMAL (0) and NEOX (2). n_dims 0 copies.
+static int rope(const tb_op * op, const char ** why) {
+    const tb_tensor * x = &op->src[0];
+    const int64_t n_dims = op->params[1], offset = op->params[15];
+    if (op->params[2] != 0 && op->params[2] != 2) return refuse(TB_E_UNSUPPORTED, "ROPE mode", why);
+    if (op->dst.type != x->type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
+    if (n_dims < 0 || n_dims % 2 != 0 || offset < 0 || offset % 2 != 0 || n_dims + offset > x->ne[0]) {
+        return refuse(TB_E_SHAPE, "rotated dimensions do not fit", why);
+    }
+    if (!has_shape(&op->src[1], x->ne[2], 1, 1, 1)) return refuse(TB_E_SHAPE, "not one position per token", why);
+    if (has(op, 2) && (int64_t)op->src[2].ne[0] < n_dims / 2) return refuse(TB_E_SHAPE, "too few freq factors", why);
+    return same_as_src0(op, why);
+}
+
+// Values [ne0, r, b2, b3], indices [r, divides b2, divides b3], dst [ne0, any, b2, b3].
+static int set_rows(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *rows = &op->src[1], *dst = &op->dst;
+    if (dst->ne[0] != x->ne[0] || dst->ne[2] != x->ne[2] || dst->ne[3] != x->ne[3]) {
+        return refuse(TB_E_SHAPE, "rows do not fit the tensor written into", why);
+    }
+    if (rows->ne[0] != x->ne[1] || x->ne[2] % rows->ne[1] != 0 || x->ne[3] % rows->ne[2] != 0 || rows->ne[3] != 1) {
+        return refuse(TB_E_SHAPE, "indices do not fit the rows", why);
+    }
+    return TB_OK;
+}
+
+// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK. Split: src1 as src0 and dst. Else: src0 twice as wide.
+static int glu(const tb_op * op, const char ** why) {
+    const tb_tensor *a = &op->src[0], *dst = &op->dst;
+    if (op->params[0] < 0 || op->params[0] >= GLU_KINDS) return refuse(TB_E_UNSUPPORTED, "GLU kind", why);
+    if (dst->type != a->type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
+    if (has(op, 1)) {
+        if (op->src[1].type != a->type) return refuse(TB_E_UNSUPPORTED, "halves have different types", why);
+        if (!same_shape(&op->src[1], a)) return refuse(TB_E_SHAPE, "halves have different shapes", why);
+        return same_as_src0(op, why);
+    }
+    if (a->ne[0] % 2 != 0 || !has_shape(dst, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3])) {
+        return refuse(TB_E_SHAPE, "src0 is not two halves of dst", why);
+    }
+    return TB_OK;
+}
+
+// x [n, m, H, S], mask [n, >= m, divides H, divides S], sinks [H].
+static int soft_max(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *mask = &op->src[1];
+    if (has(op, 1)) {
+        if (mask->ne[0] != x->ne[0] || mask->ne[1] < x->ne[1] || !repeats(mask, x, 2)) {
+            return refuse(TB_E_SHAPE, "the mask does not fit", why);
+        }
+    } else if (param_f(op, 1) > 0.0f) {
+        return refuse(TB_E_SHAPE, "ALiBi needs a mask", why);
+    }
+    if (has(op, 2) && !has_shape(&op->src[2], x->ne[2], 1, 1, 1)) return refuse(TB_E_SHAPE, "sinks are not [H]", why);
+    return same_as_src0(op, why);
+}
+
+// src0 [ne0, rows, b2, b3], indices [r, b2, b3], dst [ne0, r, b2, b3]: F32, or I32 from I32.
+static int get_rows(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *rows = &op->src[1];
+    if ((x->type == TB_I32) != (op->dst.type == TB_I32)) return refuse(TB_E_UNSUPPORTED, "type conversion", why);
+    if (rows->ne[1] != x->ne[2] || rows->ne[2] != x->ne[3] || rows->ne[3] != 1) {
+        return refuse(TB_E_SHAPE, "indices do not fit", why);
+    }
+    if (!has_shape(&op->dst, x->ne[0], rows->ne[0], rows->ne[1], rows->ne[2])) {
+        return refuse(TB_E_SHAPE, "dst does not fit the indices", why);
+    }
+    return TB_OK;
+}
+
+// Elements in row-major order, shapes may differ. F32, F16, BF16, I32 among themselves (I32 with itself and F32), any
+// strides; F32 to Q8_0 and Q4_0 in equal shapes, rows dense.
+static int cpy(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *dst = &op->dst;
+    if (is_in(dst->type, BLOCKS)) {
+        if (x->type != TB_F32) return refuse(TB_E_UNSUPPORTED, "only F32 is quantized", why);
+        if (!same_shape(x, dst)) return refuse(TB_E_UNSUPPORTED, "quantizing copy between different shapes", why);
+        if (x->nb[0] != 4 || dst->nb[0] != tb_type_size(dst->type)) {
+            return refuse(TB_E_UNSUPPORTED, "quantizing copy of rows that are not dense", why);
+        }
+        return TB_OK;
+    }
+    if (x->type != dst->type && (x->type == TB_I32 || dst->type == TB_I32) &&
+        (x->type == TB_I32 ? dst->type : x->type) != TB_F32) {
+        return refuse(TB_E_UNSUPPORTED, "type conversion", why);
+    }
+    if (n_elements(x) != n_elements(dst)) return refuse(TB_E_SHAPE, "different numbers of elements", why);
+    return TB_OK;
+}
+
+// ---- the table
+
+typedef struct {
+    const char * name;
+    int (*check)(const tb_op * op, const char ** why);
+    uint32_t required; // bit i: src[i] must be there
+    uint32_t dense;    // bit i: rows of src[i] are dense; bit 8: rows of dst are
+    uint32_t in_place; // bit i: dst may be the very same elements as src[i]
+    uint32_t dst;      // types
+    uint32_t src[TB_MAX_SRC];
+} rule;
+
+#define DST 0x100u
+#define S(i) (1u << (i))
+#define F32 T(TB_F32)
+#define F32_F16 (T(TB_F32) | T(TB_F16))
+
+// clang-format off
+static const rule RULES[TB_OP_COUNT] = {
+    // op               name          shapes        required              dense rows                   in place     dst types, src types
+    [TB_OP_NOP]        = {"NOP",        NULL,         0,                    0,                           0,           0,       {0}},
+    [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {FLOATS | BLOCKS | TILED, F32_F16}},
+    [TB_OP_FLASH_ATTN] = {"FLASH_ATTN", flash_attn,   S(0) | S(1) | S(2),   DST | 0x1f,                  0,           F32,     {F32, F32_F16, F32_F16, T(TB_F16), F32}},
+    [TB_OP_RMS_NORM]   = {"RMS_NORM",   same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
+    [TB_OP_MUL]        = {"MUL",        binary,       S(0) | S(1),          DST | S(0),                  S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
+    [TB_OP_ADD]        = {"ADD",        binary,       S(0) | S(1),          DST | S(0),                  S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
+    [TB_OP_ROPE]       = {"ROPE",       rope,         S(0) | S(1),          DST | S(0) | S(1) | S(2),    S(0),        F32_F16, {F32_F16, T(TB_I32), F32}},
+    [TB_OP_SET_ROWS]   = {"SET_ROWS",   set_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           FLOATS | T(TB_Q8_0) | T(TB_Q4_0), {F32_F16, T(TB_I64) | T(TB_I32)}},
+    [TB_OP_GLU]        = {"GLU",        glu,          S(0),                 DST | S(0) | S(1),           S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
+    [TB_OP_SCALE]      = {"SCALE",      same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
+    [TB_OP_SOFT_MAX]   = {"SOFT_MAX",   soft_max,     S(0),                 DST | S(0) | S(1) | S(2),    S(0) | S(1), F32,     {F32, F32_F16, F32}},
+    [TB_OP_GET_ROWS]   = {"GET_ROWS",   get_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           F32 | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32), T(TB_I32)}},
+    [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | T(TB_I32) | T(TB_Q8_0) | T(TB_Q4_0), {FLOATS | T(TB_I32)}},
+};
+// clang-format on
+
+const char * tb_op_name(unsigned code) { return code < TB_OP_COUNT ? RULES[code].name : "unknown"; }
+
+uint64_t tb_tensor_span(const tb_tensor * t, int * empty) {
+    *empty = 0;
+    if (t->type >= TB_TYPE_COUNT) return 0;
+    if (is_empty(t)) {
+        *empty = 1;
+        return 0;
+    }
+    uint64_t span;
+    int first; // dimension from which on nb counts
+    uint64_t steps[4] = {t->ne[0] - 1u, t->ne[1] - 1u, t->ne[2] - 1u, t->ne[3] - 1u};
+    if (tb_type_is_tiled(t->type)) {
+        span = tb_tiled_bytes(t->type, t->ne[0], t->ne[1]);
+        if (span == 0) return 0;
+        first = 2;
+    } else {
+        const uint32_t block = tb_type_block(t->type);
+        if (t->ne[0] % block != 0) return 0;
+        span = tb_type_size(t->type);
+        steps[0] = t->ne[0] / block - 1u;
+        first = 0;
+    }
+    for (int i = first; i < 4; i++) {
+        uint64_t part;
+        if (__builtin_mul_overflow(steps[i], t->nb[i], &part)) return 0;
+        if (__builtin_add_overflow(span, part, &span)) return 0;
+    }
+    return span;
+}
+
+// What holds for any operand of any op: a known type, sane numbers, alignment.
+static int check_tensor(const tb_tensor * t, const char ** why) {
+    uint64_t n = 1;
+    for (int i = 0; i < 4; i++) {
+        if (t->ne[i] != 0 && n > MAX_ELEMENTS / t->ne[i]) return refuse(TB_E_SHAPE, "too many elements", why);
+        n *= t->ne[i] != 0 ? t->ne[i] : 1;
+        if (t->nb[i] > MAX_STRIDE) return refuse(TB_E_SHAPE, "a stride is too large", why);
+    }
+    int empty;
+    if (tb_tensor_span(t, &empty) == 0 && !empty) return refuse(TB_E_SHAPE, "not whole blocks, or too large", why);
+    const int tiled = tb_type_is_tiled(t->type);
+    const uint64_t align = tiled ? TILED_ALIGN : tb_type_block(t->type) > 1 ? 2 : tb_type_size(t->type);
+    int odd = t->offset % align != 0;
+    for (int i = tiled ? 2 : 0; i < 4; i++)
+        odd |= t->ne[i] > 1 && t->nb[i] % align != 0;
+    return odd ? refuse(TB_E_SHAPE, "misaligned offset or stride", why) : TB_OK;
+}
+
+static int dense_rows(const tb_tensor * t) { return tb_type_is_tiled(t->type) || t->nb[0] == tb_type_size(t->type); }
+
+int tb_op_check_shape(const tb_op * op, const char ** why) {
+    const char * unused;
+    if (why == NULL) why = &unused;
+    *why = "";
+    if (op->code == TB_OP_NOP) return TB_OK;
+    if (op->code >= TB_OP_COUNT) return refuse(TB_E_UNSUPPORTED, "no such op", why);
+    const rule * r = &RULES[op->code];
+    if (op->flags != 0) return refuse(TB_E_UNSUPPORTED, "flags", why);
+    if (op->n_src > TB_MAX_SRC) return refuse(TB_E_PROTOCOL, "too many operands", why);
+
+    if (!is_in(op->dst.type, r->dst)) return refuse(TB_E_UNSUPPORTED, "type of dst", why);
+    for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
+        if (has(op, i) ? r->src[i] == 0 : (r->required >> i & 1u) != 0) {
+            return refuse(TB_E_SHAPE, "an operand is missing, or one too many", why);
+        }
+        if (has(op, i) && !is_in(op->src[i].type, r->src[i])) {
+            return refuse(TB_E_UNSUPPORTED, "type of an operand", why);
+        }
+    }
+    int st = check_tensor(&op->dst, why);
+    for (uint32_t i = 0; i < TB_MAX_SRC && st == TB_OK; i++)
+        st = has(op, i) ? check_tensor(&op->src[i], why) : TB_OK;
+    if (st != TB_OK) return st;
+
+    if (is_empty(&op->dst)) return TB_OK;
+    if ((r->dense & DST) != 0 && !dense_rows(&op->dst)) {
+        return refuse(TB_E_UNSUPPORTED, "rows of dst are not dense", why);
+    }
+    for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
+        if (!has(op, i)) continue;
+        if (is_empty(&op->src[i])) return refuse(TB_E_SHAPE, "an operand is empty", why);
+        if ((r->dense >> i & 1u) != 0 && !dense_rows(&op->src[i])) {
+            return refuse(TB_E_UNSUPPORTED, "rows of an operand are not dense", why);
+        }
+    }
+    return r->check(op, why);
+}
+
+// Is every byte of its span an element's byte? Then two overlapping spans surely share bytes.
+static int is_solid(const tb_tensor * t, uint64_t span) {
+    const uint32_t block = tb_type_block(t->type);
+    return block != 0 && n_elements(t) / block * tb_type_size(t->type) == span;
+}
+
+static int same_elements(const tb_tensor * a, const tb_tensor * b) {
+    if (a->offset != b->offset || a->type != b->type) return 0;
+    for (int i = 0; i < 4; i++) {
+        if (a->ne[i] != b->ne[i] || (a->ne[i] > 1 && a->nb[i] != b->nb[i])) return 0;
+    }
+    return 1;
+}
+
+static int check_extent(const tb_tensor * t, int written, const tb_extent * extents, uint32_t n, const char ** why) {
+    if (t->buffer >= n || !extents[t->buffer].mapped) return refuse(TB_E_BUFFER, "no such buffer", why);
+    if (written && !extents[t->buffer].writable) return refuse(TB_E_BUFFER, "dst is in a read-only buffer", why);
+    int empty;
+    const uint64_t span = tb_tensor_span(t, &empty);
+    const uint64_t size = extents[t->buffer].size;
+    if (span == 0 && !empty) return refuse(TB_E_SHAPE, "not whole blocks, or too large", why);
+    if (t->offset > size || span > size - t->offset) return refuse(TB_E_BOUNDS, "outside its buffer", why);
+    return TB_OK;
+}
+
+int tb_op_check_bounds(const tb_op * op, const tb_extent * extents, uint32_t n_extents, const char ** why) {
+    const char * unused;
+    if (why == NULL) why = &unused;
+    *why = "";
+    if (op->code == TB_OP_NOP) return TB_OK;
+    if (op->code >= TB_OP_COUNT) return refuse(TB_E_UNSUPPORTED, "no such op", why);
+    int st = check_extent(&op->dst, 1, extents, n_extents, why);
+    if (st != TB_OK) return st;
+    int empty, no_dst;
+    const uint64_t dst_span = tb_tensor_span(&op->dst, &no_dst);
+    const int dst_solid = is_solid(&op->dst, dst_span);
+    for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
+        if (!has(op, i)) continue;
+        const tb_tensor * t = &op->src[i];
+        st = check_extent(t, 0, extents, n_extents, why);
+        if (st != TB_OK) return st;
+        // Strided views may interleave without sharing a byte, and sharing one costs only a wrong number: refuse the
+        // overlaps that are sure.
+        const uint64_t span = tb_tensor_span(t, &empty);
+        if (no_dst || empty || t->buffer != op->dst.buffer || t->offset >= op->dst.offset + dst_span ||
+            op->dst.offset >= t->offset + span) {
+            continue;
+        }
+        if ((RULES[op->code].in_place >> i & 1u) != 0 && same_elements(t, &op->dst)) continue;
+        if (dst_solid && is_solid(t, span)) return refuse(TB_E_BOUNDS, "dst overlaps an operand", why);
+    }
+    return TB_OK;
+}
