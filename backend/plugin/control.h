@@ -104,6 +104,11 @@ typedef int (*tilebeam_status_t)(tilebeam_status * status);
 
 // The last failure as a sentence, "" if there was none. Valid until this thread's next call of it.
 typedef const char * (*tilebeam_last_error_t)(void);
+
+// The one function that the library itself exports, for when ggml_backend_load refused it: dlopen the plugin after
+// importing llama_cpp and ask why. Compares a ggml version and commit (NULL, NULL: those of the ggml in this process)
+// with what the plugin was built for. "" = they fit; else a sentence, valid until this thread's next call.
+typedef const char * (*tilebeam_check_ggml_t)(const char * version, const char * commit);
 // cffi: end
 
 #ifdef __cplusplus
