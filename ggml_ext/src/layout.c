@@ -23,6 +23,8 @@ static int is_column(uint32_t type) { return type >= TB_Q4_0_COL && type <= TB_I
 
 static int bad_panel(uint64_t k, uint32_t rows) { return k == 0 || k % TILE != 0 || rows == 0 || rows > TILE; }
 
+uint32_t tb_layout_version(void) { return TB_LAYOUT_VERSION; }
+
 size_t tb_tile_bytes(uint32_t type) {
     if (!tb_type_is_tiled(type)) return 0;
     return is_8bit(type) ? Q8_QUANTS + SCALES : Q4_QUANTS + SCALES;

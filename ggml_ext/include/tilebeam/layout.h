@@ -27,6 +27,9 @@ extern "C" {
 #define TB_TILE_K 32
 #define TB_TILE_N 32
 
+// The layout version this library was built with: Python compares it with the header's.
+uint32_t tb_layout_version(void);
+
 // Bytes of one tile (quants and scales): 576 for 4 bit, 1088 for 8 bit, 0 for a type that is not tiled.
 size_t tb_tile_bytes(uint32_t type);
 

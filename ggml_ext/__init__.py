@@ -1,0 +1,207 @@
+"""The contract in Python: tile layouts, op descriptors and protocol, by cffi from the same C code the backend uses.
+
+``ffi`` and ``lib`` are the raw view. The functions below take and give numpy arrays; the C code runs without the GIL.
+A weight matrix has K inputs and N outputs: ggml's ``ne = [K, N]``, numpy's shape ``(N, K)``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._library import library_dir, open_library
+
+__all__ = [
+    "LAYOUT_VERSION",
+    "TILE",
+    "Type",
+    "column_type",
+    "dequantize",
+    "ffi",
+    "is_tiled",
+    "lib",
+    "library_dir",
+    "pack",
+    "quantize",
+    "row_bytes",
+    "source_type",
+    "tile_bytes",
+    "tile_type",
+    "tiled_bytes",
+    "unpack",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+ffi: Any
+lib: Any
+ffi, lib = open_library()
+
+LAYOUT_VERSION: int = lib.TB_LAYOUT_VERSION
+TILE = 32
+
+
+class Type(IntEnum):
+    """``enum tb_type``: element types, and what a repacked file's metadata calls them."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    I32 = 3
+    I64 = 4
+    Q4_0 = 5
+    Q8_0 = 6
+    IQ4_NL = 7
+    Q4_0_COL = 8
+    Q8_0_COL = 9
+    IQ4_NL_COL = 10
+    Q4_0_TILE = 11
+    Q8_0_TILE = 12
+
+    @property
+    def label(self) -> str:
+        """Lower-case name as the C library has it, for people."""
+        return str(ffi.string(lib.tb_type_name(self)).decode())
+
+
+def is_tiled(type: Type) -> bool:
+    """Is this one of the tiled types?"""
+    return bool(lib.tb_type_is_tiled(type))
+
+
+def column_type(ggml_type: Type) -> Type | None:
+    """Tiled type, ``column`` grouping, of plain ggml blocks; None if there is none."""
+    found = int(lib.tb_tiled_column(ggml_type))
+    return Type(found) if found < lib.TB_TYPE_COUNT else None
+
+
+def tile_type(ggml_type: Type) -> Type | None:
+    """Tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none (IQ4_NL)."""
+    return {Type.Q4_0: Type.Q4_0_TILE, Type.Q8_0: Type.Q8_0_TILE}.get(ggml_type)
+
+
+def source_type(tiled: Type) -> Type:
+    """The plain ggml type whose bytes per element a tiled type has. Raises ValueError if ``tiled`` is not tiled."""
+    found = int(lib.tb_tiled_source(tiled))
+    if found >= lib.TB_TYPE_COUNT:
+        raise ValueError(f"{Type(tiled).label} is not a tiled type")
+    return Type(found)
+
+
+def tile_bytes(tiled: Type) -> int:
+    """Bytes of one 32 x 32 tile with its scales."""
+    source_type(tiled)
+    return int(lib.tb_tile_bytes(tiled))
+
+
+def tiled_bytes(tiled: Type, k: int, n: int) -> int:
+    """Bytes of a tiled matrix, N rounded up to whole tiles. Raises ValueError if K is not a multiple of 32."""
+    source_type(tiled)
+    size = int(lib.tb_tiled_bytes(tiled, k, n)) if 0 < k < 1 << 32 and 0 < n < 1 << 32 else 0
+    if size == 0:
+        raise ValueError(f"no {Type(tiled).label} matrix has K = {k} and N = {n}: K must be a multiple of 32")
+    return size
+
+
+def row_bytes(ggml_type: Type, k: int) -> int:
+    """Bytes of one row of K elements of a plain type. Raises ValueError if K is not whole blocks."""
+    block = int(lib.tb_type_block(ggml_type))
+    if block == 0 or k <= 0 or k % block != 0:
+        raise ValueError(f"no row of {k} elements of type {Type(ggml_type).label}")
+    return k // block * int(lib.tb_type_size(ggml_type))
+
+
+def _check(status: int) -> None:
+    if status != lib.TB_OK:
+        raise ValueError(f"tile layout: {ffi.string(lib.tb_status_name(status)).decode()}")
+
+
+def _flat(a: npt.NDArray[Any], dtype: type[np.generic], size: int, what: str) -> Any:
+    if a.dtype != dtype or not a.flags.c_contiguous or a.size != size:
+        raise ValueError(f"{what}: {size} contiguous {np.dtype(dtype).name} needed, got {a.size} of {a.dtype}")
+    return ffi.from_buffer(a)
+
+
+def _output(out: Bytes | None, size: int) -> Bytes:
+    if out is None:
+        return np.empty(size, np.uint8)
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    return out
+
+
+def pack(tiled: Type, blocks: Bytes, k: int, n: int, out: Bytes | None = None) -> Bytes:
+    """Plain ggml blocks (N rows, contiguous) to tiles of a ``column`` type.
+
+    Args:
+        tiled: Q4_0_COL, Q8_0_COL or IQ4_NL_COL.
+        blocks: uint8, ``n * row_bytes(source_type(tiled), k)`` long.
+        out: where to write, ``tiled_bytes(tiled, k, n)`` long; a new array if None.
+
+    Returns:
+        The tiles, uint8, flat.
+
+    Raises:
+        ValueError: sizes do not fit, or the type has no lossless packing.
+    """
+    size = tiled_bytes(tiled, k, n)
+    source = _flat(blocks, np.uint8, n * row_bytes(source_type(tiled), k), "blocks")
+    out = _output(out, size)
+    _check(lib.tb_pack(tiled, k, n, source, _flat(out, np.uint8, size, "out")))
+    return out
+
+
+def unpack(tiled: Type, tiles: Bytes, k: int, n: int, out: Bytes | None = None) -> Bytes:
+    """The inverse of :func:`pack`, bit for bit: uint8, ``n * row_bytes(source_type(tiled), k)`` long."""
+    size = n * row_bytes(source_type(tiled), k)
+    source = _flat(tiles, np.uint8, tiled_bytes(tiled, k, n), "tiles")
+    out = _output(out, size)
+    _check(lib.tb_unpack(tiled, k, n, source, _flat(out, np.uint8, size, "out")))
+    return out
+
+
+def _panels(n: int) -> range:
+    return range(0, n, TILE)
+
+
+def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
+    """Float32 values, shape (N, K), of a tiled matrix or of plain rows (F32, F16, BF16, Q4_0, Q8_0, IQ4_NL).
+
+    Raises:
+        ValueError: sizes do not fit, or there are no values in that type.
+    """
+    out = np.empty((n, k), np.float32)
+    to = ffi.cast("float *", ffi.from_buffer(out))
+    if not is_tiled(type):
+        _check(lib.tb_dequantize_row(type, n * k, _flat(data, np.uint8, n * row_bytes(type, k), "data"), to))
+        return out
+    panel = tiled_bytes(type, k, TILE)
+    source = _flat(data, np.uint8, tiled_bytes(type, k, n), "data")
+    for row in _panels(n):
+        _check(lib.tb_dequantize_panel(type, k, min(TILE, n - row), source + row // TILE * panel, to + row * k))
+    return out
+
+
+def quantize(tiled: Type, values: Floats, out: Bytes | None = None) -> Bytes:
+    """Float32 values of shape (N, K) to tiles, rounded as ggml's reference does; not IQ4_NL.
+
+    Raises:
+        ValueError: K is not a multiple of 32, or a value is not finite or too large for an FP16 scale.
+    """
+    n, k = values.shape
+    size = tiled_bytes(tiled, k, n)
+    panel = tiled_bytes(tiled, k, TILE)
+    _flat(values, np.float32, n * k, "values")
+    source = ffi.cast("float *", ffi.from_buffer(values))
+    out = _output(out, size)
+    to = _flat(out, np.uint8, size, "out")
+    for row in _panels(n):
+        status = lib.tb_quantize_panel(tiled, k, min(TILE, n - row), source + row * k, to + row // TILE * panel)
+        if status == lib.TB_E_UNSUPPORTED and tiled != Type.IQ4_NL_COL:
+            raise ValueError("a weight is not finite, or too large for an FP16 scale")
+        _check(status)
+    return out
