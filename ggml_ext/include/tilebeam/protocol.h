@@ -57,6 +57,7 @@ typedef struct tb_request {
     uint32_t reserved;
     uint64_t payload_offset; // from the start of the control region
     uint64_t payload_size;
+    uint64_t check; // digest of req_seq, kind and the payload (backend/session/checksum.h): a scribbled page is noticed
 } tb_request;
 
 typedef struct tb_reply {
@@ -66,6 +67,7 @@ typedef struct tb_reply {
     uint32_t tag;
     uint64_t busy_ns; // time the NPU side worked on this request
     char why[96];     // NUL-terminated
+    uint64_t check;   // digest of rep_seq and the fields above
 } tb_reply;
 
 typedef struct tb_channel {
@@ -78,19 +80,23 @@ typedef struct tb_channel {
     uint64_t memory_limit; // address space for mapped buffers, bytes; 0 = none
     uint32_t n_threads;
     uint32_t spin_us;
-    uint8_t pad0[24];
+    char isa[16]; // kernel set wanted, NUL-terminated; "" = best
+    uint8_t pad0[8];
     // written by the CPU side
     uint32_t req_seq;
     uint32_t cpu_sleeping;
     tb_request request;
-    uint8_t pad1[32];
+    uint8_t pad1[24];
     // written by the NPU side
     uint32_t rep_seq;
     uint32_t npu_sleeping;
     uint32_t npu_ready; // 0 starting, 1 serving, 2 refused (see reply), 3 stopped
     uint32_t npu_pid;
     tb_reply reply;
-    uint8_t pad2[48];
+    char npu_isa[16];      // kernel set in use
+    uint32_t npu_threads;  // worker threads in use
+    uint32_t npu_progress; // moves with every op that ends: a long graph is not a hung one
+    uint8_t pad2[24];
 } tb_channel;
 // cffi: end
 
