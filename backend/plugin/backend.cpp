@@ -1,0 +1,119 @@
+// The backend (ggml's word for a stream on a device): computes graphs, synchronously.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <memory>
+
+#include "device.h"
+#include "ggml-impl.h"
+#include "lower.h"
+#include "state.h"
+
+namespace tb::plugin {
+
+namespace {
+
+// ggml numbers a graph whenever the scheduler splits it anew; llama.cpp sends the same one again for as long as its
+// shape stays. A few, because a process may run several contexts in turn.
+constexpr size_t kept_graphs = 8;
+
+struct backend {
+    session_ptr session; // keeps the NPU running for as long as somebody may compute
+    std::array<lowered_graph, kept_graphs> cache;
+    size_t next = 0;
+
+    // nullptr: `why` says which op cannot run. Cached graphs are found by number.
+    lowered_graph * lowered(const ggml_cgraph * graph, std::string & why) {
+        if (graph->uid != 0) {
+            for (lowered_graph & g : cache)
+                if (g.uid == graph->uid) return &g;
+        }
+        lowered_graph & g = cache[next++ % kept_graphs];
+        g = lowered_graph();
+        state::get().count.lowered++;
+        if (!lower(graph, state::get().fp16(), g, why)) {
+            g = lowered_graph();
+            return nullptr;
+        }
+        return &g;
+    }
+
+    bool compute(const ggml_cgraph * graph, std::string & why) {
+        const lowered_graph * g = lowered(graph, why);
+        if (!g) return false;
+        if (g->ops.empty()) return true;
+        for (const auto & health : g->buffers) {
+            if (health->bad) {
+                why = "a device buffer is not valid: " + state::get().last_error();
+                return false;
+            }
+        }
+        // The channel takes so many ops in a message; a longer graph goes in parts.
+        const size_t n = g->ops.size();
+        for (size_t i = 0; i < n; i += TB_MAX_GRAPH_OPS) {
+            const auto part = static_cast<uint32_t>(std::min<size_t>(n - i, TB_MAX_GRAPH_OPS));
+            const tb::session::result r = g->session->compute(g->ops.data() + i, part, part == n ? g->uid : 0);
+            if (!r.ok()) {
+                why = r.why;
+                return false;
+            }
+        }
+        state::get().count.graphs++;
+        state::get().count.ops += n;
+        return true;
+    }
+};
+
+backend & self(ggml_backend_t b) { return *static_cast<backend *>(b->context); }
+
+const char * get_name(ggml_backend_t) { return device_name; }
+
+void free_backend(ggml_backend_t b) {
+    delete &self(b);
+    delete b;
+}
+
+void synchronize(ggml_backend_t) {} // graph_compute has waited already
+
+ggml_status graph_compute(ggml_backend_t b, ggml_cgraph * graph) {
+    state & st = state::get();
+    const auto start = std::chrono::steady_clock::now();
+    std::string why;
+    bool ok = false;
+    try {
+        ok = self(b).compute(graph, why);
+    } catch (const std::exception & e) {
+        why = e.what();
+    }
+    const auto spent = std::chrono::steady_clock::now() - start;
+    st.count.compute_ns += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());
+    if (ok) return GGML_STATUS_SUCCESS;
+    st.count.failures++;
+    st.fail("the NPU could not compute the graph: " + why);
+    return GGML_STATUS_FAILED;
+}
+
+ggml_guid_t guid() {
+    static ggml_guid id = {0x74, 0x69, 0x6c, 0x65, 0x62, 0x65, 0x61, 0x6d, 0x48, 0x4d, 0x58, 0x30, 0, 0, 0, 1};
+    return &id;
+}
+
+} // namespace
+
+ggml_backend_t new_backend(ggml_backend_dev_t dev) {
+    session_ptr session = state::get().acquire();
+    if (!session) return nullptr;
+    ggml_backend_i callbacks{};
+    callbacks.get_name = get_name;
+    callbacks.free = free_backend;
+    callbacks.synchronize = synchronize;
+    callbacks.graph_compute = graph_compute;
+    auto context = std::make_unique<backend>();
+    context->session = std::move(session);
+    return new ggml_backend{guid(), callbacks, dev, context.release()};
+}
+
+void set_n_threads(ggml_backend_t, int n_threads) { state::get().ask_threads(n_threads); }
+
+} // namespace tb::plugin

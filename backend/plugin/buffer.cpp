@@ -1,0 +1,300 @@
+// Plain, mapped and tiled buffers. See buffer.h.
+#include "buffer.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <set>
+
+#include "file_map.h"
+#include "lower.h"
+#include "tilebeam/layout.h"
+
+namespace tb::plugin {
+
+namespace {
+
+// All live buffers, for count_tiled. Never destroyed: see state::get().
+std::mutex & registry_lock() {
+    static std::mutex * const m = new std::mutex;
+    return *m;
+}
+std::set<buffer *> & registry() {
+    static auto * const all = new std::set<buffer *>;
+    return *all;
+}
+
+buffer & self(ggml_backend_buffer_t b) { return *buffer::of(b); }
+
+// ggml calls these from C: nothing may be thrown through it.
+template <class Work> void guarded(ggml_backend_buffer_t b, const Work & work) {
+    try {
+        work(self(b));
+    } catch (const std::exception & e) {
+        self(b).health->bad = true;
+        state::get().fail(std::string("device buffer: ") + e.what());
+    }
+}
+
+void free_buffer(ggml_backend_buffer_t b) { delete buffer::of(b); }
+void * get_base(ggml_backend_buffer_t b) { return self(b).base; }
+
+ggml_status init_tensor(ggml_backend_buffer_t b, ggml_tensor * t) {
+    ggml_status status = GGML_STATUS_FAILED;
+    guarded(b, [&](buffer & mine) { status = mine.init(t); });
+    return status;
+}
+
+void memset_tensor(ggml_backend_buffer_t b, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+    guarded(b, [&](buffer & mine) { mine.fill(t, value, offset, size); });
+}
+
+void set_tensor(ggml_backend_buffer_t b, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    guarded(b, [&](buffer & mine) { mine.write(t, data, offset, size); });
+}
+
+void get_tensor(ggml_backend_buffer_t b, const ggml_tensor * t, void * data, size_t offset, size_t size) {
+    guarded(b, [&](buffer & mine) { mine.read(t, data, offset, size); });
+}
+
+// From host memory or from another plain buffer of the device in one step; ggml copies the rest by way of the host.
+bool cpy_tensor(ggml_backend_buffer_t b, const ggml_tensor * src, ggml_tensor * dst) {
+    ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
+    if (!from || !src->data || !ggml_is_contiguous(src) || !ggml_is_contiguous(dst)) return false;
+    const bool plain = is_own(from) && buffer::of(from) && self(from).what == buffer::kind::plain &&
+                       self(from).tiled_type(src->view_src ? src->view_src : src) == TB_TYPE_COUNT;
+    if (!plain && !ggml_backend_buffer_is_host(from)) return false;
+    set_tensor(b, dst, src->data, 0, ggml_nbytes(dst));
+    return true;
+}
+
+void clear(ggml_backend_buffer_t b, uint8_t value) {
+    guarded(b, [&](buffer & mine) { mine.clear(value); });
+}
+
+const ggml_backend_buffer_i callbacks = {
+    free_buffer, get_base,   init_tensor, memset_tensor, set_tensor, get_tensor,
+    nullptr, // set_tensor_2d and get_tensor_2d: ggml takes the copies one by one
+    nullptr,     cpy_tensor, clear,
+    nullptr, // reset
+};
+
+} // namespace
+
+buffer::buffer(kind w, session_ptr s) : what(w), session(std::move(s)) {}
+
+buffer::~buffer() {
+    {
+        std::lock_guard<std::mutex> hold(registry_lock());
+        if (registry().erase(this) == 0) return; // never published: nothing is mapped or counted
+    }
+    counters & count = state::get().count;
+    count.buffers--;
+    count.buffer_bytes -= size;
+    if (what == kind::mapped) count.mapped_bytes -= size;
+    count.tiled_tensors -= tiled.size();
+    session->unmap(id); // a dead session has forgotten it already
+}
+
+ggml_backend_buffer_t buffer::publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft) {
+    counters & count = state::get().count;
+    count.buffers++;
+    count.buffer_bytes += b->size;
+    if (b->what == kind::mapped) count.mapped_bytes += b->size;
+    {
+        std::lock_guard<std::mutex> hold(registry_lock());
+        registry().insert(b.get());
+    }
+    const uint64_t bytes = b->size;
+    return ggml_backend_buffer_init(buft, callbacks, b.release(), bytes);
+}
+
+ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t bytes) try {
+    state & st = state::get();
+    const std::string need = "cannot allocate " + std::to_string(bytes) + " bytes on the device: ";
+    session_ptr session = st.acquire();
+    if (!session) return nullptr;
+    std::unique_ptr<buffer> b(new buffer(is_tiled_buft(buft) ? kind::tiled : kind::plain, session));
+    std::string why;
+    b->memory = tb::session::shared_memory::create("tilebeam", bytes, why);
+    if (!b->memory) {
+        st.fail(need + why);
+        return nullptr;
+    }
+    b->base = static_cast<uint8_t *>(b->memory->data());
+    b->size = bytes;
+    b->manifest = announced();
+    const tb::session::result r = session->map(b->memory->fd(), 0, bytes, true, &b->id);
+    if (!r.ok()) {
+        st.fail(need + r.why);
+        return nullptr;
+    }
+    return publish(std::move(b), buft);
+} catch (const std::exception & e) {
+    state::get().fail(std::string("cannot allocate device memory: ") + e.what());
+    return nullptr;
+}
+
+ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * ptr, size_t bytes) try {
+    state & st = state::get();
+    session_ptr session = st.acquire();
+    if (!session) return nullptr;
+    const manifest_ptr & m = announced();
+    mapped_file file;
+    std::string why;
+    if (!find_mapped_file(ptr, bytes, m ? m->path : "", file, why)) {
+        st.fail("cannot map the model file: " + why);
+        return nullptr;
+    }
+    struct closer {
+        int fd;
+        ~closer() { close(fd); }
+    } close_file{file.fd};
+    // What was announced for one file says nothing about another: reading its tiles as plain blocks, or the other way
+    // round, would go unnoticed.
+    if (m && !(m->file == file.id)) {
+        st.fail("announced " + m->path + " but " + file.path + " is being loaded");
+        return nullptr;
+    }
+    const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    const uint64_t lead = file.offset % page;
+    std::unique_ptr<buffer> b(new buffer(kind::mapped, session));
+    b->base = static_cast<uint8_t *>(ptr);
+    b->size = bytes;
+    b->npu_base = lead;
+    b->file_offset = file.offset;
+    b->manifest = m;
+    const tb::session::result r = session->map(file.fd, file.offset - lead, lead + bytes, false, &b->id);
+    if (!r.ok()) {
+        st.fail("cannot map " + file.path + " on the NPU side: " + r.why);
+        return nullptr;
+    }
+    return publish(std::move(b), buft);
+} catch (const std::exception & e) {
+    state::get().fail(std::string("cannot map the model file: ") + e.what());
+    return nullptr;
+}
+
+void buffer::spoil(const std::string & why) {
+    health->bad = true;
+    state::get().fail(why);
+}
+
+// Called for every tensor of every graph as well, so the common case is a test and a return.
+ggml_status buffer::init(ggml_tensor * t) {
+    if (t->view_src) return GGML_STATUS_SUCCESS;
+    uint32_t type = TB_TYPE_COUNT;
+    const uint64_t at = static_cast<uint64_t>(static_cast<uint8_t *>(t->data) - base);
+    if (what == kind::tiled) {
+        type = tb_tiled_column(type_of(t->type));
+        if (type == TB_TYPE_COUNT || t->ne[0] % TB_TILE_K != 0) {
+            spoil(std::string("tensor '") + t->name + "' cannot be tiled");
+            return GGML_STATUS_FAILED;
+        }
+    } else if (manifest) {
+        bool claimed = false;
+        const manifest::entry * e = manifest->find(t, &claimed);
+        if (!claimed) return GGML_STATUS_SUCCESS;
+        if (!e || (what == kind::mapped && file_offset + at != e->offset)) {
+            spoil(std::string("tensor '") + t->name + "' is not what was announced for " + manifest->path);
+            return GGML_STATUS_FAILED;
+        }
+        type = e->type;
+    } else {
+        return GGML_STATUS_SUCCESS;
+    }
+    tiled_entry entry{type, {}};
+    std::memcpy(entry.ne, t->ne, sizeof entry.ne);
+    std::lock_guard<std::mutex> hold(lock);
+    if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
+    return GGML_STATUS_SUCCESS;
+}
+
+uint32_t buffer::tiled_type(const ggml_tensor * t) const {
+    if (!t->data || (what != kind::tiled && !manifest)) return TB_TYPE_COUNT;
+    std::lock_guard<std::mutex> hold(lock);
+    const auto it = tiled.find(static_cast<uint64_t>(static_cast<const uint8_t *>(t->data) - base));
+    if (it == tiled.end() || std::memcmp(it->second.ne, t->ne, sizeof it->second.ne) != 0) return TB_TYPE_COUNT;
+    return it->second.type;
+}
+
+// If `t` is tiled, or a view of a tensor that is: the whole matrix, and where `offset` of t lies in its plain bytes.
+bool buffer::tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const {
+    const ggml_tensor * root = t->view_src ? t->view_src : t;
+    const uint32_t type = tiled_type(root);
+    if (type == TB_TYPE_COUNT) return false;
+    tiles.type = type;
+    tiles.k = static_cast<uint64_t>(root->ne[0]);
+    tiles.n = static_cast<uint64_t>(root->ne[1]);
+    tiles.matrices = static_cast<uint64_t>(root->ne[2] * root->ne[3]);
+    tiles.data = static_cast<uint8_t *>(root->data);
+    offset += static_cast<size_t>(static_cast<const uint8_t *>(t->data) - tiles.data);
+    return true;
+}
+
+void buffer::write(const ggml_tensor * t, const void * data, size_t offset, size_t n) {
+    if (what == kind::mapped) return spoil(std::string("write to the mapped model file, tensor '") + t->name + "'");
+    tiled_tensor tiles;
+    // Tiles that a manifest names come from the file as they are; only the tiled buffer type packs.
+    if (what == kind::tiled && tiles_of(t, tiles, offset)) {
+        if (!write_tiled(tiles, data, offset, n)) spoil(std::string("cannot pack tensor '") + t->name + "'");
+        return;
+    }
+    std::memcpy(static_cast<uint8_t *>(t->data) + offset, data, n);
+}
+
+void buffer::fill(const ggml_tensor * t, uint8_t value, size_t offset, size_t n) {
+    if (what == kind::mapped) return spoil(std::string("write to the mapped model file, tensor '") + t->name + "'");
+    tiled_tensor tiles;
+    if (what == kind::tiled && tiles_of(t, tiles, offset)) {
+        if (!fill_tiled(tiles, value, offset, n)) spoil(std::string("cannot pack tensor '") + t->name + "'");
+        return;
+    }
+    std::memset(static_cast<uint8_t *>(t->data) + offset, value, n);
+}
+
+void buffer::read(const ggml_tensor * t, void * data, size_t offset, size_t n) {
+    tiled_tensor tiles;
+    if (tiles_of(t, tiles, offset)) {
+        if (read_tiled(tiles, data, offset, n)) return;
+        std::memset(data, 0, n);
+        return spoil(std::string("tensor '") + t->name + "' (" + tb_type_name(tiles.type) +
+                     ") has no plain form to read");
+    }
+    std::memcpy(data, static_cast<const uint8_t *>(t->data) + offset, n);
+}
+
+void buffer::clear(uint8_t value) {
+    if (what == kind::mapped) return spoil("write to the mapped model file");
+    std::memset(base, value, size);
+    if (what != kind::tiled || value == 0) return;
+    // Equal plain bytes are no equal tile bytes.
+    std::map<uint64_t, tiled_entry> all;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        all = tiled;
+    }
+    for (const auto & [at, e] : all) {
+        const tiled_tensor t{e.type, static_cast<uint64_t>(e.ne[0]), static_cast<uint64_t>(e.ne[1]),
+                             static_cast<uint64_t>(e.ne[2] * e.ne[3]), base + at};
+        if (!fill_tiled(t, value, 0, t.plain_bytes())) spoil("cannot clear a tiled tensor");
+    }
+}
+
+uint64_t buffer::tiled_tensors(const file_id & file) const {
+    if (!manifest || !(manifest->file == file) || what == kind::tiled || health->bad) return 0;
+    std::lock_guard<std::mutex> hold(lock);
+    return tiled.size();
+}
+
+uint64_t count_tiled(const file_id & file) {
+    std::lock_guard<std::mutex> hold(registry_lock());
+    uint64_t n = 0;
+    for (const buffer * b : registry())
+        n += b->tiled_tensors(file);
+    return n;
+}
+
+} // namespace tb::plugin

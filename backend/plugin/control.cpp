@@ -1,0 +1,127 @@
+// The functions of control.h.
+#include "control.h"
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "buffer.h"
+#include "device.h"
+#include "manifest.h"
+#include "registry.h"
+#include "state.h"
+
+namespace tb::plugin {
+
+namespace {
+
+template <size_t N> void set_text(char (&dst)[N], const std::string & text) {
+    std::snprintf(dst, N, "%s", text.c_str());
+}
+
+int announce_file(const tilebeam_manifest * m) try {
+    std::string why;
+    const tb_status status = announce(m, why);
+    if (status != TB_OK) state::get().fail(why);
+    return status;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
+}
+
+int64_t tiled_count(const char * path) {
+    file_id id;
+    uint64_t size = 0;
+    return identify_file(path, id, size) ? static_cast<int64_t>(count_tiled(id)) : -1;
+}
+
+int get_options(tilebeam_options * o) {
+    if (!o) return TB_E_PROTOCOL;
+    *o = state::get().options();
+    return TB_OK;
+}
+
+int configure(const tilebeam_options * o) try {
+    if (!o) return TB_E_PROTOCOL;
+    std::string why;
+    const tb_status status = state::get().configure(*o, why);
+    if (status != TB_OK) state::get().fail(why);
+    return status;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
+}
+
+int status(tilebeam_status * out) try {
+    if (!out) return TB_E_PROTOCOL;
+    state & st = state::get();
+    const session_ptr session = st.current();
+    const tilebeam_options o = st.options();
+    std::memset(out, 0, sizeof *out);
+    out->version = TILEBEAM_CONTROL_VERSION;
+    out->session = !session ? TILEBEAM_SESSION_NONE : session->alive() ? TILEBEAM_SESSION_ALIVE : TILEBEAM_SESSION_DEAD;
+    out->executor = o.executor;
+    out->numerics = o.numerics;
+    if (session) {
+        out->executor = session->opts().kind == tb::session::executor_kind::process ? TILEBEAM_EXECUTOR_PROCESS
+                                                                                    : TILEBEAM_EXECUTOR_THREAD;
+        out->n_threads = st.n_threads();
+        out->npu_pid = session->npu_pid();
+        set_text(out->isa, session->isa());
+    }
+    set_text(out->device, device_name);
+    set_text(out->description, device_description());
+    set_text(out->ggml_version, TILEBEAM_GGML_VERSION);
+    set_text(out->ggml_commit, TILEBEAM_GGML_COMMIT);
+    st.memory(&out->memory_free, &out->memory_total);
+    out->buffers = st.count.buffers;
+    out->buffer_bytes = st.count.buffer_bytes;
+    out->mapped_bytes = st.count.mapped_bytes;
+    out->tiled_tensors = st.count.tiled_tensors;
+    out->sessions = st.count.sessions;
+    out->graphs = st.count.graphs;
+    out->ops = st.count.ops;
+    out->lowered = st.count.lowered;
+    out->failures = st.count.failures;
+    out->compute_ns = st.count.compute_ns;
+    set_text(out->last_error, st.last_error());
+    return TB_OK;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
+}
+
+const char * last_error() {
+    static thread_local std::string text;
+    text = state::get().last_error();
+    return text.c_str();
+}
+
+} // namespace
+
+void * control_function(const char * name) {
+    // Assigned through their own types, so that a change of control.h does not compile unnoticed.
+    static const tilebeam_announce_t announce_fn = announce_file;
+    static const tilebeam_tiled_count_t tiled_count_fn = tiled_count;
+    static const tilebeam_get_options_t get_options_fn = get_options;
+    static const tilebeam_configure_t configure_fn = configure;
+    static const tilebeam_status_t status_fn = status;
+    static const tilebeam_last_error_t last_error_fn = last_error;
+    const struct {
+        const char * name;
+        void * function;
+    } table[] = {
+        {"tilebeam_announce", reinterpret_cast<void *>(announce_fn)},
+        {"tilebeam_tiled_count", reinterpret_cast<void *>(tiled_count_fn)},
+        {"tilebeam_get_options", reinterpret_cast<void *>(get_options_fn)},
+        {"tilebeam_configure", reinterpret_cast<void *>(configure_fn)},
+        {"tilebeam_status", reinterpret_cast<void *>(status_fn)},
+        {"tilebeam_last_error", reinterpret_cast<void *>(last_error_fn)},
+    };
+    for (const auto & f : table)
+        if (std::strcmp(f.name, name) == 0) return f.function;
+    return nullptr;
+}
+
+} // namespace tb::plugin

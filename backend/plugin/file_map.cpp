@@ -1,0 +1,109 @@
+// Look-up in /proc/self/maps. See file_map.h.
+#include "file_map.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+namespace tb::plugin {
+
+namespace {
+
+// One line of /proc/self/maps, as far as it matters here.
+struct region {
+    uint64_t begin = 0, end = 0, offset = 0;
+    std::string device; // text such as "08:01"
+    uint64_t inode = 0;
+    std::string path;
+};
+
+bool parse_region(const std::string & line, region & r) {
+    char perms[8], device[32];
+    int path_at = 0;
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %7s %" SCNx64 " %31s %" SCNu64 " %n", &r.begin, &r.end,
+                    perms, &r.offset, device, &r.inode, &path_at) != 6) {
+        return false;
+    }
+    r.device = device;
+    r.path = path_at > 0 ? line.substr(static_cast<size_t>(path_at)) : "";
+    // The kernel writes a newline in a path as \012.
+    for (size_t at; (at = r.path.find("\\012")) != std::string::npos;)
+        r.path.replace(at, 4, "\n");
+    return true;
+}
+
+// The file mapping that covers all of [begin, end), which may lie in several neighbouring regions.
+bool find_region(uint64_t begin, uint64_t end, region & found) {
+    std::ifstream maps("/proc/self/maps");
+    uint64_t reached = begin;
+    for (std::string line; std::getline(maps, line);) {
+        region r;
+        if (!parse_region(line, r) || r.end <= reached) continue;
+        if (r.begin > reached || r.inode == 0) return false;
+        if (reached == begin) {
+            found = r;
+        } else if (r.inode != found.inode || r.device != found.device ||
+                   r.offset - found.offset != r.begin - found.begin) {
+            return false;
+        }
+        reached = r.end;
+        if (reached >= end) return true;
+    }
+    return false;
+}
+
+// Is fd the very file of region `r`? The kernel is asked in its own words, by mapping a page of fd and comparing the
+// lines: on stacked file systems the device that stat() reports is not the one that the line shows.
+bool same_file(int fd, const region & r) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    void * p = mmap(nullptr, page, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) return false;
+    region own;
+    const uint64_t at = reinterpret_cast<uintptr_t>(p);
+    const bool same = find_region(at, at + page, own) && own.inode == r.inode && own.device == r.device;
+    munmap(p, page);
+    return same;
+}
+
+} // namespace
+
+bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, mapped_file & out, std::string & why) {
+    const uint64_t begin = reinterpret_cast<uintptr_t>(ptr);
+    region r;
+    if (size == 0 || !find_region(begin, begin + size, r)) {
+        why = "the memory is not a mapping of one file";
+        return false;
+    }
+    for (const std::string & path : {r.path, hint}) {
+        if (path.empty() || path[0] == '[') continue;
+        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (fd < 0) continue;
+        struct stat st;
+        if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || !same_file(fd, r)) {
+            close(fd);
+            continue;
+        }
+        out.offset = r.offset + (begin - r.begin);
+        if (out.offset + size > static_cast<uint64_t>(st.st_size)) {
+            close(fd);
+            why = path + " is shorter than its mapping: it was truncated";
+            return false;
+        }
+        out.fd = fd;
+        out.id.device = st.st_dev;
+        out.id.inode = st.st_ino;
+        out.path = path;
+        return true;
+    }
+    why = "the mapped file " + r.path + " cannot be opened any more";
+    return false;
+}
+
+} // namespace tb::plugin

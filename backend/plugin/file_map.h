@@ -1,0 +1,26 @@
+// From a pointer to the file behind it: llama.cpp maps a model and hands over an address; the NPU side needs the file.
+#ifndef TILEBEAM_PLUGIN_FILE_MAP_H
+#define TILEBEAM_PLUGIN_FILE_MAP_H
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "manifest.h"
+
+namespace tb::plugin {
+
+struct mapped_file {
+    int fd = -1;         // read-only; the caller closes it
+    uint64_t offset = 0; // in the file, of the pointer
+    file_id id;
+    std::string path;
+};
+
+// Find and open the file of which [ptr, ptr + size) is a mapping. `hint` is a path to try if the recorded one does not
+// lead there any more; may be empty. False: `why` says what is wrong.
+bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, mapped_file & out, std::string & why);
+
+} // namespace tb::plugin
+
+#endif // TILEBEAM_PLUGIN_FILE_MAP_H

@@ -1,0 +1,227 @@
+// Lowering of ops and graphs. See lower.h.
+#include "lower.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "ggml-impl.h"
+#include "tilebeam/layout.h"
+
+namespace tb::plugin {
+
+namespace {
+
+static_assert(GGML_MAX_OP_PARAMS >= sizeof(tb_op::params), "tb_op.params are the first bytes of op_params");
+
+// Which of ggml's operands become the descriptor's, in this order.
+struct rule {
+    uint32_t code;
+    int n_src;
+};
+
+bool find_rule(ggml_op op, rule & r) {
+    switch (op) {
+    case GGML_OP_MUL_MAT:
+        r = {TB_OP_MUL_MAT, 2};
+        return true;
+    case GGML_OP_FLASH_ATTN_EXT:
+        r = {TB_OP_FLASH_ATTN, 5};
+        return true;
+    case GGML_OP_RMS_NORM:
+        r = {TB_OP_RMS_NORM, 1};
+        return true;
+    case GGML_OP_MUL:
+        r = {TB_OP_MUL, 2};
+        return true;
+    case GGML_OP_ADD:
+        r = {TB_OP_ADD, 2};
+        return true;
+    case GGML_OP_ROPE:
+        r = {TB_OP_ROPE, 3};
+        return true;
+    // src[2] is the tensor written into, of which the node itself is a view.
+    case GGML_OP_SET_ROWS:
+        r = {TB_OP_SET_ROWS, 2};
+        return true;
+    case GGML_OP_GLU:
+        r = {TB_OP_GLU, 2};
+        return true;
+    case GGML_OP_SCALE:
+        r = {TB_OP_SCALE, 1};
+        return true;
+    case GGML_OP_SOFT_MAX:
+        r = {TB_OP_SOFT_MAX, 3};
+        return true;
+    case GGML_OP_GET_ROWS:
+        r = {TB_OP_GET_ROWS, 2};
+        return true;
+    // CPY's src[1] is the tensor written into, of which the node itself is a view.
+    case GGML_OP_CPY:
+    case GGML_OP_CONT:
+    case GGML_OP_DUP:
+        r = {TB_OP_CPY, 1};
+        return true;
+    default:
+        return false;
+    }
+}
+
+const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
+
+// How a tensor is stored: enum tb_type, or TB_TYPE_COUNT if no op can use it where it lies.
+uint32_t stored_type(const ggml_tensor * t, const ggml_tensor * user) {
+    const uint32_t plain = type_of(t->type);
+    const ggml_tensor * root = root_of(t);
+    if (!is_own(root->buffer)) return plain; // not allocated yet, or the scheduler will copy it here
+    const bool in_tiled = is_tiled_buft(root->buffer->buft);
+    uint32_t tiled = TB_TYPE_COUNT;
+    if (const buffer * b = buffer::of(root->buffer)) {
+        tiled = in_tiled ? tb_tiled_column(type_of(root->type)) : b->tiled_type(root);
+    } else if (in_tiled) {
+        tiled = tb_tiled_column(plain);
+    } else if (const manifest_ptr & m = announced(); m) {
+        // The loader asks with a dummy buffer: only the name tells what the file holds.
+        bool claimed = false;
+        const manifest::entry * e = m->find(root, &claimed);
+        if (claimed && !e) return TB_TYPE_COUNT;
+        if (e) tiled = e->type;
+    }
+    if (tiled != TB_TYPE_COUNT) return t == root ? tiled : static_cast<uint32_t>(TB_TYPE_COUNT);
+    if (in_tiled) return TB_TYPE_COUNT;
+    // A plain quantized weight belongs into the tiled buffer type, which the loader tries next.
+    if (!buffer::of(root->buffer) && user->op == GGML_OP_MUL_MAT && tb_tiled_column(plain) != TB_TYPE_COUNT) {
+        return TB_TYPE_COUNT;
+    }
+    return plain;
+}
+
+// Everything but the place.
+bool describe(const ggml_tensor * t, const ggml_tensor * user, tb_tensor & out, const char ** why) {
+    std::memset(&out, 0, sizeof out);
+    out.type = stored_type(t, user);
+    if (out.type == TB_TYPE_COUNT) {
+        *why = "a type, or a tiled tensor, that it cannot use";
+        return false;
+    }
+    for (int i = 0; i < 4; ++i) {
+        if (t->ne[i] < 0 || t->ne[i] > static_cast<int64_t>(UINT32_MAX)) {
+            *why = "a dimension is too large";
+            return false;
+        }
+        out.ne[i] = static_cast<uint32_t>(t->ne[i]);
+        out.nb[i] = t->nb[i];
+    }
+    if (tb_type_is_tiled(out.type)) {
+        out.nb[2] = tb_tiled_bytes(out.type, out.ne[0], out.ne[1]);
+        out.nb[3] = out.nb[2] * out.ne[2];
+    }
+    out.offset = t->view_src ? t->view_offs : 0;
+    return true;
+}
+
+// The descriptor of a node but for buffers and offsets: buffer 0 stands for "present".
+bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** why) {
+    rule r;
+    if (!find_rule(node->op, r)) {
+        *why = "no such op on the NPU";
+        return false;
+    }
+    std::memset(&op, 0, sizeof op);
+    op.code = r.code;
+    op.flags = fp16 && r.code == TB_OP_MUL_MAT ? TB_FLAG_FP16 : 0;
+    std::memcpy(op.params, node->op_params, sizeof op.params);
+    std::snprintf(op.name, sizeof op.name, "%s", node->name);
+    if (!describe(node, node, op.dst, why)) return false;
+    for (int i = 0; i < TB_MAX_SRC; ++i) {
+        op.src[i].buffer = TB_NO_BUFFER;
+        if (i >= r.n_src || !node->src[i]) continue;
+        if (!describe(node->src[i], node, op.src[i], why)) return false;
+        op.n_src = static_cast<uint32_t>(i) + 1;
+    }
+    return tb_op_check_shape(&op, why) == TB_OK;
+}
+
+// Fill in where a tensor lies.
+bool place(const ggml_tensor * t, tb_tensor & out, lowered_graph & g, std::string & why) {
+    const ggml_tensor * root = root_of(t);
+    const buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
+    if (!b || !t->data) {
+        why = std::string("tensor '") + t->name + "' does not lie on the device";
+        return false;
+    }
+    if (g.session && g.session != b->session) {
+        why = b->session->alive() && !g.session->alive() ? "its NPU session is gone; load the model again"
+                                                         : "its buffers belong to different NPU sessions";
+        return false;
+    }
+    g.session = b->session;
+    if (std::find(g.buffers.begin(), g.buffers.end(), b->health) == g.buffers.end()) g.buffers.push_back(b->health);
+    out.buffer = b->id;
+    out.offset = b->npu_offset(t->data);
+    return true;
+}
+
+} // namespace
+
+uint32_t type_of(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_F32:
+        return TB_F32;
+    case GGML_TYPE_F16:
+        return TB_F16;
+    case GGML_TYPE_BF16:
+        return TB_BF16;
+    case GGML_TYPE_I32:
+        return TB_I32;
+    case GGML_TYPE_I64:
+        return TB_I64;
+    case GGML_TYPE_Q4_0:
+        return TB_Q4_0;
+    case GGML_TYPE_Q8_0:
+        return TB_Q8_0;
+    case GGML_TYPE_IQ4_NL:
+        return TB_IQ4_NL;
+    default:
+        return TB_TYPE_COUNT;
+    }
+}
+
+bool is_free(const ggml_tensor * node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+bool can_run(const ggml_tensor * node) {
+    if (is_free(node)) return true;
+    tb_op op;
+    const char * why = "";
+    return describe_op(node, false, op, &why);
+}
+
+bool lower(const ggml_cgraph * graph, bool fp16, lowered_graph & out, std::string & why) {
+    out.uid = graph->uid;
+    out.ops.clear();
+    out.ops.reserve(static_cast<size_t>(graph->n_nodes));
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (is_free(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
+        tb_op op;
+        const char * reason = "";
+        std::string text;
+        bool ok = describe_op(node, fp16, op, &reason);
+        if (!ok) text = reason;
+        op.tag = static_cast<uint32_t>(i);
+        ok = ok && place(node, op.dst, out, text);
+        for (uint32_t s = 0; ok && s < op.n_src; ++s)
+            ok = !node->src[s] || place(node->src[s], op.src[s], out, text);
+        if (!ok) {
+            why = std::string(ggml_op_name(node->op)) + " '" + node->name + "': " + text;
+            return false;
+        }
+        out.ops.push_back(op);
+    }
+    return true;
+}
+
+} // namespace tb::plugin

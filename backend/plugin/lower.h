@@ -1,0 +1,41 @@
+// From ggml's tensors to the NPU's descriptors. One function does it for both questions: "could you run this op?"
+// (supports_op, nothing allocated yet) and "run this graph".
+#ifndef TILEBEAM_PLUGIN_LOWER_H
+#define TILEBEAM_PLUGIN_LOWER_H
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "ggml.h"
+#include "tilebeam/ops.h"
+
+struct ggml_cgraph;
+
+namespace tb::plugin {
+
+// enum tb_type of a ggml type; TB_TYPE_COUNT if the NPU does not know it.
+uint32_t type_of(ggml_type type);
+
+// Views and the like: nothing to compute.
+bool is_free(const ggml_tensor * node);
+
+// Could the device run this op, with operands where they are now (or where the loader thinks of putting them)?
+bool can_run(const ggml_tensor * node);
+
+// A graph ready to be sent.
+struct lowered_graph {
+    uint64_t uid = 0; // ggml's number for it
+    std::vector<tb_op> ops;
+    session_ptr session; // the one that all its buffers belong to; nullptr when there is nothing to run
+    std::vector<std::shared_ptr<buffer_health>> buffers;
+};
+
+// False: `why` says which op cannot be run and why.
+bool lower(const ggml_cgraph * graph, bool fp16, lowered_graph & out, std::string & why);
+
+} // namespace tb::plugin
+
+#endif // TILEBEAM_PLUGIN_LOWER_H

@@ -1,0 +1,242 @@
+// Options, session, errors and counters of the plugin. See state.h.
+#include "state.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "executor.h"
+#include "ggml-impl.h"
+
+namespace tb::plugin {
+
+namespace {
+
+constexpr int max_threads = 512;
+
+void copy_string(char * dst, size_t cap, const char * src) { std::snprintf(dst, cap, "%s", src); }
+
+// "MemAvailable:   123 kB" and the like, in bytes; 0 if there is no such line.
+uint64_t meminfo(const char * key) {
+    std::FILE * f = std::fopen("/proc/meminfo", "re");
+    if (!f) return 0;
+    char line[256];
+    uint64_t bytes = 0;
+    const size_t n = std::strlen(key);
+    while (std::fgets(line, sizeof line, f)) {
+        if (std::strncmp(line, key, n) == 0 && line[n] == ':') {
+            bytes = std::strtoull(line + n + 1, nullptr, 10) * 1024;
+            break;
+        }
+    }
+    std::fclose(f);
+    return bytes;
+}
+
+int usable_cpus() {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+    return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+// Environment variables give the first options; a value that makes no sense is reported and left out.
+void read_environment(tilebeam_options & opt) {
+    if (const char * v = std::getenv("TILEBEAM_NPU"); v && *v) {
+        if (std::strcmp(v, "process") == 0) {
+            opt.executor = TILEBEAM_EXECUTOR_PROCESS;
+        } else if (std::strcmp(v, "thread") != 0) {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is neither thread nor process: using thread\n", v);
+        }
+    }
+    if (const char * v = std::getenv("TILEBEAM_THREADS"); v && *v) {
+        char * end = nullptr;
+        const long n = std::strtol(v, &end, 10);
+        if (*end == '\0' && n >= 1 && n <= max_threads) {
+            opt.n_threads = static_cast<int32_t>(n);
+        } else {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_THREADS=%s is not a number from 1 to %d: ignored\n", v, max_threads);
+        }
+    }
+    if (const char * v = std::getenv("TILEBEAM_ISA"); v && *v) copy_string(opt.isa, sizeof opt.isa, v);
+    if (const char * v = std::getenv("TILEBEAM_NUMERICS"); v && *v) {
+        if (std::strcmp(v, "fp16") == 0) {
+            opt.numerics = TILEBEAM_NUMERICS_FP16;
+        } else if (std::strcmp(v, "int8") != 0) {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is neither int8 nor fp16: using int8\n", v);
+        }
+    }
+}
+
+template <size_t N> bool terminated(const char (&text)[N]) { return std::memchr(text, 0, N) != nullptr; }
+
+} // namespace
+
+std::string plugin_directory() {
+    Dl_info info;
+    if (!dladdr(reinterpret_cast<void *>(&plugin_directory), &info) || !info.dli_fname) return ".";
+    const std::string path = info.dli_fname;
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+state & state::get() {
+    static state * const instance = new state; // see the class: outlives static destruction on purpose
+    return *instance;
+}
+
+state::state() {
+    opt.version = TILEBEAM_CONTROL_VERSION;
+    opt.deadline_ms = tb::session::options().deadline_ms;
+    read_environment(opt);
+    fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
+}
+
+int state::wanted_threads() const { return opt.n_threads > 0 ? opt.n_threads : asked_threads; }
+
+tb::session::options state::session_options() const {
+    tb::session::options o;
+    o.kind = opt.executor == TILEBEAM_EXECUTOR_PROCESS ? tb::session::executor_kind::process
+                                                       : tb::session::executor_kind::thread;
+    o.n_threads = wanted_threads();
+    o.deadline_ms = opt.deadline_ms;
+    o.memory_limit = opt.memory_limit;
+    o.npud_path = opt.npud_path[0] ? opt.npud_path : plugin_directory() + "/tilebeam-npud";
+    o.isa = opt.isa;
+    return o;
+}
+
+session_ptr state::acquire() {
+    std::string why;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        session_ptr session = running.lock();
+        if (session && session->alive()) return session;
+        const tb::session::options o = session_options();
+        session = tb::session::session::start(o, why);
+        if (session) {
+            running = session;
+            running_threads = o.n_threads > 0 ? o.n_threads : usable_cpus();
+            count.sessions++;
+            return session;
+        }
+    }
+    fail("the NPU did not start: " + why);
+    return nullptr;
+}
+
+session_ptr state::current() {
+    std::lock_guard<std::mutex> hold(lock);
+    return running.lock();
+}
+
+tilebeam_options state::options() {
+    std::lock_guard<std::mutex> hold(lock);
+    return opt;
+}
+
+tb_status state::configure(const tilebeam_options & o, std::string & why) {
+    if (o.version != TILEBEAM_CONTROL_VERSION) {
+        why = "options of version " + std::to_string(o.version) + ", the plugin has version " +
+              std::to_string(TILEBEAM_CONTROL_VERSION);
+        return TB_E_VERSION;
+    }
+    if (o.executor != TILEBEAM_EXECUTOR_THREAD && o.executor != TILEBEAM_EXECUTOR_PROCESS) {
+        why = "executor must be thread or process";
+    } else if (o.numerics != TILEBEAM_NUMERICS_INT8 && o.numerics != TILEBEAM_NUMERICS_FP16) {
+        why = "numerics must be int8 or fp16";
+    } else if (o.n_threads < 0 || o.n_threads > max_threads) {
+        why = "n_threads must be between 0 and " + std::to_string(max_threads);
+    } else if (o.deadline_ms <= 0) {
+        why = "deadline_ms must be positive";
+    } else if (!terminated(o.isa) || !terminated(o.npud_path)) {
+        why = "isa and npud_path must end with NUL";
+    } else if (o.isa[0]) {
+        const auto isas = tb::npu::kernel_isas();
+        if (std::none_of(isas.begin(), isas.end(), [&](const char * name) { return std::strcmp(name, o.isa) == 0; })) {
+            why = std::string("no kernel set '") + o.isa + "' on this CPU; there are:";
+            for (const char * name : isas)
+                why += std::string(" ") + name;
+        }
+    }
+    if (!why.empty()) return TB_E_UNSUPPORTED;
+
+    session_ptr session;
+    int threads = 0;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        opt = o;
+        fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
+        threads = wanted_threads();
+        session = running.lock();
+        if (session && session->alive() && threads > 0 && threads != running_threads) {
+            running_threads = threads;
+        } else {
+            session.reset();
+        }
+    }
+    if (session) {
+        const tb::session::result r = session->set_threads(threads);
+        if (!r.ok()) {
+            why = r.why;
+            return r.status;
+        }
+    }
+    return TB_OK;
+}
+
+void state::ask_threads(int n) {
+    if (n < 1) return;
+    n = std::min(n, max_threads);
+    session_ptr session;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        asked_threads = n;
+        session = running.lock();
+        if (opt.n_threads > 0 || n == running_threads || !session || !session->alive()) return;
+        running_threads = n;
+    }
+    const tb::session::result r = session->set_threads(n);
+    if (!r.ok()) fail(r.why);
+}
+
+int state::n_threads() {
+    std::lock_guard<std::mutex> hold(lock);
+    return running.expired() ? 0 : running_threads;
+}
+
+void state::fail(const std::string & why) {
+    {
+        std::lock_guard<std::mutex> hold(error_lock);
+        if (error == why) return;
+        error = why;
+    }
+    GGML_LOG_ERROR("tilebeam: %s\n", why.c_str());
+}
+
+std::string state::last_error() {
+    std::lock_guard<std::mutex> hold(error_lock);
+    return error;
+}
+
+void state::memory(uint64_t * free, uint64_t * total) {
+    const uint64_t physical =
+        static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    uint64_t available = meminfo("MemAvailable");
+    if (available == 0 || available > physical) {
+        available = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    }
+    const uint64_t limit = options().memory_limit;
+    if (limit != 0) {
+        const uint64_t used = count.buffer_bytes.load();
+        available = std::min(available, limit > used ? limit - used : 0);
+    }
+    *total = limit != 0 ? std::min(physical, limit) : physical;
+    *free = std::min(available, *total);
+}
+
+} // namespace tb::plugin

@@ -1,0 +1,139 @@
+// Byte ranges of tiled tensors. See tiles.h.
+#include "tiles.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "tilebeam/layout.h"
+
+namespace tb::plugin {
+
+namespace {
+
+// Below this much work a second thread costs more than it gives.
+constexpr size_t bytes_per_thread = 4 << 20;
+
+// A panel and the part of the range that falls into it.
+struct piece {
+    uint8_t * panel;
+    uint32_t rows;       // of this panel, 32 except at the end of a matrix
+    size_t panel_offset; // first byte of the part within the panel's plain bytes
+    size_t range_offset; // and within the range
+    size_t size;
+};
+
+class panel_range {
+  public:
+    panel_range(const tiled_tensor & tensor, size_t offset, size_t size)
+        : t(tensor), begin(offset), end(offset + size), row(t.row_bytes()),
+          panels_per_matrix((t.n + TB_TILE_N - 1) / TB_TILE_N), tile_panel(tb_tiled_bytes(t.type, t.k, TB_TILE_N)) {
+        first = panel_at(begin);
+        last = panel_at(end - 1) + 1;
+    }
+    uint64_t count() const { return last - first; }
+    piece at(uint64_t i) const {
+        const uint64_t index = first + i, matrix = index / panels_per_matrix, in_matrix = index % panels_per_matrix;
+        piece p;
+        p.panel = t.data + index * tile_panel;
+        p.rows = static_cast<uint32_t>(std::min<uint64_t>(TB_TILE_N, t.n - in_matrix * TB_TILE_N));
+        const size_t start = (matrix * t.n + in_matrix * TB_TILE_N) * row;
+        const size_t from = std::max(begin, start), to = std::min(end, start + p.rows * row);
+        p.panel_offset = from - start;
+        p.range_offset = from - begin;
+        p.size = to - from;
+        return p;
+    }
+
+  private:
+    uint64_t panel_at(size_t byte) const {
+        const uint64_t r = byte / row;
+        return r / t.n * panels_per_matrix + r % t.n / TB_TILE_N;
+    }
+    const tiled_tensor & t;
+    size_t begin, end, row;
+    uint64_t panels_per_matrix;
+    size_t tile_panel;
+    uint64_t first = 0, last = 0;
+};
+
+// Run `work` on every panel of the range, on as many threads as the size deserves. `work` gets a buffer for one plain
+// panel that it may use.
+bool for_panels(const tiled_tensor & t, size_t offset, size_t size,
+                const std::function<bool(const piece &, std::vector<uint8_t> &)> & work) {
+    if (tb_tiled_column(tb_tiled_source(t.type)) != t.type) return false;
+    if (size == 0) return true;
+    const panel_range range(t, offset, size);
+    std::atomic<uint64_t> next{0};
+    std::atomic<bool> ok{true};
+    const auto loop = [&] {
+        std::vector<uint8_t> plain;
+        for (uint64_t i; (i = next++) < range.count();)
+            if (!work(range.at(i), plain)) ok = false;
+    };
+    const size_t wanted = std::min<size_t>({1 + size / bytes_per_thread, std::thread::hardware_concurrency(), 16});
+    std::vector<std::thread> helpers;
+    try {
+        while (helpers.size() + 1 < wanted)
+            helpers.emplace_back(loop);
+    } catch (const std::system_error &) {
+        // No more threads to be had: those that run and this one do the work.
+    }
+    loop();
+    for (std::thread & h : helpers)
+        h.join();
+    return ok;
+}
+
+// Write one piece; `source(dst, range_offset, size)` gives its bytes.
+template <class Source>
+bool write_piece(const tiled_tensor & t, const piece & p, std::vector<uint8_t> & plain, const Source & source) {
+    const size_t row = t.row_bytes(), whole = p.rows * row;
+    plain.resize(whole);
+    if (p.size < whole && tb_unpack_panel(t.type, t.k, p.rows, p.panel, plain.data(), row) != TB_OK) return false;
+    source(plain.data() + p.panel_offset, p.range_offset, p.size);
+    return tb_pack_panel(t.type, t.k, p.rows, plain.data(), row, p.panel) == TB_OK;
+}
+
+} // namespace
+
+size_t tiled_tensor::row_bytes() const {
+    const uint32_t source = tb_tiled_source(type);
+    return k / tb_type_block(source) * tb_type_size(source);
+}
+
+bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size) {
+    const auto * bytes = static_cast<const uint8_t *>(src);
+    return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {
+        if (p.size == p.rows * t.row_bytes()) {
+            return tb_pack_panel(t.type, t.k, p.rows, bytes + p.range_offset, t.row_bytes(), p.panel) == TB_OK;
+        }
+        return write_piece(t, p, plain, [&](uint8_t * dst, size_t at, size_t n) { std::memcpy(dst, bytes + at, n); });
+    });
+}
+
+bool fill_tiled(const tiled_tensor & t, uint8_t value, size_t offset, size_t size) {
+    return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {
+        return write_piece(t, p, plain, [&](uint8_t * dst, size_t, size_t n) { std::memset(dst, value, n); });
+    });
+}
+
+bool read_tiled(const tiled_tensor & t, void * dst, size_t offset, size_t size) {
+    auto * bytes = static_cast<uint8_t *>(dst);
+    return for_panels(t, offset, size, [&](const piece & p, std::vector<uint8_t> & plain) {
+        const size_t row = t.row_bytes();
+        if (p.size == p.rows * row) {
+            return tb_unpack_panel(t.type, t.k, p.rows, p.panel, bytes + p.range_offset, row) == TB_OK;
+        }
+        plain.resize(p.rows * row);
+        if (tb_unpack_panel(t.type, t.k, p.rows, p.panel, plain.data(), row) != TB_OK) return false;
+        std::memcpy(bytes + p.range_offset, plain.data() + p.panel_offset, p.size);
+        return true;
+    });
+}
+
+} // namespace tb::plugin

@@ -1,0 +1,30 @@
+// A tiled weight tensor seen as the plain ggml bytes it stands for: read and write any byte range of them.
+//
+// Packing a panel is a bijection, so a range that ends inside a panel is written by unpacking the panel, changing the
+// bytes and packing it again: no staging copy, any order of writes, any cut.
+#ifndef TILEBEAM_PLUGIN_TILES_H
+#define TILEBEAM_PLUGIN_TILES_H
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tb::plugin {
+
+struct tiled_tensor {
+    uint32_t type;     // enum tb_type, column-grouped
+    uint64_t k, n;     // elements per row, rows per matrix
+    uint64_t matrices; // ne[2] * ne[3]
+    uint8_t * data;    // tiles; each matrix padded to whole panels
+
+    size_t row_bytes() const; // of the plain form
+    size_t plain_bytes() const { return row_bytes() * n * matrices; }
+};
+
+// `offset` and `size` count plain bytes and lie inside plain_bytes(). False: not a type that can be packed.
+bool write_tiled(const tiled_tensor & t, const void * src, size_t offset, size_t size);
+bool fill_tiled(const tiled_tensor & t, uint8_t value, size_t offset, size_t size);
+bool read_tiled(const tiled_tensor & t, void * dst, size_t offset, size_t size);
+
+} // namespace tb::plugin
+
+#endif // TILEBEAM_PLUGIN_TILES_H
