@@ -1,0 +1,362 @@
+// MUL_MAT: which kernel, in which pieces.
+//
+// Three ways through, by weight type and row count:
+//   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles with a scale per
+//            column are read where they lie; `tile` grouping and plain ggml rows are first turned into a few tiles at
+//            a time in scratch, which all rows then use.
+//   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
+//   dot      F32, F16, BF16 weights and so few rows that a panel would cost more to make than it saves.
+//
+// Rows of src1 that meet the same weight matrix (M, and the dimensions over which src0 broadcasts) count as one list of
+// rows. Phase one converts activations, shared by rows and k; phase two takes items of (matrix, panels, rows) until
+// none are left.
+#include <algorithm>
+#include <cstring>
+
+#include "ops/ops.h"
+#include "tilebeam/layout.h"
+
+namespace tb::npu {
+
+namespace {
+
+constexpr int64_t tile = TB_TILE_K;
+constexpr int64_t stage_tiles = 32; // k tiles of staged weights: 36 KiB of int8
+constexpr int64_t stage_k = 256;    // k of staged float panels: 32 KiB
+constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
+constexpr int64_t item_bytes = 256 << 10;   // weights that one item keeps in L2 while its rows pass
+constexpr int64_t items_per_thread = 4;     // at least, where there is enough to share
+constexpr int64_t convert_k = run_elements; // activations converted at a time
+
+static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= stage_bytes, "stages share their scratch");
+
+enum class way { integer, integer_staged, floats, dot };
+
+struct plan {
+    way path;
+    gemm_format format;
+    bool fp16;
+    uint32_t type;            // of the weights
+    int64_t k, n, rows;       // rows: per weight matrix
+    int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3
+    int64_t max_rows, groups; // groups: per matrix
+    int64_t row_bytes;        // of a converted row
+    int64_t panels;
+    int64_t panels_per_item, groups_per_item;
+
+    int64_t converted_bytes() const { return (matrices * rows * row_bytes + 63) / 64 * 64; }
+    // Groups differ by one row at most: 17 rows are 9 and 8, not 16 and 1.
+    int64_t group_start(int64_t g) const { return g * (rows / groups) + std::min(g, rows % groups); }
+    int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
+};
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
+
+gemm_format format_of(uint32_t type) {
+    switch (type) {
+    case TB_Q4_0:
+    case TB_Q4_0_COL:
+        return gemm_q4;
+    case TB_Q8_0:
+    case TB_Q8_0_COL:
+        return gemm_q8;
+    case TB_IQ4_NL:
+    case TB_IQ4_NL_COL:
+        return gemm_iq4nl;
+    default:
+        return gemm_prepared;
+    }
+}
+
+plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const tb_tensor &w = op.src[0], &x = op.src[1];
+    plan p{};
+    p.type = w.type;
+    p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
+    p.format = format_of(w.type);
+    p.k = w.ne[0];
+    p.n = w.ne[1];
+    p.matrices = int64_t{w.ne[2]} * w.ne[3];
+    p.r2 = x.ne[2] / w.ne[2];
+    p.r3 = x.ne[3] / w.ne[3];
+    p.rows = x.ne[1] * p.r2 * p.r3;
+    if (is_float(w.type)) {
+        p.path = p.rows <= gemm_max_dot && !p.fp16 ? way::dot : way::floats;
+    } else if (p.fp16) {
+        p.path = way::floats;
+    } else {
+        const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
+        p.path = in_place ? way::integer : way::integer_staged;
+    }
+    const bool integer = p.path == way::integer || p.path == way::integer_staged;
+    p.max_rows = integer ? kernels.gemm.int8[p.format].rows : p.path == way::dot ? 1 : kernels.gemm.f32.rows;
+    p.groups = divide_up(p.rows, p.max_rows);
+    p.row_bytes = integer ? p.k / tile * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * 4;
+    p.panels = divide_up(p.n, TB_TILE_N);
+
+    const int64_t wanted = n_threads * items_per_thread;
+    const int64_t panel_bytes = std::max<int64_t>(1, static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / tile));
+    p.panels_per_item =
+        std::clamp<int64_t>(std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1, p.panels);
+    const int64_t items = p.matrices * divide_up(p.panels, p.panels_per_item);
+    p.groups_per_item =
+        p.path == way::dot || items >= wanted ? p.groups : divide_up(p.groups, divide_up(wanted, items));
+    return p;
+}
+
+// Row r of a matrix's rows, in src1 or dst.
+uint8_t * row_of_matrix(const plan & p, const view & v, const view & weights, int64_t matrix, int64_t r) {
+    const int64_t i02 = matrix % weights.ne(2), i03 = matrix / weights.ne(2);
+    const int64_t i1 = r % v.ne(1), batch = r / v.ne(1);
+    return v.at<uint8_t>(i1, i02 * p.r2 + batch % p.r2, i03 * p.r3 + batch / p.r2);
+}
+
+// Floats [first, first + n) of a row of src1: where they are, or converted into `buffer`.
+const float * activations(const op_context & ctx, const uint8_t * row, int64_t first, int64_t n, float * buffer) {
+    if (ctx.src[1].type() == TB_F32) return reinterpret_cast<const float *>(row) + first;
+    ctx.kernels->vec.to_f32[TB_F16](n, row + 2 * first, buffer);
+    return buffer;
+}
+
+// Phase one: this thread's share of (matrix, row, piece of k).
+void convert(const op_context & ctx, const plan & p) {
+    const gemm_kernels & kernels = ctx.kernels->gemm;
+    const bool integer = p.path == way::integer || p.path == way::integer_staged;
+    const int64_t pieces = divide_up(p.k, convert_k);
+    int64_t item, last;
+    ctx.share(p.matrices * p.rows * pieces, 1, &item, &last);
+    float buffer[convert_k];
+    for (; item < last; item++) {
+        const int64_t first = item % pieces * convert_k, n = std::min(convert_k, p.k - first);
+        const int64_t matrix = item / pieces / p.rows, r = item / pieces % p.rows;
+        const int64_t big = p.rows % p.groups, size = p.rows / p.groups; // the first `big` groups have one more row
+        const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
+        const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
+        uint8_t * group = ctx.scratch + (matrix * p.rows + p.group_start(g)) * p.row_bytes;
+        const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
+        if (integer) {
+            kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
+                             group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
+            continue;
+        }
+        if (p.fp16) {
+            if (x != buffer) std::memcpy(buffer, x, static_cast<size_t>(n) * sizeof(float));
+            kernels.round_fp16(n, buffer);
+            x = buffer;
+        }
+        float * out = reinterpret_cast<float *>(group) + first * rows + in_group;
+        for (int64_t i = 0; i < n; i++)
+            out[i * rows] = x[i];
+    }
+}
+
+// Where a group's results go: straight into dst, or through a buffer where dst has fewer than 32 columns left.
+struct outputs {
+    alignas(64) float buffer[gemm_max_rows][TB_TILE_N];
+    float * at[gemm_max_rows];
+    float * dst[gemm_max_rows];
+    int rows;
+    size_t partial; // bytes of a row if they go through the buffer, else 0
+
+    void open(const op_context & ctx, const plan & p, int64_t matrix, int64_t g, int64_t panel, bool add) {
+        rows = p.group_rows(g);
+        const int64_t n0 = panel * TB_TILE_N, cols = std::min<int64_t>(TB_TILE_N, p.n - n0);
+        partial = cols < TB_TILE_N ? static_cast<size_t>(cols) * sizeof(float) : 0;
+        for (int m = 0; m < rows; m++) {
+            uint8_t * row = row_of_matrix(p, ctx.dst, ctx.src[0], matrix, p.group_start(g) + m);
+            dst[m] = reinterpret_cast<float *>(row) + n0;
+            at[m] = partial ? buffer[m] : dst[m];
+            if (partial && add) std::memcpy(buffer[m], dst[m], partial);
+        }
+    }
+    void close() {
+        if (!partial) return;
+        for (int m = 0; m < rows; m++)
+            std::memcpy(dst[m], buffer[m], partial);
+    }
+    void round(const gemm_kernels & kernels) {
+        for (int m = 0; m < rows; m++)
+            kernels.round_fp16(TB_TILE_N, at[m]);
+    }
+};
+
+struct item_range {
+    int64_t matrix, panel, last_panel, group, last_group;
+};
+
+const uint8_t * weights_of(const op_context & ctx, int64_t matrix) {
+    const view & w = ctx.src[0];
+    return w.data + matrix % w.ne(2) * w.nb(2) + matrix / w.ne(2) * w.nb(3);
+}
+
+const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix, int64_t g) {
+    return ctx.scratch + (matrix * p.rows + p.group_start(g)) * p.row_bytes;
+}
+
+void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
+    const int64_t k_tiles = p.k / tile, panel_bytes = k_tiles * static_cast<int64_t>(tb_tile_bytes(p.type));
+    const uint8_t * weights = weights_of(ctx, r.matrix);
+    outputs out;
+    for (int64_t g = r.group; g < r.last_group; g++) {
+        const uint8_t * group = group_of(ctx, p, r.matrix, g);
+        for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
+            out.open(ctx, p, r.matrix, g, panel, false);
+            ctx.kernels->gemm.int8[p.format].run(
+                {weights + panel * panel_bytes, group, k_tiles, out.rows, false, out.at});
+            out.close();
+        }
+    }
+}
+
+// Tiles [t, t + n) of a panel, in the form that the kernel of p.format reads.
+void stage_tiles_of(const op_context & ctx, const plan & p, const uint8_t * weights, int64_t panel, int64_t t,
+                    int64_t n, uint8_t * stage) {
+    if (tb_type_is_tiled(p.type)) {
+        const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
+        ctx.kernels->gemm.prepare(p.type, weights + (panel * (p.k / tile) + t) * bytes, n, stage);
+        return;
+    }
+    const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
+    tb_pack_panel(tb_tiled_column(p.type), static_cast<uint64_t>(n * tile),
+                  static_cast<uint32_t>(std::min<int64_t>(TB_TILE_N, p.n - n0)),
+                  weights + n0 * stride + t * tb_type_size(p.type), static_cast<size_t>(stride), stage);
+}
+
+void run_integer_staged(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
+    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const int64_t k_tiles = p.k / tile;
+    outputs out;
+    for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
+        for (int64_t t = 0; t < k_tiles; t += stage_tiles) {
+            const int64_t n = std::min(stage_tiles, k_tiles - t);
+            stage_tiles_of(ctx, p, weights, panel, t, n, stage);
+            for (int64_t g = r.group; g < r.last_group; g++) {
+                out.open(ctx, p, r.matrix, g, panel, t > 0);
+                const uint8_t * group =
+                    group_of(ctx, p, r.matrix, g) + t * static_cast<int64_t>(gemm_record_bytes(out.rows));
+                ctx.kernels->gemm.int8[p.format].run({stage, group, n, out.rows, t > 0, out.at});
+                out.close();
+            }
+        }
+    }
+}
+
+// k [first, first + n) of a panel as floats [n][32].
+void stage_floats_of(const op_context & ctx, const plan & p, const uint8_t * weights, int64_t panel, int64_t first,
+                     int64_t n, float * stage, uint8_t * tiles) {
+    const gemm_kernels & kernels = ctx.kernels->gemm;
+    const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
+    const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, p.n - n0));
+    if (is_float(p.type)) {
+        kernels.pack(p.type, weights + n0 * stride + first * tb_type_size(p.type), stride, cols, n, stage);
+        if (p.fp16 && p.type != TB_F16) kernels.round_fp16(n * TB_TILE_N, stage);
+    } else if (tb_type_is_tiled(p.type)) {
+        const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
+        kernels.dequantize(p.type, weights + (panel * (p.k / tile) + first / tile) * bytes, n / tile, stage);
+    } else {
+        stage_tiles_of(ctx, p, weights, panel, first / tile, n / tile, tiles);
+        kernels.dequantize(tb_tiled_column(p.type), tiles, n / tile, stage);
+    }
+}
+
+void run_floats(const op_context & ctx, const plan & p, const item_range & r, uint8_t * scratch) {
+    const uint8_t * weights = weights_of(ctx, r.matrix);
+    float * stage = reinterpret_cast<float *>(scratch);
+    outputs out;
+    for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
+        for (int64_t first = 0; first < p.k; first += stage_k) {
+            const int64_t n = std::min(stage_k, p.k - first);
+            stage_floats_of(ctx, p, weights, panel, first, n, stage, scratch + stage_bytes);
+            for (int64_t g = r.group; g < r.last_group; g++) {
+                out.open(ctx, p, r.matrix, g, panel, first > 0);
+                const float * group = reinterpret_cast<const float *>(group_of(ctx, p, r.matrix, g)) + first * out.rows;
+                ctx.kernels->gemm.f32.run({stage, group, n, out.rows, first > 0, out.at});
+                if (p.fp16 && first + n == p.k) out.round(ctx.kernels->gemm);
+                out.close();
+            }
+        }
+    }
+}
+
+void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
+    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
+    const float * x[gemm_max_dot];
+    uint8_t * rows[gemm_max_dot];
+    for (int64_t m = 0; m < p.rows; m++) {
+        x[m] = ctx.src[1].type() == TB_F32
+                   ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, m))
+                   : reinterpret_cast<const float *>(ctx.scratch + (r.matrix * p.rows + m) * p.row_bytes);
+        rows[m] = row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m);
+    }
+    for (int64_t n = r.panel * TB_TILE_N; n < last; n += gemm_max_dot) {
+        float * out[gemm_max_dot];
+        for (int64_t m = 0; m < p.rows; m++)
+            out[m] = reinterpret_cast<float *>(rows[m]) + n;
+        ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride,
+                                   static_cast<int>(std::min<int64_t>(gemm_max_dot, last - n)),
+                                   static_cast<int>(p.rows), p.k, x, out});
+    }
+}
+
+// A dot product reads F32 activations where they are.
+bool converts(const op_context & ctx, const plan & p) { return p.path != way::dot || ctx.src[1].type() != TB_F32; }
+
+void run(const op_context & ctx) {
+    const plan p = make_plan(*ctx.op, ctx.n_threads, *ctx.kernels);
+    if (converts(ctx, p)) {
+        convert(ctx, p);
+        ctx.barrier();
+    }
+    const int64_t panel_items = divide_up(p.panels, p.panels_per_item);
+    const int64_t group_items = divide_up(p.groups, p.groups_per_item);
+    const int64_t items = p.matrices * panel_items * group_items;
+    uint8_t * stage = ctx.scratch + p.converted_bytes() + ctx.thread * 2 * stage_bytes;
+    for (int64_t i = ctx.next_chunk(); i < items; i = ctx.next_chunk()) {
+        item_range r;
+        r.matrix = i / (panel_items * group_items);
+        r.panel = i / group_items % panel_items * p.panels_per_item;
+        r.last_panel = std::min(p.panels, r.panel + p.panels_per_item);
+        r.group = i % group_items * p.groups_per_item;
+        r.last_group = std::min(p.groups, r.group + p.groups_per_item);
+        switch (p.path) {
+        case way::integer:
+            run_integer(ctx, p, r);
+            break;
+        case way::integer_staged:
+            run_integer_staged(ctx, p, r, stage);
+            break;
+        case way::floats:
+            run_floats(ctx, p, r, stage);
+            break;
+        case way::dot:
+            run_dot(ctx, p, r);
+            break;
+        }
+    }
+}
+
+size_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const plan p = make_plan(op, n_threads, kernels);
+    return static_cast<size_t>(p.converted_bytes() + n_threads * 2 * stage_bytes);
+}
+
+} // namespace
+
+const op_entry mul_mat_entry = {run, scratch_bytes};
+
+const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels) {
+    const plan p = make_plan(op, 1, kernels);
+    switch (p.path) {
+    case way::dot:
+        return kernels.gemm.dot.name;
+    case way::floats:
+        return kernels.gemm.f32.name;
+    default:
+        return kernels.gemm.int8[p.format].name;
+    }
+}
+
+} // namespace tb::npu
