@@ -59,6 +59,9 @@ struct attention_kernels {
     // Returns the factor by which what was accumulated before must be multiplied.
     float (*softmax)(const attention_softmax_args & a);
     void (*accumulate)(const attention_accumulate_args & a);
+    // Of `cells` (at most 64) F16 mask values: bit c is set if cell c is not -inf. *biased gets the bits of those that
+    // are not zero either.
+    uint64_t (*visible)(const uint16_t * mask, int cells, uint64_t * biased);
     // out[i] = exp2(in[i]) for non-positive FP16 numbers (bits); positive inputs count as 0, NaN gives NaN.
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
 };

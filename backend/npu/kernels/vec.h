@@ -12,7 +12,16 @@
 namespace tb::npu {
 
 // ggml_glu_op, the order of tb_op.params[0]
-enum glu_kind { glu_reglu, glu_geglu, glu_swiglu, glu_swiglu_oai, glu_geglu_erf, glu_geglu_quick, glu_kind_count };
+enum glu_kind {
+    glu_reglu,
+    glu_geglu,
+    glu_swiglu,
+    glu_swiglu_oai,
+    glu_geglu_erf,
+    glu_geglu_quick,
+    glu_swiglu_clamp,
+    glu_kind_count,
+};
 
 struct vec_kernels {
     // Conversions by tb_type, nullptr where there is none. Block types want n % 32 == 0.
@@ -27,7 +36,7 @@ struct vec_kernels {
     float (*max)(int64_t n, const float * x); // -inf if n == 0
     // x = exp(x - max) in place; returns the sum. exp(-inf) is 0.
     float (*exp_sum)(int64_t n, float * x, float max);
-    // dst = act(gate) * up; alpha and limit belong to glu_swiglu_oai
+    // dst = act(gate) * up; alpha belongs to glu_swiglu_oai, limit to it and to glu_swiglu_clamp
     void (*glu[glu_kind_count])(int64_t n, const float * gate, const float * up, float alpha, float limit, float * dst);
     // Rotate n pairs by the angles whose cosines and sines are given: pairs (x[2i], x[2i+1]), or (x[i], x[i+half]).
     void (*rope_normal)(int64_t n, const float * x, const float * cos, const float * sin, float * dst);

@@ -1,0 +1,201 @@
+// The portable vector kernels: the definition that every other set is tested against.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "half.h"
+#include "kernels/vec.h"
+#include "kernels/vec_loops.h"
+#include "tilebeam/layout.h"
+
+namespace tb::npu {
+namespace {
+
+void f32_copy_in(int64_t n, const void * src, float * dst) {
+    if (n > 0) {
+        std::memmove(dst, src, static_cast<size_t>(n) * sizeof(float));
+    }
+}
+
+void f32_copy_out(int64_t n, const float * src, void * dst) {
+    if (n > 0) {
+        std::memmove(dst, src, static_cast<size_t>(n) * sizeof(float));
+    }
+}
+
+void f16_to_f32(int64_t n, const void * src, float * dst) {
+    const uint16_t * x = static_cast<const uint16_t *>(src);
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = tb_half_to_float(x[i]);
+    }
+}
+
+void f32_to_f16(int64_t n, const float * src, void * dst) {
+    uint16_t * y = static_cast<uint16_t *>(dst);
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = tb_float_to_half(src[i]);
+    }
+}
+
+template <uint32_t type> void blocks_to_f32(int64_t n, const void * src, float * dst) {
+    tb_dequantize_row(type, static_cast<uint64_t>(n), src, dst);
+}
+
+// C's conversion, with what C leaves undefined pinned down: saturate, NaN to 0.
+void f32_to_i32(int64_t n, const float * src, void * dst) {
+    int32_t * y = static_cast<int32_t *>(dst);
+    for (int64_t i = 0; i < n; i++) {
+        const float x = src[i];
+        if (x >= 2147483648.0f) {
+            y[i] = std::numeric_limits<int32_t>::max();
+        } else if (x < -2147483648.0f) {
+            y[i] = std::numeric_limits<int32_t>::min();
+        } else {
+            y[i] = std::isnan(x) ? 0 : static_cast<int32_t>(x);
+        }
+    }
+}
+
+constexpr int64_t block = 32;
+
+// A block is an FP16 scale and then the quants; scales that are not finite give zero quants, not undefined casts.
+void f32_to_q8_0(int64_t n, const float * src, void * dst) {
+    uint8_t * out = static_cast<uint8_t *>(dst);
+    for (int64_t b = 0; b < n / block; b++, src += block, out += 34) {
+        float amax = 0.0f;
+        for (int64_t i = 0; i < block; i++) {
+            amax = std::max(amax, std::fabs(src[i]));
+        }
+        const float d = amax / 127.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        const uint16_t h = tb_float_to_half(d);
+        std::memcpy(out, &h, sizeof(h));
+        for (int64_t i = 0; i < block; i++) {
+            const float q = std::round(src[i] * inverse);
+            out[2 + i] = static_cast<uint8_t>(q >= -127.0f && q <= 127.0f ? static_cast<int8_t>(q) : 0);
+        }
+    }
+}
+
+void f32_to_q4_0(int64_t n, const float * src, void * dst) {
+    uint8_t * out = static_cast<uint8_t *>(dst);
+    for (int64_t b = 0; b < n / block; b++, src += block, out += 18) {
+        float amax = 0.0f;
+        float extreme = 0.0f;
+        for (int64_t i = 0; i < block; i++) {
+            if (std::fabs(src[i]) > amax) {
+                amax = std::fabs(src[i]);
+                extreme = src[i];
+            }
+        }
+        const float d = extreme / -8.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        const uint16_t h = tb_float_to_half(d);
+        std::memcpy(out, &h, sizeof(h));
+        uint8_t q[block];
+        for (int64_t i = 0; i < block; i++) {
+            const float x = src[i] * inverse + 8.5f;
+            q[i] = static_cast<uint8_t>(x >= 0.0f && x < 16.0f ? static_cast<int>(x) : (x >= 16.0f ? 15 : 0));
+        }
+        for (int64_t i = 0; i < block / 2; i++) {
+            out[2 + i] = static_cast<uint8_t>(q[i] | (q[i + block / 2] << 4));
+        }
+    }
+}
+
+float sum_squares(int64_t n, const float * x) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+    return static_cast<float>(sum);
+}
+
+float max_value(int64_t n, const float * x) {
+    float m = -std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < n; i++) {
+        m = x[i] > m ? x[i] : m;
+    }
+    return m;
+}
+
+float exp_sum(int64_t n, float * x, float max) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = std::exp(x[i] - max);
+        sum += static_cast<double>(x[i]);
+    }
+    return static_cast<float>(sum);
+}
+
+void geglu(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        const float x = gate[i];
+        const float inner = 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x);
+        dst[i] = 0.5f * x * (1.0f + std::tanh(inner)) * up[i];
+    }
+}
+
+void geglu_erf(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        const float x = gate[i];
+        dst[i] = 0.5f * x * (1.0f + std::erf(x * 0.70710678118654752440f)) * up[i];
+    }
+}
+
+void geglu_quick(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = gate[i] / (1.0f + std::exp(-1.702f * gate[i])) * up[i];
+    }
+}
+
+void swiglu(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    }
+}
+
+void swiglu_oai(int64_t n, const float * gate, const float * up, float alpha, float limit, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        const float x = std::min(gate[i], limit);
+        const float y = std::min(std::max(up[i], -limit), limit);
+        dst[i] = x / (1.0f + std::exp(-alpha * x)) * (y + 1.0f);
+    }
+}
+
+void swiglu_clamp(int64_t n, const float * gate, const float * up, float, float limit, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        const float x = std::min(gate[i], limit);
+        const float y = std::min(std::max(up[i], -limit), limit);
+        dst[i] = x / (1.0f + std::exp(-x)) * y;
+    }
+}
+
+} // namespace
+
+void fill_vec_portable(vec_kernels & k) {
+    k = vec_kernels{};
+    fill_vec_loops(k);
+    k.to_f32[TB_F32] = f32_copy_in;
+    k.to_f32[TB_F16] = f16_to_f32;
+    k.to_f32[TB_Q4_0] = blocks_to_f32<TB_Q4_0>;
+    k.to_f32[TB_Q8_0] = blocks_to_f32<TB_Q8_0>;
+    k.to_f32[TB_IQ4_NL] = blocks_to_f32<TB_IQ4_NL>;
+    k.from_f32[TB_F32] = f32_copy_out;
+    k.from_f32[TB_F16] = f32_to_f16;
+    k.from_f32[TB_I32] = f32_to_i32;
+    k.from_f32[TB_Q8_0] = f32_to_q8_0;
+    k.from_f32[TB_Q4_0] = f32_to_q4_0;
+    k.sum_squares = sum_squares;
+    k.max = max_value;
+    k.exp_sum = exp_sum;
+    k.glu[glu_geglu] = geglu;
+    k.glu[glu_swiglu] = swiglu;
+    k.glu[glu_swiglu_oai] = swiglu_oai;
+    k.glu[glu_geglu_erf] = geglu_erf;
+    k.glu[glu_geglu_quick] = geglu_quick;
+    k.glu[glu_swiglu_clamp] = swiglu_clamp;
+}
+
+} // namespace tb::npu

@@ -1,0 +1,99 @@
+// CPY, CONT and DUP: all elements of src0 in order into dst, whatever the two shapes, strides and types.
+#include "ops/ops.h"
+
+#include <algorithm>
+
+namespace tb::npu {
+namespace {
+
+// Rows of the same shape on both sides, split over threads in runs.
+void cpy_same_shape(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & dst = ctx.dst;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const auto [i, at, n] = run_of(dst, item);
+        copy_run(*ctx.kernels, src, src.at<uint8_t>(i.i1, i.i2, i.i3), at, dst, dst.at<uint8_t>(i.i1, i.i2, i.i3), at,
+                 n);
+    }
+}
+
+// Short rows that lie crosswise (a transpose): squares of both sides stay in the cache.
+constexpr int64_t square = 64;
+
+template <class T> void transpose(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & dst = ctx.dst;
+    const int64_t squares0 = (dst.ne(0) + square - 1) / square;
+    const int64_t squares1 = (dst.ne(1) + square - 1) / square;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(squares0 * squares1 * dst.ne(2) * dst.ne(3), 1, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t plane = item / (squares0 * squares1);
+        const int64_t i0 = item % squares0 * square;
+        const int64_t i1 = item / squares0 % squares1 * square;
+        const int64_t n0 = std::min(square, dst.ne(0) - i0);
+        const int64_t n1 = std::min(square, dst.ne(1) - i1);
+        const uint8_t * from = src.at<uint8_t>(i1, plane % dst.ne(2), plane / dst.ne(2)) + i0 * src.nb(0);
+        uint8_t * to = dst.at<uint8_t>(i1, plane % dst.ne(2), plane / dst.ne(2)) + i0 * dst.nb(0);
+        for (int64_t y = 0; y < n1; y++) {
+            for (int64_t x = 0; x < n0; x++) {
+                *reinterpret_cast<T *>(to + y * dst.nb(1) + x * dst.nb(0)) =
+                    *reinterpret_cast<const T *>(from + y * src.nb(1) + x * src.nb(0));
+            }
+        }
+    }
+}
+
+// Different shapes: each row of dst is filled from as many pieces of src rows as it spans.
+void cpy_reshape(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & dst = ctx.dst;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(dst.rows(), 1, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const row_index to = row_of(dst, r);
+        uint8_t * row = dst.at<uint8_t>(to.i1, to.i2, to.i3);
+        const int64_t start = r * dst.ne(0);
+        for (int64_t done = 0; done < dst.ne(0);) {
+            const row_index from = row_of(src, (start + done) / src.ne(0));
+            const int64_t at = (start + done) % src.ne(0);
+            const int64_t n = std::min(dst.ne(0) - done, src.ne(0) - at);
+            copy_run(*ctx.kernels, src, src.at<uint8_t>(from.i1, from.i2, from.i3), at, dst, row, done, n);
+            done += n;
+        }
+    }
+}
+
+void cpy(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & dst = ctx.dst;
+    const bool same_shape =
+        src.ne(0) == dst.ne(0) && src.ne(1) == dst.ne(1) && src.ne(2) == dst.ne(2) && src.ne(3) == dst.ne(3);
+    if (!same_shape) {
+        cpy_reshape(ctx);
+        return;
+    }
+    const bool crosswise = !dense_rows(src) || !dense_rows(dst);
+    if (crosswise && src.type() == dst.type()) {
+        switch (tb_type_size(src.type())) {
+        case 2:
+            return transpose<uint16_t>(ctx);
+        case 4:
+            return transpose<uint32_t>(ctx);
+        default:
+            return transpose<uint64_t>(ctx);
+        }
+    }
+    cpy_same_shape(ctx);
+}
+
+} // namespace
+
+const op_entry cpy_entry = {cpy, nullptr};
+
+} // namespace tb::npu

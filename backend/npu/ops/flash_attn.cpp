@@ -1,0 +1,512 @@
+// FLASH_ATTN: online softmax over the KV cells that the mask leaves visible, tile by tile.
+//
+// A work item is a block of tokens x the heads of one GQA group, so that each K and V element that is loaded serves
+// all of them. The mask is turned into bits once per op (64 cells a word). An item then walks the words:
+//   * cells that no row of the item sees are not read;
+//   * where most rows see most cells (a prompt that all sequences share, a causal prefill), the word's cells become
+//     one tile for all rows;
+//   * where rows see different cells (the tails of sequences that decode side by side in one unified cache), each
+//     token collects its own cells, over as many words as it takes to fill a tile, and runs them alone; tokens with
+//     equal words run together.
+// So N samples of one prompt cost one pass over the prompt's cells plus their own tails. When there are fewer items
+// than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
+#include "ops/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+namespace tb::npu {
+namespace {
+
+constexpr int64_t word_cells = attention_tile_cells;
+constexpr int64_t min_split_words = 4; // splitting finer than this costs more in merging than it brings
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+size_t align64(size_t n) { return (n + 63) & ~static_cast<size_t>(63); }
+
+// How an op is cut into items, and where everything lies in its scratch memory. Depends on the descriptor and the
+// number of threads only.
+struct attention_plan {
+    int64_t dk, dv, n_kv, tokens, heads, streams;
+    int64_t group;      // heads that share one K head and one V head
+    int64_t item_heads; // heads of an item: a group, or a part of a large one
+    int64_t blocks_per_group;
+    int64_t item_tokens;
+    int64_t token_blocks;
+    int64_t items;
+    int64_t words;
+    int64_t splits;
+    int64_t mask_heads, mask_streams; // 0 without a mask
+    bool convert;                     // K and V are of a type that the kernels do not read
+    // scratch
+    size_t bits_at, biased_at, partials_at, workspace_at;
+    size_t workspace_bytes, total;
+    // workspace of one thread, in floats
+    size_t scores_at, tile_at, k_at, v_at, output_at;
+
+    int64_t item_rows() const { return item_heads * item_tokens; }
+    int64_t partial_floats() const { return item_rows() * (dv + 2); }
+    int64_t mask_lines() const { return tokens * mask_heads * mask_streams; }
+};
+
+bool kernel_reads(uint32_t type) { return type == TB_F16 || type == TB_F32; }
+
+attention_plan make_plan(const tb_op & op, int n_threads) {
+    attention_plan p = {};
+    const tb_tensor & q = op.src[0];
+    const tb_tensor & k = op.src[1];
+    const tb_tensor & v = op.src[2];
+    const bool masked = op.n_src > 3 && op.src[3].buffer != TB_NO_BUFFER;
+    p.dk = q.ne[0];
+    p.dv = v.ne[0];
+    p.n_kv = k.ne[1];
+    p.tokens = q.ne[1];
+    p.heads = q.ne[2];
+    p.streams = q.ne[3];
+    p.group = std::gcd(p.heads / k.ne[2], p.heads / v.ne[2]);
+    p.blocks_per_group = ceil_div(p.group, attention_tile_rows);
+    p.item_heads = ceil_div(p.group, p.blocks_per_group);
+    p.item_tokens = std::min<int64_t>(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
+    p.token_blocks = ceil_div(p.tokens, p.item_tokens);
+    p.items = p.streams * (p.heads / p.group) * p.blocks_per_group * p.token_blocks;
+    p.words = ceil_div(p.n_kv, word_cells);
+    p.splits = 1;
+    if (n_threads > 1 && p.items < 4 * n_threads) {
+        p.splits = std::max<int64_t>(1, std::min(ceil_div(4 * n_threads, p.items), p.words / min_split_words));
+    }
+    p.mask_heads = masked ? op.src[3].ne[2] : 0;
+    p.mask_streams = masked ? op.src[3].ne[3] : 0;
+    p.convert = !kernel_reads(k.type) || !kernel_reads(v.type);
+
+    size_t at = 0;
+    const auto take = [&at](size_t bytes) {
+        const size_t start = at;
+        at += align64(bytes);
+        return start;
+    };
+    p.bits_at = take(static_cast<size_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
+    p.biased_at = take(static_cast<size_t>(p.mask_lines() * n_threads));
+    p.partials_at =
+        take(p.splits > 1 ? static_cast<size_t>(p.items * p.splits * p.partial_floats()) * sizeof(float) : 0);
+    p.workspace_at = at;
+
+    at = 0;
+    const size_t cells = attention_tile_cells;
+    const size_t rows = static_cast<size_t>(p.item_rows());
+    const size_t dim = static_cast<size_t>(std::max(p.dk, p.dv));
+    p.scores_at = take(rows * cells * sizeof(float)) / sizeof(float);
+    p.tile_at = take(dim * cells * sizeof(float)) / sizeof(float);
+    p.k_at = take(p.convert ? static_cast<size_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
+    p.v_at = take(p.convert ? static_cast<size_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
+    p.output_at = take(rows * static_cast<size_t>(p.dv) * sizeof(float)) / sizeof(float);
+    p.workspace_bytes = at;
+    p.total = p.workspace_at + p.workspace_bytes * static_cast<size_t>(n_threads);
+    return p;
+}
+
+size_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) { return make_plan(op, n_threads).total; }
+
+// Cells waiting to become a tile, and per line (see item_runner) which of them it sees.
+struct pending_tile {
+    int cells = 0;
+    int64_t cell[attention_tile_cells];
+    uint64_t visible[attention_tile_rows];
+};
+
+// Runs items, one after the other, on one thread.
+class item_runner {
+  public:
+    item_runner(const op_context & context, const attention_plan & plan)
+        : ctx(context), p(plan), kernels(context.kernels->attention), q(context.src[0]), k(context.src[1]),
+          v(context.src[2]), mask(context.src[3]) {
+        float * workspace = reinterpret_cast<float *>(ctx.scratch + p.workspace_at +
+                                                      p.workspace_bytes * static_cast<size_t>(ctx.thread));
+        scores = workspace + p.scores_at;
+        tile = workspace + p.tile_at;
+        k_floats = workspace + p.k_at;
+        v_floats = workspace + p.v_at;
+        output = workspace + p.output_at;
+        max_bias = ctx.param_f(1);
+        softcap = ctx.param_f(2);
+    }
+
+    void run(int64_t item, int64_t split) {
+        place(item);
+        for (int64_t r = 0; r < n_lines * heads_per_line; r++) {
+            max[r] = -infinity;
+            sum[r] = 0.0f;
+            std::fill_n(output + r * p.dv, p.dv, 0.0f);
+        }
+        const int64_t first = p.words * split / p.splits;
+        const int64_t last = p.words * (split + 1) / p.splits;
+        for (int64_t w = first; w < last; w++) {
+            add_word(w);
+        }
+        flush_shared();
+        for (int line = 0; line < n_lines; line++) {
+            flush_own(line);
+        }
+        if (p.splits == 1) {
+            for (int64_t row = 0; row < n_tokens * n_heads; row++) {
+                finish_row(row, output + row * p.dv, max[row], sum[row]);
+            }
+        } else {
+            save_partial(item, split);
+        }
+    }
+
+    // Joins the parts of one row of an item and stores it.
+    void merge(int64_t item, int64_t row) {
+        place(item);
+        if (row >= n_tokens * n_heads) {
+            return;
+        }
+        float top = -infinity;
+        for (int64_t s = 0; s < p.splits; s++) {
+            top = std::max(top, partial(item, s)[2 * row]);
+        }
+        float total = 0.0f;
+        std::fill_n(output, p.dv, 0.0f);
+        for (int64_t s = 0; s < p.splits && top != -infinity; s++) {
+            const float * part = partial(item, s);
+            const float weight = std::exp(part[2 * row] - top);
+            if (weight == 0.0f) {
+                continue;
+            }
+            total += weight * part[2 * row + 1];
+            const float * x = part + 2 * p.item_rows() + row * p.dv;
+            for (int64_t d = 0; d < p.dv; d++) {
+                output[d] += weight * x[d];
+            }
+        }
+        finish_row(row, output, top, total);
+    }
+
+  private:
+    const op_context & ctx;
+    const attention_plan & p;
+    const attention_kernels & kernels;
+    const view & q;
+    const view & k;
+    const view & v;
+    const view & mask;
+    float * scores;
+    float * tile;
+    float * k_floats;
+    float * v_floats;
+    float * output;
+    float max_bias, softcap;
+
+    // The item: tokens x heads. Rows with the same mask form a line: a token with all its heads, or (if the mask
+    // differs between heads) a single row.
+    int64_t stream = 0, token0 = 0, n_tokens = 0, head0 = 0, n_heads = 0;
+    int n_lines = 0;
+    int64_t heads_per_line = 1;
+    const uint64_t * line_bits[attention_tile_rows];
+    const uint16_t * line_mask[attention_tile_rows];
+    bool line_biased[attention_tile_rows];
+    const uint8_t * k_base = nullptr;
+    const uint8_t * v_base = nullptr;
+    float max[attention_tile_rows];
+    float sum[attention_tile_rows];
+    pending_tile shared;
+    int own_cells[attention_tile_rows];
+    int64_t own_cell[attention_tile_rows][attention_tile_cells];
+
+    // Row index = token * n_heads + head; with a mask per head, lines are rows in the same order.
+    void place(int64_t item) {
+        const int64_t token_block = item % p.token_blocks;
+        int64_t rest = item / p.token_blocks;
+        const int64_t part = rest % p.blocks_per_group;
+        rest /= p.blocks_per_group;
+        const int64_t groups = p.heads / p.group;
+        const int64_t group = rest % groups;
+        stream = rest / groups;
+        token0 = token_block * p.item_tokens;
+        n_tokens = std::min(p.item_tokens, p.tokens - token0);
+        head0 = group * p.group + part * p.item_heads;
+        n_heads = std::min(p.item_heads, (group + 1) * p.group - head0);
+        k_base = k.at<uint8_t>(0, head0 / (p.heads / k.ne(2)), stream / (p.streams / k.ne(3)));
+        v_base = v.at<uint8_t>(0, head0 / (p.heads / v.ne(2)), stream / (p.streams / v.ne(3)));
+        heads_per_line = p.mask_heads > 1 ? 1 : n_heads;
+        n_lines = static_cast<int>(n_tokens * n_heads / heads_per_line);
+        shared.cells = 0;
+        for (int line = 0; line < n_lines; line++) {
+            own_cells[line] = 0;
+            if (!mask) {
+                line_biased[line] = false;
+                continue;
+            }
+            const int64_t token = token0 + (p.mask_heads > 1 ? line / n_heads : line);
+            const int64_t head = p.mask_heads > 1 ? (head0 + line % n_heads) % p.mask_heads : 0;
+            const int64_t from = stream % p.mask_streams;
+            const int64_t index = (from * p.mask_heads + head) * p.tokens + token;
+            line_bits[line] = reinterpret_cast<const uint64_t *>(ctx.scratch + p.bits_at) + index * p.words;
+            line_mask[line] = mask.at<const uint16_t>(token, head, from);
+            const uint8_t * flags = ctx.scratch + p.biased_at + index * ctx.n_threads;
+            line_biased[line] = std::any_of(flags, flags + ctx.n_threads, [](uint8_t f) { return f != 0; });
+        }
+    }
+
+    void add_word(int64_t w) {
+        const int64_t first = w * word_cells;
+        const int n = static_cast<int>(std::min(word_cells, p.n_kv - first));
+        const uint64_t all = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+        uint64_t bits[attention_tile_rows];
+        uint64_t seen = 0;
+        int64_t pairs = 0;
+        int active = 0;
+        for (int line = 0; line < n_lines; line++) {
+            bits[line] = mask ? line_bits[line][w] : all;
+            seen |= bits[line];
+            pairs += __builtin_popcountll(bits[line]);
+            active += bits[line] != 0;
+        }
+        if (seen == 0) {
+            return;
+        }
+        if (active > 1 && 2 * pairs < static_cast<int64_t>(active) * __builtin_popcountll(seen)) {
+            add_apart(first, bits);
+            return;
+        }
+        // One tile for all lines. Nearly full words keep their cells in place, so that bits need no moving; a cell
+        // that nobody sees is replaced by one that somebody does, because its memory may hold anything.
+        const int span = 64 - __builtin_clzll(seen);
+        if (__builtin_popcountll(seen) >= span - span / 4) {
+            if (shared.cells + span > attention_tile_cells) {
+                flush_shared();
+            }
+            const int at = shared.cells;
+            const int visible_one = __builtin_ctzll(seen);
+            for (int c = 0; c < span; c++) {
+                shared.cell[at + c] = first + (((seen >> c) & 1) != 0 ? c : visible_one);
+            }
+            for (int line = 0; line < n_lines; line++) {
+                shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (bits[line] << at);
+            }
+            shared.cells = at + span;
+            return;
+        }
+        for (uint64_t left = seen; left != 0; left &= left - 1) {
+            if (shared.cells == attention_tile_cells) {
+                flush_shared();
+            }
+            const int c = __builtin_ctzll(left);
+            const int at = shared.cells++;
+            shared.cell[at] = first + c;
+            for (int line = 0; line < n_lines; line++) {
+                shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (((bits[line] >> c) & 1) << at);
+            }
+        }
+    }
+
+    // A word of which lines see different cells: lines with equal bits run together, others collect.
+    void add_apart(int64_t first, const uint64_t * bits) {
+        bool done[attention_tile_rows] = {};
+        for (int line = 0; line < n_lines; line++) {
+            if (done[line] || bits[line] == 0) {
+                continue;
+            }
+            int lines[attention_tile_rows];
+            int n = 0;
+            for (int other = line; other < n_lines; other++) {
+                if (bits[other] == bits[line]) {
+                    lines[n++] = other;
+                    done[other] = true;
+                }
+            }
+            if (n > 1) {
+                int64_t cell[attention_tile_cells];
+                int cells = 0;
+                for (uint64_t left = bits[line]; left != 0; left &= left - 1) {
+                    cell[cells++] = first + __builtin_ctzll(left);
+                }
+                run_tile(lines, n, cell, cells, nullptr);
+                continue;
+            }
+            for (uint64_t left = bits[line]; left != 0; left &= left - 1) {
+                if (own_cells[line] == attention_tile_cells) {
+                    flush_own(line);
+                }
+                own_cell[line][own_cells[line]++] = first + __builtin_ctzll(left);
+            }
+        }
+    }
+
+    void flush_shared() {
+        int lines[attention_tile_rows];
+        int n = 0;
+        for (int line = 0; line < n_lines && shared.cells > 0; line++) {
+            if (shared.visible[line] != 0) {
+                lines[n++] = line;
+            }
+        }
+        if (n > 0) {
+            run_tile(lines, n, shared.cell, shared.cells, shared.visible);
+        }
+        shared.cells = 0;
+    }
+
+    void flush_own(int line) {
+        if (own_cells[line] > 0) {
+            run_tile(&line, 1, own_cell[line], own_cells[line], nullptr);
+        }
+        own_cells[line] = 0;
+    }
+
+    // Scores, softmax and accumulation of `lines` against `cells`. visible is indexed by line; nullptr: all of them.
+    void run_tile(const int * lines, int n, const int64_t * cell, int cells, const uint64_t * visible) {
+        const void * k_rows[attention_tile_cells];
+        const void * v_rows[attention_tile_cells];
+        cell_rows(k, k_base, p.dk, cell, cells, k_floats, k_rows);
+        cell_rows(v, v_base, p.dv, cell, cells, v_floats, v_rows);
+
+        const float * q_rows[attention_tile_rows];
+        float * o_rows[attention_tile_rows];
+        float alpha[attention_tile_rows];
+        int rows = 0;
+        for (int i = 0; i < n; i++) {
+            for (int64_t h = 0; h < heads_per_line; h++) {
+                const int64_t row = lines[i] * heads_per_line + h;
+                q_rows[rows] = q.at<const float>(token0 + row / n_heads, head0 + row % n_heads, stream);
+                o_rows[rows] = output + row * p.dv;
+                rows++;
+            }
+        }
+        kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows, k_rows, kernel_type(k.type()), scores, tile});
+
+        const float scale = ctx.param_f(0);
+        float mask_values[attention_tile_cells];
+        float bias[attention_tile_cells];
+        int r = 0;
+        for (int i = 0; i < n; i++) {
+            const int line = lines[i];
+            if (line_biased[line]) {
+                uint16_t gathered[attention_tile_cells];
+                for (int c = 0; c < cells; c++) {
+                    gathered[c] = line_mask[line][cell[c]];
+                }
+                ctx.kernels->vec.to_f32[TB_F16](cells, gathered, mask_values);
+            }
+            for (int64_t h = 0; h < heads_per_line; h++, r++) {
+                const int64_t row = line * heads_per_line + h;
+                const float * added = nullptr;
+                if (line_biased[line]) {
+                    added = mask_values;
+                    if (max_bias > 0.0f) {
+                        const float slope = alibi_slope(max_bias, head0 + row % n_heads, p.heads);
+                        ctx.kernels->vec.scale(cells, mask_values, slope, 0.0f, bias);
+                        added = bias;
+                    }
+                }
+                const uint64_t seen = visible != nullptr ? visible[line] : ~uint64_t{0};
+                alpha[r] = kernels.softmax(
+                    {cells, seen, added, scale, softcap, scores + r * attention_tile_cells, &max[row], &sum[row]});
+            }
+        }
+        kernels.accumulate(
+            {rows, cells, static_cast<int>(p.dv), scores, alpha, v_rows, kernel_type(v.type()), o_rows, tile});
+    }
+
+    static cell_type kernel_type(uint32_t type) { return type == TB_F16 ? cell_type::f16 : cell_type::f32; }
+
+    void cell_rows(const view & t, const uint8_t * base, int64_t dim, const int64_t * cell, int cells, float * floats,
+                   const void ** rows) const {
+        for (int c = 0; c < cells; c++) {
+            const uint8_t * row = base + cell[c] * t.nb(1);
+            rows[c] = row;
+            if (!kernel_reads(t.type())) {
+                ctx.kernels->vec.to_f32[t.type()](dim, row, floats + c * dim);
+                rows[c] = floats + c * dim;
+            }
+        }
+    }
+
+    float * partial(int64_t item, int64_t split) const {
+        return reinterpret_cast<float *>(ctx.scratch + p.partials_at) + (item * p.splits + split) * p.partial_floats();
+    }
+
+    void save_partial(int64_t item, int64_t split) {
+        float * part = partial(item, split);
+        for (int64_t r = 0; r < n_tokens * n_heads; r++) {
+            part[2 * r] = max[r];
+            part[2 * r + 1] = sum[r];
+        }
+        std::copy_n(output, n_tokens * n_heads * p.dv, part + 2 * p.item_rows());
+    }
+
+    // Adds the sink, divides by the sum and stores a row.
+    void finish_row(int64_t row, float * o, float top, float total) {
+        const int64_t head = head0 + row % n_heads;
+        float factor = 1.0f;
+        if (ctx.src[4]) {
+            const float sink = ctx.src[4].at<const float>(0)[head];
+            const float new_top = std::max(top, sink);
+            if (new_top != -infinity) {
+                factor = std::exp(top - new_top);
+                total = total * factor + std::exp(sink - new_top);
+            }
+        }
+        float * out = ctx.dst.at<float>(head, token0 + row / n_heads, stream);
+        const float inverse = total == 0.0f ? 0.0f : factor / total; // a row that sees nothing gives 0
+        ctx.kernels->vec.scale(p.dv, o, inverse, 0.0f, out);
+    }
+};
+
+// The mask as bits, and per line and thread whether a visible value other than zero was met.
+void read_mask(const op_context & ctx, const attention_plan & p) {
+    const view & mask = ctx.src[3];
+    uint64_t * bits = reinterpret_cast<uint64_t *>(ctx.scratch + p.bits_at);
+    uint8_t * biased = ctx.scratch + p.biased_at;
+    for (int64_t line = 0; line < p.mask_lines(); line++) {
+        biased[line * ctx.n_threads + ctx.thread] = 0;
+    }
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(p.mask_lines() * p.words, 8, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        const int64_t line = i / p.words;
+        const int64_t cell = i % p.words * word_cells;
+        const int64_t token = line % p.tokens;
+        const int64_t plane = line / p.tokens;
+        const uint16_t * row = mask.at<const uint16_t>(token, plane % p.mask_heads, plane / p.mask_heads);
+        uint64_t values = 0;
+        bits[i] =
+            ctx.kernels->attention.visible(row + cell, static_cast<int>(std::min(word_cells, p.n_kv - cell)), &values);
+        if (values != 0) {
+            biased[line * ctx.n_threads + ctx.thread] = 1;
+        }
+    }
+    ctx.barrier();
+}
+
+void flash_attn(const op_context & ctx) {
+    const attention_plan p = make_plan(*ctx.op, ctx.n_threads);
+    if (ctx.src[3]) {
+        read_mask(ctx, p);
+    }
+    item_runner runner(ctx, p);
+    const int64_t parts = p.items * p.splits;
+    for (int64_t i = ctx.next_chunk(); i < parts; i = ctx.next_chunk()) {
+        runner.run(i / p.splits, i % p.splits);
+    }
+    if (p.splits > 1) {
+        ctx.barrier();
+        int64_t first = 0;
+        int64_t last = 0;
+        ctx.share(p.items * p.item_rows(), 1, &first, &last);
+        for (int64_t i = first; i < last; i++) {
+            runner.merge(i / p.item_rows(), i % p.item_rows());
+        }
+    }
+}
+
+} // namespace
+
+const op_entry flash_attn_entry = {flash_attn, scratch_bytes};
+
+} // namespace tb::npu

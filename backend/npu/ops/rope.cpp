@@ -1,0 +1,165 @@
+// ROPE: rotates pairs of a row by angles that depend on the row's position; NORMAL pairs (2i, 2i+1), NEOX pairs
+// (i, i + n_dims/2); with YaRN scaling and optional frequency factors. Rows are heads, ne[2] counts tokens.
+//
+// Cosines and sines cost more than the rotation, and the same positions come back for every head, for Q and K, and in
+// every layer of a model. So each thread remembers the rows of its last positions, for a few sets of parameters.
+#include "ops/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace tb::npu {
+namespace {
+
+constexpr float pi = 3.14159265358979323846f;
+
+struct rope_params {
+    int32_t n_dims, mode, n_ctx_orig;
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+};
+
+rope_params read_params(const op_context & ctx) {
+    return {ctx.param_i(1), ctx.param_i(2), ctx.param_i(4), ctx.param_f(5), ctx.param_f(6),
+            ctx.param_f(7), ctx.param_f(8), ctx.param_f(9), ctx.param_f(10)};
+}
+
+// The pair that turns `rotations` times within the original context (YaRN's find_correction_dim).
+float correction_pair(const rope_params & p, float rotations) {
+    return static_cast<float>(p.n_dims) * std::log(static_cast<float>(p.n_ctx_orig) / (rotations * 2.0f * pi)) /
+           (2.0f * std::log(p.freq_base));
+}
+
+// Cosines and sines of one position, n_dims / 2 of each. The angle steps down by a float product from pair to pair,
+// as ggml does it, so that long contexts see the same rounding.
+void compute_row(const rope_params & p, const float * factors, int32_t position, float * cos, float * sin) {
+    const float step = std::pow(p.freq_base, -2.0f / static_cast<float>(p.n_dims));
+    float low = 0.0f;
+    float high = 0.0f;
+    float magnitude = p.attn_factor;
+    if (p.ext_factor != 0.0f) {
+        low = std::max(0.0f, std::floor(correction_pair(p, p.beta_fast)));
+        high = std::min(static_cast<float>(p.n_dims - 1), std::ceil(correction_pair(p, p.beta_slow)));
+        magnitude *= 1.0f + 0.1f * std::log(1.0f / p.freq_scale);
+    }
+    float theta = static_cast<float>(position);
+    for (int32_t i = 0; i < p.n_dims / 2; i++) {
+        const float extrapolated = factors != nullptr ? theta / factors[i] : theta;
+        float angle = p.freq_scale * extrapolated;
+        if (p.ext_factor != 0.0f) {
+            const float ramp = (static_cast<float>(i) - low) / std::max(0.001f, high - low);
+            const float mix = (1.0f - std::min(1.0f, std::max(0.0f, ramp))) * p.ext_factor;
+            angle = angle * (1.0f - mix) + extrapolated * mix;
+        }
+        cos[i] = std::cos(angle) * magnitude;
+        sin[i] = std::sin(angle) * magnitude;
+        theta *= step;
+    }
+}
+
+class angle_memo {
+  public:
+    // Points *cos and *sin at n_dims / 2 values each, valid until the next call.
+    void get(int32_t position, const float ** cos, const float ** sin) {
+        const size_t slot = static_cast<uint32_t>(position) % slots;
+        const int64_t pairs = params.n_dims / 2;
+        float * row = values.data() + slot * static_cast<size_t>(2 * pairs);
+        if (!known[slot] || positions[slot] != position) {
+            compute_row(params, factors.empty() ? nullptr : factors.data(), position, row, row + pairs);
+            positions[slot] = position;
+            known[slot] = 1;
+        }
+        *cos = row;
+        *sin = row + pairs;
+    }
+
+    bool matches(const rope_params & p, const float * f) const {
+        return used && std::memcmp(&params, &p, sizeof(p)) == 0 && (f != nullptr) == !factors.empty() &&
+               (f == nullptr || std::memcmp(factors.data(), f, factors.size() * sizeof(float)) == 0);
+    }
+
+    void start(const rope_params & p, const float * f) {
+        params = p;
+        factors.assign(f, f == nullptr ? f : f + p.n_dims / 2);
+        known.assign(slots, 0);
+        positions.assign(slots, 0);
+        values.resize(slots * static_cast<size_t>(p.n_dims));
+        used = true;
+    }
+
+  private:
+    static constexpr size_t slots = 256;
+    bool used = false;
+    rope_params params = {};
+    std::vector<float> factors;
+    std::vector<uint8_t> known;
+    std::vector<int32_t> positions;
+    std::vector<float> values;
+};
+
+// A model alternates between few sets of parameters (Gemma's local and global layers): keep the last four.
+angle_memo & find_memo(const rope_params & p, const float * factors) {
+    static thread_local angle_memo memos[4];
+    static thread_local int next = 0;
+    for (angle_memo & m : memos) {
+        if (m.matches(p, factors)) {
+            return m;
+        }
+    }
+    angle_memo & m = memos[next];
+    next = (next + 1) % 4;
+    m.start(p, factors);
+    return m;
+}
+
+void rope(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    const view & positions = ctx.src[1];
+    const view & freq_factors = ctx.src[2];
+    const view & dst = ctx.dst;
+    const kernel_table & k = *ctx.kernels;
+    const rope_params p = read_params(ctx);
+    const int64_t offset = ctx.param_i(15);
+    const int64_t n_dims = p.n_dims;
+    const int64_t tail = offset + n_dims;
+    const bool in_place = x.data == dst.data;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(x.rows(), 1, &first, &last);
+    if (first >= last) {
+        return;
+    }
+    angle_memo & memo = find_memo(p, freq_factors && n_dims > 0 ? freq_factors.at<const float>(0) : nullptr);
+    std::vector<float> buffer(x.type() == TB_F32 ? 0 : static_cast<size_t>(n_dims));
+    const float * cos = nullptr;
+    const float * sin = nullptr;
+    int64_t token = -1;
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(x, r);
+        if (i.i2 != token) {
+            token = i.i2;
+            memo.get(positions.at<const int32_t>(0)[token], &cos, &sin);
+        }
+        const uint8_t * src = x.at<uint8_t>(i.i1, i.i2, i.i3);
+        uint8_t * out = dst.at<uint8_t>(i.i1, i.i2, i.i3);
+        const float * a = load_run(k, x, src, offset, n_dims, buffer.data());
+        float * b = run_target(dst, out, offset, buffer.data());
+        if (p.mode == 0) {
+            k.vec.rope_normal(n_dims / 2, a, cos, sin, b);
+        } else {
+            k.vec.rope_neox(n_dims / 2, n_dims / 2, a, cos, sin, b);
+        }
+        store_run(k, dst, out, offset, n_dims, b);
+        if (!in_place) {
+            copy_run(k, x, src, 0, dst, out, 0, offset);
+            copy_run(k, x, src, tail, dst, out, tail, x.ne(0) - tail);
+        }
+    }
+}
+
+} // namespace
+
+const op_entry rope_entry = {rope, nullptr};
+
+} // namespace tb::npu

@@ -1,0 +1,67 @@
+// GET_ROWS and SET_ROWS: rows picked from, or put into, a tensor by index. Indices come from the data, so each one is
+// checked here; a bad one fails the op and touches nothing.
+#include "ops/ops.h"
+
+#include <cstring>
+
+namespace tb::npu {
+namespace {
+
+int64_t read_index(const view & indices, int64_t i0, int64_t i1, int64_t i2) {
+    const uint8_t * p = indices.data + i0 * indices.nb(0) + i1 * indices.nb(1) + i2 * indices.nb(2);
+    if (indices.type() == TB_I64) {
+        int64_t index;
+        std::memcpy(&index, p, sizeof(index));
+        return index;
+    }
+    int32_t index;
+    std::memcpy(&index, p, sizeof(index));
+    return index;
+}
+
+// dst[:, i10, i11, i12] = src0[:, indices[i10, i11, i12], i11, i12]
+void get_rows(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & indices = ctx.src[1];
+    const view & dst = ctx.dst;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(dst.rows(), 1, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(dst, r);
+        const int64_t index = read_index(indices, i.i1, i.i2, i.i3);
+        if (index < 0 || index >= src.ne(1)) {
+            ctx.fail(TB_E_BOUNDS, "GET_ROWS: row index out of range");
+            return;
+        }
+        copy_run(*ctx.kernels, src, src.at<uint8_t>(index, i.i2, i.i3), 0, dst, dst.at<uint8_t>(i.i1, i.i2, i.i3), 0,
+                 src.ne(0));
+    }
+}
+
+// dst[:, indices[i1, i2 % ., i3 % .], i2, i3] = src0[:, i1, i2, i3]
+void set_rows(const op_context & ctx) {
+    const view & src = ctx.src[0];
+    const view & indices = ctx.src[1];
+    const view & dst = ctx.dst;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(src.rows(), 1, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(src, r);
+        const int64_t index = read_index(indices, i.i1, i.i2 % indices.ne(1), i.i3 % indices.ne(2));
+        if (index < 0 || index >= dst.ne(1)) {
+            ctx.fail(TB_E_BOUNDS, "SET_ROWS: row index out of range");
+            return;
+        }
+        copy_run(*ctx.kernels, src, src.at<uint8_t>(i.i1, i.i2, i.i3), 0, dst, dst.at<uint8_t>(index, i.i2, i.i3), 0,
+                 src.ne(0));
+    }
+}
+
+} // namespace
+
+const op_entry get_rows_entry = {get_rows, nullptr};
+const op_entry set_rows_entry = {set_rows, nullptr};
+
+} // namespace tb::npu

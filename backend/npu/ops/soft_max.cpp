@@ -1,0 +1,59 @@
+// SOFT_MAX: dst = softmax(x * scale + slope * mask) along rows, with an optional sink per head in the denominator.
+#include "ops/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tb::npu {
+namespace {
+
+void soft_max(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    const view & mask = ctx.src[1];
+    const view & sinks = ctx.src[2];
+    const view & dst = ctx.dst;
+    const kernel_table & k = *ctx.kernels;
+    const float scale = ctx.param_f(0);
+    const float max_bias = ctx.param_f(1);
+    const int64_t n = x.ne(0);
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(x.rows(), 1, &first, &last);
+    float buffer[run_elements];
+    float bias[run_elements];
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(x, r);
+        const float * src = x.at<const float>(i.i1, i.i2, i.i3);
+        float * out = dst.at<float>(i.i1, i.i2, i.i3);
+        k.vec.scale(n, src, scale, 0.0f, out);
+        if (mask) {
+            const float slope = alibi_slope(max_bias, i.i2, x.ne(2));
+            const uint8_t * mask_row = mask.at<uint8_t>(i.i1, i.i2 % mask.ne(2), i.i3 % mask.ne(3));
+            for (int64_t at = 0; at < n; at += run_elements) {
+                const int64_t m = std::min(n - at, run_elements);
+                const float * values = load_run(k, mask, mask_row, at, m, buffer);
+                k.vec.scale(m, values, slope, 0.0f, bias);
+                k.vec.add(m, out + at, bias, out + at);
+            }
+        }
+        float max = k.vec.max(n, out);
+        const float sink = sinks ? sinks.at<const float>(0)[i.i2] : -std::numeric_limits<float>::infinity();
+        max = std::max(max, sink);
+        if (max == -std::numeric_limits<float>::infinity()) {
+            std::fill(out, out + n, 0.0f); // nothing to attend to
+            continue;
+        }
+        float sum = k.vec.exp_sum(n, out, max);
+        if (sinks) {
+            sum += std::exp(sink - max);
+        }
+        k.vec.scale(n, out, 1.0f / sum, 0.0f, out);
+    }
+}
+
+} // namespace
+
+const op_entry soft_max_entry = {soft_max, nullptr};
+
+} // namespace tb::npu
