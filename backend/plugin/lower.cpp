@@ -2,7 +2,6 @@
 #include "lower.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "ggml-impl.h"
@@ -131,7 +130,7 @@ bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** 
     op.code = r.code;
     op.flags = fp16 && r.code == TB_OP_MUL_MAT ? TB_FLAG_FP16 : 0;
     std::memcpy(op.params, node->op_params, sizeof op.params);
-    std::snprintf(op.name, sizeof op.name, "%s", node->name);
+    std::memcpy(op.name, node->name, std::min(sizeof op.name - 1, strnlen(node->name, sizeof node->name)));
     if (!describe(node, node, op.dst, why)) return false;
     for (int i = 0; i < TB_MAX_SRC; ++i) {
         op.src[i].buffer = TB_NO_BUFFER;

@@ -2,6 +2,10 @@
 #ifndef TILEBEAM_TYPES_H
 #define TILEBEAM_TYPES_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // cffi: begin
 // Values are part of the protocol and of repacked files' metadata: append, never renumber.
 enum tb_type {
@@ -45,5 +49,9 @@ int tb_type_is_tiled(unsigned type);
 const char * tb_type_name(unsigned type);
 const char * tb_status_name(int status);
 // cffi: end
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif // TILEBEAM_TYPES_H
