@@ -1,1 +1,95 @@
-"""Tilebeam: test-time scaling on local hardware."""
+"""Tilebeam: test-time scaling on local hardware.
+
+    import tilebeam
+    lm = tilebeam.load("model.gguf")
+    best = tilebeam.BestOfN(tilebeam.LogProb()).infer(lm, "Question: ...", budget=16)
+
+Importing the package is cheap: llama_cpp, numpy and the native libraries are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+    raise ImportError(
+        f"Tilebeam runs on Linux on x86-64 and aarch64; this is {platform.system()} on {platform.machine()}."
+    )
+
+from tilebeam.errors import NpuError, TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.extract import after, last_number, normalize_answer, regex
+    from tilebeam.lm import LM
+    from tilebeam.load import load
+    from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
+    from tilebeam.register import register
+    from tilebeam.sampling import SamplingParams
+    from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
+    from tilebeam.search import BestOfN, SearchResult, SelfConsistency, VoteResult
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "LM": "lm",
+    "load": "load",
+    "register": "register",
+    "SamplingParams": "sampling",
+    "CompletionOutput": "outputs",
+    "RequestOutput": "outputs",
+    "Usage": "outputs",
+    "Progress": "outputs",
+    "BestOfN": "search",
+    "SelfConsistency": "search",
+    "SearchResult": "search",
+    "VoteResult": "search",
+    "Scorer": "scorers",
+    "LogProb": "scorers",
+    "Verifier": "scorers",
+    "Majority": "scorers",
+    "after": "extract",
+    "last_number": "extract",
+    "regex": "extract",
+    "normalize_answer": "extract",
+}
+
+__all__ = [
+    "LM",
+    "BestOfN",
+    "CompletionOutput",
+    "LogProb",
+    "Majority",
+    "NpuError",
+    "Progress",
+    "RequestOutput",
+    "SamplingParams",
+    "Scorer",
+    "SearchResult",
+    "SelfConsistency",
+    "TilebeamError",
+    "Usage",
+    "Verifier",
+    "VoteResult",
+    "__version__",
+    "after",
+    "last_number",
+    "load",
+    "normalize_answer",
+    "regex",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilebeam' has no attribute {name!r}")
+    value = getattr(import_module(f"tilebeam.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,457 @@
+"""The scheduler: many prompts, many samples of each, one batch per step.
+
+A step admits waiting samples to free slots, builds one batch (one token for every sample that decodes, the rest of
+the room for chunks of prompts), decodes it, and draws a token for every sample whose logits came out.
+
+- A prompt is decoded once. Its first sample leads; samples admitted meanwhile wait for it and fork from its cells, all
+  drawing from the same logits. If there are more samples than slots, a holder keeps the prompt (without its last
+  token) alive for those that come later; they fork from it and decode that one token themselves.
+- A prompt that shares a prefix with tokens already in the cache forks from there; one that shares a prefix with a
+  prompt being decoded waits for it.
+- When cells run out, the sample admitted last gives up its cells and queues again; what it has drawn so far is kept
+  and decoded again later. The sample admitted first always goes on, so every request ends.
+
+The order of everything follows from the requests alone: the same requests give the same batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.kv import KvCache, Sequence, common_prefix
+from tilebeam.llama import Context, Sampler
+from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
+from tilebeam.sampling import SamplingParams
+from tilebeam.text import TextStream
+
+# Waiting for another prompt's prefix pays off from this many tokens.
+_SHARE_AT_LEAST = 32
+# Cells to leave free per running sample when another one is admitted.
+_HEADROOM = 8
+
+ProgressHook = Callable[[Progress], "bool | None"]
+
+
+@dataclass(eq=False)
+class Sample:
+    """One sample on its way from the queue to its text."""
+
+    request: Request
+    index: int
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sampler: Sampler | None = None
+    stream: TextStream | None = None
+    kv: Sequence | None = None
+    age: int = 0  # admission number: who gives way when cells run out
+    finish: FinishReason | None = None
+
+    def target(self) -> list[int]:
+        """The tokens that must be in the cache before the next token can be drawn."""
+        return self.request.prompt_ids + self.tokens
+
+    def todo(self) -> int:
+        """Tokens still to decode before the next draw; 1 when it simply goes on."""
+        held = len(self.kv) if self.kv else 0
+        return len(self.request.prompt_ids) + len(self.tokens) - held
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt with its samples."""
+
+    prompt: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    usage: Usage = field(default_factory=Usage)
+    samples: list[Sample] = field(default_factory=list)
+    lead: Sample | None = None  # decodes the prompt now
+    followers: list[Sample] = field(default_factory=list)  # wait for the lead
+    holder: Sequence | None = None  # keeps prompt[:-1] for samples still in the queue
+    decoded: int = 0  # leading prompt tokens accounted for: decoded or taken from another prompt's cells
+    waiting: int = 0  # samples in the queue
+
+    def output(self) -> RequestOutput:
+        """The result, complete once all samples are."""
+        outputs = []
+        for s in self.samples:
+            logprobs = s.logprobs if self.params.logprobs else None
+            outputs.append(
+                CompletionOutput(
+                    index=s.index,
+                    text=s.stream.text if s.stream else "",
+                    token_ids=s.tokens,
+                    finish_reason=s.finish or "aborted",
+                    seed=s.seed,
+                    cumulative_logprob=sum(logprobs) if logprobs is not None else None,
+                    logprobs=logprobs,
+                )
+            )
+        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
+
+
+class Engine:
+    """Runs requests over one context.
+
+    Args:
+        context: with a unified KV cache.
+        n_slots: samples that decode at the same time.
+        n_ids: sequences that the context tells apart, at least n_slots; one more lets a prompt be held for samples
+            that find no slot yet.
+        on_failure: makes the exception for a failed llama_decode, given its return code.
+    """
+
+    def __init__(self, context: Context, n_slots: int, n_ids: int, on_failure: Callable[[int], TilebeamError]) -> None:
+        model = context.model
+        self.kv = KvCache(context, context.n_ctx, n_ids, model.n_swa, model.whole_forks_only)
+        self.context = context
+        self.vocab = model.vocab
+        self.n_slots = n_slots
+        self.broken: TilebeamError | None = None
+        self._on_failure = on_failure
+        self._queue: deque[Sample] = deque()
+        self._running: list[Sample] = []  # in order of admission
+        self._holding: list[Request] = []  # whose holder is not complete yet, in order
+        self._admitted = 0
+        self.progress = Progress()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def check(self, prompt_ids: SequenceOf[int]) -> None:
+        """Raise `TilebeamError` if this prompt cannot be run."""
+        if not prompt_ids:
+            raise TilebeamError("The prompt has no tokens.")
+        if len(prompt_ids) >= self.context.n_ctx:
+            raise TilebeamError(
+                f"The prompt has {len(prompt_ids)} tokens, the context {self.context.n_ctx}: at least one must stay "
+                "free; shorten the prompt or load the model with a larger n_ctx."
+            )
+        low, high = min(prompt_ids), max(prompt_ids)
+        if low < 0 or high >= self.vocab.size:
+            raise TilebeamError(
+                f"Token {low if low < 0 else high} is not in the vocabulary (0 to {self.vocab.size - 1})."
+            )
+
+    def submit(self, prompt: str, prompt_ids: list[int], params: SamplingParams) -> Request:
+        """Queue a prompt; `step` runs it."""
+        self.check(prompt_ids)
+        params = params.resolved()
+        request = Request(prompt, prompt_ids, params, params.seed or 0)
+        request.usage.prompt_tokens = len(prompt_ids)
+        request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
+        request.waiting = params.n
+        self._queue.extend(request.samples)
+        self.progress.total += params.n
+        return request
+
+    @property
+    def busy(self) -> bool:
+        """Whether samples run or wait."""
+        return bool(self._queue or self._running)
+
+    def run(self, hook: ProgressHook | None = None) -> None:
+        """Step until all requests are complete. A hook that returns False cancels what is not finished."""
+        started = time.perf_counter()
+        try:
+            while self.busy:
+                self.step()
+                self.progress.seconds = time.perf_counter() - started
+                self.progress.running = len(self._running)
+                if hook is not None and hook(self.progress) is False:
+                    self.abort()
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self.progress = Progress()
+
+    def abort(self) -> None:
+        """Drop everything that is not finished; the samples keep what they have, as "aborted"."""
+        for sample in [*self._running, *self._queue]:
+            sample.finish = "aborted"
+            sample.kv = None
+            if sample.sampler:
+                sample.sampler.close()
+            request = sample.request
+            request.lead, request.followers, request.holder, request.waiting = None, [], None, 0
+        self._running.clear()
+        self._queue.clear()
+        self._holding.clear()
+        self.kv.clear()
+
+    # --- one step ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Admit, decode one batch, draw."""
+        if self.broken:
+            raise self.broken
+        self._admit()
+        while True:
+            rows, spans = self._build()
+            if not spans:
+                return
+            began = time.perf_counter()
+            code = self.context.decode(sum(len(tokens) for _, _, tokens in spans))
+            seconds = time.perf_counter() - began
+            if code == 0:
+                break
+            for seq, _, tokens in spans:
+                self.kv.retract(seq, len(tokens))
+            # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
+            if code != 1 or not self._give_way():
+                self.broken = self._on_failure(code)
+                raise self.broken
+        self._account(spans, seconds)
+        self._complete_holders()
+        self._draw(rows)
+
+    def _admit(self) -> None:
+        while self._queue and len(self._running) < self.n_slots:
+            sample = self._queue[0]
+            request = sample.request
+            # Followers have no sequence yet, but will.
+            if self.kv.free_ids <= sum(s.kv is None for s in self._running):
+                return
+            if request.lead is not None:
+                # The prompt is being decoded: join. Forking at its end costs no cells.
+                request.followers.append(sample)
+            elif not self._start(sample):
+                return
+            self._queue.popleft()
+            request.waiting -= 1
+            self._admitted += 1
+            sample.age = self._admitted
+            self._running.append(sample)
+            if sample.sampler is None:
+                sample.sampler = Sampler(request.params, sample.seed, self.vocab)
+                sample.stream = TextStream(request.params.stop)
+                if request.params.penalizes:
+                    sample.sampler.accept(request.prompt_ids[-request.params.penalty_last_n :])
+            if not request.waiting:
+                self._drop_holder(request)
+
+    def _start(self, sample: Sample) -> bool:
+        """Give a sample its sequence, forked from the best source. False: not now."""
+        request = sample.request
+        if request in self._holding:
+            return False
+        target = sample.target()
+        limit = len(target) - 1  # the last token is always decoded, for its logits
+        source, shared = self._best_source(target, limit)
+        coming = self._coming_prefix(target, limit)
+        if coming - shared >= _SHARE_AT_LEAST:
+            return False
+        room = len(target) - shared + _HEADROOM * (len(self._running) + 1)
+        if self._running and self.kv.free < room:
+            return False
+        first = not sample.tokens and request.decoded < len(request.prompt_ids)
+        crowd = request.waiting > self.n_slots - len(self._running) and len(request.prompt_ids) > 1
+        wants_holder = first and crowd and request.holder is None and self.kv.free_ids > 1
+        seq = self.kv.fork(source, shared) if source and shared else self.kv.open()
+        if first:
+            request.usage.cached_tokens += max(0, shared - request.decoded)
+            request.decoded = max(request.decoded, shared)
+        if wants_holder:
+            request.holder = seq
+            if len(seq) < limit:
+                self._holding.append(request)
+                return False
+            seq = self.kv.fork(seq, limit)
+        sample.kv = seq
+        if not sample.tokens:
+            request.lead = sample
+        return True
+
+    def _best_source(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
+        best: tuple[Sequence | None, int] = (None, 0)
+        for seq in self.kv.live:
+            shared = self.kv.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
+            if best[1] < shared <= limit:
+                best = (seq, shared)
+        return best
+
+    def _coming_prefix(self, target: list[int], limit: int) -> int:
+        """The longest prefix that some prompt being decoded now will have in the cache."""
+        best = 0
+        jobs = [r.prompt_ids[:-1] for r in self._holding]
+        jobs += [s.request.prompt_ids for s in self._running if s.kv is not None and s.todo() > 1]
+        for job in jobs:
+            shared = self.kv.forkable(len(job), min(limit, common_prefix(job, target)))
+            if shared <= limit:
+                best = max(best, shared)
+        return best
+
+    def _build(self) -> tuple[list[tuple[Sample, int]], list[tuple[Sequence, Request, list[int]]]]:
+        """Fill the batch arrays. Returns the rows with logits and, per sequence, the tokens decoded."""
+        while True:
+            decoding = [s for s in self._running if s.kv is not None and s.todo() == 1]
+            filling = self._holding or len(decoding) < sum(s.kv is not None for s in self._running)
+            if len(decoding) <= self.kv.free and (self.kv.free or not filling):
+                break
+            if self._give_way():
+                continue
+            if not decoding:
+                raise TilebeamError("The KV cache is full and nothing can give way.")
+            for sample in decoding:  # one sample has all cells: the context is full
+                self._finish(sample, "length")
+        rows: list[tuple[Sample, int]] = []
+        spans: list[tuple[Sequence, Request, list[int]]] = []
+        token, pos, seq_id, output = self.context.token, self.context.pos, self.context.seq, self.context.output
+        n = 0
+        for sample in decoding:
+            seq = sample.kv
+            assert seq is not None
+            last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
+            token[n], pos[n], seq_id[n], output[n] = last, len(seq), seq.id, 1
+            self.kv.extend(seq, [last])
+            spans.append((seq, sample.request, [last]))
+            rows.append((sample, n))
+            n += 1
+        jobs: list[tuple[Sequence, Request, list[int], Sample | None]] = []
+        for request in self._holding:
+            assert request.holder is not None
+            jobs.append((request.holder, request, request.prompt_ids[:-1], None))
+        for sample in self._running:
+            if sample.kv is not None and sample.todo() > 1:
+                jobs.append((sample.kv, sample.request, sample.target(), sample))
+        for seq, request, target, owner in jobs:
+            count = min(len(target) - len(seq), self.context.n_batch - n, self.kv.free)
+            if count <= 0:
+                continue
+            start = len(seq)
+            tokens = target[start : start + count]
+            end = n + count
+            token[n:end] = tokens
+            pos[n:end] = np.arange(start, start + count)
+            seq_id[n:end] = seq.id
+            output[n:end] = 0
+            self.kv.extend(seq, tokens)
+            spans.append((seq, request, tokens))
+            if owner is not None and start + count == len(target):
+                output[end - 1] = 1
+                rows.append((owner, end - 1))
+            n = end
+        return rows, spans
+
+    def _account(self, spans: list[tuple[Sequence, Request, list[int]]], seconds: float) -> None:
+        share = seconds / sum(len(tokens) for _, _, tokens in spans)
+        for seq, request, tokens in spans:
+            usage = request.usage
+            start, count = len(seq) - len(tokens), len(tokens)
+            prompt = len(request.prompt_ids)
+            of_prompt = max(0, min(start + count, prompt) - start)
+            fresh = max(0, min(start + count, prompt) - max(start, request.decoded))
+            request.decoded += fresh
+            self.progress.prompt_tokens += fresh
+            # A sample goes on with one token at a time; more at once (or prompt tokens again) are recomputed.
+            again = of_prompt - fresh + (count - of_prompt if count > 1 else 0)
+            usage.recomputed_tokens += again
+            usage.prefill_seconds += share * of_prompt
+            usage.decode_seconds += share * (count - of_prompt)
+
+    def _complete_holders(self) -> None:
+        self._holding = [r for r in self._holding if r.holder is not None and len(r.holder) < len(r.prompt_ids) - 1]
+
+    def _draw(self, rows: list[tuple[Sample, int]]) -> None:
+        for sample, row in rows:
+            request = sample.request
+            began = time.perf_counter()
+            group = [sample]
+            if request.lead is sample:
+                group += request.followers
+                for follower in request.followers:
+                    assert sample.kv is not None
+                    follower.kv = self.kv.fork(sample.kv, len(sample.kv))
+                request.lead, request.followers = None, []
+            norm = self._log_norm(row) if request.params.logprobs else 0.0
+            for member in group:
+                self._take(member, row, norm)
+            request.usage.sampling_seconds += time.perf_counter() - began
+
+    def _log_norm(self, row: int) -> float:
+        logits = self.context.logits(row)
+        top = float(logits.max())
+        return top + float(np.log(np.exp(logits - top, dtype=np.float32).sum(dtype=np.float64)))
+
+    def _take(self, sample: Sample, row: int, norm: float) -> None:
+        """Draw one token for a sample and see whether it ends."""
+        request, params = sample.request, sample.request.params
+        assert sample.sampler is not None
+        assert sample.stream is not None
+        token = sample.sampler.sample(self.context, row)
+        if params.logprobs:
+            sample.logprobs.append(float(self.context.logits(row)[token]) - norm)
+        sample.tokens.append(token)
+        request.usage.completion_tokens += 1
+        self.progress.tokens += 1
+        if self.vocab.is_end(token) and not params.ignore_eos:
+            self._finish(sample, "stop")
+        elif sample.stream.feed(self.vocab.piece(token)):
+            self._finish(sample, "stop")
+        elif len(sample.tokens) == params.max_tokens:
+            self._finish(sample, "length")
+        elif len(request.prompt_ids) + len(sample.tokens) >= self.context.n_ctx:
+            self._finish(sample, "length")
+
+    def _finish(self, sample: Sample, reason: FinishReason) -> None:
+        sample.finish = reason
+        self._running.remove(sample)
+        if sample.kv is not None:
+            self.kv.close(sample.kv)
+            sample.kv = None
+        if sample.sampler is not None:
+            sample.sampler.close()
+            sample.sampler = None
+        self.progress.finished += 1
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def _drop_holder(self, request: Request) -> None:
+        if request.holder is not None:
+            if request in self._holding:
+                self._holding.remove(request)
+            self.kv.close(request.holder)
+            request.holder = None
+
+    def _give_way(self) -> bool:
+        """Free cells: holders of requests with nothing running, then the sample admitted last, then other holders."""
+        active = {id(s.request) for s in self._running}
+        holders = [r for r in {id(s.request): s.request for s in self._queue}.values() if r.holder is not None]
+        idle = [r for r in holders if id(r) not in active]
+        if idle and (self._running or len(idle) > 1):
+            self._drop_holder(idle[-1])
+            return True
+        with_cells = [s for s in self._running if s.kv is not None]
+        if len(with_cells) < 2:
+            if holders and with_cells:
+                self._drop_holder(holders[-1])
+                return True
+            return False
+        last = max(with_cells, key=lambda s: s.age)
+        request = last.request
+        back = [last]
+        if request.lead is last:
+            back += request.followers
+            request.lead, request.followers = None, []
+        for sample in sorted(back, key=lambda s: s.age, reverse=True):
+            if sample.kv is not None:
+                self.kv.close(sample.kv)
+                sample.kv = None
+            self._running.remove(sample)
+            self._queue.appendleft(sample)
+            request.waiting += 1
+        return True
+
+
+def npu_failure(code: int, reason: str) -> NpuError:
+    """The exception for a decode that the NPU failed."""
+    detail = reason or f"llama_decode returned {code} and the NPU gave no reason"
+    return NpuError(f"The NPU failed: {detail}. Load the model again to start a new session.")

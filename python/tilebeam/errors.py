@@ -1,0 +1,11 @@
+"""The exceptions of the library. Every message is a sentence that says what is wrong and, where one can, what to do."""
+
+from __future__ import annotations
+
+
+class TilebeamError(RuntimeError):
+    """Something Tilebeam was asked for cannot be done: a bad file, a bad option, no room, a failed decode."""
+
+
+class NpuError(TilebeamError):
+    """The NPU failed, died or did not answer in time. The model that was loaded on it is lost; load it again."""

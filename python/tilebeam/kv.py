@@ -1,0 +1,158 @@
+"""The KV cache as the scheduler sees it: sequences that share cells, and how many cells are left.
+
+llama.cpp's unified cache holds one cell per token and layer; a cell belongs to every sequence that shares it. This
+ledger mirrors that, so that room is known before a batch is built instead of learnt from its failure.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+
+
+class Memory(Protocol):
+    """What the ledger asks of a context."""
+
+    def fork(self, source: int, target: int, length: int) -> None: ...
+    def drop(self, seq: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Sequence:
+    """Tokens that have cells, under one llama.cpp sequence id. Made by `KvCache` only."""
+
+    __slots__ = ("cells", "id", "tokens")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.tokens: list[int] = []
+        self.cells: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class KvCache:
+    """Hands out sequence ids and cells, and keeps count.
+
+    Args:
+        memory: the context's cache.
+        n_cells: its size, tokens.
+        n_ids: sequences it can tell apart.
+        n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others, so
+            a sequence longer than the window can only be forked at its end.
+        whole_forks_only: the model's state cannot be cut at a position (recurrent layers).
+    """
+
+    def __init__(
+        self, memory: Memory, n_cells: int, n_ids: int, n_swa: int = 0, whole_forks_only: bool = False
+    ) -> None:
+        self.n_cells = n_cells
+        self.n_ids = n_ids
+        self._memory = memory
+        self._n_swa = n_swa
+        self._whole = whole_forks_only
+        self._owners: npt.NDArray[np.int32] = np.zeros(n_cells, np.int32)
+        self._free_cells = list(range(n_cells - 1, -1, -1))
+        self._free_ids = list(range(n_ids - 1, -1, -1))
+        self._live: dict[int, Sequence] = {}
+
+    @property
+    def free(self) -> int:
+        """Cells that no sequence uses."""
+        return len(self._free_cells)
+
+    @property
+    def free_ids(self) -> int:
+        """Sequences that can still be opened."""
+        return len(self._free_ids)
+
+    @property
+    def live(self) -> list[Sequence]:
+        """All open sequences."""
+        return list(self._live.values())
+
+    def open(self) -> Sequence:
+        """A new, empty sequence."""
+        if not self._free_ids:
+            raise TilebeamError(f"All {self.n_ids} sequences are in use.")
+        seq = Sequence(self._free_ids.pop())
+        self._live[seq.id] = seq
+        return seq
+
+    def forkable(self, source_len: int, length: int) -> int:
+        """The longest prefix, at most `length`, at which a sequence of `source_len` tokens may be forked."""
+        if length >= source_len:
+            return source_len
+        if self._whole or (self._n_swa and source_len > self._n_swa):
+            return 0
+        return length
+
+    def fork(self, source: Sequence, length: int) -> Sequence:
+        """A new sequence that shares the first `length` tokens of `source`."""
+        if self.forkable(len(source), length) != length:
+            raise TilebeamError(f"A sequence of {len(source)} tokens cannot be forked at {length}.")
+        seq = self.open()
+        if length:
+            self._memory.fork(source.id, seq.id, length)
+            seq.tokens = source.tokens[:length]
+            seq.cells = source.cells[:length]
+            self._owners[seq.cells] += 1
+        return seq
+
+    def extend(self, seq: Sequence, tokens: list[int]) -> None:
+        """Take cells for tokens that the next batch decodes."""
+        if len(tokens) > len(self._free_cells):
+            raise TilebeamError(f"No room for {len(tokens)} tokens: {self.free} of {self.n_cells} KV cells are free.")
+        if tokens:
+            cells = self._free_cells[-len(tokens) :]
+            del self._free_cells[-len(tokens) :]
+            self._owners[cells] = 1
+            seq.cells += cells
+            seq.tokens += tokens
+
+    def retract(self, seq: Sequence, count: int) -> None:
+        """Give back the cells of the last `count` tokens, which llama.cpp refused to decode."""
+        if count:
+            self._release(seq.cells[-count:])
+            del seq.cells[-count:]
+            del seq.tokens[-count:]
+
+    def close(self, seq: Sequence) -> None:
+        """Forget a sequence; cells that nobody else shares become free."""
+        if self._live.pop(seq.id, None) is None:
+            return
+        self._memory.drop(seq.id)
+        self._release(seq.cells)
+        self._free_ids.append(seq.id)
+        seq.cells, seq.tokens = [], []
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for seq in self.live:
+            self.close(seq)
+        self._memory.clear()
+
+    def _release(self, cells: list[int]) -> None:
+        if cells:
+            taken = np.asarray(cells)
+            self._owners[taken] -= 1
+            self._free_cells.extend(int(c) for c in taken[self._owners[taken] == 0])
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Number of leading tokens that two lists share."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,303 @@
+"""A thin, owning view of llama.cpp's C API: model, context, batch, sampler chain. Knows nothing of scheduling.
+
+Objects free what they own in `close`; a closed object's pointer is None, so that late use fails in Python and not in C.
+llama.cpp's log goes through one router: a thread that captures sees its own lines, all others go where they went before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+from tilebeam.sampling import SamplingParams
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+
+
+class LogRouter:
+    """Takes llama.cpp's log callback once and hands lines to the capturing thread, else to the former callback."""
+
+    LEVEL_ERROR = 4
+    LEVEL_CONTINUE = 5
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._former = C.llama_log_callback()
+        self._former_data = ctypes.c_void_p()
+        C.llama_log_get(ctypes.byref(self._former), ctypes.byref(self._former_data))
+        self._callback = C.llama_log_callback(self._line)
+        C.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _line(self, level: int, text: bytes, _data: Any) -> None:
+        lines: list[tuple[int, str]] | None = getattr(self._local, "lines", None)
+        if lines is not None:
+            lines.append((level, text.decode("utf-8", "replace")))
+        elif self._former:
+            self._former(level, text, self._former_data)
+
+    @contextmanager
+    def capture(self) -> Iterator[list[tuple[int, str]]]:
+        """Collect this thread's (level, text) pairs; nested captures see only their own."""
+        outer = getattr(self._local, "lines", None)
+        lines: list[tuple[int, str]] = []
+        self._local.lines = lines
+        try:
+            yield lines
+        finally:
+            self._local.lines = outer
+
+
+_router: LogRouter | None = None
+_router_lock = threading.Lock()
+
+
+def log_router() -> LogRouter:
+    """The process-wide router, installed on first use."""
+    global _router
+    with _router_lock:
+        if _router is None:
+            _router = LogRouter()
+        return _router
+
+
+def errors_in(lines: Sequence[tuple[int, str]]) -> str:
+    """The error lines of a captured log as one string, "" if there are none."""
+    kept: list[str] = []
+    keep = False
+    for level, text in lines:
+        keep = keep if level == LogRouter.LEVEL_CONTINUE else level == LogRouter.LEVEL_ERROR
+        if keep:
+            kept.append(text)
+    return " ".join("".join(kept).split())
+
+
+class Vocab:
+    """Tokens and text of one model. Lives as long as the model."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.size: int = C.llama_vocab_n_tokens(pointer)
+        self.bos: int = C.llama_vocab_bos(pointer)
+        self.eos: int = C.llama_vocab_eos(pointer)
+        self.adds_bos: bool = C.llama_vocab_get_add_bos(pointer)
+        self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text."""
+        raw = text.encode("utf-8", "surrogatepass")
+        room = len(raw) + 8
+        while True:
+            tokens = np.empty(room, np.int32)
+            pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            n = C.llama_tokenize(self.pointer, raw, len(raw), pointer, room, add_special, parse_special)
+            if n >= 0:
+                return [int(t) for t in tokens[:n]]
+            if -n <= room:
+                raise TilebeamError("The model's tokenizer failed on this text.")
+            room = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; control tokens add none."""
+        known = self._pieces.get(token)
+        if known is None:
+            room = 64
+            while True:
+                buffer = ctypes.create_string_buffer(room)
+                n = C.llama_token_to_piece(self.pointer, token, buffer, room, 0, False)
+                if n >= 0:
+                    break
+                room = -n
+            known = self._pieces[token] = buffer.raw[:n]
+        return known
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (EOS, end of turn ..)."""
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(C.llama_vocab_is_eog(self.pointer, token))
+        return known
+
+
+class Model:
+    """Owns a llama_model."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.vocab = Vocab(C.llama_model_get_vocab(pointer))
+        self.n_swa: int = C.llama_model_n_swa(pointer)
+        self.n_ctx_train: int = C.llama_model_n_ctx_train(pointer)
+        self.n_embd: int = C.llama_model_n_embd(pointer)
+        self.n_layer: int = C.llama_model_n_layer(pointer)
+        self.n_params: int = C.llama_model_n_params(pointer)
+        self.n_bytes: int = C.llama_model_size(pointer)
+        # State that cannot be cut at a position: only whole sequences can be forked.
+        self.whole_forks_only: bool = C.llama_model_is_recurrent(pointer) or C.llama_model_is_hybrid(pointer)
+        self.decodes: bool = C.llama_model_has_decoder(pointer) and not C.llama_model_has_encoder(pointer)
+
+    def description(self) -> str:
+        """llama.cpp's one-line description, e.g. "gemma3 270M Q8_0"."""
+        buffer = ctypes.create_string_buffer(256)
+        C.llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    def metadata(self) -> dict[str, str]:
+        """The file's key-value pairs as llama.cpp prints them (arrays are shortened)."""
+        result: dict[str, str] = {}
+        for i in range(C.llama_model_meta_count(self.pointer)):
+            pair = []
+            for read in (C.llama_model_meta_key_by_index, C.llama_model_meta_val_str_by_index):
+                room = 512
+                buffer = ctypes.create_string_buffer(room)
+                n = read(self.pointer, i, buffer, room)
+                if n >= room:
+                    buffer = ctypes.create_string_buffer(n + 1)
+                    read(self.pointer, i, buffer, n + 1)
+                pair.append(buffer.value.decode("utf-8", "replace"))
+            result[pair[0]] = pair[1]
+        return result
+
+    def chat_template(self) -> str | None:
+        """The file's chat template, None if it has none (a base model)."""
+        text = C.llama_model_chat_template(self.pointer, None)
+        return text.decode("utf-8", "replace") if text else None
+
+    def close(self) -> None:
+        """Free the model. Its contexts must be closed before."""
+        if self.pointer is not None:
+            C.llama_model_free(self.pointer)
+            self.pointer = None
+
+
+def apply_chat_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
+    """Format (role, content) pairs with one of the templates that llama.cpp knows by heart."""
+    chat = (C.llama_chat_message * len(messages))()
+    for item, (role, content) in zip(chat, messages, strict=True):
+        item.role = role.encode("utf-8")
+        item.content = content.encode("utf-8")
+    room = 256 + 2 * sum(len(content.encode("utf-8")) + 64 for _, content in messages)
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), add_assistant, buffer, room)
+        if n < 0:
+            raise TilebeamError("llama.cpp does not know this model's chat template; format the prompt yourself.")
+        if n <= room:
+            return buffer.raw[:n].decode("utf-8", "replace")
+        room = n
+
+
+class Context:
+    """Owns a llama_context and the arrays of one batch.
+
+    The batch arrays are numpy views of the memory that llama_decode reads: ``token``, ``pos``, ``seq`` (one sequence
+    per token) and ``output`` (1: keep the logits). Fill the first n entries, then call ``decode(n)``.
+    """
+
+    def __init__(self, pointer: Any, model: Model, n_batch: int, max_outputs: int) -> None:
+        self.pointer = pointer
+        self.model = model
+        self.max_outputs = max_outputs  # entries of one batch that may have logits
+        self.n_ctx: int = C.llama_n_ctx(pointer)
+        self.n_seq_max: int = C.llama_n_seq_max(pointer)
+        self.n_batch = n_batch
+        self._memory = C.llama_get_memory(pointer)
+        self.token: I32 = np.zeros(n_batch, np.int32)
+        self.pos: I32 = np.zeros(n_batch, np.int32)
+        self.seq: I32 = np.zeros(n_batch, np.int32)
+        self.output: npt.NDArray[np.int8] = np.zeros(n_batch, np.int8)
+        self._n_seq_id: I32 = np.ones(n_batch, np.int32)
+        self._seq_pointers = (self.seq.ctypes.data + 4 * np.arange(n_batch)).astype(np.uintp)
+        self._batch = C.llama_batch()
+        i32 = ctypes.POINTER(ctypes.c_int32)
+        self._batch.token = self.token.ctypes.data_as(i32)
+        self._batch.pos = self.pos.ctypes.data_as(i32)
+        self._batch.n_seq_id = self._n_seq_id.ctypes.data_as(i32)
+        self._batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
+        self._batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def decode(self, n: int) -> int:
+        """Decode the first n entries of the batch arrays; llama_decode's own return code."""
+        self._batch.n_tokens = n
+        return int(C.llama_decode(self.pointer, self._batch))
+
+    def logits(self, i: int) -> F32:
+        """A view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
+        pointer = C.llama_get_logits_ith(self.pointer, i)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp has no logits for entry {i} of the last batch.")
+        return np.ctypeslib.as_array(pointer, (self.model.vocab.size,))
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let sequence `target` share the first `length` cells of `source`. Metadata only, nothing is copied."""
+        C.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def drop(self, seq: int) -> None:
+        """Remove a sequence from its cells."""
+        C.llama_memory_seq_rm(self._memory, seq, -1, -1)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        C.llama_memory_clear(self._memory, False)
+
+    def close(self) -> None:
+        """Free the context."""
+        if self.pointer is not None:
+            C.llama_free(self.pointer)
+            self.pointer = None
+
+
+class Sampler:
+    """Owns a llama_sampler chain for one sequence: penalties, top-k, top-p, min-p, temperature, then the draw."""
+
+    def __init__(self, params: SamplingParams, seed: int, vocab: Vocab) -> None:
+        self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        links: list[Any] = []
+        if params.penalizes:
+            links.append(
+                C.llama_sampler_init_penalties(
+                    vocab.size,
+                    params.penalty_last_n,
+                    params.repeat_penalty,
+                    params.frequency_penalty,
+                    params.presence_penalty,
+                )
+            )
+        if params.temperature == 0:
+            links.append(C.llama_sampler_init_greedy())
+        else:
+            if params.top_k:
+                links.append(C.llama_sampler_init_top_k(params.top_k))
+            if params.top_p < 1:
+                links.append(C.llama_sampler_init_top_p(params.top_p, 1))
+            if params.min_p > 0:
+                links.append(C.llama_sampler_init_min_p(params.min_p, 1))
+            links.append(C.llama_sampler_init_temp(params.temperature))
+            links.append(C.llama_sampler_init_dist(seed))
+        for link in links:
+            C.llama_sampler_chain_add(self.pointer, link)
+
+    def sample(self, context: Context, i: int) -> int:
+        """Draw a token from the logits of batch entry i; the chain remembers it."""
+        return int(C.llama_sampler_sample(self.pointer, context.pointer, i))
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Let the penalties know tokens that were not drawn here (the prompt)."""
+        for token in tokens:
+            C.llama_sampler_accept(self.pointer, token)
+
+    def close(self) -> None:
+        """Free the chain."""
+        if self.pointer is not None:
+            C.llama_sampler_free(self.pointer)
+            self.pointer = None

@@ -1,0 +1,268 @@
+"""A loaded model: text in, samples out. What `tilebeam.load` returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine import Engine, ProgressHook
+from tilebeam.errors import TilebeamError
+from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
+from tilebeam.outputs import RequestOutput
+from tilebeam.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class LoadInfo:
+    """How a model was loaded.
+
+    Attributes:
+        path: the file.
+        device: "npu" or "cpu".
+        repacked: whether the file holds tiles.
+        tiled_tensors: tensors that the device holds as tiles.
+        n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
+        executor: "thread" or "process", None on the CPU.
+    """
+
+    path: str
+    device: str
+    repacked: bool
+    tiled_tensors: int
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    threads: int
+    executor: str | None
+
+
+class LM:
+    """A model with one context, ready to decode many sequences at a time.
+
+    Use it as a context manager or call `close`. Calls from several threads are served one after the other.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        info: LoadInfo,
+        on_failure: Callable[[int, str], TilebeamError],
+        resources: ExitStack,
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._context = context
+        self._resources = resources
+        self._failure = on_failure
+        self._lock = threading.RLock()
+        self._log: list[tuple[int, str]] = []
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._closed = False
+
+    # --- generation -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        """Generate samples for one or several prompts.
+
+        Args:
+            prompts: texts, or lists of token ids (taken as they are, without a BOS token being added).
+            sampling: for all prompts, or one per prompt.
+            progress: called after every batch; returning False cancels what is not finished.
+
+        Returns:
+            One result per prompt, in their order.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context (before anything is decoded), or decoding
+                failed. NpuError: the NPU failed; the model must be loaded again.
+        """
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))):
+            prompts = [prompts]  # type: ignore[list-item]
+        if sampling is None or isinstance(sampling, SamplingParams):
+            params = [sampling or SamplingParams()] * len(prompts)
+        else:
+            params = list(sampling)
+            if len(params) != len(prompts):
+                raise TilebeamError(f"{len(prompts)} prompts but {len(params)} SamplingParams.")
+        with self._lock, log_router().capture() as self._log:
+            self._usable()
+            batch: list[tuple[str, list[int]]] = []
+            for prompt in prompts:
+                if isinstance(prompt, str):
+                    text, ids = prompt, self.tokenize(prompt)
+                else:
+                    ids = [int(t) for t in prompt]  # type: ignore[union-attr]
+                    text = ""
+                self._engine.check(ids)
+                batch.append((text or self.detokenize(ids), ids))
+            requests = [self._engine.submit(text, ids, p) for (text, ids), p in zip(batch, params, strict=True)]
+            self._engine.run(progress)
+            return [r.output() for r in requests]
+
+    def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
+        """Logits at every position of one sequence.
+
+        Args:
+            tokens: token ids, at most n_ctx.
+            chunk: tokens per batch; None: as many as fit. 1 decodes token by token.
+
+        Returns:
+            float32 [len(tokens), n_vocab]; row i is the prediction for token i + 1.
+        """
+        ids = [int(t) for t in tokens]
+        with self._lock, log_router().capture() as self._log:
+            self._usable()
+            if not ids or len(ids) > self._context.n_ctx:
+                raise TilebeamError(f"logits() takes 1 to {self._context.n_ctx} tokens, not {len(ids)}.")
+            if min(ids) < 0 or max(ids) >= self.n_vocab:
+                raise TilebeamError(f"Tokens must lie between 0 and {self.n_vocab - 1}.")
+            result = np.empty((len(ids), self.n_vocab), np.float32)
+            step = min(chunk or self._context.max_outputs, self._context.max_outputs)
+            if step < 1:
+                raise TilebeamError(f"chunk must be at least 1, not {chunk}.")
+            context, kv = self._context, self._engine.kv
+            seq = kv.open()
+            try:
+                for start in range(0, len(ids), step):
+                    part = ids[start : start + step]
+                    n = len(part)
+                    kv.extend(seq, part)
+                    context.token[:n] = part
+                    context.pos[:n] = np.arange(start, start + n)
+                    context.seq[:n] = seq.id
+                    context.output[:n] = 1
+                    code = context.decode(n)
+                    if code != 0:
+                        self._engine.broken = self._failed(code)
+                        raise self._engine.broken
+                    for i in range(n):
+                        result[start + i] = context.logits(i)
+            finally:
+                kv.clear()
+            return result
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text.
+            add_special: add the BOS (and EOS) token where the model asks for it.
+            parse_special: read control tokens spelled out in the text as such. Turn it off for untrusted text.
+        """
+        self._usable()
+        return self._model.vocab.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; control tokens are left out."""
+        self._usable()
+        return b"".join(self._model.vocab.piece(int(t)) for t in tokens).decode("utf-8", "replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True) -> str:
+        """A prompt from messages like {"role": "user", "content": "..."}, with the model's own template.
+
+        Raises:
+            TilebeamError: the model has no template (a base model), or one that llama.cpp does not know.
+        """
+        self._usable()
+        template = self._model.chat_template()
+        if template is None:
+            raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
+        return apply_chat_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
+
+    # --- facts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._model.vocab.size
+
+    @property
+    def n_ctx(self) -> int:
+        """KV cells, shared by all sequences."""
+        return self._context.n_ctx
+
+    @property
+    def n_seq_max(self) -> int:
+        """Samples that decode at the same time."""
+        return self.info.n_seq_max
+
+    @property
+    def device(self) -> str:
+        """ "npu" or "cpu"."""
+        return self.info.device
+
+    @property
+    def eos(self) -> int:
+        """The end-of-text token, -1 if the model has none."""
+        return self._model.vocab.eos
+
+    @property
+    def bos(self) -> int:
+        """The begin-of-text token, -1 if the model has none."""
+        return self._model.vocab.bos
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's metadata as text."""
+        self._usable()
+        return self._model.metadata()
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's one-line description of the model."""
+        self._usable()
+        return self._model.description()
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model and all it holds. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                with log_router().capture():
+                    self._engine.abort()
+                    self._resources.close()
+
+    def __enter__(self) -> LM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) is False:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise TilebeamError("This model is closed; load it again.")
+        if self._engine.broken:
+            raise self._engine.broken
+
+    def _failed(self, code: int) -> TilebeamError:
+        return self._failure(code, errors_in(self._log))

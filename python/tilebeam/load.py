@@ -1,0 +1,292 @@
+"""Load a GGUF file, ordinary or repacked, onto the NPU or the CPU; refuse with a sentence whatever cannot work.
+
+llama.cpp aborts on some bad input and computes garbage on other, so the file and all options are checked here first,
+and a repacked file is believed only once the plugin has counted as many tiled tensors as the file lists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.errors import TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.control import Control, TiledTensor
+    from tilebeam.lm import LM
+
+DEVICES = ("npu", "cpu")
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+# Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
+_LOGITS_BYTES = 256 << 20
+
+
+@dataclass
+class _File:
+    """What is known of a model file before llama.cpp sees it."""
+
+    path: str
+    architecture: str
+    repacked: bool = False
+    tensors: list[TiledTensor] = field(default_factory=list)
+
+
+def load(
+    model: str | os.PathLike[str],
+    device: str = "npu",
+    n_ctx: int = 4096,
+    n_seq_max: int = 16,
+    threads: int | None = None,
+    *,
+    n_batch: int = 512,
+    n_ubatch: int | None = None,
+    executor: str | None = None,
+    flash_attn: bool = True,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_gpu_layers: int = -1,
+    verbose: bool = False,
+) -> LM:
+    """Load a model.
+
+    Args:
+        model: a GGUF file, ordinary or written by ``gguf-repack``.
+        device: "npu", or "cpu" for llama.cpp's stock CPU backend (ordinary files only).
+        n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
+        n_seq_max: samples that decode at the same time, at most 256.
+        threads: NPU worker threads, or CPU threads on the CPU; None: one per usable CPU.
+        n_batch: most tokens per llama_decode; at least n_seq_max.
+        n_ubatch: most tokens per graph; None: n_batch.
+        executor: "thread" or "process"; None keeps what is configured (default "thread", or TILEBEAM_NPU).
+        flash_attn: use flash attention. The NPU runs attention only this way.
+        type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
+        n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        TilebeamError: with a sentence that says why not; nothing stays loaded.
+    """
+    options = _check_options(
+        device, n_ctx, n_seq_max, threads, n_batch, n_ubatch, executor, flash_attn, type_k, type_v, n_gpu_layers
+    )
+    file = _inspect(model)
+    if device == "cpu" and file.repacked:
+        raise TilebeamError(
+            f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
+            f"`gguf-repack unpack` it first."
+        )
+    from tilebeam.register import ggml
+
+    ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
+    with ExitStack() as stack:
+        loader = _Loader(file, device, options, verbose, stack)
+        return loader.run()
+
+
+@dataclass(frozen=True)
+class _Options:
+    n_ctx: int
+    n_seq_max: int
+    threads: int
+    n_batch: int
+    n_ubatch: int
+    executor: str | None
+    flash_attn: bool
+    type_k: int
+    type_v: int
+    n_gpu_layers: int
+
+
+def _check_options(
+    device: str,
+    n_ctx: int,
+    n_seq_max: int,
+    threads: int | None,
+    n_batch: int,
+    n_ubatch: int | None,
+    executor: str | None,
+    flash_attn: bool,
+    type_k: str,
+    type_v: str,
+    n_gpu_layers: int,
+) -> _Options:
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise TilebeamError(what)
+
+    def within(value: object, low: int, high: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    need(device in DEVICES, f'device must be "npu" or "cpu", not {device!r}.')
+    need(within(n_ctx, 1, 2**31 - 1), f"n_ctx must be a whole number of at least 1, not {n_ctx!r}.")
+    need(within(n_seq_max, 1, 256), f"n_seq_max must lie between 1 and 256 (llama.cpp's limit), not {n_seq_max!r}.")
+    need(threads is None or within(threads, 1, 512), f"threads must lie between 1 and 512, not {threads!r}.")
+    need(within(n_batch, 1, 2**20), f"n_batch must lie between 1 and {2**20}, not {n_batch!r}.")
+    need(n_batch >= n_seq_max, f"n_batch ({n_batch}) must be at least n_seq_max ({n_seq_max}).")
+    need(
+        n_ubatch is None or within(n_ubatch, 1, n_batch), f"n_ubatch must lie between 1 and n_batch, not {n_ubatch!r}."
+    )
+    need(executor in (None, "thread", "process"), f'executor must be "thread" or "process", not {executor!r}.')
+    for name, kind in (("type_k", type_k), ("type_v", type_v)):
+        need(kind in KV_TYPES, f"{name} must be one of {', '.join(KV_TYPES)}, not {kind!r}.")
+    need(flash_attn or type_v != "q8_0", "A quantized V cache needs flash attention.")
+    need(within(n_gpu_layers, -1, 2**31 - 1), f"n_gpu_layers must be -1 (all) or a count, not {n_gpu_layers!r}.")
+    return _Options(
+        n_ctx=(n_ctx + 255) // 256 * 256,
+        n_seq_max=n_seq_max,
+        threads=threads or len(os.sched_getaffinity(0)),
+        n_batch=n_batch,
+        n_ubatch=n_ubatch or n_batch,
+        executor=executor,
+        flash_attn=flash_attn,
+        type_k=KV_TYPES[type_k],
+        type_v=KV_TYPES[type_v],
+        n_gpu_layers=n_gpu_layers,
+    )
+
+
+def _inspect(model: str | os.PathLike[str]) -> _File:
+    path = Path(model)
+    if not path.exists():
+        raise TilebeamError(f"{path} does not exist.")
+    if not path.is_file():
+        raise TilebeamError(f"{path} is not a file.")
+    return _File(str(path), "")
+
+
+class _Loader:
+    """One load: every step puts what it made on the stack, so that a failure frees all of it."""
+
+    def __init__(self, file: _File, device: str, options: _Options, verbose: bool, stack: ExitStack) -> None:
+        import llama_cpp.llama_cpp as capi
+
+        from tilebeam import llama
+
+        self._c = capi
+        self._llama = llama
+        self._file = file
+        self._device = device
+        self._o = options
+        self._verbose = verbose
+        self._stack = stack
+        self._control: Control | None = None
+
+    def run(self) -> LM:
+        from tilebeam.lm import LM, LoadInfo
+
+        devices: list[int] = []
+        if self._device == "npu":
+            from tilebeam.control import control
+            from tilebeam.register import register
+
+            devices = register().devices()
+            if not devices:
+                raise TilebeamError("The NPU plugin is loaded but has no device.")
+            self._control = control()
+            self._control.configure(executor=self._o.executor, n_threads=self._o.threads)
+        model = self._logged("load the model", lambda: self._load_model(devices))
+        self._stack.callback(model.close)
+        if not model.decodes:
+            raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
+        tiled = self._count_tiles()
+        n_outputs = max(self._n_ids(), min(self._o.n_batch, _LOGITS_BYTES // (4 * model.vocab.size)))
+        context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
+        self._stack.callback(context.close)
+        info = LoadInfo(
+            path=self._file.path,
+            device=self._device,
+            repacked=self._file.repacked,
+            tiled_tensors=tiled,
+            n_ctx=context.n_ctx,
+            n_batch=self._o.n_batch,
+            n_ubatch=self._o.n_ubatch,
+            n_seq_max=self._o.n_seq_max,
+            threads=self._o.threads,
+            executor=self._control.status()["executor"] if self._control else None,
+        )
+        return LM(model, context, info, self._failure, self._stack.pop_all())
+
+    def _load_model(self, devices: list[int]) -> Any:
+        c = self._c
+        params = c.llama_model_default_params()
+        array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        params.devices = ctypes.cast(array, ctypes.c_void_p)
+        params.n_gpu_layers = self._o.n_gpu_layers if devices else 0
+        params.load_mode = c.LLAMA_LOAD_MODE_MMAP
+        if self._file.repacked:
+            overrides = (c.llama_model_kv_override * 2)()
+            overrides[0].tag = c.LLAMA_KV_OVERRIDE_TYPE_STR
+            overrides[0].key = b"general.architecture"
+            overrides[0].value.val_str = self._file.architecture.encode()
+            params.kv_overrides = overrides
+        with self._announcement():
+            pointer = c.llama_model_load_from_file(os.fsencode(self._file.path), params)
+        return self._llama.Model(pointer) if pointer else None
+
+    def _announcement(self) -> Any:
+        if self._control is None or not self._file.repacked:
+            return nullcontext()
+        return self._control.announced(self._file.path, self._file.tensors)
+
+    def _count_tiles(self) -> int:
+        if self._control is None:
+            return 0
+        count = self._control.tiled_count(self._file.path)
+        wanted = len(self._file.tensors)
+        if self._file.repacked and count != wanted:
+            raise TilebeamError(
+                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {max(count, 0)}: the others would be "
+                "read as something else, so the model is not used. Load it with n_gpu_layers=-1."
+            )
+        return max(count, 0)
+
+    def _make_context(self, model: Any, n_outputs: int) -> Any:
+        c, o = self._c, self._o
+        params = c.llama_context_default_params()
+        params.n_ctx = o.n_ctx
+        params.n_batch = max(o.n_batch, self._n_ids())
+        params.n_ubatch = o.n_ubatch
+        params.n_seq_max = self._n_ids()
+        params.n_outputs_max = n_outputs
+        params.n_threads = params.n_threads_batch = self._cpu_threads()
+        params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.type_k, params.type_v = o.type_k, o.type_v
+        params.embeddings = False
+        params.kv_unified = True
+        # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
+        params.swa_full = True
+        params.no_perf = True
+        pointer = c.llama_init_from_model(model.pointer, params)
+        return self._llama.Context(pointer, model, o.n_batch, n_outputs) if pointer else None
+
+    def _n_ids(self) -> int:
+        """Sequences: one per sample, and one that keeps a prompt for samples that wait for a slot."""
+        return min(self._llama.MAX_SEQUENCES, self._o.n_seq_max + 1)
+
+    def _cpu_threads(self) -> int:
+        return self._o.threads
+
+    def _logged(self, what: str, step: Callable[[], Any]) -> Any:
+        """Run one step of llama.cpp with its log kept for the error text."""
+        with nullcontext([]) if self._verbose else self._llama.log_router().capture() as log:
+            result = step()
+        if result is None:
+            reasons = [self._llama.errors_in(log)]
+            if self._control is not None:
+                reasons.append(self._control.last_error())
+            detail = "; ".join(r for r in reasons if r) or "no reason was given"
+            raise TilebeamError(f"llama.cpp could not {what} {self._file.path}: {detail}")
+        return result
+
+    def _failure(self, code: int, log: str) -> TilebeamError:
+        """The exception for a failed llama_decode."""
+        if self._control is not None:
+            from tilebeam.engine import npu_failure
+
+            return npu_failure(code, self._control.last_error() or log)
+        return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")

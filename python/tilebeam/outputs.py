@@ -1,0 +1,103 @@
+"""What generation returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass
+class Usage:
+    """Tokens and seconds.
+
+    Tokens are exact. Seconds are shares: a batch serves many sequences, its time is split over its tokens.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, counted once however many samples share them.
+        cached_tokens: of these, taken from another prompt's KV cells instead of being decoded.
+        completion_tokens: tokens sampled, end-of-generation tokens included.
+        recomputed_tokens: tokens decoded a second time: the last prompt token of samples that started after the
+            prompt's own batch, and whole sequences that had to give up their cells for a while.
+        prefill_seconds, decode_seconds: inside llama_decode, on prompt and on sampled tokens.
+        sampling_seconds: drawing tokens and turning them into text.
+        scoring_seconds: inside a scorer (searches only).
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    recomputed_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    scoring_seconds: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def seconds(self) -> float:
+        """All shares added up."""
+        return self.prefill_seconds + self.decode_seconds + self.sampling_seconds + self.scoring_seconds
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass
+class CompletionOutput:
+    """One sample.
+
+    Attributes:
+        index: its number among the prompt's samples.
+        text: what was generated, cut before a stop string. Bytes that are no UTF-8 show as U+FFFD.
+        token_ids: all sampled tokens, also those behind the cut and a closing end-of-generation token.
+        finish_reason: "stop" (end of generation or a stop string), "length" (max_tokens, or the context is full) or
+            "aborted" (cancelled).
+        seed: what its tokens were drawn with.
+        cumulative_logprob: sum of ``logprobs``; None unless asked for.
+        logprobs: natural log-probability of each token under the model; None unless asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    seed: int
+    cumulative_logprob: float | None = None
+    logprobs: list[float] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """One prompt and its samples, in the order of their index."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    usage: Usage
+    seed: int
+
+
+@dataclass
+class Progress:
+    """Handed to a progress hook after every batch.
+
+    Attributes:
+        finished, total: samples.
+        running: samples that hold a slot now.
+        tokens: sampled so far.
+        prompt_tokens: of prompts decoded so far.
+        seconds: since the call began.
+    """
+
+    finished: int = 0
+    total: int = 0
+    running: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    seconds: float = 0.0

@@ -1,0 +1,116 @@
+"""How tokens are drawn: one small dataclass, checked before anything runs, and the C sampler chain made from it."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilebeam.errors import TilebeamError
+
+# llama.cpp takes this seed for "draw one yourself"; sequence seeds are reduced so that they never hit it.
+_RANDOM_SEED = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What to generate for one prompt.
+
+    Attributes:
+        n: samples per prompt; they share the prompt's KV cells.
+        temperature: 0 is greedy decoding.
+        top_k: keep the k most likely tokens; 0 keeps all. The default is llama.cpp's; with large vocabularies it also
+            makes sampling much cheaper.
+        top_p: keep the smallest set of tokens whose probabilities add up to this; 1 keeps all.
+        min_p: keep tokens at least this likely relative to the likeliest; 0 keeps all.
+        repeat_penalty, frequency_penalty, presence_penalty: as in llama.cpp, over the last ``penalty_last_n`` tokens
+            of prompt and text; 1, 0 and 0 are off.
+        max_tokens: at most this many tokens per sample; None: until the context is full.
+        stop: strings that end a sample. The text is cut before the string, also when it spans tokens.
+        seed: sample ``i`` draws with seed ``(seed + i) mod (2**32 - 1)``, whatever other prompts are in the call.
+            None draws a fresh one, which `RequestOutput.seed` tells.
+        ignore_eos: go on after an end-of-generation token (for measurements).
+        logprobs: fill in ``logprobs`` and ``cumulative_logprob``: natural logarithms of the model's own
+            probabilities of the sampled tokens, before temperature and truncation. Costs one pass over the
+            vocabulary in numpy per token.
+    """
+
+    n: int = 1
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    max_tokens: int | None = 256
+    stop: str | Sequence[str] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise `TilebeamError` naming the first field that is out of range."""
+
+        def need(ok: bool, what: str) -> None:
+            if not ok:
+                raise TilebeamError(f"SamplingParams: {what}.")
+
+        def number(value: object) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        def whole(value: object) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool)
+
+        need(whole(self.n) and self.n >= 1, f"n must be a whole number of at least 1, not {self.n!r}")
+        need(number(self.temperature) and self.temperature >= 0, f"temperature must be >= 0, not {self.temperature!r}")
+        need(
+            whole(self.top_k) and 0 <= self.top_k < 2**31,
+            f"top_k must be a whole number, 0 for all, not {self.top_k!r}",
+        )
+        need(number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
+        need(number(self.min_p) and 0 <= self.min_p < 1, f"min_p must lie in [0, 1), not {self.min_p!r}")
+        need(
+            number(self.repeat_penalty) and self.repeat_penalty > 0,
+            f"repeat_penalty must be > 0, not {self.repeat_penalty!r}",
+        )
+        need(number(self.frequency_penalty), f"frequency_penalty must be a number, not {self.frequency_penalty!r}")
+        need(number(self.presence_penalty), f"presence_penalty must be a number, not {self.presence_penalty!r}")
+        need(
+            whole(self.penalty_last_n) and 0 <= self.penalty_last_n < 2**31,
+            f"penalty_last_n must be a whole number, 0 for none, not {self.penalty_last_n!r}",
+        )
+        need(
+            self.max_tokens is None or (whole(self.max_tokens) and self.max_tokens >= 1),
+            f"max_tokens must be at least 1, or None, not {self.max_tokens!r}",
+        )
+        need(
+            all(isinstance(s, str) and s != "" for s in self.stop),
+            f"stop must hold strings that are not empty, not {self.stop!r}",
+        )
+        need(
+            self.seed is None or (whole(self.seed) and self.seed >= 0), f"seed must be >= 0 or None, not {self.seed!r}"
+        )
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any of the repetition penalties is on."""
+        on = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return on and self.penalty_last_n > 0
+
+    def resolved(self) -> SamplingParams:
+        """The same, with a seed."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbelow(_RANDOM_SEED))
+
+    def sample_seed(self, index: int) -> int:
+        """The seed of sample ``index``; distinct for up to ``2**32 - 1`` samples."""
+        if self.seed is None:
+            raise TilebeamError("SamplingParams: no seed to derive from; call resolved() first.")
+        return (self.seed + index) % _RANDOM_SEED

@@ -1,0 +1,38 @@
+"""From token bytes to text, piece by piece: characters that span tokens, and stop strings that do."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Collects the bytes of one sample.
+
+    ``text`` grows by whole characters; bytes that are no UTF-8 become U+FFFD. The first stop string to appear ends
+    the stream: ``text`` then ends before it.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.text = ""
+        self.stopped = False
+        self._stop = tuple(stop)
+        self._longest = max(map(len, self._stop), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, piece: bytes) -> bool:
+        """Add the bytes of one token. True once a stop string has appeared."""
+        new = self._decoder.decode(piece)
+        if new and not self.stopped:
+            # A stop string that ends in the new text starts at most this far before it.
+            start = max(0, len(self.text) - self._longest + 1)
+            self.text += new
+            found = [at for at in (self.text.find(s, start) for s in self._stop) if at >= 0]
+            if found:
+                self.text = self.text[: min(found)]
+                self.stopped = True
+        return self.stopped
+
+    def finish(self) -> str:
+        """The text; a character that was never completed is left out."""
+        return self.text
