@@ -127,6 +127,7 @@ const tb_op & graph::op(uint32_t index) const { return self->ops[index]; }
 struct executor::impl {
     const kernel_table * kernels;
     uint64_t memory_limit;
+    uint32_t * progress = nullptr;
     uint64_t mapped_bytes = 0;
     std::vector<buffer> buffers{TB_MAX_BUFFERS};
     std::vector<tb_extent> extents{TB_MAX_BUFFERS};
@@ -167,6 +168,8 @@ void executor::set_threads(int n) {
     self->pool = std::make_unique<thread_pool>(n);
     ++self->epoch;
 }
+
+void executor::set_progress(uint32_t * word) { self->progress = word; }
 
 void executor::wake() { self->pool->wake(); }
 
@@ -291,6 +294,7 @@ void executor::impl::work(void * arg, int thread) {
     ctx.scratch = self.scratch.data();
     ctx.pool = &j.state;
     ctx.thread = thread;
+    uint32_t ended = thread == 0 && self.progress ? __atomic_load_n(self.progress, __ATOMIC_RELAXED) : 0;
     for (size_t i = 0; i < steps.size(); ++i) {
         const step & s = steps[i];
         // A failure at an earlier op of a row of solo ops, where thread 0 met nobody yet.
@@ -305,6 +309,9 @@ void executor::impl::work(void * arg, int thread) {
                 j.state.solo_chunks = 0;
             }
             s.entry->run(ctx);
+            if (thread == 0 && self.progress) {
+                __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
+            }
         }
         if (s.meet) {
             self.pool->barrier(true);

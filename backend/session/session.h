@@ -16,12 +16,12 @@ enum class executor_kind { thread, process };
 
 struct options {
     executor_kind kind = executor_kind::thread;
-    int n_threads = 0;            // NPU worker threads; 0 = one per usable CPU
-    int deadline_ms = 60000;      // longest wait for one reply
-    int spin_us = 50;             // spin this long before sleeping
-    uint64_t memory_limit = 0;    // address space for mapped buffers; 0 = none
-    std::string npud_path;        // process: the tilebeam-npud executable
-    std::string isa;              // kernel set, "" = best
+    int n_threads = 0;         // NPU worker threads; 0 = one per usable CPU
+    int deadline_ms = 60000;   // longest wait for one op; starts anew whenever an op of the graph ends
+    int spin_us = 50;          // spin this long before sleeping
+    uint64_t memory_limit = 0; // address space for mapped buffers; 0 = none
+    std::string npud_path;     // process: the tilebeam-npud executable
+    std::string isa;           // kernel set, "" = best
 };
 
 struct result {
@@ -67,9 +67,11 @@ class session {
     result set_threads(int n);
 
     bool alive() const;
-    int npu_pid() const; // process executor: its pid; else this process's
+    int npu_pid() const;   // process executor: its pid; else this process's
+    int n_threads() const; // NPU threads in use
     const options & opts() const;
     const char * isa() const;
+    shared_memory & control_region(); // the channel itself, for traces and fault tests
 
   private:
     session();

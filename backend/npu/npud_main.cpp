@@ -1,0 +1,134 @@
+// tilebeam-npud: the NPU as a process of its own. A Tilebeam program starts it with two inherited descriptors, the
+// control region and a socket over which it hands in the buffers to map; nobody else can reach it.
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dirent.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <vector>
+
+#include "service.h"
+#include "tilebeam/layout.h"
+#include "tilebeam/protocol.h"
+
+namespace {
+
+constexpr char usage[] = "usage: tilebeam-npud --region-fd=N --socket-fd=N --parent=PID\n"
+                         "\n"
+                         "The NPU process of Tilebeam. A program that uses Tilebeam with the `process` executor\n"
+                         "starts it, talks to it over the inherited descriptors, and stops it.\n"
+                         "\n"
+                         "  --help       this text\n"
+                         "  --version    versions of the protocol and of the tile layout\n";
+
+// The value of --name=N, or -1.
+int number(const char * arg, const char * name) {
+    const size_t length = std::strlen(name);
+    if (std::strncmp(arg, name, length) != 0 || arg[length] != '=') {
+        return -1;
+    }
+    char * end = nullptr;
+    errno = 0;
+    const long value = std::strtol(arg + length + 1, &end, 10);
+    return errno == 0 && end != arg + length + 1 && *end == 0 && value >= 0 && value <= INT32_MAX
+               ? static_cast<int>(value)
+               : -1;
+}
+
+bool is_socket(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+// Descriptors that the program had open without close-on-exec are none of our business.
+void close_above(int last) {
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, last + 1, ~0U, 0) == 0) {
+        return;
+    }
+#endif
+    DIR * dir = opendir("/proc/self/fd");
+    if (!dir) {
+        return;
+    }
+    std::vector<int> open;
+    while (const dirent * e = readdir(dir)) {
+        const int fd = std::atoi(e->d_name);
+        if (fd > last && fd != dirfd(dir)) {
+            open.push_back(fd);
+        }
+    }
+    closedir(dir);
+    for (const int fd : open) {
+        close(fd);
+    }
+}
+
+// Ends this process as soon as its parent is gone, whatever the serving thread does at that time. The socket alone
+// would not tell while a forked child of the parent still holds the other end.
+struct parent_watch {
+    int socket;
+    int parent; // pidfd, or -1
+};
+
+void * watch_parent(void * arg) {
+    const auto * w = static_cast<const parent_watch *>(arg);
+    pollfd p[2] = {{w->socket, 0, 0}, {w->parent, POLLIN, 0}};
+    while (poll(p, 2, -1) < 0 && errno == EINTR) {
+    }
+    _exit(0);
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    int region = -1;
+    int socket = -1;
+    int parent = -1;
+    for (int i = 1; i < argc; ++i) {
+        const std::string arg = argv[i];
+        if (arg == "--help" || arg == "-h") {
+            std::fputs(usage, stdout);
+            return 0;
+        }
+        if (arg == "--version") {
+            std::printf("tilebeam-npud protocol %d layout %d\n", TB_PROTOCOL_VERSION, TB_LAYOUT_VERSION);
+            return 0;
+        }
+        if (const int n = number(argv[i], "--region-fd"); n >= 0) {
+            region = n;
+        } else if (const int m = number(argv[i], "--socket-fd"); m >= 0) {
+            socket = m;
+        } else if (const int p = number(argv[i], "--parent"); p >= 0) {
+            parent = p;
+        } else {
+            std::fprintf(stderr, "tilebeam-npud: unknown or bad option '%s'\n%s", argv[i], usage);
+            return 2;
+        }
+    }
+    if (region < 0 || !is_socket(socket) || parent < 0) {
+        std::fputs("tilebeam-npud: this program is started by Tilebeam itself, not by hand (see --help)\n", stderr);
+        return 2;
+    }
+    close_above(region > socket ? region : socket);
+    static parent_watch watch{socket, -1};
+#ifdef SYS_pidfd_open
+    watch.parent = static_cast<int>(syscall(SYS_pidfd_open, parent, 0));
+#endif
+    if (getppid() != parent) {
+        return 0; // it died while this process started
+    }
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, watch_parent, &watch) != 0) {
+        return 1;
+    }
+    pthread_detach(thread);
+    return tb::session::serve(region, socket);
+}

@@ -1,0 +1,33 @@
+// The NPU side as the CPU side holds it: a thread of this process, or a tilebeam-npud process.
+#ifndef TILEBEAM_SESSION_PEER_H
+#define TILEBEAM_SESSION_PEER_H
+
+#include <memory>
+#include <string>
+
+namespace tb::session {
+
+class peer {
+  public:
+    virtual ~peer() = default;
+
+    // Has it ended? `how` then says what happened, e.g. "was killed by signal 9 (Killed)". Does not wait.
+    virtual bool ended(std::string & how) = 0;
+
+    // It was told to stop, or is given up: wait at most grace_ms for its end. A process is then killed and collected;
+    // a thread cannot be killed, so it is left alone with what it owns, and ends when its op does.
+    virtual void finish(int grace_ms) = 0;
+
+    // After fork() the child has a copy of this object but not the thread or child process that it stands for.
+    virtual void forget() = 0;
+
+    virtual int pid() const = 0;
+};
+
+// Both start serve(region_fd, socket_fd) on copies of the descriptors. nullptr: `why` says what went wrong.
+std::unique_ptr<peer> start_thread(int region_fd, int socket_fd, std::string & why);
+std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why);
+
+} // namespace tb::session
+
+#endif // TILEBEAM_SESSION_PEER_H

@@ -1,0 +1,171 @@
+// The NPU as a process of its own, tilebeam-npud. See peer.h.
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "peer.h"
+#include "wait.h"
+
+extern char ** environ;
+
+namespace tb::session {
+
+namespace {
+
+// Where tilebeam-npud finds its two descriptors; npud_main.cpp closes everything above.
+constexpr int child_region_fd = 3;
+constexpr int child_socket_fd = 4;
+
+class process_peer : public peer {
+  public:
+    explicit process_peer(pid_t p) : child(p), handle(static_cast<int>(syscall(SYS_pidfd_open, p, 0))) {
+        if (handle >= 0) {
+            fcntl(handle, F_SETFD, FD_CLOEXEC);
+        }
+    }
+    ~process_peer() override {
+        finish(0);
+        if (handle >= 0) {
+            close(handle);
+        }
+    }
+
+    bool ended(std::string & how) override {
+        collect(WNOHANG);
+        if (running) {
+            return false;
+        }
+        how = fate;
+        return true;
+    }
+
+    void finish(int grace_ms) override {
+        const int64_t end = now_ns() + int64_t{grace_ms} * 1000000;
+        int pause_ms = 1;
+        for (collect(WNOHANG); running && now_ns() < end; collect(WNOHANG)) {
+            if (handle >= 0) {
+                pollfd p{handle, POLLIN, 0};
+                poll(&p, 1, static_cast<int>((end - now_ns()) / 1000000 + 1));
+            } else {
+                usleep(static_cast<useconds_t>(pause_ms) * 1000);
+                pause_ms = std::min(2 * pause_ms, 20);
+            }
+        }
+        if (running) {
+            // By pidfd the signal cannot hit another process that got the number since.
+            if (handle < 0 || syscall(SYS_pidfd_send_signal, handle, SIGKILL, nullptr, 0) != 0) {
+                kill(child, SIGKILL);
+            }
+            collect(0);
+        }
+    }
+
+    void forget() override { running = false; }
+    int pid() const override { return static_cast<int>(child); }
+
+  private:
+    void collect(int flags) {
+        if (!running) {
+            return;
+        }
+        int status = 0;
+        pid_t got;
+        do {
+            got = waitpid(child, &status, flags);
+        } while (got < 0 && errno == EINTR);
+        if (got == 0) {
+            return;
+        }
+        running = false;
+        if (got < 0) {
+            fate = "has ended (another part of this program collected its exit status)";
+        } else if (WIFSIGNALED(status)) {
+            const int sig = WTERMSIG(status);
+            fate = "was killed by signal " + std::to_string(sig) + " (" + strsignal(sig) + ")";
+            if (sig == SIGBUS) {
+                fate += "; most likely a mapped model file was truncated";
+            } else if (sig == SIGKILL) {
+                fate += "; the system does that when memory runs out";
+            }
+        } else {
+            fate = "has exited with code " + std::to_string(WEXITSTATUS(status));
+        }
+    }
+
+    pid_t child;
+    int handle; // pidfd, -1 on kernels without
+    bool running = true;
+    std::string fate;
+};
+
+// posix_spawn's settings, freed on every way out.
+struct spawn_settings {
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    spawn_settings() {
+        posix_spawn_file_actions_init(&actions);
+        posix_spawnattr_init(&attributes);
+    }
+    ~spawn_settings() {
+        posix_spawn_file_actions_destroy(&actions);
+        posix_spawnattr_destroy(&attributes);
+    }
+    spawn_settings(const spawn_settings &) = delete;
+    spawn_settings & operator=(const spawn_settings &) = delete;
+};
+
+} // namespace
+
+std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why) {
+    if (path.empty()) {
+        why = "the process executor needs the path of tilebeam-npud";
+        return nullptr;
+    }
+    // Above the numbers they are to get, so that neither overwrites the other.
+    const int region = fcntl(region_fd, F_DUPFD_CLOEXEC, 10);
+    const int socket = fcntl(socket_fd, F_DUPFD_CLOEXEC, 10);
+    int error = region < 0 || socket < 0 ? errno : 0;
+    pid_t child = 0;
+    if (error == 0) {
+        spawn_settings s;
+        posix_spawn_file_actions_addopen(&s.actions, 0, "/dev/null", O_RDONLY, 0);
+        posix_spawn_file_actions_addopen(&s.actions, 1, "/dev/null", O_WRONLY, 0);
+        posix_spawn_file_actions_adddup2(&s.actions, region, child_region_fd);
+        posix_spawn_file_actions_adddup2(&s.actions, socket, child_socket_fd);
+        // A process group of its own: Ctrl-C at the terminal is for the program, which then stops the NPU in good
+        // order. Signal dispositions and mask of the program are not inherited.
+        sigset_t none;
+        sigset_t all;
+        sigemptyset(&none);
+        sigfillset(&all);
+        posix_spawnattr_setsigmask(&s.attributes, &none);
+        posix_spawnattr_setsigdefault(&s.attributes, &all);
+        posix_spawnattr_setpgroup(&s.attributes, 0);
+        posix_spawnattr_setflags(&s.attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+        const std::string region_arg = "--region-fd=" + std::to_string(child_region_fd);
+        const std::string socket_arg = "--socket-fd=" + std::to_string(child_socket_fd);
+        const std::string parent_arg = "--parent=" + std::to_string(getpid());
+        const char * argv[] = {path.c_str(), region_arg.c_str(), socket_arg.c_str(), parent_arg.c_str(), nullptr};
+        error = posix_spawn(&child, path.c_str(), &s.actions, &s.attributes, const_cast<char **>(argv), environ);
+    }
+    for (const int fd : {region, socket}) {
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    if (error != 0) {
+        why = "the NPU process '" + path + "' could not be started: " + std::strerror(error);
+        return nullptr;
+    }
+    return std::make_unique<process_peer>(child);
+}
+
+} // namespace tb::session

@@ -1,0 +1,478 @@
+// The CPU side of the channel. See session.h.
+#include "session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "cache.h"
+#include "channel.h"
+#include "checksum.h"
+#include "peer.h"
+#include "thread_pool.h"
+#include "tilebeam/layout.h"
+#include "wait.h"
+
+namespace tb::session {
+
+namespace {
+
+constexpr int least_start_ms = 10000; // a process needs a moment to start, however short the deadline for replies
+constexpr int grace_ms = 2000;        // between "stop" and the end of the peer
+constexpr int64_t ms = 1000000;       // nanoseconds
+
+// Counts fork() calls seen from the child's side: neither threads nor child processes survive into it.
+std::atomic<uint32_t> forks{0};
+
+void count_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    (void)registered;
+}
+
+result failure(tb_status status, std::string why, uint32_t op_index = 0) {
+    result r;
+    r.status = status;
+    r.op_index = op_index;
+    r.why = std::move(why);
+    return r;
+}
+
+// What the NPU side keeps of a graph, so that only differences need to travel.
+struct sent_graph {
+    uint64_t serial = 0; // 0: free
+    uint64_t last_used = 0;
+    std::vector<tb_op> ops;
+    int64_t expected_ns = 0; // how long earlier runs took, smoothed; 0 = unknown
+};
+
+std::string milliseconds(int64_t ns) { return std::to_string(ns / ms) + " ms"; }
+
+} // namespace
+
+struct session::impl {
+    options opt;
+    uint32_t fork_count = 0;
+    std::unique_ptr<shared_memory> region;
+    tb_channel * channel = nullptr;
+    int socket = -1;
+    std::unique_ptr<peer> npu;
+    std::string isa;
+    std::atomic<int> n_threads{0};
+
+    std::mutex lock; // one request at a time; guards what follows
+    uint32_t seq = 0;
+    uint64_t clock = 0; // of last_used
+    std::vector<bool> ids = std::vector<bool>(TB_MAX_BUFFERS);
+    sent_graph sent[TB_MAX_GRAPHS];
+    // Set once, for good.
+    std::atomic<bool> failed{false};
+    result why_failed;
+
+    const char * noun() const { return opt.kind == executor_kind::process ? "NPU process" : "NPU thread"; }
+    uint8_t * payload() const { return static_cast<uint8_t *>(region->data()) + payload_offset; }
+
+    bool start(std::string & why);
+    bool shake_hands(std::string & why);
+    result give_up(tb_status status, const std::string & what);
+    bool usable(result & r);
+    wait_plan plan(int64_t expected_ns) const;
+    // Send what lies in the payload area and wait for the reply.
+    result exchange(uint32_t kind, uint64_t payload_size, int64_t * expected_ns, tb_reply * reply);
+    bool peer_ended(std::string & how) { return npu->ended(how); }
+    result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const;
+    sent_graph & slot_for(uint64_t serial);
+    void stop();
+};
+
+bool session::impl::start(std::string & why) {
+    region = shared_memory::create("tilebeam-channel", region_bytes, why);
+    if (!region) {
+        return false;
+    }
+    channel = static_cast<tb_channel *>(region->data());
+    channel->magic = TB_PROTOCOL_MAGIC;
+    channel->protocol_version = TB_PROTOCOL_VERSION;
+    channel->layout_version = TB_LAYOUT_VERSION;
+    channel->abi_bytes = abi_bytes;
+    channel->region_size = region->size();
+    channel->memory_limit = opt.memory_limit;
+    channel->n_threads = static_cast<uint32_t>(std::max(opt.n_threads, 0));
+    channel->spin_us = static_cast<uint32_t>(std::max(opt.spin_us, 0));
+    if (opt.isa.size() >= sizeof channel->isa) {
+        why = "no kernel set is named '" + opt.isa + "'";
+        return false;
+    }
+    std::memcpy(channel->isa, opt.isa.data(), opt.isa.size());
+    tb_cache_clean(channel, sizeof *channel);
+    int sockets[2];
+    if (!make_socket_pair(sockets)) {
+        why = std::string("no socket for the NPU: ") + std::strerror(errno);
+        return false;
+    }
+    socket = sockets[0];
+    npu = opt.kind == executor_kind::process ? start_process(opt.npud_path, region->fd(), sockets[1], why)
+                                             : start_thread(region->fd(), sockets[1], why);
+    close(sockets[1]);
+    return npu && shake_hands(why);
+}
+
+bool session::impl::shake_hands(std::string & why) {
+    const int limit_ms = std::max(opt.deadline_ms, least_start_ms);
+    const int64_t deadline = now_ns() + limit_ms * ms;
+    std::string how;
+    bool gone = false;
+    wait_plan p;
+    p.slice = 20 * ms;
+    const auto keep_waiting = [&] { return !(gone = peer_ended(how)) && now_ns() < deadline; };
+    if (wait_word(&channel->npu_ready, 0, &channel->cpu_sleeping, p, keep_waiting) == wake_reason::stopped) {
+        why = std::string("the ") + noun() +
+              (gone ? " did not start: it " + how : " did not start within " + std::to_string(limit_ms) + " ms");
+        return false;
+    }
+    tb_cache_invalidate(channel, sizeof *channel);
+    tb_channel c;
+    std::memcpy(&c, channel, sizeof c);
+    if (c.npu_ready != 1) {
+        c.reply.why[sizeof c.reply.why - 1] = 0;
+        why = std::string("the ") + noun() + " refused to serve: " + c.reply.why;
+        return false;
+    }
+    isa.assign(c.npu_isa, strnlen(c.npu_isa, sizeof c.npu_isa));
+    n_threads = static_cast<int>(c.npu_threads);
+    return true;
+}
+
+// The NPU is dead, late or broke the protocol: nothing it does from now on can be trusted. A process is killed, so that
+// it cannot write into buffers that are used for something else by then.
+result session::impl::give_up(tb_status status, const std::string & what) {
+    why_failed = failure(status, what);
+    failed.store(true, std::memory_order_release);
+    npu->finish(0);
+    return why_failed;
+}
+
+bool session::impl::usable(result & r) {
+    if (fork_count != forks.load(std::memory_order_relaxed)) {
+        r = failure(TB_E_DEAD, "the NPU belongs to the process that forked this one: load the model again here");
+        return false;
+    }
+    if (failed.load(std::memory_order_acquire)) {
+        r = why_failed;
+        return false;
+    }
+    return true;
+}
+
+// Spinning answers fastest but takes a CPU. It pays for a short wait, and at the end of a long one if there is a CPU
+// that the NPU's threads do not need.
+wait_plan session::impl::plan(int64_t expected_ns) const {
+    static const int cpus = npu::usable_cpus();
+    const int64_t spin = int64_t{std::max(opt.spin_us, 0)} * 1000;
+    wait_plan p;
+    p.slice = 20 * ms;
+    if (expected_ns <= spin) {
+        p.spin_until = spin;
+    } else if (n_threads.load(std::memory_order_relaxed) < cpus) {
+        // Sleeping overshoots by some 50 us, runs differ by a few percent.
+        p.sleep_until = std::max<int64_t>(expected_ns - expected_ns / 8 - 50000, 0);
+        p.spin_until = p.sleep_until + expected_ns / 4 + spin;
+    }
+    return p;
+}
+
+result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * expected_ns, tb_reply * reply) {
+    const uint32_t last = seq++;
+    tb_request r{};
+    r.kind = kind;
+    r.payload_offset = payload_offset;
+    r.payload_size = payload_size;
+    r.check = request_check(seq, r, payload());
+    std::memcpy(&channel->request, &r, sizeof r);
+    tb_cache_clean(payload(), payload_size);
+    tb_cache_clean(&channel->request, sizeof channel->request);
+    const int64_t start = now_ns();
+    ring(&channel->req_seq, seq, &channel->npu_sleeping);
+
+    // The deadline is for one op: it starts anew whenever one ends, at most as often as a graph has ops.
+    const int64_t limit = int64_t{opt.deadline_ms} * ms;
+    int64_t deadline = start + limit;
+    uint32_t progress = load_word(&channel->npu_progress);
+    uint32_t extensions = 0;
+    std::string how;
+    bool gone = false;
+    const auto keep_waiting = [&] {
+        if ((gone = peer_ended(how))) {
+            return false;
+        }
+        const int64_t now = now_ns();
+        const uint32_t seen = load_word(&channel->npu_progress);
+        if (seen != progress && extensions < TB_MAX_GRAPH_OPS) {
+            progress = seen;
+            ++extensions;
+            deadline = now + limit;
+        }
+        return now < deadline;
+    };
+    wait_plan p = plan(expected_ns ? *expected_ns : 0);
+    p.slice = std::min(p.slice, std::max<int64_t>(limit, ms));
+    const wake_reason woken = wait_word(&channel->rep_seq, last, &channel->cpu_sleeping, p, keep_waiting);
+    if (woken == wake_reason::stopped && load_word(&channel->rep_seq) == last) {
+        if (gone) {
+            return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
+        }
+        return give_up(TB_E_DEADLINE,
+                       std::string("the ") + noun() + " did not answer: no op ended within the deadline of " +
+                           std::to_string(opt.deadline_ms) + " ms (waited " + milliseconds(now_ns() - start) + ")");
+    }
+    tb_cache_invalidate(&channel->reply, sizeof channel->reply);
+    std::memcpy(reply, &channel->reply, sizeof *reply);
+    if (load_word(&channel->rep_seq) != seq || reply->check != reply_check(seq, *reply)) {
+        return give_up(TB_E_PROTOCOL, std::string("the ") + noun() +
+                                          " sent a damaged reply: the channel's page was overwritten, or it is broken");
+    }
+    reply->why[sizeof reply->why - 1] = 0;
+    if (expected_ns) {
+        const int64_t took = now_ns() - start;
+        *expected_ns = *expected_ns == 0 ? took : (*expected_ns * 3 + took) / 4;
+    }
+    return {};
+}
+
+result session::impl::describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const {
+    if (r.status == TB_OK) {
+        return {};
+    }
+    std::string why = std::string("the ") + noun() + " reports: " + r.why;
+    if (ops && r.op_index < n_ops) {
+        const tb_op & op = ops[r.op_index];
+        why += " (op " + std::to_string(r.op_index) + ", " + tb_op_name(op.code);
+        const std::string name(op.name, strnlen(op.name, sizeof op.name));
+        why += name.empty() ? ")" : " '" + name + "')";
+    }
+    why += std::string(" [") + tb_status_name(static_cast<int>(r.status)) + "]";
+    return failure(static_cast<tb_status>(r.status), why, r.op_index);
+}
+
+// The slot of this serial, or the one to overwrite: a free one, else the one unused for longest.
+sent_graph & session::impl::slot_for(uint64_t serial) {
+    sent_graph * best = &sent[0];
+    for (sent_graph & s : sent) {
+        if (s.serial == serial) {
+            return s;
+        }
+        if (s.last_used < best->last_used) {
+            best = &s;
+        }
+    }
+    best->serial = 0;
+    best->expected_ns = 0;
+    return *best;
+}
+
+void session::impl::stop() {
+    if (fork_count != forks.load(std::memory_order_relaxed)) {
+        if (npu) {
+            npu->forget();
+        }
+    } else if (npu) {
+        if (!failed.load(std::memory_order_acquire) && channel->npu_ready == 1) {
+            // One request like any other, but with a short deadline.
+            opt.deadline_ms = grace_ms;
+            tb_reply reply;
+            exchange(TB_REQ_STOP, 0, nullptr, &reply);
+        }
+        if (socket >= 0) {
+            close(socket); // also tells an NPU that took no stop
+            socket = -1;
+        }
+        npu->finish(grace_ms);
+    }
+    if (socket >= 0) {
+        close(socket);
+    }
+}
+
+session::session() : self(std::make_unique<impl>()) {}
+
+session::~session() { self->stop(); }
+
+std::unique_ptr<session> session::start(const options & opt, std::string & why) {
+    count_forks();
+    std::unique_ptr<session> s(new session);
+    s->self->opt = opt;
+    s->self->fork_count = forks.load();
+    if (s->self->opt.isa.empty()) {
+        if (const char * isa = std::getenv("TILEBEAM_ISA")) {
+            s->self->opt.isa = isa;
+        }
+    }
+    if (!s->self->start(why)) {
+        return nullptr;
+    }
+    return s;
+}
+
+result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    if (!self->usable(r)) {
+        return r;
+    }
+    const auto free = std::find(self->ids.begin(), self->ids.end(), false);
+    if (free == self->ids.end()) {
+        return failure(TB_E_BUFFER, "more than " + std::to_string(TB_MAX_BUFFERS) + " buffers on one NPU");
+    }
+    const auto index = static_cast<uint32_t>(free - self->ids.begin());
+    const tb_map m{index, writable ? 1u : 0u, offset, size};
+    std::memcpy(self->payload(), &m, sizeof m);
+    if (!send_descriptor(self->socket, self->seq + 1, fd)) {
+        const std::string error = std::strerror(errno);
+        std::string how;
+        if (self->peer_ended(how)) {
+            return self->give_up(TB_E_DEAD, std::string("the ") + self->noun() + " " + how);
+        }
+        return failure(TB_E_BUFFER, "a descriptor could not be handed to the NPU: " + error);
+    }
+    tb_reply reply;
+    r = self->exchange(TB_REQ_MAP, sizeof m, nullptr, &reply);
+    if (r.ok()) {
+        r = self->describe(reply, nullptr, 0);
+    }
+    if (r.ok()) {
+        *free = true;
+        *id = index;
+    }
+    return r;
+}
+
+result session::unmap(uint32_t id) {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    if (!self->usable(r)) {
+        return r;
+    }
+    const tb_map m{id, 0, 0, 0};
+    std::memcpy(self->payload(), &m, sizeof m);
+    tb_reply reply;
+    r = self->exchange(TB_REQ_UNMAP, sizeof m, nullptr, &reply);
+    if (r.ok()) {
+        r = self->describe(reply, nullptr, 0);
+    }
+    if (r.ok()) {
+        self->ids[id] = false;
+    }
+    return r;
+}
+
+result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    if (!self->usable(r)) {
+        return r;
+    }
+    if (n_ops > TB_MAX_GRAPH_OPS) {
+        return failure(TB_E_PROTOCOL,
+                       "a graph of " + std::to_string(n_ops) + " ops; the most is " + std::to_string(TB_MAX_GRAPH_OPS));
+    }
+    uint8_t * const payload = self->payload();
+    tb_graph head{0, n_ops, serial};
+    uint64_t size = sizeof head;
+    uint32_t kind = TB_REQ_COMPUTE;
+    sent_graph * kept = serial != 0 ? &self->slot_for(serial) : nullptr;
+    if (kept) {
+        head.slot = static_cast<uint32_t>(kept - self->sent);
+        kept->last_used = ++self->clock;
+    }
+    if (kept && kept->serial == serial && kept->ops.size() == n_ops) {
+        kind = TB_REQ_PATCH;
+        head.n_ops = 0;
+        for (uint32_t i = 0; i < n_ops; ++i) {
+            if (std::memcmp(&kept->ops[i], &ops[i], sizeof(tb_op)) == 0) {
+                continue;
+            }
+            kept->ops[i] = ops[i];
+            const uint32_t index[2] = {i, 0};
+            std::memcpy(payload + size, index, sizeof index);
+            std::memcpy(payload + size + offsetof(tb_patch, op), &ops[i], sizeof(tb_op));
+            size += sizeof(tb_patch);
+            ++head.n_ops;
+        }
+    } else {
+        std::memcpy(payload + size, ops, uint64_t{n_ops} * sizeof(tb_op));
+        size += uint64_t{n_ops} * sizeof(tb_op);
+        if (kept) {
+            kept->serial = 0; // should there be no memory for the copy
+            kept->ops.assign(ops, ops + n_ops);
+        }
+    }
+    std::memcpy(payload, &head, sizeof head);
+    tb_reply reply;
+    r = self->exchange(kind, size, kept ? &kept->expected_ns : nullptr, &reply);
+    if (r.ok()) {
+        r = self->describe(reply, ops, n_ops);
+    }
+    if (kept) {
+        kept->serial = r.ok() ? serial : 0; // after a failure nothing is taken for granted: sent whole next time
+    }
+    return r;
+}
+
+result session::noop() {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    if (!self->usable(r)) {
+        return r;
+    }
+    tb_reply reply;
+    r = self->exchange(TB_REQ_NOOP, 0, nullptr, &reply);
+    return r.ok() ? self->describe(reply, nullptr, 0) : r;
+}
+
+result session::set_threads(int n) {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    if (!self->usable(r)) {
+        return r;
+    }
+    const tb_graph head{0, static_cast<uint32_t>(std::max(n, 0)), 0};
+    std::memcpy(self->payload(), &head, sizeof head);
+    tb_reply reply;
+    r = self->exchange(TB_REQ_THREADS, sizeof head, nullptr, &reply);
+    if (r.ok()) {
+        r = self->describe(reply, nullptr, 0);
+    }
+    if (r.ok()) {
+        self->n_threads = static_cast<int>(load_word(&self->channel->npu_threads));
+    }
+    return r;
+}
+
+bool session::alive() const {
+    if (self->failed.load(std::memory_order_acquire) || self->fork_count != forks.load(std::memory_order_relaxed)) {
+        return false;
+    }
+    // While a request is under way its own waiting looks after the peer.
+    std::unique_lock<std::mutex> hold(self->lock, std::try_to_lock);
+    std::string how;
+    if (hold.owns_lock() && self->peer_ended(how)) {
+        self->give_up(TB_E_DEAD, std::string("the ") + self->noun() + " " + how);
+        return false;
+    }
+    return true;
+}
+
+int session::npu_pid() const { return self->npu->pid(); }
+
+int session::n_threads() const { return self->n_threads.load(std::memory_order_relaxed); }
+
+const options & session::opts() const { return self->opt; }
+
+const char * session::isa() const { return self->isa.c_str(); }
+
+shared_memory & session::control_region() { return *self->region; }
+
+} // namespace tb::session

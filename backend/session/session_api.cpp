@@ -1,0 +1,125 @@
+// See session_api.h.
+#pragma GCC visibility push(default)
+#include "session_api.h"
+#pragma GCC visibility pop
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <fcntl.h>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "checksum.h"
+#include "service.h"
+#include "session.h"
+#include "wait.h"
+
+struct tb_session {
+    std::unique_ptr<tb::session::session> session;
+};
+
+namespace {
+
+int report(const tb::session::result & r, tb_session_result * out) {
+    *out = tb_session_result{};
+    out->status = r.status;
+    out->op_index = r.op_index;
+    std::memcpy(out->why, r.why.data(), std::min(r.why.size(), sizeof out->why - 1));
+    return r.status;
+}
+
+// No exception may leave a C function.
+template <class F> int guarded(tb_session_result * out, F && f) {
+    tb::session::result r;
+    try {
+        r = f();
+    } catch (const std::exception & e) {
+        r.status = TB_E_NOMEM;
+        r.why = e.what();
+    }
+    return report(r, out);
+}
+
+} // namespace
+
+tb_session * tb_session_start(const tb_session_options * o, tb_session_result * result) {
+    tb_session * started = nullptr;
+    guarded(result, [&] {
+        tb::session::options opt;
+        opt.kind = o->process ? tb::session::executor_kind::process : tb::session::executor_kind::thread;
+        opt.n_threads = o->n_threads;
+        opt.deadline_ms = o->deadline_ms > 0 ? o->deadline_ms : opt.deadline_ms;
+        opt.spin_us = o->spin_us != 0 ? std::max(o->spin_us, 0) : opt.spin_us;
+        opt.memory_limit = o->memory_limit;
+        opt.npud_path = o->npud_path ? o->npud_path : "";
+        opt.isa = o->isa ? o->isa : "";
+        tb::session::result r;
+        auto s = tb::session::session::start(opt, r.why);
+        if (s) {
+            started = new tb_session{std::move(s)};
+        } else {
+            r.status = TB_E_DEAD;
+        }
+        return r;
+    });
+    return started;
+}
+
+void tb_session_stop(tb_session * session) { delete session; }
+
+int tb_session_map(tb_session * s, int fd, uint64_t offset, uint64_t size, int writable, uint32_t * id,
+                   tb_session_result * result) {
+    return guarded(result, [&] { return s->session->map(fd, offset, size, writable != 0, id); });
+}
+
+int tb_session_unmap(tb_session * s, uint32_t id, tb_session_result * result) {
+    return guarded(result, [&] { return s->session->unmap(id); });
+}
+
+int tb_session_compute(tb_session * s, const tb_op * ops, uint32_t n_ops, uint64_t serial, tb_session_result * result) {
+    return guarded(result, [&] { return s->session->compute(ops, n_ops, serial); });
+}
+
+int tb_session_noop(tb_session * s, tb_session_result * result) {
+    return guarded(result, [&] { return s->session->noop(); });
+}
+
+int tb_session_set_threads(tb_session * s, int n_threads, tb_session_result * result) {
+    return guarded(result, [&] { return s->session->set_threads(n_threads); });
+}
+
+int tb_session_time_noop(tb_session * s, uint32_t n, int64_t * ns, tb_session_result * result) {
+    return guarded(result, [&] {
+        tb::session::result r;
+        for (uint32_t i = 0; i < n && r.ok(); ++i) {
+            const int64_t start = tb::now_ns();
+            r = s->session->noop();
+            ns[i] = tb::now_ns() - start;
+        }
+        return r;
+    });
+}
+
+int tb_session_alive(tb_session * s) { return s->session->alive(); }
+
+int tb_session_pid(tb_session * s) { return s->session->npu_pid(); }
+
+int tb_session_n_threads(tb_session * s) { return s->session->n_threads(); }
+
+const char * tb_session_isa(tb_session * s) { return s->session->isa(); }
+
+tb_channel * tb_session_channel(tb_session * s) {
+    return static_cast<tb_channel *>(s->session->control_region().data());
+}
+
+uint64_t tb_session_channel_size(tb_session * s) { return s->session->control_region().size(); }
+
+int tb_service_serve(int region_fd, int socket_fd) {
+    return tb::session::serve(fcntl(region_fd, F_DUPFD_CLOEXEC, 0), fcntl(socket_fd, F_DUPFD_CLOEXEC, 0));
+}
+
+uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload) {
+    return tb::session::request_check(seq, *request, payload);
+}

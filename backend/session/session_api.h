@@ -1,0 +1,73 @@
+// The session as a C library (part of libtilebeam_npu.so): the channel with either executor, without llama.cpp. For
+// tests, `tilebeam doctor` and benches; the ggml plugin uses session.h directly.
+#ifndef TILEBEAM_SESSION_API_H
+#define TILEBEAM_SESSION_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tilebeam/ops.h"
+#include "tilebeam/protocol.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+typedef struct tb_session tb_session;
+
+// 0 and NULL mean the defaults of session.h.
+typedef struct tb_session_options {
+    int process; // 0: thread, else process
+    int n_threads;
+    int deadline_ms;
+    int spin_us; // -1: never spin
+    uint64_t memory_limit;
+    const char * npud_path;
+    const char * isa;
+} tb_session_options;
+
+typedef struct tb_session_result {
+    int status; // enum tb_status
+    uint32_t op_index;
+    char why[488]; // a sentence; "" when status is TB_OK
+} tb_session_result;
+
+// NULL on failure, `result` then says why.
+tb_session * tb_session_start(const tb_session_options * options, tb_session_result * result);
+void tb_session_stop(tb_session * session);
+
+// Each returns result->status.
+int tb_session_map(tb_session * session, int fd, uint64_t offset, uint64_t size, int writable, uint32_t * id,
+                   tb_session_result * result);
+int tb_session_unmap(tb_session * session, uint32_t id, tb_session_result * result);
+int tb_session_compute(tb_session * session, const tb_op * ops, uint32_t n_ops, uint64_t serial,
+                       tb_session_result * result);
+int tb_session_noop(tb_session * session, tb_session_result * result);
+int tb_session_set_threads(tb_session * session, int n_threads, tb_session_result * result);
+
+// Times n no-ops one after the other, in nanoseconds each: what Python's own call overhead would hide.
+int tb_session_time_noop(tb_session * session, uint32_t n, int64_t * ns, tb_session_result * result);
+
+int tb_session_alive(tb_session * session);
+int tb_session_pid(tb_session * session);
+int tb_session_n_threads(tb_session * session);
+const char * tb_session_isa(tb_session * session);
+
+// The shared control region, for fault tests: what is written here the NPU side sees.
+tb_channel * tb_session_channel(tb_session * session);
+uint64_t tb_session_channel_size(tb_session * session);
+
+// The NPU side alone, in the calling thread, on copies of both descriptors: returns when the peer says stop or hangs
+// up. For tests that play the CPU side themselves.
+int tb_service_serve(int region_fd, int socket_fd);
+
+// What such a test needs besides: the digest of a request whose payload lies at `payload`.
+uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_SESSION_API_H
