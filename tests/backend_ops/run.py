@@ -1,0 +1,234 @@
+"""Run upstream's test-backend-ops on the device HMX0 and say how many cases it claims, passes and fails, per op.
+
+    python tests/backend_ops/run.py [--all] [-o OP[,OP]] [-p REGEX] [-j N] [--json FILE]
+
+The program is built once from the llama.cpp source that belongs to the installed llama-cpp-python and linked against
+that wheel's own libggml; the plugin comes in through GGML_BACKEND_PATH. Without --all, ops with thousands of cases are
+thinned out by the patterns in OPS. The exit status is 1 if a claimed case fails, if the program dies, or if an op that
+the device must run is claimed for fewer cases than OPS demands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "HMX0"
+
+
+@dataclass(frozen=True)
+class Op:
+    """What is asked of one op: the smallest number of claimed cases (full set), and the thinned-out set."""
+
+    claimed: int
+    quick: str = ""  # regex over the case's parameters; "" = all cases
+
+
+# The ops of a whole transformer layer. `claimed` is a floor against a silent fall-back to the CPU, not a target.
+OPS: dict[str, Op] = {
+    "MUL_MAT": Op(1),
+    "FLASH_ATTN_EXT": Op(1),
+    "RMS_NORM": Op(1),
+    "MUL": Op(1),
+    "ADD": Op(1),
+    "ROPE": Op(1),
+    "SET_ROWS": Op(1),
+    "SWIGLU": Op(1),
+    "GEGLU": Op(1),
+    "SCALE": Op(1),
+    "SOFT_MAX": Op(1),
+    "GET_ROWS": Op(1),
+    "CPY": Op(1),
+    "CONT": Op(1),
+}
+
+
+@dataclass
+class Tally:
+    """Cases of one op. `kinds` counts the claimed ones by their first type parameter or head size."""
+
+    passed: int = 0
+    failed: int = 0
+    unsupported: int = 0
+    failures: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def claimed(self) -> int:
+        return self.passed + self.failed
+
+
+@dataclass
+class Run:
+    """Outcome of one invocation of the program."""
+
+    tallies: dict[str, Tally]
+    status: int
+    tail: str  # the end of what it wrote to stderr
+
+
+def wheel_libs() -> Path:
+    """The directory of the shared libraries that llama-cpp-python brought."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("llama-cpp-python is not installed")
+    return Path(spec.origin).parent / "lib"
+
+
+def plugin_path() -> Path:
+    """libggml-tilebeam.so: from TILEBEAM_LIB_DIR, else from the installed package."""
+    override = os.environ.get("TILEBEAM_LIB_DIR")
+    if override:
+        return Path(override) / "libggml-tilebeam.so"
+    spec = importlib.util.find_spec("tilebeam")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("tilebeam is not installed and TILEBEAM_LIB_DIR is not set")
+    for place in spec.submodule_search_locations:
+        path = Path(place) / "lib" / "libggml-tilebeam.so"
+        if path.exists():
+            return path
+    raise RuntimeError("libggml-tilebeam.so is not in the installed package")
+
+
+def llama_cpp_source() -> Path:
+    """The llama.cpp source that belongs to the pinned llama-cpp-python, fetched once."""
+    command = [sys.executable, str(ROOT / "backend/cmake/ggml_source.py"), "--cache", str(ROOT / "build/ggml-source")]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Path(out.strip().split(";")[0]).parent
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with path.open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def build() -> Path:
+    """Compile test-backend-ops unless this source and these libraries have been seen before. Takes a minute or two."""
+    libs, source = wheel_libs(), llama_cpp_source()
+    program_source = source / "tests/test-backend-ops.cpp"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
+    command = [compiler, "-std=c++17", "-O1", "-w", f"-I{source / 'ggml/include'}", f"-I{source / 'ggml/src'}"]
+    command += [str(program_source), f"-L{libs}", f"-Wl,-rpath,{libs}", "-pthread"]
+    command += ["-l:libggml.so.0", "-l:libggml-base.so.0", "-l:libggml-cpu.so.0"]
+    digest = hashlib.sha256(" ".join(command).encode() + program_source.read_bytes()).hexdigest()[:16]
+    out = ROOT / "build/backend-ops" / digest / "test-backend-ops"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out.parent / "lock"):
+        if not out.exists():
+            print(f"building {out.name} from {program_source}", file=sys.stderr)
+            partial = out.with_suffix(".tmp")
+            # A sanitizer run preloads its runtime; the compiler must not have it.
+            env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+            subprocess.run([*command, "-o", str(partial)], check=True, env=env)
+            partial.rename(out)
+    return out
+
+
+def kind_of(op: str, params: str) -> str:
+    """The parameter that tells one family of cases of an op from another."""
+    names = {"FLASH_ATTN_EXT": ("hsk",), "CPY": ("type_src",), "ROPE": ("mode",)}
+    for name in names.get(op, ("type_a", "type", "type_src")):
+        if m := re.search(rf"\b{name}=(\w+)", params):
+            return m.group(1)
+    return "-"
+
+
+def read_results(sql: str) -> dict[str, Tally]:
+    """Tallies from the program's SQL output. A line that a crash cut off is left out."""
+    start = sql.find("CREATE TABLE")
+    if start < 0:
+        return {}
+    database = sqlite3.connect(":memory:")
+    create, _, rows = sql[start:].partition(");")
+    database.execute(create + ")")
+    for line in rows.splitlines():
+        if line.startswith("INSERT") and line.endswith(");"):
+            database.execute(line)
+    tallies: dict[str, Tally] = {}
+    query = "SELECT op_name, op_params, supported, passed, error_message FROM test_backend_ops"
+    for op, params, supported, passed, error in database.execute(query):
+        tally = tallies.setdefault(op, Tally())
+        if not int(supported):
+            tally.unsupported += 1
+            continue
+        tally.kinds[kind_of(op, params)] += 1
+        if int(passed):
+            tally.passed += 1
+        else:
+            tally.failed += 1
+            tally.failures.append(f"{op}({params}): {error}")
+    database.close()
+    return tallies
+
+
+def run(ops: str, pattern: str = "", jobs: int = 1, timeout: float | None = None) -> Run:
+    """Run the cases of `ops` (comma separated) whose parameters match `pattern` on the device, against the CPU."""
+    command = [str(build()), "test", "-b", DEVICE, "-o", ops, "--output", "sql", "-j", str(jobs)]
+    if pattern:
+        command += ["-p", pattern]
+    env = {**os.environ, "GGML_BACKEND_PATH": str(plugin_path())}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=timeout)
+    return Run(read_results(done.stdout), done.returncode, done.stderr[-4000:])
+
+
+def problems(op: str, result: Run, quick: bool) -> list[str]:
+    """What is wrong with the outcome for one op, as sentences."""
+    tally = result.tallies.get(op, Tally())
+    found = [f"failed: {case}" for case in tally.failures]
+    floor = 1 if quick else OPS[op].claimed if op in OPS else 0
+    if tally.claimed < floor:
+        found.append(f"{op} is claimed for {tally.claimed} cases, at least {floor} are expected")
+    if result.status != 0 and not found:
+        found.append(f"test-backend-ops ended with status {result.status}: {result.tail.strip()}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every case, not the thinned-out set")
+    parser.add_argument("-o", "--ops", default=",".join(OPS), help="ops to run, comma separated")
+    parser.add_argument("-p", "--pattern", default="", help="regex over the parameters of a case, for all ops")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="worker threads of test-backend-ops")
+    parser.add_argument("--json", type=Path, help="also write the tallies here")
+    args = parser.parse_args()
+
+    quick = not args.all
+    failed = False
+    report: dict[str, object] = {}
+    print(f"{'op':16} {'claimed':>8} {'passed':>8} {'failed':>8} {'not supported':>14}  claimed by kind")
+    for op in args.ops.split(","):
+        pattern = args.pattern or (OPS[op].quick if quick and op in OPS else "")
+        result = run(op, pattern, args.jobs)
+        tally = result.tallies.get(op, Tally())
+        kinds = " ".join(f"{kind}:{n}" for kind, n in sorted(tally.kinds.items()))
+        numbers = f"{tally.claimed:8} {tally.passed:8} {tally.failed:8} {tally.unsupported:14}"
+        print(f"{op:16} {numbers}  {kinds}", flush=True)
+        for text in problems(op, result, quick or bool(args.pattern)):
+            failed = True
+            print(f"    {text}", flush=True)
+        counts = {"claimed": tally.claimed, "passed": tally.passed, "failed": tally.failed}
+        report[op] = {**counts, "unsupported": tally.unsupported, "kinds": dict(tally.kinds)}
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
