@@ -44,7 +44,7 @@ def check_int8(w: Weights, x: np.ndarray, out: np.ndarray) -> None:
 
 @isas
 @pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.label)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(**dims)
 def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
 
 @isas
 @pytest.mark.parametrize("type", FLOATS, ids=lambda t: t.label)
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(**{**dims, "k": st.sampled_from([1, 2, 7, 16, 31, 64, 100, 257, 300, 530])})
 def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -106,7 +106,7 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
 
 @isas
 @pytest.mark.parametrize("type", (*QUANTIZED, *FLOATS), ids=lambda t: t.label)
-@settings(max_examples=8)
+@settings(max_examples=8, deadline=None)
 @given(**dims)
 def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -121,7 +121,7 @@ def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: in
 
 
 @isas
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     type=st.sampled_from([Type.F16, Type.F32, Type.Q4_0, Type.Q8_0, Type.Q4_0_COL, Type.Q8_0_TILE]),
     half=st.booleans(),
@@ -207,13 +207,11 @@ def test_hostile_activations(isa: str, type: Type) -> None:
     x[3, 95] = np.inf
     x[4, 0] = -np.inf
     x[5] = 1e-45
-    x[6] = np.float32(3e38)
+    x[6] *= np.float32(1e34)
     out = device(isa, 2).product(w, x)
     assert np.all(out[1] == 0) and np.all(out[5] == 0)
     assert np.all(np.isnan(out[2:5]))
-    check_int8(w, x[:1], out[:1])
-    fine = np.isfinite(out[6])
-    assert np.all(np.abs(out[6][~fine]) == np.inf)
+    check_int8(w, x[[0, 6]], out[[0, 6]])
     one_by_one = np.concatenate([device(isa, 1).product(w, x[i : i + 1]) for i in range(7)])
     np.testing.assert_array_equal(out, one_by_one)
 

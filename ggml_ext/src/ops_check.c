@@ -22,8 +22,8 @@
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)
 #define TILED_ALIGN 64
-#define MAX_HEAD 256
-#define GLU_KINDS 6
+#define MAX_HEAD 576
+#define GLU_KINDS 7
 
 static int is_in(uint32_t type, uint32_t set) { return type < 32 && (set >> type & 1u) != 0; }
 
@@ -46,6 +46,8 @@ static int has_shape(const tb_tensor * t, uint32_t n0, uint32_t n1, uint32_t n2,
 }
 
 static uint64_t n_elements(const tb_tensor * t) { return (uint64_t)t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+static int dense_rows(const tb_tensor * t) { return tb_type_is_tiled(t->type) || t->nb[0] == tb_type_size(t->type); }
 
 static float param_f(const tb_op * op, int i) {
     float f;
@@ -74,19 +76,15 @@ static int mul_mat(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// q [dk, n, H, S], k [dk, n_kv, Hkv, S], v [dv, n_kv, Hkv, S], mask [n_kv, >= n, divides H, divides S], sinks [H],
-// dst [dv, H, n, S]. dk, dv multiples of 8 up to 256; k and v of one type.
+// q [dk, n, H, S], k [dk, n_kv, divides H, divides S], v [dv, n_kv, divides H, divides S], mask [n_kv, >= n,
+// divides H, divides S], sinks [H], dst [dv, H, n, S]. dk, dv up to 576.
 static int flash_attn(const tb_op * op, const char ** why) {
     const tb_tensor *q = &op->src[0], *k = &op->src[1], *v = &op->src[2], *mask = &op->src[3], *sinks = &op->src[4];
-    if (k->type != v->type) return refuse(TB_E_UNSUPPORTED, "K and V have different types", why);
-    if (q->ne[0] % 8 != 0 || v->ne[0] % 8 != 0 || q->ne[0] > MAX_HEAD || v->ne[0] > MAX_HEAD) {
-        return refuse(TB_E_UNSUPPORTED, "head size is not a multiple of 8 up to 256", why);
-    }
+    if (q->ne[0] > MAX_HEAD || v->ne[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);
     if (k->ne[0] != q->ne[0]) return refuse(TB_E_SHAPE, "Q and K have different head sizes", why);
-    if (k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || k->ne[3] != v->ne[3] || k->ne[3] != q->ne[3]) {
+    if (k->ne[1] != v->ne[1] || !repeats(k, q, 2) || !repeats(v, q, 2)) {
         return refuse(TB_E_SHAPE, "Q, K and V do not fit together", why);
     }
-    if (q->ne[2] % k->ne[2] != 0) return refuse(TB_E_SHAPE, "heads are not a multiple of KV heads", why);
     if (has(op, 3)) {
         if (mask->ne[0] != k->ne[1] || mask->ne[1] < q->ne[1] || !repeats(mask, q, 2)) {
             return refuse(TB_E_SHAPE, "the mask does not fit", why);
@@ -106,11 +104,8 @@ static int same_as_src0(const tb_op * op, const char ** why) {
     return same_shape(&op->dst, &op->src[0]) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
 }
 
-// MUL, ADD: src1 repeats into src0 in all four dimensions, with any strides. F16 dst only with F16 src0.
+// MUL, ADD: src1 repeats into src0 in all four dimensions, with any strides.
 static int binary(const tb_op * op, const char ** why) {
-    if (op->dst.type == TB_F16 && op->src[0].type != TB_F16) {
-        return refuse(TB_E_UNSUPPORTED, "F16 result of F32 operand", why);
-    }
     if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
     return same_as_src0(op, why);
 }
@@ -141,7 +136,7 @@ static int set_rows(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK. Split: src1 as src0 and dst. Else: src0 twice as wide.
+// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP. Split: src1 as src0 and dst. Else: src0 twice as wide.
 static int glu(const tb_op * op, const char ** why) {
     const tb_tensor *a = &op->src[0], *dst = &op->dst;
     if (op->params[0] < 0 || op->params[0] >= GLU_KINDS) return refuse(TB_E_UNSUPPORTED, "GLU kind", why);
@@ -184,17 +179,20 @@ static int get_rows(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// Elements in row-major order, shapes may differ. F32, F16, BF16, I32 among themselves (I32 with itself and F32), any
-// strides; F32 to Q8_0 and Q4_0 in equal shapes, rows dense.
+// Elements in row-major order, shapes and strides may differ. Floats among themselves, I32 with itself and F32, floats
+// to Q8_0 and Q4_0, blocks to floats and to the same type. Blocks have dense rows, and rows of the other side are whole
+// blocks too.
 static int cpy(const tb_op * op, const char ** why) {
     const tb_tensor *x = &op->src[0], *dst = &op->dst;
-    if (is_in(dst->type, BLOCKS)) {
-        if (x->type != TB_F32) return refuse(TB_E_UNSUPPORTED, "only F32 is quantized", why);
-        if (!same_shape(x, dst)) return refuse(TB_E_UNSUPPORTED, "quantizing copy between different shapes", why);
-        if (x->nb[0] != 4 || dst->nb[0] != tb_type_size(dst->type)) {
-            return refuse(TB_E_UNSUPPORTED, "quantizing copy of rows that are not dense", why);
+    if (is_in(x->type, BLOCKS) || is_in(dst->type, BLOCKS)) {
+        if (x->type != dst->type && (is_in(x->type, BLOCKS) ? !is_in(dst->type, FLOATS) : !is_in(x->type, FLOATS))) {
+            return refuse(TB_E_UNSUPPORTED, "type conversion", why);
         }
-        return TB_OK;
+        if (x->type != dst->type && dst->type == TB_IQ4_NL) return refuse(TB_E_UNSUPPORTED, "type conversion", why);
+        if ((is_in(x->type, BLOCKS) && !dense_rows(x)) || (is_in(dst->type, BLOCKS) && !dense_rows(dst))) {
+            return refuse(TB_E_UNSUPPORTED, "rows of blocks are not dense", why);
+        }
+        if (x->ne[0] % 32 != 0 || dst->ne[0] % 32 != 0) return refuse(TB_E_SHAPE, "rows are not whole blocks", why);
     }
     if (x->type != dst->type && (x->type == TB_I32 || dst->type == TB_I32) &&
         (x->type == TB_I32 ? dst->type : x->type) != TB_F32) {
@@ -226,17 +224,17 @@ static const rule RULES[TB_OP_COUNT] = {
     // op               name          shapes        required              dense rows                   in place     dst types, src types
     [TB_OP_NOP]        = {"NOP",        NULL,         0,                    0,                           0,           0,       {0}},
     [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {FLOATS | BLOCKS | TILED, F32_F16}},
-    [TB_OP_FLASH_ATTN] = {"FLASH_ATTN", flash_attn,   S(0) | S(1) | S(2),   DST | 0x1f,                  0,           F32,     {F32, F32_F16, F32_F16, T(TB_F16), F32}},
+    [TB_OP_FLASH_ATTN] = {"FLASH_ATTN", flash_attn,   S(0) | S(1) | S(2),   DST | 0x1f,                  0,           F32,     {F32, FLOATS | BLOCKS, FLOATS | BLOCKS, T(TB_F16), F32}},
     [TB_OP_RMS_NORM]   = {"RMS_NORM",   same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
-    [TB_OP_MUL]        = {"MUL",        binary,       S(0) | S(1),          DST | S(0),                  S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
-    [TB_OP_ADD]        = {"ADD",        binary,       S(0) | S(1),          DST | S(0),                  S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
+    [TB_OP_MUL]        = {"MUL",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
+    [TB_OP_ADD]        = {"ADD",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
     [TB_OP_ROPE]       = {"ROPE",       rope,         S(0) | S(1),          DST | S(0) | S(1) | S(2),    S(0),        F32_F16, {F32_F16, T(TB_I32), F32}},
     [TB_OP_SET_ROWS]   = {"SET_ROWS",   set_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           FLOATS | T(TB_Q8_0) | T(TB_Q4_0), {F32_F16, T(TB_I64) | T(TB_I32)}},
-    [TB_OP_GLU]        = {"GLU",        glu,          S(0),                 DST | S(0) | S(1),           S(0) | S(1), F32_F16, {F32_F16, F32_F16}},
-    [TB_OP_SCALE]      = {"SCALE",      same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
+    [TB_OP_GLU]        = {"GLU",        glu,          S(0),                 0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
+    [TB_OP_SCALE]      = {"SCALE",      same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SOFT_MAX]   = {"SOFT_MAX",   soft_max,     S(0),                 DST | S(0) | S(1) | S(2),    S(0) | S(1), F32,     {F32, F32_F16, F32}},
     [TB_OP_GET_ROWS]   = {"GET_ROWS",   get_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           F32 | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32), T(TB_I32)}},
-    [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | T(TB_I32) | T(TB_Q8_0) | T(TB_Q4_0), {FLOATS | T(TB_I32)}},
+    [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on
 
@@ -289,8 +287,6 @@ static int check_tensor(const tb_tensor * t, const char ** why) {
     return odd ? refuse(TB_E_SHAPE, "misaligned offset or stride", why) : TB_OK;
 }
 
-static int dense_rows(const tb_tensor * t) { return tb_type_is_tiled(t->type) || t->nb[0] == tb_type_size(t->type); }
-
 int tb_op_check_shape(const tb_op * op, const char ** why) {
     const char * unused;
     if (why == NULL) why = &unused;
@@ -298,7 +294,8 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     if (op->code == TB_OP_NOP) return TB_OK;
     if (op->code >= TB_OP_COUNT) return refuse(TB_E_UNSUPPORTED, "no such op", why);
     const rule * r = &RULES[op->code];
-    if (op->flags != 0) return refuse(TB_E_UNSUPPORTED, "flags", why);
+    const uint32_t flags = op->code == TB_OP_MUL_MAT ? TB_FLAG_FP16 : 0;
+    if ((op->flags & ~flags) != 0) return refuse(TB_E_UNSUPPORTED, "flags", why);
     if (op->n_src > TB_MAX_SRC) return refuse(TB_E_PROTOCOL, "too many operands", why);
 
     if (!is_in(op->dst.type, r->dst)) return refuse(TB_E_UNSUPPORTED, "type of dst", why);
