@@ -1,0 +1,170 @@
+"""What a repacked file says of itself: metadata keys ``tilebeam.*``, checked against the tensors beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ggml_ext
+from ggml_ext import LAYOUT_VERSION, TILE, Type
+
+from .errors import GGUFError
+from .gguf_file import GGUFFile, TensorInfo
+from .gguf_write import tensor_header
+from .weights import GGML_TYPE
+
+ARCHITECTURE = "tilebeam"  # general.architecture of a repacked file: no stock runtime knows it
+PREFIX = "tilebeam."
+K_ARCHITECTURE = PREFIX + "architecture"
+K_LAYOUT = PREFIX + "layout_version"
+K_TOOL = PREFIX + "tool_version"
+K_ALIGNMENT = PREFIX + "source_alignment"
+K_LOSSLESS = PREFIX + "lossless"
+K_NAMES = PREFIX + "tensors.names"
+K_TYPES = PREFIX + "tensors.types"
+K_SOURCE = PREFIX + "source_sha256"
+K_DATA = PREFIX + "data_sha256"
+K_TENSORS = PREFIX + "tensors.sha256"
+K_META = PREFIX + "meta_sha256"
+MIN_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class TiledTensor:
+    """A tensor stored as tiles: ``ne`` as ggml counts, ``offset`` absolute in the file, bytes."""
+
+    name: str
+    type: Type
+    ne: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a repacked file holds.
+
+    Digests are SHA-256, hexadecimal. ``source_sha256`` covers the source's metadata, tensor headers and data
+    (:func:`content_digest`); ``data_sha256`` the digests in ``tensor_sha256``, which has one for each tensor of the
+    file; ``meta_sha256`` all metadata and tensor headers. ``lossless``: unpacking gives the source's very bytes.
+    """
+
+    path: Path
+    architecture: str
+    layout_version: int
+    tool_version: str
+    source_alignment: int
+    lossless: bool
+    source_sha256: str
+    data_sha256: str
+    meta_sha256: str
+    tensor_sha256: dict[str, str]
+    tensors: tuple[TiledTensor, ...]
+
+    def announcement(self) -> dict[str, Any]:
+        """What the plugin is told before the load, to be sent as JSON."""
+        return {
+            "path": str(self.path.resolve()),
+            "tensors": [
+                {"name": t.name, "type": int(t.type), "ne": list(t.ne), "offset": t.offset} for t in self.tensors
+            ],
+        }
+
+
+def is_repacked(path: str | os.PathLike[str]) -> bool:
+    """Is this GGUF in Tilebeam's layout? Raises GGUFError if it is no sound GGUF, OSError if it cannot be read."""
+    with GGUFFile(path) as f:
+        return f.architecture == ARCHITECTURE
+
+
+def manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest of a repacked file, checked against its tensors (not their bytes: :func:`gguf_tools.verify`).
+
+    Raises:
+        GGUFError: the file is damaged, truncated, not repacked, or of another layout version.
+        OSError: it cannot be read.
+    """
+    with GGUFFile(path) as f:
+        return read_manifest(f)
+
+
+def read_manifest(f: GGUFFile) -> Manifest:
+    """:func:`manifest` of an open file."""
+    if f.architecture != ARCHITECTURE:
+        raise GGUFError(f"{f.path} is an ordinary GGUF ({f.architecture}), not a repacked one")
+    version = f.number(K_LAYOUT)
+    if version != LAYOUT_VERSION:
+        raise GGUFError(
+            f"{f.path} has tile layout version {version}, this Tilebeam reads {LAYOUT_VERSION}: pack its source again"
+        )
+    if f.alignment < MIN_ALIGNMENT:
+        raise GGUFError(f"{f.path}: its alignment is {f.alignment}, a repacked file has at least {MIN_ALIGNMENT}")
+    lossless = f.kv.get(K_LOSSLESS)
+    if lossless is None or not isinstance(lossless.value, bool):
+        raise GGUFError(f"{f.path}: the metadata has no truth value {K_LOSSLESS!r}")
+    names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
+    if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
+        raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
+    digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
+    if any(len(d) != 64 for d in (*digests.values(), *sums)):
+        raise GGUFError(f"{f.path}: a digest in the metadata is damaged")
+    return Manifest(
+        path=f.path,
+        architecture=f.text(K_ARCHITECTURE),
+        layout_version=version,
+        tool_version=f.text(K_TOOL),
+        source_alignment=f.number(K_ALIGNMENT),
+        lossless=lossless.value,
+        source_sha256=digests[K_SOURCE],
+        data_sha256=digests[K_DATA],
+        meta_sha256=digests[K_META],
+        tensor_sha256=dict(zip(f.tensors, sums, strict=True)),
+        tensors=tuple(_tiled(f, name, number) for name, number in zip(names, types, strict=True)),
+    )
+
+
+def _array(f: GGUFFile, key: str, kind: type) -> list[Any]:
+    kv = f.kv.get(key)
+    value = kv.value if kv is not None else None
+    if not isinstance(value, list) or not all(type(v) is kind for v in value):
+        raise GGUFError(f"{f.path}: the metadata has no list {key!r}")
+    return value
+
+
+def _tiled(f: GGUFFile, name: str, number: int) -> TiledTensor:
+    t = f.tensors.get(name)
+    if t is None:
+        raise GGUFError(f"{f.path}: the tiled tensor {name!r} is not in the file")
+    try:
+        type = Type(number)
+        plain = GGML_TYPE[ggml_ext.source_type(type)]
+    except (ValueError, KeyError):
+        raise GGUFError(f"{f.path}: tensor {name!r} has the unknown tiled type {number}") from None
+    if plain != t.type or len(t.ne) not in (2, 3) or t.ne[0] % TILE or t.ne[1] % TILE:
+        raise GGUFError(f"{f.path}: tensor {name!r} ({t.type.name} {list(t.ne)}) cannot hold {type.label} tiles")
+    return TiledTensor(name, type, t.ne, t.offset, t.nbytes)
+
+
+def content_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo], digests: Iterable[bytes]) -> str:
+    """Digest of a GGUF's contents whatever its padding: metadata records, then each tensor's header and data digest."""
+    h = hashlib.sha256(b"".join(kv))
+    for t, d in zip(tensors, digests, strict=True):
+        h.update(tensor_header(t.name, t.type, t.ne, 0) + d)
+    return h.hexdigest()
+
+
+def data_digest(digests: Iterable[bytes]) -> str:
+    """Digest of all tensors' digests."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def meta_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo]) -> str:
+    """Digest of a repacked file's metadata records (but this digest's own) and tensor headers."""
+    h = hashlib.sha256(b"".join(kv))
+    for t in tensors:
+        h.update(tensor_header(t.name, t.type, t.ne, t.offset))
+    return h.hexdigest()

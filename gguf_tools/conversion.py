@@ -1,0 +1,80 @@
+"""Ordinary GGUF to ordinary GGUF of one type: every weight matrix, embeddings too, in F32, F16, Q8_0 or Q4_0."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from . import gguf_write as w
+from .errors import GGUFError
+from .gguf_file import GGUFFile, Q, TensorInfo
+from .repack import FILE_TYPE, K_FILE_TYPE, Report, Target, replaced, require_ordinary
+from .stream import Progress, run, write_at
+from .weights import FLOAT_TYPES, has_values, is_weight
+
+TYPES = {"f32": Q.F32, "f16": Q.F16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}
+K_QUANTIZATION = "general.quantization_version"
+QUANTIZATION_VERSION = 2
+BLOCK = 32
+
+
+def _target(t: TensorInfo, wanted: Q) -> Target:
+    if not is_weight(t) or (wanted not in FLOAT_TYPES and t.k % BLOCK != 0):
+        return Target(t, t.type, None)
+    if t.type != wanted and not has_values(t.type):
+        raise GGUFError(f"tensor {t.name!r} is {t.type.name}, which cannot be converted")
+    return Target(t, wanted, None)
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    type: str,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Write ``src`` to ``dst`` with all weight matrices, token embeddings included, in one type.
+
+    Norms, biases and other small tensors stay as they are. Sources in other quantized types are dequantized first,
+    which loses accuracy unless the target is "f32".
+
+    Args:
+        type: "f32", "f16", "q8_0" or "q4_0".
+        threads: worker threads; one per CPU if None.
+        progress: called with (bytes read, bytes in all).
+
+    Raises:
+        GGUFError: the source is damaged, repacked, or has a type that cannot be read.
+        OSError: reading or writing failed. In either case ``dst`` is as it was.
+    """
+    if type not in TYPES:
+        raise ValueError(f"type is one of {tuple(TYPES)}")
+    wanted, dst = TYPES[type], Path(dst)
+    with GGUFFile(src) as f:
+        require_ordinary(f)
+        targets = [_target(t, wanted) for t in f.tensors.values()]
+        changed = {K_FILE_TYPE: w.kv_u32(K_FILE_TYPE, FILE_TYPE[wanted])}
+        if wanted not in FLOAT_TYPES:
+            changed[K_QUANTIZATION] = w.kv_u32(K_QUANTIZATION, QUANTIZATION_VERSION)
+        names = [(t.source.name, t.type, t.source.ne) for t in targets]
+        head, offsets, size = w.header(f.version, replaced(f, changed), names, f.alignment)
+        with w.complete_file(dst, size, sources=[f.path]) as out:
+            out.write(head)
+            run(f, [t.job for t in targets], write_at(out, offsets), threads=threads, progress=progress)
+    again = Counter(t.source.type.name for t in targets if t.type != t.source.type and t.source.type not in FLOAT_TYPES)
+    notes = []
+    if again and wanted != Q.F32:
+        which = ", ".join(f"{n} {name}" for name, n in sorted(again.items()))
+        notes.append(f"{which} tensors were quantized before and are converted again: this loses some accuracy.")
+    return Report(
+        path=dst,
+        size=size,
+        n_tensors=len(targets),
+        n_tiled=0,
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=0,
+        lossless=all(t.lossless for t in targets),
+        notes=tuple(notes),
+    )

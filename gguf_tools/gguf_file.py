@@ -1,0 +1,318 @@
+"""Strict GGUF reader: everything in the header is checked before it is believed.
+
+Keeps each key-value pair's raw bytes, so that a file written from them has the very metadata of its source. Reads
+tensor data in pieces with ``pread``; never holds a whole file.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from .errors import GGUFError
+
+Bytes = npt.NDArray[np.uint8]
+Q = gguf.GGMLQuantizationType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 16
+MAX_NAME = 63  # bytes, as ggml
+MAX_KEY = 65535  # bytes, as the format's document
+MAX_DIMS = 4
+MAX_ELEMENTS = 1 << 48
+
+STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
+# value type -> (struct format, bytes)
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+
+
+def pad(n: int, alignment: int) -> int:
+    """``n`` rounded up to a multiple of ``alignment``."""
+    return -(-n // alignment) * alignment
+
+
+class _Cursor:
+    """Bounds-checked reads from the start of a file."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        self.data, self.name, self.pos, self.end = data, name, 0, len(data)
+
+    def need(self, n: int) -> int:
+        """Position of the next ``n`` bytes, which are skipped."""
+        at = self.pos
+        if n > self.end - at:
+            raise GGUFError(f"{self.name} is truncated: {n} bytes of header at {at}, the file has {self.end}")
+        self.pos = at + n
+        return at
+
+    def number(self, fmt: str) -> Any:
+        return struct.unpack_from("<" + fmt, self.data, self.need(struct.calcsize("<" + fmt)))[0]
+
+    def string(self, limit: int, what: str) -> str:
+        n = self.number("Q")
+        if n > limit:
+            raise GGUFError(f"{self.name}: {what} claims {n} bytes, at most {limit} are allowed")
+        at = self.need(n)
+        try:
+            return bytes(self.data[at : at + n]).decode()
+        except UnicodeDecodeError:
+            raise GGUFError(f"{self.name}: {what} is not UTF-8") from None
+
+    def value(self, type: int, key: str) -> Any:
+        """A value; an array gives None (its bounds are checked, see :meth:`KeyValue.value`)."""
+        if type == STRING:
+            n = self.number("Q")
+            at = self.need(n)
+            return bytes(self.data[at : at + n]).decode("utf-8", "replace")
+        if type == ARRAY:
+            return self.skip_array(key)
+        if type not in SCALARS:
+            raise GGUFError(f"{self.name}: key {key!r} has the unknown value type {type}")
+        v = self.number(SCALARS[type])
+        if type == BOOL and v > 1:
+            raise GGUFError(f"{self.name}: key {key!r} is a bool of value {v}")
+        return bool(v) if type == BOOL else v
+
+    def skip_array(self, key: str) -> None:
+        type, n = self.number("I"), self.number("Q")
+        if type == STRING:
+            if n > (self.end - self.pos) // 8:
+                raise GGUFError(f"{self.name} is truncated: key {key!r} claims {n} strings")
+            unpack, pos, end = struct.Struct("<Q").unpack_from, self.pos, self.end
+            for _ in range(n):
+                if end - pos < 8:
+                    break
+                pos += 8 + unpack(self.data, pos)[0]
+            if pos > end:
+                raise GGUFError(f"{self.name} is truncated inside the array {key!r}")
+            self.pos = pos
+        elif type in SCALARS:
+            self.need(n * struct.calcsize("<" + SCALARS[type]))
+        else:
+            raise GGUFError(f"{self.name}: key {key!r} is an array of the unsupported type {type}")
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """A metadata entry. ``raw`` is the whole record as in the file; ``body`` where its value begins in it."""
+
+    key: str
+    type: int
+    raw: bytes
+    body: int
+
+    @property
+    def value(self) -> Any:
+        """The value; arrays as lists. Bytes that are not UTF-8 in strings are replaced."""
+        c = _Cursor(self.raw, self.key)
+        c.pos = self.body
+        if self.type != ARRAY:
+            return c.value(self.type, self.key)
+        type, n = c.number("I"), c.number("Q")
+        if type == STRING:
+            return [c.value(STRING, self.key) for _ in range(n)]
+        values = np.frombuffer(self.raw, np.dtype("<" + _NUMPY[type]), n, c.pos)
+        return values.astype(bool).tolist() if type == BOOL else values.tolist()
+
+
+_NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor: ``ne`` as ggml counts (fastest first), ``offset`` and ``nbytes`` absolute in the file."""
+
+    name: str
+    type: gguf.GGMLQuantizationType
+    ne: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def k(self) -> int:
+        """Elements of a row."""
+        return self.ne[0]
+
+    @property
+    def rows(self) -> int:
+        """All rows, over all further dimensions."""
+        return math.prod(self.ne[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.nbytes // self.rows
+
+
+def tensor_bytes(type: gguf.GGMLQuantizationType, ne: tuple[int, ...]) -> int:
+    """Size of a tensor; ``ne[0]`` must be whole blocks."""
+    block, size = gguf.GGML_QUANT_SIZES[type]
+    return math.prod(ne) // int(block) * int(size)
+
+
+class GGUFFile:
+    """An open GGUF file, header parsed and checked.
+
+    Raises:
+        GGUFError: the file is not a GGUF, is damaged or truncated, or has something this reader does not know.
+        OSError: it cannot be opened or read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.size = os.fstat(self.fd).st_size
+            if self.size == 0:
+                raise GGUFError(f"{self.path} is empty")
+            with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as m:
+                self._parse(_Cursor(m, str(self.path)))
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, a: type[BaseException] | None, b: BaseException | None, c: TracebackType | None) -> None:
+        self.close()
+
+    def _parse(self, c: _Cursor) -> None:
+        magic = bytes(c.data[:4])
+        if magic != MAGIC:
+            raise GGUFError(f"{self.path} is not a GGUF file (it begins with {magic!r})")
+        c.pos = 4
+        self.version = c.number("I")
+        if self.version not in VERSIONS:
+            if self.version & 0xFFFF == 0:
+                raise GGUFError(f"{self.path} is a big-endian GGUF, which is not supported")
+            raise GGUFError(f"{self.path} has GGUF version {self.version}; 2 and 3 are supported")
+        n_tensors, n_kv = c.number("Q"), c.number("Q")
+        # the smallest key-value pair has 13 bytes, the smallest tensor 33: a larger count cannot be true
+        if n_kv * 13 + n_tensors * 33 > c.end:
+            raise GGUFError(f"{self.path} is truncated: it claims {n_kv} metadata keys and {n_tensors} tensors")
+        self.kv: dict[str, KeyValue] = {}
+        for _ in range(n_kv):
+            self._parse_kv(c)
+        self.alignment = self._alignment()
+        infos = self._parse_tensors(c, n_tensors)
+        self.header_end = c.pos
+        self.data_start = pad(c.pos, self.alignment)
+        self.tensors: dict[str, TensorInfo] = {}
+        expected = 0
+        for name, type, ne, offset in infos:
+            # ggml takes no other order either, so offsets need not be kept
+            if offset != expected:
+                raise GGUFError(f"{self.path}: tensor {name!r} has offset {offset}, expected {expected}")
+            t = TensorInfo(name, type, ne, self.data_start + offset, tensor_bytes(type, ne))
+            if t.offset + t.nbytes > self.size:
+                raise GGUFError(
+                    f"{self.path} is truncated: tensor {name!r} ends at byte {t.offset + t.nbytes}, the file has "
+                    f"{self.size}"
+                )
+            self.tensors[name] = t
+            expected += pad(t.nbytes, self.alignment)
+
+    def _parse_kv(self, c: _Cursor) -> None:
+        start = c.pos
+        key = c.string(MAX_KEY, "a metadata key")
+        type = c.number("I")
+        body = c.pos - start
+        c.value(type, key)
+        if not key or key in self.kv:
+            raise GGUFError(f"{self.path}: metadata key {key!r} is empty or occurs twice")
+        self.kv[key] = KeyValue(key, type, bytes(c.data[start : c.pos]), body)
+
+    def _alignment(self) -> int:
+        kv = self.kv.get("general.alignment")
+        if kv is None:
+            return DEFAULT_ALIGNMENT
+        a = kv.value if kv.type == UINT32 else 0
+        if a == 0 or a & (a - 1) or a > MAX_ALIGNMENT:
+            raise GGUFError(f"{self.path}: general.alignment is not a power of two up to {MAX_ALIGNMENT}")
+        return int(a)
+
+    def _parse_tensors(self, c: _Cursor, n: int) -> list[tuple[str, gguf.GGMLQuantizationType, tuple[int, ...], int]]:
+        found, names = [], set()
+        for _ in range(n):
+            name = c.string(MAX_NAME, "a tensor name")
+            if not name or name in names:
+                raise GGUFError(f"{self.path}: tensor name {name!r} is empty or occurs twice")
+            names.add(name)
+            n_dims = c.number("I")
+            if not 1 <= n_dims <= MAX_DIMS:
+                raise GGUFError(f"{self.path}: tensor {name!r} has {n_dims} dimensions")
+            ne = tuple(c.number("Q") for _ in range(n_dims))
+            elements = 1
+            for d in ne:
+                elements *= d
+                if d == 0 or elements > MAX_ELEMENTS:
+                    raise GGUFError(f"{self.path}: tensor {name!r} has the impossible shape {list(ne)}")
+            number, offset = c.number("I"), c.number("Q")
+            try:
+                type = Q(number)
+                block, _ = gguf.GGML_QUANT_SIZES[type]
+            except (ValueError, KeyError):
+                raise GGUFError(f"{self.path}: tensor {name!r} has the unknown type {number}") from None
+            if ne[0] % block != 0:
+                raise GGUFError(f"{self.path}: tensor {name!r} has rows of {ne[0]}, not whole {type.name} blocks")
+            found.append((name, type, ne, offset))
+        return found
+
+    @cached_property
+    def architecture(self) -> str:
+        """``general.architecture``. Raises GGUFError if it is missing."""
+        return self.text("general.architecture")
+
+    def text(self, key: str) -> str:
+        """A string value. Raises GGUFError if the key is missing or no string."""
+        kv = self.kv.get(key)
+        if kv is None or kv.type != STRING:
+            raise GGUFError(f"{self.path}: the metadata has no text {key!r}")
+        return str(kv.value)
+
+    def number(self, key: str) -> int:
+        """An unsigned 32-bit value. Raises GGUFError if the key is missing or of another type."""
+        kv = self.kv.get(key)
+        if kv is None or kv.type != UINT32:
+            raise GGUFError(f"{self.path}: the metadata has no number {key!r}")
+        return int(kv.value)
+
+    def read(self, offset: int, n: int) -> Bytes:
+        """``n`` bytes at ``offset`` as uint8. Raises GGUFError if the file has become shorter."""
+        out = np.empty(n, np.uint8)
+        view, done = out.data, 0
+        while done < n:
+            got = os.preadv(self.fd, [view[done:]], offset + done)
+            if got == 0:
+                raise GGUFError(f"{self.path} became shorter while it was read")
+            done += got
+        return out
+
+    def padding(self) -> Iterator[tuple[int, int]]:
+        """``(offset, length)`` of the gaps that alignment leaves, the last one up to the file's end."""
+        at = self.header_end
+        for t in self.tensors.values():
+            yield at, t.offset - at
+            at = t.offset + t.nbytes
+        yield at, self.size - at

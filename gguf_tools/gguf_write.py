@@ -1,0 +1,122 @@
+"""Writes GGUF: raw key-value records, tensor headers, and an output file that exists only when it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import gguf
+
+from .errors import GGUFError
+from .gguf_file import ARRAY, BOOL, MAGIC, STRING, UINT32, pad, tensor_bytes
+
+
+def _string(s: str) -> bytes:
+    b = s.encode()
+    return struct.pack("<Q", len(b)) + b
+
+
+def kv_text(key: str, value: str) -> bytes:
+    """A string record."""
+    return _string(key) + struct.pack("<I", STRING) + _string(value)
+
+
+def kv_u32(key: str, value: int) -> bytes:
+    """An unsigned 32-bit record."""
+    return _string(key) + struct.pack("<II", UINT32, value)
+
+
+def kv_bool(key: str, value: bool) -> bytes:
+    """A bool record."""
+    return _string(key) + struct.pack("<IB", BOOL, value)
+
+
+def kv_texts(key: str, values: Iterable[str]) -> bytes:
+    """An array of strings."""
+    items = [_string(v) for v in values]
+    return _string(key) + struct.pack("<IIQ", ARRAY, STRING, len(items)) + b"".join(items)
+
+
+def kv_u32s(key: str, values: Iterable[int]) -> bytes:
+    """An array of unsigned 32-bit numbers."""
+    items = list(values)
+    return _string(key) + struct.pack(f"<IIQ{len(items)}I", ARRAY, UINT32, len(items), *items)
+
+
+def tensor_header(name: str, type: gguf.GGMLQuantizationType, ne: tuple[int, ...], offset: int) -> bytes:
+    """One tensor's entry in the header; ``offset`` counts from the start of the data."""
+    return _string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type, offset)
+
+
+def header(
+    version: int,
+    kv: Iterable[bytes],
+    tensors: Iterable[tuple[str, gguf.GGMLQuantizationType, tuple[int, ...]]],
+    alignment: int,
+) -> tuple[bytes, list[int], int]:
+    """A whole header, padded.
+
+    Returns:
+        Its bytes; each tensor's absolute offset; the file's whole size.
+    """
+    records, infos = list(kv), list(tensors)
+    parts, offsets, offset = [], [], 0
+    for name, type, ne in infos:
+        parts.append(tensor_header(name, type, ne, offset))
+        offsets.append(offset)
+        offset += pad(tensor_bytes(type, ne), alignment)
+    head = MAGIC + struct.pack("<IQQ", version, len(infos), len(records)) + b"".join(records) + b"".join(parts)
+    start = pad(len(head), alignment)
+    return head.ljust(start, b"\0"), [start + o for o in offsets], start + offset
+
+
+@contextlib.contextmanager
+def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Iterator[BinaryIO]:
+    """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
+
+    Written beside its target under a temporary name, synced, then renamed; removed on any failure.
+
+    Raises:
+        GGUFError: the target is one of the ``sources``, or not a regular file.
+        OSError: no space, no permission.
+    """
+    path = Path(path)
+    if path.exists():
+        if any(os.path.samefile(path, s) for s in sources):
+            raise GGUFError(f"{path} is the source itself; give another output name")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise GGUFError(f"{path} exists and is not a regular file")
+    fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", suffix=".part", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(fd, "w+b") as f:
+            # no space is found out now, not after minutes of work
+            try:
+                os.posix_fallocate(f.fileno(), 0, size)
+            except OSError as e:
+                if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise OSError(e.errno, f"{os.strerror(e.errno)}: {size} bytes are needed", str(path)) from None
+                f.truncate(size)
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,170 @@
+"""Which tensors are matrix weights, and their values: float32 from any ggml type, and back to plain blocks or tiles."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.quants import dequantize as gguf_dequantize
+
+import ggml_ext
+from ggml_ext import TILE, Type
+
+from .errors import GGUFError
+from .gguf_file import Bytes, Q, TensorInfo
+
+Floats = npt.NDArray[np.float32]
+
+TB_TYPE = {
+    Q.F32: Type.F32,
+    Q.F16: Type.F16,
+    Q.BF16: Type.BF16,
+    Q.Q4_0: Type.Q4_0,
+    Q.Q8_0: Type.Q8_0,
+    Q.IQ4_NL: Type.IQ4_NL,
+}
+GGML_TYPE = {t: q for q, t in TB_TYPE.items()}
+FLOAT_TYPES = (Q.F32, Q.F16, Q.BF16)
+INTEGER_TYPES = (Q.I8, Q.I16, Q.I32, Q.I64, Q.F64)
+
+# Read by row on the CPU (GET_ROWS), never multiplied in place: parts of names.
+LOOKED_UP = (
+    "token_embd",
+    "position_embd",
+    "token_types",
+    "embed_tokens",
+    "rel_b",
+    "tid2eid",
+    "_ape",
+    "d2t",
+    "markov",
+    "selector",
+)
+# Stacks of experts: read by MUL_MAT_ID, which the device does not have.
+EXPERTS = "_exps"
+# Small or sensitive matrices that llama.cpp's own quantizer leaves alone, too.
+KEPT = (
+    "_norm",
+    "ffn_gate_inp",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv",
+    "time_mix_",
+    "indexer",
+    "patch_embd",
+    "pos_embd",
+    "rel_pos",
+)
+
+
+def is_looked_up(name: str) -> bool:
+    """Is it an embedding or another table that GET_ROWS reads on the CPU?"""
+    return any(part in name for part in LOOKED_UP)
+
+
+def fits_tiles(t: TensorInfo) -> bool:
+    """May this tensor be stored as tiles: a matrix (or a stack) that MUL_MAT reads, K and N multiples of 32?"""
+    return (
+        len(t.ne) in (2, 3)
+        and t.ne[0] % TILE == 0
+        and t.ne[1] % TILE == 0
+        and not is_looked_up(t.name)
+        and EXPERTS not in t.name
+    )
+
+
+def is_weight(t: TensorInfo) -> bool:
+    """Is it a matrix that a quantizer would quantize? Embeddings are."""
+    if t.type in INTEGER_TYPES or len(t.ne) < 2:
+        return False
+    if t.type not in FLOAT_TYPES:
+        return True
+    return t.name.endswith(".weight") and not any(part in t.name for part in KEPT)
+
+
+@cache
+def has_values(type: gguf.GGMLQuantizationType) -> bool:
+    """Can :func:`to_float` read this type?"""
+    if type in TB_TYPE:
+        return True
+    try:
+        gguf_dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[type][1]), np.uint8), type)
+    except (NotImplementedError, KeyError):
+        return False
+    return type not in INTEGER_TYPES
+
+
+def to_float(type: gguf.GGMLQuantizationType, data: Bytes, k: int, rows: int) -> Floats:
+    """Values of whole rows: uint8 in, float32 (rows, k) out."""
+    if type in TB_TYPE:
+        return ggml_ext.dequantize(TB_TYPE[type], data, k, rows)
+    with np.errstate(all="ignore"):  # values that make no sense are refused when they are quantized
+        out = gguf_dequantize(data.reshape(rows, -1), type)
+    return np.ascontiguousarray(out, np.float32).reshape(rows, k)
+
+
+def from_float(type: gguf.GGMLQuantizationType, x: Floats) -> Bytes:
+    """Float32 (rows, k) to plain F32, F16, Q8_0 or Q4_0 rows, uint8. Raises ValueError if a value does not fit."""
+    rows, k = x.shape
+    if type == Q.F32:
+        return x.reshape(-1).view(np.uint8)
+    if type == Q.F16:
+        with np.errstate(over="ignore"):
+            half = x.astype(np.float16)
+        if np.isinf(half).any():
+            raise ValueError("a weight is too large for F16")
+        return half.reshape(-1).view(np.uint8)
+    column = ggml_ext.column_type(TB_TYPE[type])
+    if column is None or type == Q.IQ4_NL:
+        raise ValueError(f"nothing quantizes to {type.name}")
+    return ggml_ext.unpack(column, ggml_ext.quantize(column, x), k, rows)
+
+
+def tiled_type(type: gguf.GGMLQuantizationType, group: str) -> Type | None:
+    """Tiled type for plain blocks; IQ4_NL has column grouping only. None if the type is not tiled."""
+    if type not in TB_TYPE:
+        return None
+    column = ggml_ext.column_type(TB_TYPE[type])
+    return (ggml_ext.tile_type(TB_TYPE[type]) or column) if group == "tile" else column
+
+
+def make_rows(
+    source: gguf.GGMLQuantizationType,
+    data: Bytes,
+    k: int,
+    rows: int,
+    type: gguf.GGMLQuantizationType,
+    tiled: Type | None,
+) -> Bytes:
+    """Plain rows of one type to plain rows or tiles of another, the shortest way.
+
+    Args:
+        data: uint8, ``rows`` whole rows of ``k`` elements of type ``source``. For tiles, rows is a multiple of 32.
+        type: ggml type of the result.
+        tiled: its tiled type, None for plain rows.
+
+    Raises:
+        ValueError: a value is not finite or does not fit.
+    """
+    if tiled is None:
+        return data if type == source else from_float(type, to_float(source, data, k, rows))
+    if type == source and tiled == ggml_ext.column_type(TB_TYPE[type]):
+        return ggml_ext.pack(tiled, data, k, rows)
+    return ggml_ext.quantize(tiled, to_float(source, data, k, rows))
+
+
+def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int) -> Bytes:
+    """Tiles to plain rows: bit for bit from column grouping, rounded again from tile grouping."""
+    plain = ggml_ext.source_type(tiled)
+    if tiled == ggml_ext.column_type(plain):
+        return ggml_ext.unpack(tiled, tiles, k, rows)
+    return from_float(GGML_TYPE[plain], ggml_ext.dequantize(tiled, tiles, k, rows))
+
+
+def refuse(t: TensorInfo, e: ValueError) -> GGUFError:
+    """The error of a tensor that cannot be converted."""
+    return GGUFError(f"tensor {t.name!r} ({t.type.name}) cannot be converted: {e}")
