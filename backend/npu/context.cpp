@@ -22,7 +22,7 @@ float op_context::param_f(int i) const {
 
 void op_context::barrier() const {
     if (n_threads > 1) {
-        state(*this).pool->barrier();
+        state(*this).pool->barrier(thread);
     }
 }
 

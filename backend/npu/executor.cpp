@@ -314,7 +314,7 @@ void executor::impl::work(void * arg, int thread) {
             }
         }
         if (s.meet) {
-            self.pool->barrier(true);
+            self.pool->barrier(thread, true);
             if (j.state.failed.load(std::memory_order_acquire) <= static_cast<int64_t>(i)) {
                 return;
             }

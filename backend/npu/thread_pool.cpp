@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <sched.h>
 
-#include "wait.h"
-
 namespace tb::npu {
 
 namespace {
@@ -61,7 +59,8 @@ int usable_cpus() { return std::max(1, std::min(affinity_cpus(), quota_cpus()));
 
 thread_pool::thread_pool(int n_threads) {
     n_threads = std::clamp(n_threads, 1, max_threads);
-    spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
+    const int64_t spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
+    waits.assign(n_threads, {spin_budget(spin_ns), spin_budget(spin_ns)});
     workers.reserve(n_threads); // worker addresses are handed to the threads
     // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel.
     sigset_t all;
@@ -103,13 +102,13 @@ void * thread_pool::worker_main(void * arg) {
 void thread_pool::work(int thread) {
     uint32_t seen = 0;
     for (;;) {
-        wait_change(job, seen, idle_sleepers, spin_ns);
+        wait_change(job, seen, idle_sleepers, waits[thread].idle);
         ++seen; // one job at a time, so the counter moved by exactly one
         if (stopping) {
             return;
         }
         fn(arg, thread);
-        barrier();
+        barrier(thread);
     }
 }
 
@@ -123,7 +122,7 @@ void thread_pool::run(task f, void * a) {
     job.fetch_add(1, std::memory_order_seq_cst);
     wake();
     f(a, 0);
-    barrier();
+    barrier(0);
 }
 
 void thread_pool::wake() {
@@ -132,7 +131,7 @@ void thread_pool::wake() {
     }
 }
 
-void thread_pool::barrier(bool reset) {
+void thread_pool::barrier(int thread, bool reset) {
     if (n == 1) {
         if (reset) {
             reset_chunks();
@@ -151,29 +150,28 @@ void thread_pool::barrier(bool reset) {
         }
         return;
     }
-    wait_change(generation, gen, barrier_sleepers, spin_ns);
+    wait_change(generation, gen, barrier_sleepers, waits[thread].at_barrier);
 }
 
 // A sleeper counts itself before the kernel compares the word, the waker changes the word before it looks at the
 // count: with both in one total order a wake-up cannot be lost. Who is woken with the word unchanged spins again.
 void thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
-                              int64_t spin_ns) {
-    for (;;) {
+                              spin_budget & budget) {
+    for (bool slept = false;; slept = true) {
+        const int64_t spin_ns = budget.next();
         const int64_t start = now_ns();
         do {
             for (int i = 0; i < 32; ++i) {
                 if (word.load(std::memory_order_acquire) != old) {
+                    if (!slept) {
+                        budget.report(true);
+                    }
                     return;
                 }
                 cpu_pause();
             }
         } while (now_ns() - start < spin_ns);
-        if (spin_ns == 0) {
-            sched_yield(); // more threads than CPUs: the one waited for may be in the run queue behind this one
-            if (word.load(std::memory_order_acquire) != old) {
-                return;
-            }
-        }
+        budget.report(false);
         sleepers.fetch_add(1, std::memory_order_seq_cst);
         futex_wait(futex_word(word), old, -1, futex_scope::process_private);
         sleepers.fetch_sub(1, std::memory_order_relaxed);

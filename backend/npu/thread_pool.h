@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <vector>
 
+#include "wait.h"
+
 namespace tb::npu {
 
 // CPUs this process may use: its affinity mask, capped by a cgroup CPU quota. At least 1.
@@ -35,7 +37,7 @@ class thread_pool {
     void wake();
 
     // All threads of the pool meet; called inside a task. The last to arrive calls reset_chunks() if asked to.
-    void barrier(bool reset = false);
+    void barrier(int thread, bool reset = false);
 
     // A shared counter for loops that hand out work dynamically.
     int64_t next_chunk() { return chunks.fetch_add(1, std::memory_order_relaxed); }
@@ -47,10 +49,15 @@ class thread_pool {
         int index;
         pthread_t handle;
     };
+    // What a thread has learned about its waits; each has a cache line of its own.
+    struct alignas(64) habits {
+        spin_budget at_barrier;
+        spin_budget idle;
+    };
     static void * worker_main(void * arg);
     void work(int thread);
     static void wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
-                            int64_t spin_ns);
+                            spin_budget & budget);
 
     // One cache line per group of words that different threads write at different times.
     alignas(64) std::atomic<uint32_t> arrived{0};
@@ -63,8 +70,8 @@ class thread_pool {
     bool stopping = false;
     alignas(64) std::atomic<int64_t> chunks{0};
 
-    int n = 1;
-    int64_t spin_ns = 0;
+    alignas(64) int n = 1;
+    std::vector<habits> waits; // per thread
     std::vector<worker> workers;
 };
 

@@ -42,6 +42,20 @@ inline void futex_wake(const uint32_t * word, futex_scope scope) {
     syscall(SYS_futex, word, op, INT_MAX, nullptr, nullptr, 0);
 }
 
+// How long to spin, learned from whether spinning helped lately. It does not if the other thread shares this CPU (it
+// then cannot run while this one spins) or has a lot to do; a full-length try now and then finds out when that changes.
+class spin_budget {
+  public:
+    explicit spin_budget(int64_t most_ns = 0) : most(most_ns), now(most_ns) {}
+    int64_t next() { return ++waits % 64 == 0 ? most : now; }
+    void report(bool helped) { now = helped ? most : now / 2; }
+
+  private:
+    int64_t most;
+    int64_t now;
+    uint32_t waits = 0;
+};
+
 } // namespace tb
 
 #endif // TILEBEAM_NPU_WAIT_H

@@ -20,7 +20,7 @@ wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, 
         if (elapsed >= plan.sleep_until && elapsed < plan.spin_until) {
             for (int i = 0; i < 32; ++i) {
                 if (load_word(word) != old) {
-                    return wake_reason::changed;
+                    return wake_reason::seen_spinning;
                 }
                 cpu_pause();
             }
@@ -32,7 +32,7 @@ wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, 
             }
             store_word(sleeping, 0);
             if (load_word(word) != old) {
-                return wake_reason::changed;
+                return wake_reason::seen_sleeping;
             }
             if (!keep_waiting()) {
                 return wake_reason::stopped;

@@ -32,7 +32,7 @@ struct wait_plan {
     int64_t slice = 20000000; // longest sleep between two looks at the peer
 };
 
-enum class wake_reason { changed, stopped };
+enum class wake_reason { seen_spinning, seen_sleeping, stopped };
 
 // Wait until *word != old. `sleeping` tells the other side that a wake-up call is needed. `keep_waiting` is asked after
 // every slice slept: false ends the wait.

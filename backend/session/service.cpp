@@ -385,14 +385,17 @@ int service::run() {
     }
     uint32_t seen = 0;
     wait_plan plan;
-    plan.spin_until = int64_t{spin_us} * 1000;
+    spin_budget budget(int64_t{spin_us} * 1000);
     plan.slice = 1000000000; // idle: one look a second whether the CPU side is still there
     bool hung_up = false;
     const auto still_there = [&] { return !(hung_up = peer_hung_up(socket)); };
     for (;;) {
-        if (wait_word(&channel->req_seq, seen, &channel->npu_sleeping, plan, still_there) == wake_reason::stopped) {
+        plan.spin_until = budget.next();
+        const wake_reason woken = wait_word(&channel->req_seq, seen, &channel->npu_sleeping, plan, still_there);
+        if (woken == wake_reason::stopped) {
             break;
         }
+        budget.report(woken == wake_reason::seen_spinning);
         const uint32_t kind = load_word(&channel->request.kind);
         if (kind == TB_REQ_COMPUTE || kind == TB_REQ_PATCH) {
             executor->wake(); // a hint only: the workers get up while the message is read and checked

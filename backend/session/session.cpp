@@ -68,18 +68,20 @@ struct session::impl {
     uint64_t clock = 0; // of last_used
     std::vector<bool> ids = std::vector<bool>(TB_MAX_BUFFERS);
     sent_graph sent[TB_MAX_GRAPHS];
+    spin_budget budget;
     // Set once, for good.
     std::atomic<bool> failed{false};
     result why_failed;
 
     const char * noun() const { return opt.kind == executor_kind::process ? "NPU process" : "NPU thread"; }
+    int64_t most_spin_ns() const { return int64_t{std::max(opt.spin_us, 0)} * 1000; }
     uint8_t * payload() const { return static_cast<uint8_t *>(region->data()) + payload_offset; }
 
     bool start(std::string & why);
     bool shake_hands(std::string & why);
     result give_up(tb_status status, const std::string & what);
     bool usable(result & r);
-    wait_plan plan(int64_t expected_ns) const;
+    wait_plan plan(int64_t expected_ns);
     // Send what lies in the payload area and wait for the reply.
     result exchange(uint32_t kind, uint64_t payload_size, int64_t * expected_ns, tb_reply * reply);
     bool peer_ended(std::string & how) { return npu->ended(how); }
@@ -169,12 +171,12 @@ bool session::impl::usable(result & r) {
 
 // Spinning answers fastest but takes a CPU. It pays for a short wait, and at the end of a long one if there is a CPU
 // that the NPU's threads do not need.
-wait_plan session::impl::plan(int64_t expected_ns) const {
+wait_plan session::impl::plan(int64_t expected_ns) {
     static const int cpus = npu::usable_cpus();
-    const int64_t spin = int64_t{std::max(opt.spin_us, 0)} * 1000;
     wait_plan p;
     p.slice = 20 * ms;
-    if (expected_ns <= spin) {
+    const int64_t spin = budget.next();
+    if (expected_ns <= most_spin_ns()) {
         p.spin_until = spin;
     } else if (n_threads.load(std::memory_order_relaxed) < cpus) {
         // Sleeping overshoots by some 50 us, runs differ by a few percent.
@@ -220,6 +222,9 @@ result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * e
     wait_plan p = plan(expected_ns ? *expected_ns : 0);
     p.slice = std::min(p.slice, std::max<int64_t>(limit, ms));
     const wake_reason woken = wait_word(&channel->rep_seq, last, &channel->cpu_sleeping, p, keep_waiting);
+    if (p.spin_until > p.sleep_until) {
+        budget.report(woken == wake_reason::seen_spinning);
+    }
     if (woken == wake_reason::stopped && load_word(&channel->rep_seq) == last) {
         if (gone) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
@@ -305,6 +310,7 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
     std::unique_ptr<session> s(new session);
     s->self->opt = opt;
     s->self->fork_count = forks.load();
+    s->self->budget = spin_budget(s->self->most_spin_ns());
     if (s->self->opt.isa.empty()) {
         if (const char * isa = std::getenv("TILEBEAM_ISA")) {
             s->self->opt.isa = isa;
