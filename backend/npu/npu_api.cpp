@@ -93,3 +93,14 @@ const char * tb_npu_isa_name(int i) {
 }
 
 const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op) { return npu->executor.kernel_name(*op); }
+
+int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n) {
+    const tb::npu::kernel_table * kernels = tb::npu::find_kernels(npu->executor.isa());
+    if (!kernels) {
+        return TB_E_INTERNAL;
+    }
+    return guarded([&] {
+        kernels->attention.exp2_fp16(in, out, n);
+        return TB_OK;
+    });
+}

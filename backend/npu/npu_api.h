@@ -32,6 +32,10 @@ const char * tb_npu_isa_name(int i);
 
 // The kernel that an op of this shape would run, e.g. "gemm_q4c_8x16_avx512vnni"; NULL if it has none of its own.
 const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
+
+// out[i] = exp2(in[i]) as attention of this kernel set computes it: FP16 bits, inputs not above zero (positive ones
+// count as 0). Returns a tb_status.
+int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n);
 // cffi: end
 
 #ifdef __cplusplus

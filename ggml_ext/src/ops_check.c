@@ -136,7 +136,8 @@ static int set_rows(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP. Split: src1 as src0 and dst. Else: src0 twice as wide.
+// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP. Split: src1 as src0 and dst. Else: src0 twice
+// as wide.
 static int glu(const tb_op * op, const char ** why) {
     const tb_tensor *a = &op->src[0], *dst = &op->dst;
     if (op->params[0] < 0 || op->params[0] >= GLU_KINDS) return refuse(TB_E_UNSUPPORTED, "GLU kind", why);

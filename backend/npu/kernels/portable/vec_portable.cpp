@@ -133,14 +133,14 @@ void geglu(int64_t n, const float * gate, const float * up, float, float, float 
     for (int64_t i = 0; i < n; i++) {
         const float x = gate[i];
         const float inner = 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x);
-        dst[i] = 0.5f * x * (1.0f + std::tanh(inner)) * up[i];
+        dst[i] = x / (1.0f + std::exp(-2.0f * inner)) * up[i]; // (1 + tanh z) / 2 without cancellation
     }
 }
 
 void geglu_erf(int64_t n, const float * gate, const float * up, float, float, float * dst) {
     for (int64_t i = 0; i < n; i++) {
         const float x = gate[i];
-        dst[i] = 0.5f * x * (1.0f + std::erf(x * 0.70710678118654752440f)) * up[i];
+        dst[i] = 0.5f * x * std::erfc(x * -0.70710678118654752440f) * up[i];
     }
 }
 
