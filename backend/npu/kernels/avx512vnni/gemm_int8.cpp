@@ -105,7 +105,7 @@ template <class Format, int rows, int halves> void pass(const gemm_int8_args & a
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
-        if (halves == 2) {
+        if (half == 0) {
 #pragma GCC unroll 18
             for (size_t i = 0; i < Format::bytes / 64; i++) {
                 _mm_prefetch(reinterpret_cast<const char *>(tile + prefetch_tiles * Format::bytes + 64 * i),
@@ -114,6 +114,8 @@ template <class Format, int rows, int halves> void pass(const gemm_int8_args & a
         }
 #pragma GCC unroll 2
         for (int h = 0; h < halves; h++) {
+            // Activations are memory operands again in the second half: kept in registers they would push others out.
+            if (rows > 3) asm volatile("" ::: "memory");
             __m512i w[8];
             Format::weights(tile, half + h, w);
             const __m512 scale = Format::scales(tile, half + h);
