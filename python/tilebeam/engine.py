@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -392,14 +393,14 @@ class Engine:
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         self.progress.tokens += 1
-        if self.vocab.is_end(token) and not params.ignore_eos:
+        if (self.vocab.is_end(token) and not params.ignore_eos) or sample.stream.feed(self.vocab.piece(token)):
             self._finish(sample, "stop")
-        elif sample.stream.feed(self.vocab.piece(token)):
-            self._finish(sample, "stop")
-        elif len(sample.tokens) == params.max_tokens:
+        elif len(sample.tokens) == min(params.max_tokens or self.context.n_ctx, self._most(request)):
             self._finish(sample, "length")
-        elif len(request.prompt_ids) + len(sample.tokens) >= self.context.n_ctx:
-            self._finish(sample, "length")
+
+    def _most(self, request: Request) -> int:
+        """Tokens that a sample of this prompt can have before the context is full."""
+        return self.context.n_ctx - len(request.prompt_ids)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish = reason

@@ -1,7 +1,8 @@
 """A thin, owning view of llama.cpp's C API: model, context, batch, sampler chain. Knows nothing of scheduling.
 
 Objects free what they own in `close`; a closed object's pointer is None, so that late use fails in Python and not in C.
-llama.cpp's log goes through one router: a thread that captures sees its own lines, all others go where they went before.
+llama.cpp's log goes through one router: a thread that captures sees its own lines, all others go where they went
+before.
 """
 
 from __future__ import annotations

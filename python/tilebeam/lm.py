@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -92,25 +93,25 @@ class LM:
             TilebeamError: a prompt is empty or longer than the context (before anything is decoded), or decoding
                 failed. NpuError: the NPU failed; the model must be loaded again.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))):
-            prompts = [prompts]  # type: ignore[list-item]
+        items = _as_list(prompts)
         if sampling is None or isinstance(sampling, SamplingParams):
-            params = [sampling or SamplingParams()] * len(prompts)
+            params = [sampling or SamplingParams()] * len(items)
         else:
             params = list(sampling)
-            if len(params) != len(prompts):
-                raise TilebeamError(f"{len(prompts)} prompts but {len(params)} SamplingParams.")
+            if len(params) != len(items):
+                raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
         with self._lock, log_router().capture() as self._log:
             self._usable()
             batch: list[tuple[str, list[int]]] = []
-            for prompt in prompts:
+            for prompt in items:
                 if isinstance(prompt, str):
                     text, ids = prompt, self.tokenize(prompt)
+                    self._engine.check(ids)
                 else:
-                    ids = [int(t) for t in prompt]  # type: ignore[union-attr]
-                    text = ""
-                self._engine.check(ids)
-                batch.append((text or self.detokenize(ids), ids))
+                    ids = [int(t) for t in prompt]
+                    self._engine.check(ids)
+                    text = self.detokenize(ids)
+                batch.append((text, ids))
             requests = [self._engine.submit(text, ids, p) for (text, ids), p in zip(batch, params, strict=True)]
             self._engine.run(progress)
             return [r.output() for r in requests]
@@ -126,36 +127,42 @@ class LM:
             float32 [len(tokens), n_vocab]; row i is the prediction for token i + 1.
         """
         ids = [int(t) for t in tokens]
-        with self._lock, log_router().capture() as self._log:
-            self._usable()
+        with self.raw_decode() as context:
             if not ids or len(ids) > self._context.n_ctx:
                 raise TilebeamError(f"logits() takes 1 to {self._context.n_ctx} tokens, not {len(ids)}.")
             if min(ids) < 0 or max(ids) >= self.n_vocab:
                 raise TilebeamError(f"Tokens must lie between 0 and {self.n_vocab - 1}.")
             result = np.empty((len(ids), self.n_vocab), np.float32)
-            step = min(chunk or self._context.max_outputs, self._context.max_outputs)
+            step = min(chunk or context.max_outputs, context.max_outputs)
             if step < 1:
                 raise TilebeamError(f"chunk must be at least 1, not {chunk}.")
-            context, kv = self._context, self._engine.kv
-            seq = kv.open()
-            try:
-                for start in range(0, len(ids), step):
-                    part = ids[start : start + step]
-                    n = len(part)
-                    kv.extend(seq, part)
-                    context.token[:n] = part
-                    context.pos[:n] = np.arange(start, start + n)
-                    context.seq[:n] = seq.id
-                    context.output[:n] = 1
-                    code = context.decode(n)
-                    if code != 0:
-                        self._engine.broken = self._failed(code)
-                        raise self._engine.broken
-                    for i in range(n):
-                        result[start + i] = context.logits(i)
-            finally:
-                kv.clear()
+            for start in range(0, len(ids), step):
+                part = ids[start : start + step]
+                n = len(part)
+                context.token[:n] = part
+                context.pos[:n] = np.arange(start, start + n)
+                context.seq[:n] = 0
+                context.output[:n] = 1
+                self.check_decode(context.decode(n))
+                for i in range(n):
+                    result[start + i] = context.logits(i)
             return result
+
+    @contextmanager
+    def raw_decode(self) -> Iterator[Context]:
+        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements)."""
+        with self._lock, log_router().capture() as self._log:
+            self._usable()
+            try:
+                yield self._context
+            finally:
+                self._context.clear()
+
+    def check_decode(self, code: int) -> None:
+        """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
+        if code != 0:
+            self._engine.broken = self._failed(code)
+            raise self._engine.broken
 
     # --- text -------------------------------------------------------------------------------------------------------
 
@@ -266,3 +273,12 @@ class LM:
 
     def _failed(self, code: int) -> TilebeamError:
         return self._failure(code, errors_in(self._log))
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, (int, np.integer)) for item in items):
+        return [cast(Sequence[int], items)]
+    return cast(list[Prompt], items)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf_tools.gguf_file import GGUFFile
+from tilebeam.control import Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
 
 if TYPE_CHECKING:
-    from tilebeam.control import Control, TiledTensor
+    from gguf_tools import GGUFFile
     from tilebeam.lm import LM
 
 DEVICES = ("npu", "cpu")
+NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
@@ -31,7 +35,8 @@ class _File:
     """What is known of a model file before llama.cpp sees it."""
 
     path: str
-    architecture: str
+    architecture: str  # the real one
+    on_npu: bool
     repacked: bool = False
     tensors: list[TiledTensor] = field(default_factory=list)
 
@@ -50,6 +55,7 @@ def load(
     type_k: str = "f16",
     type_v: str = "f16",
     n_gpu_layers: int = -1,
+    verify: bool = True,
     verbose: bool = False,
 ) -> LM:
     """Load a model.
@@ -66,6 +72,8 @@ def load(
         flash_attn: use flash attention. The NPU runs attention only this way.
         type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
+        verify: check the digests of a repacked file's tensors and metadata first (reads it once per process). Its
+            structure is always checked.
         verbose: show llama.cpp's log.
 
     Raises:
@@ -74,7 +82,7 @@ def load(
     options = _check_options(
         device, n_ctx, n_seq_max, threads, n_batch, n_ubatch, executor, flash_attn, type_k, type_v, n_gpu_layers
     )
-    file = _inspect(model)
+    file = _inspect(model, verify)
     if device == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
@@ -150,13 +158,54 @@ def _check_options(
     )
 
 
-def _inspect(model: str | os.PathLike[str]) -> _File:
+def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
     path = Path(model)
     if not path.exists():
         raise TilebeamError(f"{path} does not exist.")
     if not path.is_file():
         raise TilebeamError(f"{path} is not a file.")
-    return _File(str(path), "")
+    try:
+        import gguf_tools
+    except ImportError as error:
+        raise TilebeamError(str(error)) from None
+    try:
+        with gguf_tools.GGUFFile(path) as gguf:
+            file = _File(str(path), gguf.architecture, _on_npu(gguf))
+            stamp = os.fstat(gguf.fd)
+        if not gguf_tools.is_repacked(path):
+            return file
+        manifest = gguf_tools.manifest(path)
+        if verify:
+            _verify(path, (stamp.st_dev, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size))
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    file.repacked, file.architecture = True, manifest.architecture
+    if not 0 < len(file.architecture.encode()) < 128:
+        raise TilebeamError(f"{path} cannot be loaded: its real architecture is {file.architecture!r}.")
+    for tensor in manifest.tensors:
+        ne = (*tensor.ne, 1, 1, 1)
+        file.tensors.append(TiledTensor(tensor.name, int(tensor.type), (ne[0], ne[1], ne[2], ne[3]), tensor.offset))
+    return file
+
+
+_verified: set[tuple[int, int, int, int]] = set()
+
+
+def _verify(path: Path, stamp: tuple[int, int, int, int]) -> None:
+    """Check the digests of all tensors, once per process for a file that does not change."""
+    import gguf_tools
+
+    if stamp not in _verified:
+        gguf_tools.verify(path, deep=False)
+        _verified.add(stamp)
+
+
+def _on_npu(gguf: GGUFFile) -> bool:
+    """Whether the NPU takes all weights that are multiplied with."""
+    multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
+    if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):
+        multiplied.append(tied)
+    return all(t.type.name in NPU_WEIGHTS for t in multiplied)
 
 
 class _Loader:
@@ -181,7 +230,6 @@ class _Loader:
 
         devices: list[int] = []
         if self._device == "npu":
-            from tilebeam.control import control
             from tilebeam.register import register
 
             devices = register().devices()
@@ -269,12 +317,20 @@ class _Loader:
         return min(self._llama.MAX_SEQUENCES, self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
-        return self._o.threads
+        """Threads of llama.cpp's own CPU backend.
+
+        Beside the NPU it only looks up embeddings, and workers that spin between such ops would take the cores from
+        the NPU; unless some weights must stay with it.
+        """
+        all_on_npu = self._control is not None and self._file.on_npu and self._o.n_gpu_layers < 0
+        return 1 if all_on_npu else self._o.threads
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""
-        with nullcontext([]) if self._verbose else self._llama.log_router().capture() as log:
+        with self._llama.log_router().capture() as log:
             result = step()
+        if self._verbose:
+            sys.stderr.write("".join(text for _, text in log))
         if result is None:
             reasons = [self._llama.errors_in(log)]
             if self._control is not None:

@@ -1,0 +1,83 @@
+"""Answers out of texts, in a form in which equal answers are equal strings.
+
+An extractor is any function from a text to an answer, None if the text holds none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+Extractor = Callable[[str], "str | None"]
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+")
+_WHOLE_NUMBER = re.compile(_NUMBER.pattern.replace("|[-+]?\\.\\d+", "\\.?|[-+]?\\.\\d+"))
+_FRACTION = re.compile(r"([-+]?\d{1,18})\s*/\s*(\d{1,18})")
+# A sign after a digit or a closing bracket is an operator: "3-5" holds 3 and 5, "= -5" holds -5.
+_OPERAND_BEFORE = re.compile(r"[\d)\]]\s*$")
+
+
+def last_number(text: str) -> str | None:
+    """The last number of the text, normalized."""
+    last = None
+    for match in _NUMBER.finditer(text):
+        last = match
+    if last is None:
+        return None
+    number = last.group()
+    if number[0] in "+-" and _OPERAND_BEFORE.search(text[: last.start()]):
+        number = number[1:]
+    return normalize_answer(number)
+
+
+def after(marker: str, *, stop: str = "\n") -> Extractor:
+    """What follows the last `marker` (in any case), up to `stop`; normalized."""
+
+    def extract(text: str) -> str | None:
+        at = text.lower().rfind(marker.lower())
+        if at < 0:
+            return None
+        rest = text[at + len(marker) :].lstrip(" :=\t").split(stop, 1)[0]
+        return normalize_answer(rest) or None
+
+    return extract
+
+
+def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
+    """A group of the last match of a pattern, normalized; group 0 is the whole match."""
+    compiled = re.compile(pattern, flags)
+    chosen: int | str = 0 if group == 1 and compiled.groups == 0 else group
+
+    def extract(text: str) -> str | None:
+        last = None
+        for match in compiled.finditer(text):
+            last = match
+        found = last.group(chosen) if last else None
+        return (normalize_answer(found) or None) if found is not None else None
+
+    return extract
+
+
+def normalize_answer(answer: str) -> str:
+    """One spelling for equal answers.
+
+    Numbers lose thousands separators, a leading dollar or trailing percent sign, superfluous zeros and the plus sign
+    ("$1,200.50" and "+1200.5" are "1200.5"; "-0" is "0"); fractions are reduced ("2/4" is "1/2", "4/2" is "2"). Other
+    text is lower-cased, its white space is collapsed and a closing full stop is dropped.
+    """
+    text = " ".join(answer.split())
+    bare = text.removeprefix("$").removesuffix("%").strip()
+    if _WHOLE_NUMBER.fullmatch(bare):
+        try:
+            value = Decimal(bare.replace(",", ""))
+        except InvalidOperation:
+            return text.lower()
+        if value == 0:
+            return "0"
+        plain = format(value, "f")
+        return (plain.rstrip("0").rstrip(".") if "." in plain else plain).removeprefix("+")
+    if (match := _FRACTION.fullmatch(bare.rstrip("."))) and int(match[2]) != 0:
+        return str(Fraction(int(match[1]), int(match[2])))
+    return text.rstrip(".").strip().lower()
