@@ -208,16 +208,13 @@ tb_status executor::unmap(uint32_t id) {
 
 tb_status executor::impl::check(const tb_op & op, const char ** why) const {
     *why = nullptr;
-    if (op.code == TB_OP_NOP) {
-        return TB_OK;
-    }
-    if (op.code >= TB_OP_COUNT || op.n_src > TB_MAX_SRC || !op_table(op.code).run) {
-        *why = op.n_src > TB_MAX_SRC ? "too many operands" : "unknown op";
-        return TB_E_UNSUPPORTED;
-    }
     const int shape = tb_op_check_shape(&op, why);
-    if (shape != TB_OK) {
+    if (shape != TB_OK || op.code == TB_OP_NOP) {
         return static_cast<tb_status>(shape);
+    }
+    if (!op_table(op.code).run) {
+        *why = "no such op here";
+        return TB_E_UNSUPPORTED;
     }
     return static_cast<tb_status>(tb_op_check_bounds(&op, extents.data(), static_cast<uint32_t>(extents.size()), why));
 }

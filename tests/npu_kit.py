@@ -1,0 +1,230 @@
+"""Small graphs over float vectors, and both ways to run them: the executor itself, and a session with its channel."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from ggml_ext import ffi as contract
+from npu_ops import F32, I32, OPS, float_param
+from numpy.typing import NDArray
+from tilebeam import _npu, _paths
+
+FFI, LIB = _npu.load()
+OK = contract.typeof("enum tb_status").relements["TB_OK"]
+STATUS = dict(contract.typeof("enum tb_status").relements)
+REQUEST = dict(contract.typeof("enum tb_request_kind").relements)
+NO_BUFFER = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Vec:
+    """`n` contiguous elements at byte `offset` of a buffer; `rows` of them one after the other."""
+
+    offset: int
+    n: int
+    rows: int = 1
+    buffer: int = 0
+    kind: int = F32
+
+    def put(self, t: Any) -> None:
+        t.buffer, t.type, t.offset = self.buffer, self.kind, self.offset
+        t.ne = [self.n, self.rows, 1, 1]
+        size = 8 if self.kind == 4 else 4
+        t.nb = [size, size * self.n, size * self.n * self.rows, size * self.n * self.rows]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a graph; float params are stored as float32 bits."""
+
+    name: str
+    dst: Vec
+    src: Sequence[Vec]
+    params: tuple[float | int, ...] = ()
+    tag: int = 0
+    label: str = ""
+
+    def put(self, op: Any) -> None:
+        op.code = OPS[self.name]
+        op.n_src = len(self.src)
+        op.tag = self.tag
+        op.name = self.label.encode()
+        self.dst.put(op.dst)
+        for i in range(5):
+            if i < len(self.src):
+                self.src[i].put(op.src[i])
+            else:
+                op.src[i].buffer = NO_BUFFER
+        for i, value in enumerate(self.params):
+            op.params[i] = float_param(value) if isinstance(value, float) else value
+
+
+def add(dst: Vec, a: Vec, b: Vec, **kw: Any) -> Op:
+    return Op("ADD", dst, (a, b), **kw)
+
+
+def mul(dst: Vec, a: Vec, b: Vec, **kw: Any) -> Op:
+    return Op("MUL", dst, (a, b), **kw)
+
+
+def scale(dst: Vec, a: Vec, factor: float, bias: float = 0.0, **kw: Any) -> Op:
+    return Op("SCALE", dst, (a,), (float(factor), float(bias)), **kw)
+
+
+def get_rows(dst: Vec, rows: Vec, indices: Vec, **kw: Any) -> Op:
+    assert indices.kind == I32
+    return Op("GET_ROWS", dst, (rows, indices), **kw)
+
+
+def graph(ops: Sequence[Op]) -> Any:
+    """A `tb_op[]`; never empty memory, so that its address is valid."""
+    array = FFI.new("tb_op[]", max(len(ops), 1))
+    for i, op in enumerate(ops):
+        op.put(array[i])
+    return array
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call reported."""
+
+    status: int
+    op_index: int
+    why: str
+
+    @property
+    def name(self) -> str:
+        return next(name for name, value in STATUS.items() if value == self.status)
+
+
+class Executor:
+    """The executor alone (`tb_npu`), as a context."""
+
+    def __init__(self, threads: int = 1, isa: str = "", limit: int = 0) -> None:
+        self.npu = LIB.tb_npu_create_limited(threads, isa.encode(), limit)
+        assert self.npu != FFI.NULL
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        LIB.tb_npu_free(self.npu)
+
+    def map(self, buffer: int, array: NDArray[Any], writable: bool = True) -> int:
+        return int(LIB.tb_npu_map(self.npu, buffer, FFI.cast("void *", array.ctypes.data), array.nbytes, writable))
+
+    def unmap(self, buffer: int) -> int:
+        return int(LIB.tb_npu_unmap(self.npu, buffer))
+
+    def run(self, ops: Sequence[Op] | Any) -> Outcome:
+        array = graph(ops) if isinstance(ops, list | tuple) else ops
+        reply = FFI.new("tb_reply *")
+        status = LIB.tb_npu_run(self.npu, array, len(ops), reply)
+        assert status == reply.status
+        return Outcome(status, reply.op_index, FFI.string(reply.why).decode())
+
+
+class SharedArray:
+    """Floats in a memory file, to be mapped by a session."""
+
+    def __init__(self, n: int) -> None:
+        self.fd = os.memfd_create("tilebeam-test", os.MFD_CLOEXEC)
+        self.size = n * 4
+        os.ftruncate(self.fd, self.size)
+        self._map = mmap.mmap(self.fd, self.size)
+        self.floats = np.frombuffer(self._map, np.float32)
+
+    def close(self) -> None:
+        del self.floats
+        self._map.close()
+        os.close(self.fd)
+
+
+class Session:
+    """A session (`tb_session`), as a context. `process` selects the executor."""
+
+    def __init__(self, process: bool, **options: Any) -> None:
+        o = FFI.new("tb_session_options *")
+        keep = [FFI.new("char[]", str(_paths.native("tilebeam-npud")).encode())]
+        o.process, o.npud_path = process, keep[0]
+        for name, value in options.items():
+            if isinstance(value, str):
+                keep.append(FFI.new("char[]", value.encode()))
+                value = keep[-1]
+            setattr(o, name, value)
+        self._result = FFI.new("tb_session_result *")
+        self.handle = LIB.tb_session_start(o, self._result)
+        if self.handle == FFI.NULL:
+            raise RuntimeError(self._outcome().why)
+
+    def _outcome(self) -> Outcome:
+        r = self._result
+        return Outcome(r.status, r.op_index, FFI.string(r.why).decode())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.handle != FFI.NULL:
+            LIB.tb_session_stop(self.handle)
+            self.handle = FFI.NULL
+
+    def map_fd(self, fd: int, size: int, offset: int = 0, writable: bool = True) -> tuple[Outcome, int]:
+        buffer = FFI.new("uint32_t *", NO_BUFFER)
+        LIB.tb_session_map(self.handle, fd, offset, size, writable, buffer, self._result)
+        return self._outcome(), int(buffer[0])
+
+    def map(self, array: SharedArray, writable: bool = True) -> int:
+        """Map all of a shared array; its buffer id."""
+        outcome, buffer = self.map_fd(array.fd, array.size, writable=writable)
+        assert outcome.status == OK, outcome.why
+        return buffer
+
+    def unmap(self, buffer: int) -> Outcome:
+        LIB.tb_session_unmap(self.handle, buffer, self._result)
+        return self._outcome()
+
+    def compute(self, ops: Sequence[Op], serial: int = 0) -> Outcome:
+        LIB.tb_session_compute(self.handle, graph(ops), len(ops), serial, self._result)
+        return self._outcome()
+
+    def noop(self) -> Outcome:
+        LIB.tb_session_noop(self.handle, self._result)
+        return self._outcome()
+
+    def set_threads(self, n: int) -> Outcome:
+        LIB.tb_session_set_threads(self.handle, n, self._result)
+        return self._outcome()
+
+    @property
+    def pid(self) -> int:
+        return int(LIB.tb_session_pid(self.handle))
+
+    @property
+    def threads(self) -> int:
+        return int(LIB.tb_session_n_threads(self.handle))
+
+    @property
+    def isa(self) -> str:
+        return str(FFI.string(LIB.tb_session_isa(self.handle)).decode())
+
+    @property
+    def alive(self) -> bool:
+        return bool(LIB.tb_session_alive(self.handle))
+
+    @property
+    def channel(self) -> Any:
+        return LIB.tb_session_channel(self.handle)
+
+    @property
+    def channel_bytes(self) -> Any:
+        return FFI.buffer(self.channel, LIB.tb_session_channel_size(self.handle))
