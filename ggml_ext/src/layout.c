@@ -253,7 +253,7 @@ static int quantize_group(int wide, const float * x, uint8_t * q, uint16_t * sca
         if (wide) {
             q[i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
         } else {
-            const int v = (int)(float)((double)x[i] * (double)inverse + 8.5);
+            const int v = (int)(x[i] * inverse + 8.5f); // two roundings: built without contraction
             q[i] = (uint8_t)(v < 0 ? 0 : v > 15 ? 15 : v);
         }
     }
