@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._library import library_dir, open_library
+from ._library import native_file, open_library
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -23,7 +23,7 @@ __all__ = [
     "ffi",
     "is_tiled",
     "lib",
-    "library_dir",
+    "native_file",
     "pack",
     "quantize",
     "row_bytes",

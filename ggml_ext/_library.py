@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,22 @@ from .cdef import contract
 NAME = "libtilebeam_ext.so"
 
 
-def library_dir() -> Path:
-    """Where native libraries are looked for: ``TILEBEAM_LIB_DIR`` if set, else ``lib`` inside this package."""
+def native_file(package: str, home: Path, name: str) -> Path:
+    """Where a native file of ``package`` (whose Python code lies in ``home``) should be; it may be missing.
+
+    ``TILEBEAM_LIB_DIR`` if set, else ``lib`` inside the package, else ``lib`` of the installed package: in a checkout
+    the Python code runs from the source tree while the native files lie in site-packages.
+    """
     override = os.environ.get("TILEBEAM_LIB_DIR")
-    return Path(override) if override else Path(__file__).parent / "lib"
+    if override:
+        return Path(override) / name
+    path = home / "lib" / name
+    if not path.is_file():
+        for folder in sys.path:
+            installed = Path(folder) / package / "lib" / name
+            if installed.is_file():
+                return installed
+    return path
 
 
 def open_library() -> tuple[Any, Any]:
@@ -25,7 +38,7 @@ def open_library() -> tuple[Any, Any]:
     Raises:
         ImportError: the library is missing, cannot be opened, or speaks another layout version.
     """
-    path = library_dir() / NAME
+    path = native_file("ggml_ext", Path(__file__).resolve().parent, NAME)
     if not path.is_file():
         raise ImportError(
             f"tilebeam: {path} is missing. Install the tilebeam wheel, or build it (`make`) and set TILEBEAM_LIB_DIR "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ggml_ext import native_file
+
 _PACKAGE = Path(__file__).resolve().parent
 _SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
 
@@ -15,10 +17,10 @@ def native(name: str) -> Path:
     Raises:
         FileNotFoundError: the package was built without it, or ``TILEBEAM_LIB_DIR`` names a folder that lacks it.
     """
-    override = os.environ.get("TILEBEAM_LIB_DIR")
-    path = Path(override) / name if override else _PACKAGE / "lib" / name
+    path = native_file("tilebeam", _PACKAGE, name)
     if not path.is_file():
-        hint = "TILEBEAM_LIB_DIR names that folder" if override else "reinstall tilebeam (pip install .)"
+        named = "TILEBEAM_LIB_DIR" in os.environ
+        hint = "TILEBEAM_LIB_DIR names that folder" if named else "reinstall tilebeam (pip install .)"
         raise FileNotFoundError(f"{path} is missing: {hint}")
     return path
 
