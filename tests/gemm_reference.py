@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import ggml_ext
 import numpy as np
 import numpy.typing as npt
-from ggml_ext import Type
 from tilebeam import _npu
+
+import ggml_ext
+from ggml_ext import Type
 
 Array = npt.NDArray[Any]
 
@@ -112,7 +113,8 @@ def quantize_rows(x: Array) -> tuple[Array, Array]:
 
 def requantize(w: Weights) -> tuple[Array, Array]:
     """What `tile` grouping becomes on the way to the integer kernels: q and d (N, K), one d per column and 32 k."""
-    assert w.q is not None and w.d is not None
+    assert w.q is not None
+    assert w.d is not None
     n, k = w.q.shape
     full = (n + 31) // 32 * 32
     scale = np.zeros((full, k), np.float32)
@@ -130,7 +132,8 @@ def requantize(w: Weights) -> tuple[Array, Array]:
 def int8_product(w: Weights, x: Array) -> tuple[Array, Array]:
     """The int8 numerics in float64, and the sum of the magnitudes that float rounding acts on; both (M, N)."""
     q, d = requantize(w) if w.type in TILE else (w.q, w.d)
-    assert q is not None and d is not None
+    assert q is not None
+    assert d is not None
     a, s = quantize_rows(x)
     m, nb = x.shape[0], x.shape[1] // 32
     dots = np.einsum("mbk,nbk->mnb", a.reshape(m, nb, 32), q.reshape(w.n, nb, 32))

@@ -1,11 +1,9 @@
-"""MUL_MAT on every kernel set against numpy: the int8 numerics, float weights, FP16 numerics, layouts, hostile input."""
+"""MUL_MAT on every kernel set against numpy: int8 numerics, float weights, FP16 numerics, layouts, hostile input."""
 
 from __future__ import annotations
 
-import ggml_ext
 import numpy as np
 import pytest
-from ggml_ext import Type
 from gemm_reference import (
     BLOCKS,
     COLUMN,
@@ -21,6 +19,9 @@ from gemm_reference import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _npu
+
+import ggml_ext
+from ggml_ext import Type
 
 ISAS = _npu.isas()
 QUANTIZED = (*BLOCKS, *COLUMN, *TILE)
@@ -105,7 +106,7 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
 
 
 @isas
-@pytest.mark.parametrize("type", (*QUANTIZED, *FLOATS), ids=lambda t: t.label)
+@pytest.mark.parametrize("type", [*QUANTIZED, *FLOATS], ids=lambda t: t.label)
 @settings(max_examples=8, deadline=None)
 @given(**dims)
 def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
@@ -209,7 +210,8 @@ def test_hostile_activations(isa: str, type: Type) -> None:
     x[5] = 1e-45
     x[6] *= np.float32(1e34)
     out = device(isa, 2).product(w, x)
-    assert np.all(out[1] == 0) and np.all(out[5] == 0)
+    assert np.all(out[1] == 0)
+    assert np.all(out[5] == 0)
     assert np.all(np.isnan(out[2:5]))
     check_int8(w, x[[0, 6]], out[[0, 6]])
     one_by_one = np.concatenate([device(isa, 1).product(w, x[i : i + 1]) for i in range(7)])
@@ -228,7 +230,8 @@ def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
         out = device(isa, 1).product(
             Weights(type, w.k, w.n, data, w.values), rng.standard_normal((3, 64)).astype(np.float32)
         )
-        assert np.all(np.isnan(out[:, 48:])) and np.all(np.isfinite(out[:, :48]))
+        assert np.all(np.isnan(out[:, 48:]))
+        assert np.all(np.isfinite(out[:, :48]))
 
 
 @isas
@@ -240,6 +243,7 @@ def test_kernel_names(isa: str) -> None:
             name: list[str] = []
             x = rng.standard_normal((m, 64)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
-            assert name[0].startswith("gemm_") and name[0].endswith("_" + isa)
+            assert name[0].startswith("gemm_")
+            assert name[0].endswith("_" + isa)
             seen.add(name[0])
     assert len(seen) == 6
