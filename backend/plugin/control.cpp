@@ -14,6 +14,9 @@
 
 namespace tb::plugin {
 
+const char built_version[] = TILEBEAM_GGML_VERSION;
+const char built_commit[] = TILEBEAM_GGML_COMMIT;
+
 namespace {
 
 template <size_t N> void set_text(char (&dst)[N], const std::string & text) {
@@ -72,8 +75,8 @@ int status(tilebeam_status * out) try {
     }
     set_text(out->device, device_name);
     set_text(out->description, device_description());
-    set_text(out->ggml_version, TILEBEAM_GGML_VERSION);
-    set_text(out->ggml_commit, TILEBEAM_GGML_COMMIT);
+    set_text(out->ggml_version, built_version);
+    set_text(out->ggml_commit, built_commit);
     st.memory(&out->memory_free, &out->memory_total);
     out->buffers = st.count.buffers;
     out->buffer_bytes = st.count.buffer_bytes;

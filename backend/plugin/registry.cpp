@@ -16,7 +16,7 @@ namespace tb::plugin {
 
 namespace {
 
-const char * reg_name(ggml_backend_reg_t) { return "TILEBEAM"; }
+const char * reg_name(ggml_backend_reg_t) { return "Tilebeam"; }
 size_t device_count(ggml_backend_reg_t) { return 1; }
 ggml_backend_dev_t get_device(ggml_backend_reg_t reg, size_t index) { return index == 0 ? device(reg) : nullptr; }
 
@@ -37,11 +37,11 @@ bool allow_unknown_commit() {
 } // namespace
 
 std::string check_ggml(const std::string & version, const std::string & commit) {
-    const std::string built_version = TILEBEAM_GGML_VERSION, built_commit = TILEBEAM_GGML_COMMIT;
+    const std::string version_wanted = built_version, commit_wanted = built_commit;
     const std::string built =
-        "Tilebeam was built for ggml " + built_version + " (commit " + built_commit.substr(0, 12) + ")";
+        "Tilebeam was built for ggml " + version_wanted + " (commit " + commit_wanted.substr(0, 12) + ")";
     const std::string advice = "; install the llama-cpp-python version that Tilebeam asks for, or build Tilebeam anew";
-    if (version != built_version)
+    if (version != version_wanted)
         return built + ", but this process has ggml " + version + " (commit " + commit + ")" + advice;
 
     // A build from a source distribution says "-dirty", because files were left out of it.
@@ -50,7 +50,7 @@ std::string check_ggml(const std::string & version, const std::string & commit) 
     bool hex = digits.size() >= 7;
     for (const char c : digits)
         hex = hex && std::isxdigit(static_cast<unsigned char>(c));
-    if (!hex || built_commit == "unknown") {
+    if (!hex || commit_wanted == "unknown") {
         if (allow_unknown_commit()) return "";
         const char * who = hex ? "Tilebeam" : "llama-cpp-python";
         return built + ", and the commit of this process's ggml " + version + " cannot be told, because " + who +
@@ -59,7 +59,7 @@ std::string check_ggml(const std::string & version, const std::string & commit) 
                (hex ? "tilebeam" : "--no-deps llama-cpp-python") +
                "), or set TILEBEAM_ALLOW_UNKNOWN_COMMIT=1 if you know that they fit";
     }
-    if (built_commit.compare(0, digits.size(), digits) != 0) {
+    if (commit_wanted.compare(0, digits.size(), digits) != 0) {
         return built + ", but this process has commit " + commit + " of the same version" + advice;
     }
     return "";

@@ -6,6 +6,10 @@
 
 namespace tb::plugin {
 
+// The ggml whose headers this was compiled with (control.cpp).
+extern const char built_version[];
+extern const char built_commit[]; // full, or "unknown"
+
 // "" if a ggml of this version and commit has the vtables that this plugin was compiled with; else a sentence.
 // `version` and `commit` are what ggml_version() and ggml_commit() return.
 std::string check_ggml(const std::string & version, const std::string & commit);
