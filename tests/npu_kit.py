@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from ggml_ext import ffi as contract
 from npu_ops import F32, I32, OPS, float_param
 from numpy.typing import NDArray
 from tilebeam import _npu, _paths
+
+from ggml_ext import ffi as contract
 
 FFI, LIB = _npu.load()
 OK = contract.typeof("enum tb_status").relements["TB_OK"]

@@ -20,7 +20,8 @@ def floats(n: int, seed: int = 0) -> NDArray[np.float32]:
 
 def test_kernel_sets_end_with_portable() -> None:
     names = _npu.isas()
-    assert names[-1] == "portable" and len(set(names)) == len(names)
+    assert names[-1] == "portable"
+    assert len(set(names)) == len(names)
     for name in names:
         npu = LIB.tb_npu_create(1, name.encode())
         assert FFI.string(LIB.tb_npu_isa(npu)).decode() == name
@@ -29,7 +30,8 @@ def test_kernel_sets_end_with_portable() -> None:
     assert FFI.string(LIB.tb_npu_isa(best)).decode() == names[0]
     LIB.tb_npu_free(best)
     assert LIB.tb_npu_create(1, b"sse17") == FFI.NULL
-    assert LIB.tb_npu_isa_name(-1) == FFI.NULL and LIB.tb_npu_isa_name(len(names)) == FFI.NULL
+    assert LIB.tb_npu_isa_name(-1) == FFI.NULL
+    assert LIB.tb_npu_isa_name(len(names)) == FFI.NULL
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -99,7 +101,8 @@ def test_buffers() -> None:
         assert npu.run(op).name == "TB_E_BUFFER"
         assert npu.map(3, memory, writable=False) == OK
         refused = npu.run(op)
-        assert refused.name == "TB_E_BUFFER" and "read-only" in refused.why
+        assert refused.name == "TB_E_BUFFER"
+        assert "read-only" in refused.why
 
 
 def test_memory_limit() -> None:
@@ -128,7 +131,8 @@ def test_nothing_runs_if_any_op_is_refused(threads: int) -> None:
         npu.map(0, memory)
         for name, op in bad.items():
             outcome = npu.run([*good, op, *good])
-            assert (outcome.name, outcome.op_index) == (name, 5) and outcome.why
+            assert (outcome.name, outcome.op_index) == (name, 5)
+            assert outcome.why
             assert np.array_equal(memory, before)
         unknown = graph(good)
         unknown[2].code = 250
@@ -153,17 +157,26 @@ def test_failure_while_running_stops_there(threads: int, rows: int) -> None:
     first, second = Vec(0, n), Vec(4 * 512, n)
     picked = get_rows(Vec(4 * 10000, n, rows), Vec(0, n, 2), Vec(4000, rows, kind=I32), tag=9)
     big = Vec(4 * 60000, 50000)
-    ops = [scale(first, first, 2.0), picked, scale(first, first, 5.0), scale(big, big, 0.0, 1.0), scale(second, first, 1.0)]
+    ops = [
+        scale(first, first, 2.0),
+        picked,
+        scale(first, first, 5.0),
+        scale(big, big, 0.0, 1.0),
+        scale(second, first, 1.0),
+    ]
     with Executor(threads) as npu:
         npu.map(0, memory)
         for factor in (2, 4):
             outcome = npu.run(ops)
-            assert (outcome.name, outcome.op_index) == ("TB_E_BOUNDS", 1) and outcome.why
+            assert (outcome.name, outcome.op_index) == ("TB_E_BOUNDS", 1)
+            assert outcome.why
             assert np.all(memory[:n] == factor)
-            assert np.all(memory[512 : 512 + n] == 0) and not memory[60000:110000].any()
+            assert np.all(memory[512 : 512 + n] == 0)
+            assert not memory[60000:110000].any()
         indices[:] = 0
         assert npu.run(ops).status == OK
-        assert np.all(memory[:n] == 40) and np.all(memory[60000:110000] == 1)
+        assert np.all(memory[:n] == 40)
+        assert np.all(memory[60000:110000] == 1)
 
 
 def test_number_of_threads() -> None:
@@ -222,4 +235,5 @@ def test_random_descriptors_never_touch_foreign_memory(data: st.DataObject) -> N
     with Executor(2) as npu:
         npu.map(0, inner)
         LIB.tb_npu_run(npu.npu, op, 1, FFI.NULL)
-    assert np.all(whole[:guard] == 0xA5) and np.all(whole[-guard:] == 0xA5)
+    assert np.all(whole[:guard] == 0xA5)
+    assert np.all(whole[-guard:] == 0xA5)

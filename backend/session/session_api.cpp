@@ -123,3 +123,5 @@ int tb_service_serve(int region_fd, int socket_fd) {
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload) {
     return tb::session::request_check(seq, *request, payload);
 }
+
+void tb_service_wake(uint32_t * word) { tb::futex_wake(word, tb::futex_scope::shared); }

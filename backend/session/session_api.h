@@ -64,6 +64,8 @@ int tb_service_serve(int region_fd, int socket_fd);
 
 // What such a test needs besides: the digest of a request whose payload lies at `payload`.
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload);
+// .. and the wake-up call for a side that may sleep on this counter.
+void tb_service_wake(uint32_t * word);
 // cffi: end
 
 #ifdef __cplusplus

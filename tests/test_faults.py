@@ -1,0 +1,463 @@
+"""A dead, stopped, lying or overwritten NPU gives a clear error in time, and the next session works."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from npu_kit import FFI, LIB, OK, REQUEST, STATUS, Outcome, Session, SharedArray, Vec, graph, scale
+
+N = 1 << 20
+DEADLINE_MS = 400
+SLACK_S = 20.0  # machines that build and test at the same time; a hang would be forever
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedArray]:
+    array = SharedArray(N)
+    array.floats[:] = 1
+    yield array
+    array.close()
+
+
+def long_graph() -> list[Any]:
+    """Some hundred milliseconds of work."""
+    return [scale(Vec(0, N), Vec(0, N), 1.0)] * 400
+
+
+def compute_while(s: Session, action: Callable[[], None], delay: float) -> Outcome:
+    """Run long graphs until one fails; `action` happens meanwhile."""
+    timer = threading.Timer(delay, action)
+    timer.start()
+    ops = long_graph()
+    try:
+        for _ in range(200):
+            r = s.compute(ops, 1)
+            if r.status != OK:
+                return r
+    finally:
+        timer.join()
+    raise AssertionError("no call failed")
+
+
+def check_stays_dead(s: Session, first: Outcome) -> None:
+    assert not s.alive
+    start = time.monotonic()
+    assert s.noop() == first
+    assert s.compute(long_graph(), 1) == first
+    assert s.map_fd(0, 4096)[0] == first
+    assert s.unmap(0) == first
+    assert s.set_threads(1) == first
+    assert time.monotonic() - start < SLACK_S
+
+
+@pytest.mark.parametrize("round_", range(10))
+def test_killed(memory: SharedArray, round_: int) -> None:
+    with Session(True, n_threads=2) as s:
+        s.map(memory)
+        r = compute_while(s, lambda: os.kill(s.pid, signal.SIGKILL), random.Random(round_).uniform(0, 0.05))
+        assert r.name == "TB_E_DEAD"
+        assert re.match(r"the NPU process was killed by signal 9 \(Killed\)", r.why)
+        check_stays_dead(s, r)
+    with Session(True, n_threads=1) as s:
+        s.map(memory)
+        assert s.compute(long_graph()[:1]).status == OK
+
+
+def test_killed_while_idle(memory: SharedArray) -> None:
+    with Session(True, n_threads=1) as s:
+        s.map(memory)
+        os.kill(s.pid, signal.SIGTERM)
+        while s.alive:
+            time.sleep(0.01)
+        r = s.noop()
+        assert r.name == "TB_E_DEAD"
+        assert "signal 15" in r.why
+        check_stays_dead(s, r)
+
+
+@pytest.mark.parametrize("call", ["noop", "map", "compute"])
+def test_killed_before_a_call(memory: SharedArray, call: str) -> None:
+    with Session(True, n_threads=1) as s:
+        s.map(memory)
+        os.kill(s.pid, signal.SIGKILL)
+        r = {
+            "noop": s.noop,
+            "map": lambda: s.map_fd(memory.fd, 4096)[0],
+            "compute": lambda: s.compute(long_graph()[:1]),
+        }[call]()
+        assert (r.name, "signal 9" in r.why) == ("TB_E_DEAD", True)
+        check_stays_dead(s, r)
+
+
+@pytest.mark.parametrize("round_", range(4))
+def test_stopped_beyond_the_deadline(memory: SharedArray, round_: int) -> None:
+    with Session(True, n_threads=2, deadline_ms=DEADLINE_MS) as s:
+        s.map(memory)
+        pid = s.pid
+        r = compute_while(s, lambda: os.kill(pid, signal.SIGSTOP), 0.01 * round_)
+        assert r.name == "TB_E_DEADLINE"
+        assert f"deadline of {DEADLINE_MS} ms" in r.why
+        check_stays_dead(s, r)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)  # a late NPU is ended: it must not write into memory that is used for something else
+
+
+def test_stopped_for_less_than_the_deadline(memory: SharedArray) -> None:
+    with Session(True, n_threads=1) as s:
+        s.map(memory)
+        os.kill(s.pid, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (s.pid, signal.SIGCONT)).start()
+        assert s.compute(long_graph()[:2]).status == OK
+
+
+def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
+    """The deadline is for the time in which no op ends."""
+    with Session(True, n_threads=1, deadline_ms=250) as s:
+        s.map(memory)
+        start = time.monotonic()
+        ops = long_graph()
+        while time.monotonic() - start < 1:
+            assert s.compute(ops * 10, 2).status == OK
+
+
+def test_stop_while_stopped(memory: SharedArray) -> None:
+    """Closing a session whose NPU does not react ends it all the same."""
+    s = Session(True, n_threads=1)
+    s.map(memory)
+    pid = s.pid
+    os.kill(pid, signal.SIGSTOP)
+    s.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_truncated_model_file() -> None:
+    """Pages that are gone end the NPU process; the program lives and says why."""
+    with tempfile.TemporaryFile() as f:
+        f.write(np.ones(N, np.float32).tobytes())
+        f.flush()
+        out = SharedArray(N)
+        with Session(True, n_threads=1) as s:
+            target = s.map(out)
+            outcome, weights = s.map_fd(f.fileno(), 4 * N, writable=False)
+            assert outcome.status == OK
+            ops = [scale(Vec(0, N, buffer=target), Vec(0, N, buffer=weights), 2.0)]
+            assert s.compute(ops, 1).status == OK
+            f.truncate(4096)
+            r = s.compute(ops, 1)
+            assert r.name == "TB_E_DEAD"
+            assert "truncated" in r.why
+            check_stays_dead(s, r)
+        out.close()
+
+
+def test_unlinked_model_file() -> None:
+    """An unlinked file stays as long as it is mapped."""
+    with tempfile.NamedTemporaryFile(delete=False) as f:
+        f.write(np.full(N, 3, np.float32).tobytes())
+        f.flush()
+        out = SharedArray(N)
+        with Session(True, n_threads=1) as s:
+            target = s.map(out)
+            _, weights = s.map_fd(f.fileno(), 4 * N, writable=False)
+            os.unlink(f.name)
+            f.close()
+            assert s.compute([scale(Vec(0, N, buffer=target), Vec(0, N, buffer=weights), 2.0)]).status == OK
+            assert np.all(out.floats == 6)
+        out.close()
+
+
+def test_out_of_memory(memory: SharedArray) -> None:
+    """An NPU that cannot get memory says so and goes on."""
+    with Session(True, n_threads=1) as s:
+        s.map(memory)
+        usage = int(Path(f"/proc/{s.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.prlimit(s.pid, resource.RLIMIT_AS, (usage + (1 << 16), resource.RLIM_INFINITY))
+        r = s.compute([scale(Vec(0, 1), Vec(0, 1), 1.0)] * 16384, 1)
+        if r.status != OK:  # under a sanitizer memory comes from what is reserved already
+            assert r.name == "TB_E_NOMEM"
+        big, _ = s.map_fd(memory.fd, memory.size)
+        assert big.name == "TB_E_NOMEM"
+        resource.prlimit(s.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert s.compute(long_graph()[:1], 1).status == OK
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+@pytest.mark.parametrize("round_", range(6))
+def test_overwritten_page(process: bool, memory: SharedArray, round_: int) -> None:
+    """Whatever is scribbled over the shared page while graphs run, a call succeeds with the right numbers or fails."""
+    rng = np.random.default_rng(round_)
+    ops = [scale(Vec(0, 256), Vec(0, 256), 1.0, 1.0)] * 20
+    stop = threading.Event()
+    with Session(process, n_threads=1, deadline_ms=DEADLINE_MS) as s:
+        s.map(memory)
+        page = s.channel_bytes
+        header = FFI.sizeof("tb_channel")
+
+        def scribble() -> None:
+            while not stop.is_set():
+                at = int(rng.integers(0, header if rng.random() < 0.5 else 4096 + 16384))
+                page[at] = bytes([int(rng.integers(256))])
+                time.sleep(0.0002)
+
+        memory.floats[:] = 0
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        done, failed = 0, None
+        try:
+            for i in range(3000):
+                r = s.compute(ops, i % 3)
+                if r.status == OK:
+                    done += 20
+                elif r.status == STATUS["TB_E_PROTOCOL"] and s.alive:
+                    continue  # refused before anything ran
+                else:
+                    failed = r
+                    break
+        finally:
+            stop.set()
+            thread.join()
+        if failed:
+            assert failed.name in ("TB_E_PROTOCOL", "TB_E_DEADLINE", "TB_E_DEAD")
+            assert failed.why
+        else:
+            assert np.all(memory.floats[:256] == done)
+    with Session(process, n_threads=1) as s:
+        s.map(memory)
+        assert s.compute(ops).status == OK
+
+
+def test_npu_ends_with_its_program() -> None:
+    """A killed program leaves no tilebeam-npud behind, even while a forked child still holds its descriptors."""
+    script = """
+import os, time
+from npu_kit import Session
+s = Session(True, n_threads=1)
+if os.fork() == 0:
+    time.sleep(600)
+print(s.pid, flush=True)
+time.sleep(600)
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    npu = int(program.stdout.readline())
+    program.kill()
+    try:
+        program.wait()
+        end = time.monotonic() + SLACK_S
+        while time.monotonic() < end:
+            with suppress(FileNotFoundError):
+                if Path(f"/proc/{npu}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                    time.sleep(0.01)
+                    continue
+            break
+        else:
+            raise AssertionError("tilebeam-npud survived its program")
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.stdout.close()
+
+
+# ---- the NPU side alone: this test plays the CPU side
+
+
+class Peer:
+    """A control region and a served NPU in a thread of this process; requests are written by hand."""
+
+    def __init__(self, **header: int) -> None:
+        self.size = 1 << 20
+        self.fd = os.memfd_create("tilebeam-test", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.size)
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._map = mmap.mmap(self.fd, self.size)
+        self.channel = FFI.from_buffer("tb_channel *", self._map)
+        c = self.channel
+        c.magic, c.protocol_version, c.layout_version = 0x4D424C54, 1, 1
+        c.abi_bytes = FFI.sizeof("tb_channel") + FFI.sizeof("tb_op")
+        c.region_size, c.n_threads = self.size, 1
+        for name, value in header.items():
+            setattr(c, name, value)
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        end = time.monotonic() + SLACK_S
+        while c.npu_ready == 0 and self._thread.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def _serve(self) -> None:
+        self.code = LIB.tb_service_serve(self.fd, self.theirs.fileno())
+
+    def send(self, kind: int, payload: bytes = b"", fd: int | None = None, **wrong: int) -> Outcome:
+        """One request with the right digest unless told otherwise; the reply."""
+        c, seq = self.channel, (self.channel.req_seq + 1) & 0xFFFFFFFF
+        r = c.request
+        r.kind, r.payload_offset, r.payload_size = kind, 4096, len(payload)
+        self._map[4096 : 4096 + len(payload)] = payload
+        for name, value in wrong.items():
+            setattr(r, name, value)
+        if "check" not in wrong and r.payload_size <= len(payload):
+            r.check = LIB.tb_service_check(seq, FFI.addressof(r), FFI.from_buffer(self._map) + 4096)
+        if fd is not None:
+            socket.send_fds(self.ours, [seq.to_bytes(4, sys.byteorder)], [fd])
+        c.req_seq = seq
+        end = time.monotonic() + SLACK_S
+        while c.rep_seq != seq:
+            assert time.monotonic() < end, "no reply"
+            LIB.tb_service_wake(FFI.addressof(c, "req_seq"))
+        return Outcome(c.reply.status, c.reply.op_index, FFI.string(c.reply.why).decode())
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ours.close()
+        self._thread.join(SLACK_S)
+        assert not self._thread.is_alive()
+        self.theirs.close()
+        self.channel = None
+        self._map.close()
+        os.close(self.fd)
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "text"),
+    [
+        ({"magic": 1}, "TB_E_PROTOCOL", "magic"),
+        ({"protocol_version": 2}, "TB_E_VERSION", "protocol version 2"),
+        ({"layout_version": 9}, "TB_E_VERSION", "layout version 9"),
+        ({"abi_bytes": 5}, "TB_E_VERSION", "message size"),
+        ({"region_size": 4096}, "TB_E_VERSION", "region size"),
+        ({"n_threads": 100000}, "TB_E_PROTOCOL", "threads"),
+    ],
+)
+def test_handshake_is_refused(header: dict[str, int], status: str, text: str) -> None:
+    with Peer(**header) as p:
+        assert p.channel.npu_ready == 2
+        assert p.channel.reply.status == STATUS[status]
+        assert text in FFI.string(p.channel.reply.why).decode()
+    assert p.code == 1
+
+
+def test_region_too_small() -> None:
+    fd = os.memfd_create("tilebeam-test")
+    os.ftruncate(fd, 64)
+    a, b = socket.socketpair()
+    assert LIB.tb_service_serve(fd, b.fileno()) == 1
+    os.close(fd)
+    a.close()
+    b.close()
+
+
+def test_malformed_requests(memory: SharedArray) -> None:
+    def head(slot: int, n: int, serial: int) -> bytes:
+        return bytes(FFI.buffer(FFI.new("tb_graph *", {"slot": slot, "n_ops": n, "serial": serial})))
+
+    def patch(index: int, op: Any) -> bytes:
+        return bytes(FFI.buffer(FFI.new("tb_patch *", {"index": index, "op": op})))
+
+    ops = graph([scale(Vec(0, 8), Vec(0, 8), 2.0)])
+    one = bytes(FFI.buffer(ops))
+    mapping = FFI.new("tb_map *", {"buffer": 0, "writable": 1, "offset": 0, "size": memory.size})
+    with Peer() as p:
+        assert p.channel.npu_ready == 1
+        bad = "TB_E_PROTOCOL"
+        assert p.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(mapping))).name == bad  # no descriptor
+        assert p.send(REQUEST["TB_REQ_MAP"], b"short", fd=memory.fd).name == bad
+        assert p.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(mapping)), fd=memory.fd).status == OK
+        for kind in (0, 8, 4000000000):
+            assert p.send(kind).name == bad
+        noop, compute, patched = (REQUEST[f"TB_REQ_{k}"] for k in ("NOOP", "COMPUTE", "PATCH"))
+        assert p.send(noop).status == OK
+        assert p.send(noop, check=12345).name == bad
+        assert p.send(noop, payload_offset=0).name == bad
+        assert p.send(noop, payload_offset=2**64 - 1).name == bad
+        assert p.send(noop, payload_size=2**64 - 1).name == bad
+        assert p.send(noop, payload_offset=p.size, payload_size=1).name == bad
+        assert p.send(compute, b"").name == bad
+        assert p.send(compute, head(0, 2, 1) + one).name == bad
+        assert p.send(compute, head(0, 2**32 - 1, 1) + one).name == bad
+        assert p.send(compute, head(16, 1, 1) + one).name == bad
+        assert p.send(patched, head(0, 0, 1)).name == bad  # nothing kept yet
+        assert p.send(compute, head(0, 1, 7) + one).status == OK
+        assert p.send(patched, head(0, 0, 0)).name == bad
+        assert p.send(patched, head(1, 0, 7)).name == bad
+        assert p.send(patched, head(0, 1, 7) + patch(1, ops[0])).name == bad
+        assert p.send(patched, head(0, 2, 7) + patch(0, ops[0])).name == bad
+        assert np.all(memory.floats[:8] == 2)
+        assert p.send(patched, head(0, 1, 7) + patch(0, ops[0])).status == OK
+        assert p.send(patched, head(0, 0, 7)).status == OK
+        assert np.all(memory.floats[:8] == 8)
+        assert p.send(REQUEST["TB_REQ_THREADS"], b"").name == bad
+        assert p.send(REQUEST["TB_REQ_THREADS"], head(0, 1000, 0)).name == bad
+        assert p.send(REQUEST["TB_REQ_UNMAP"], b"").name == bad
+        assert p.send(REQUEST["TB_REQ_STOP"]).status == OK
+    assert p.code == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mutated_messages(data: st.DataObject) -> None:
+    """Valid graphs with random bytes changed (and the digest made right again): refused, or run inside the buffer."""
+    peer, array = mutated_peer()
+    n = data.draw(st.integers(1, 4))
+    ops = graph([scale(Vec(0, 8), Vec(0, 8), 1.0)] * n)
+    payload = bytearray(bytes(FFI.buffer(FFI.new("tb_graph *", {"n_ops": n, "serial": 1}))) + bytes(FFI.buffer(ops)))
+    interesting = [at for i in range(n) for at in range(16 + 512 * i, 16 + 512 * i + 208)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.sampled_from(interesting)) if data.draw(st.booleans()) else data.draw(st.integers(0, 15))
+        payload[at] = data.draw(st.sampled_from([0, 1, 2, 4, 8, 16, 32, 64, 128, 255]))
+    peer.send(REQUEST["TB_REQ_COMPUTE"], bytes(payload))
+    peer.send(REQUEST["TB_REQ_PATCH"], bytes(payload))
+    assert peer.send(REQUEST["TB_REQ_NOOP"]).status == OK
+    assert np.all(array.floats[:512] == 1)
+    assert np.all(array.floats[-512:] == 1)
+
+
+_mutated: list[Any] = []
+
+
+def mutated_peer() -> tuple[Peer, SharedArray]:
+    """One NPU for all examples: the middle pages of an array are its buffer 0."""
+    if not _mutated:
+        array = SharedArray(4096)
+        array.floats[:] = 1
+        peer = Peer()
+        page = os.sysconf("SC_PAGESIZE")
+        m = FFI.new("tb_map *", {"buffer": 0, "writable": 1, "offset": page, "size": array.size - 2 * page})
+        assert peer.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(m)), fd=array.fd).status == OK
+        _mutated.extend((peer, array))
+    return _mutated[0], _mutated[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_mutated_peer() -> Iterator[None]:
+    yield
+    if _mutated:
+        _mutated[0].__exit__()
+        _mutated[1].close()
+        _mutated.clear()

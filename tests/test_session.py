@@ -1,0 +1,307 @@
+"""The channel with both executors: handshake, graphs and patches, failures, clean starts and stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from npu_kit import OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, scale
+from npu_ops import I32
+from tilebeam import _npu, _paths
+
+BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+N = 20000
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedArray]:
+    array = SharedArray(4 * N)
+    array.floats[:] = np.random.default_rng(3).standard_normal(4 * N).astype(np.float32)
+    yield array
+    array.close()
+
+
+def vec(i: int, n: int = N, buffer: int = 0) -> Vec:
+    return Vec(4 * N * i, n, buffer=buffer)
+
+
+@BOTH
+def test_start_reports_what_runs(process: bool) -> None:
+    with Session(process, n_threads=3) as s:
+        assert s.isa == _npu.isas()[0]
+        assert s.threads == 3
+        assert s.alive
+        assert (s.pid != os.getpid()) == process
+        assert s.noop().status == OK
+        assert s.set_threads(2).status == OK
+        assert s.threads == 2
+        assert s.set_threads(100000).name == "TB_E_PROTOCOL"
+        assert s.noop().status == OK
+
+
+@BOTH
+def test_kernel_set_is_obeyed(process: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session(process, isa="portable") as s:
+        assert s.isa == "portable"
+    with pytest.raises(RuntimeError, match=r"no kernels named 'sse17', only .*portable"):
+        Session(process, isa="sse17")
+    monkeypatch.setenv("TILEBEAM_ISA", "portable")
+    with Session(process) as s:
+        assert s.isa == "portable"
+
+
+def test_missing_or_foreign_npud(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"nowhere/npud' could not be started: No such file"):
+        Session(True, npud_path=str(tmp_path / "nowhere" / "npud"))
+    with pytest.raises(RuntimeError, match=r"did not start: it has exited with code 1"):
+        Session(True, npud_path="/bin/false")
+
+
+@BOTH
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compute_equals_the_executor_alone(process: bool, threads: int, memory: SharedArray) -> None:
+    ops = 40 * [add(vec(0), vec(0), vec(1)), mul(vec(1), vec(1), vec(2)), scale(vec(2, 50), vec(2, 50), 1.01)]
+    want = memory.floats.copy()
+    with Executor(threads) as npu:
+        npu.map(0, want)
+        assert npu.run(ops).status == OK
+    with Session(process, n_threads=threads) as s:
+        assert s.map(memory) == 0
+        assert s.compute(ops).status == OK
+    assert np.array_equal(memory.floats, want)
+
+
+@BOTH
+def test_failure_reports(process: bool, memory: SharedArray) -> None:
+    memory.floats[100:101].view(np.int32)[:] = 7
+    ops = [scale(vec(1), vec(1), 1.0), get_rows(vec(2, 4), Vec(0, 4, 2), Vec(400, 1, kind=I32), label="inp_out_ids")]
+    with Session(process) as s:
+        s.map(memory)
+        for serial in (0, 5, 5):
+            r = s.compute(ops, serial)
+            assert (r.name, r.op_index) == ("TB_E_BOUNDS", 1)
+            assert "GET_ROWS 'inp_out_ids'" in r.why
+            assert "op 1" in r.why
+        assert s.compute([scale(vec(9), vec(0), 1.0)]).name == "TB_E_BOUNDS"
+        assert s.compute([scale(vec(0, buffer=4), vec(0), 1.0)]).name == "TB_E_BUFFER"
+        assert s.compute(ops[:1]).status == OK  # a refused graph is no dead NPU
+
+
+@BOTH
+def test_map_and_unmap(process: bool, memory: SharedArray) -> None:
+    page = os.sysconf("SC_PAGESIZE")
+    with Session(process, memory_limit=memory.size + 2 * page) as s:
+        first = s.map(memory)
+        assert s.map_fd(memory.fd, page)[0].status == OK
+        refused, _ = s.map_fd(memory.fd, 2 * page)
+        assert refused.name == "TB_E_NOMEM"
+        assert "limit" in refused.why
+        assert s.map_fd(memory.fd, page, offset=17)[0].name == "TB_E_BOUNDS"
+        assert s.map_fd(memory.fd, 0)[0].name == "TB_E_BOUNDS"
+        assert s.map_fd(memory.fd, memory.size + 1)[0].name == "TB_E_BOUNDS"
+        assert s.map_fd(memory.fd, 2**63, offset=2**63)[0].name == "TB_E_BOUNDS"
+        assert s.map_fd(9999, page)[0].name == "TB_E_BUFFER"
+        reading, _writing = os.pipe()
+        assert s.map_fd(reading, page)[0].name == "TB_E_BUFFER"
+        os.close(reading)
+        os.close(_writing)
+        assert s.unmap(first).status == OK
+        assert s.unmap(first).name == "TB_E_BUFFER"
+        assert s.unmap(2**32 - 1).name == "TB_E_BUFFER"
+        again, buffer = s.map_fd(memory.fd, 4 * page, offset=page)
+        assert again.status == OK
+        assert buffer == first
+        want = memory.floats.copy()
+        want[page // 4 : page // 4 + 8] *= 3
+        assert s.compute([scale(Vec(0, 8, buffer=buffer), Vec(0, 8, buffer=buffer), 3.0)]).status == OK
+        assert np.array_equal(memory.floats, want)
+
+
+@BOTH
+def test_read_only_file(process: bool) -> None:
+    """A model file is opened for reading only: it maps, is read, and cannot be written."""
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(np.arange(2048, dtype=np.float32).tobytes())
+        f.flush()
+        fd = os.open(f.name, os.O_RDONLY)
+        array = SharedArray(2048)
+        with Session(process) as s:
+            assert s.map_fd(fd, 8192, writable=True)[0].name == "TB_E_BUFFER"
+            outcome, weights = s.map_fd(fd, 4096, offset=4096, writable=False)
+            assert outcome.status == OK
+            out = s.map(array)
+            os.close(fd)
+            assert s.compute([scale(Vec(0, 1024, buffer=out), Vec(0, 1024, buffer=weights), 2.0)]).status == OK
+            assert np.array_equal(array.floats[:1024], 2 * np.arange(1024, 2048, dtype=np.float32))
+            r = s.compute([scale(Vec(0, 8, buffer=weights), Vec(0, 8, buffer=out), 2.0)])
+            assert "read-only" in r.why
+        array.close()
+
+
+@BOTH
+def test_many_buffers(process: bool, memory: SharedArray) -> None:
+    with Session(process) as s:
+        for i in range(1024):
+            outcome, buffer = s.map_fd(memory.fd, 4096)
+            assert (outcome.status, buffer) == (OK, i)
+        assert s.map_fd(memory.fd, 4096)[0].name == "TB_E_BUFFER"
+        assert s.unmap(500).status == OK
+        assert s.map_fd(memory.fd, 4096)[1] == 500
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+@BOTH
+def test_patched_graphs_equal_whole_ones(process: bool, memory: SharedArray, data: st.DataObject) -> None:
+    """Graphs under more serials than the NPU keeps, with ops changed, added and removed between sends."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    pool = [0.5, 0.75, 1.25, 1.5]
+
+    def random_op() -> Op:
+        a, b, c = rng.integers(0, 4, 3)
+        n = int(rng.choice([8, 300, 6000]))
+        if rng.random() < 0.5:
+            return scale(vec(a, n), vec(a, n), float(rng.choice(pool)))
+        return add(vec(a, n), vec(a, n), vec(b if b != a else (a + 1) % 4, n), tag=int(c))
+
+    graphs = {serial: [random_op() for _ in range(rng.integers(1, 12))] for serial in range(1, 21)}
+    memory.floats[:] = rng.standard_normal(4 * N).astype(np.float32)
+    want = memory.floats.copy()
+    with Session(process, n_threads=2) as s, Executor(1) as npu:
+        s.map(memory)
+        npu.map(0, want)
+        for _ in range(40):
+            serial = data.draw(st.integers(1, 20))
+            ops = graphs[serial]
+            change = data.draw(st.sampled_from(["nothing", "one", "some", "longer", "shorter"]))
+            if change == "one":
+                ops[int(rng.integers(len(ops)))] = random_op()
+            elif change == "some":
+                for i in range(0, len(ops), 2):
+                    ops[i] = random_op()
+            elif change == "longer":
+                ops.append(random_op())
+            elif change == "shorter" and len(ops) > 1:
+                ops.pop()
+            assert s.compute(ops, serial).status == OK
+            assert npu.run(ops).status == OK
+            with np.errstate(all="ignore"):
+                assert np.array_equal(memory.floats, want, equal_nan=True)
+
+
+@BOTH
+def test_kept_graph_sees_buffers_change(process: bool, memory: SharedArray) -> None:
+    """A kept graph is checked again when its buffer goes away or gets smaller."""
+    ops = [scale(vec(0), vec(1), 2.0)]
+    with Session(process) as s:
+        s.map(memory)
+        assert s.compute(ops, 3).status == OK
+        assert s.unmap(0).status == OK
+        assert s.compute(ops, 3).name == "TB_E_BUFFER"
+        assert s.map_fd(memory.fd, 4096)[1] == 0
+        assert s.compute(ops, 3).name == "TB_E_BOUNDS"
+        assert s.unmap(0).status == OK
+        s.map(memory)
+        assert s.compute(ops, 3).status == OK
+
+
+@BOTH
+def test_largest_graph(process: bool, memory: SharedArray) -> None:
+    ops = [add(vec(0, 1), vec(0, 1), vec(1, 1))] * 16384
+    memory.floats[0], memory.floats[N] = 0, 1
+    with Session(process) as s:
+        s.map(memory)
+        assert s.compute(ops, 1).status == OK
+        assert s.compute([scale(vec(0, 1), vec(0, 1), 1.0)] * 16384, 1).status == OK  # all ops patched
+        assert s.compute([*ops, ops[0]]).name == "TB_E_PROTOCOL"
+        assert s.noop().status == OK
+    assert memory.floats[0] == 16384
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+    return sorted(f for f in found if not f.startswith("/proc"))
+
+
+def children() -> list[str]:
+    tasks = Path("/proc/self/task")
+    return [c for t in tasks.iterdir() for c in (t / "children").read_text().split()]
+
+
+def mappings() -> int:
+    return sum("memfd:tilebeam" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@BOTH
+def test_start_and_stop_leave_nothing_behind(process: bool, memory: SharedArray) -> None:
+    def state() -> tuple[list[str], list[str], int, int]:
+        return open_files(), children(), mappings(), threads()
+
+    before = state()
+    for i in range(50):
+        with Session(process, n_threads=2) as s:
+            s.map(memory)
+            s.map_fd(memory.fd, 4096)
+            assert s.compute([scale(vec(0), vec(0), 1.0)], 1).status == OK
+            if i % 2:
+                s.unmap(0)
+    assert state() == before
+
+
+def test_several_sessions_at_once(memory: SharedArray) -> None:
+    sessions = [Session(bool(i % 2), n_threads=1) for i in range(6)]
+    try:
+        for i, s in enumerate(sessions):
+            s.map(memory)
+            assert s.compute([scale(vec(0), vec(0), 2.0)], i).status == OK
+        assert len({s.pid for s in sessions}) == 4  # three processes and this one
+    finally:
+        for s in sessions:
+            s.stop()
+
+
+@BOTH
+def test_a_forked_child_is_told_to_load_again(process: bool, memory: SharedArray) -> None:
+    """Neither threads nor child processes survive fork(); the parent's NPU is not disturbed by the child."""
+    with Session(process, n_threads=1) as s:
+        s.map(memory)
+        child = os.fork()
+        if child == 0:
+            r = s.noop()
+            told = r.name == "TB_E_DEAD" and "forked" in r.why and not s.alive
+            s.stop()
+            os._exit(0 if told else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert s.compute([scale(vec(0), vec(0), 1.0)]).status == OK
+
+
+def test_npud_alone() -> None:
+    npud = str(_paths.native("tilebeam-npud"))
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([npud, *args], capture_output=True, text=True, timeout=60, check=False)
+
+    by_hand = call()
+    assert by_hand.returncode == 2
+    assert by_hand.stderr.count("\n") == 1
+    assert "not by hand" in by_hand.stderr
+    assert call("--region-fd=0", "--socket-fd=1", "--parent=1").returncode == 2
+    assert "usage" in call("--help").stdout
+    assert call("--version").stdout.startswith("tilebeam-npud protocol 1 layout 1")
+    assert call("--frobnicate").returncode == 2
