@@ -1,0 +1,196 @@
+// Vector kernels written once over an ISA's `simd` struct (kernels/<isa>/simd.h, included before this). Internal
+// linkage, see vec_loops.h. Loops and conversions that compilers vectorize well stay in vec_loops.h.
+#ifndef TILEBEAM_NPU_KERNELS_VEC_SIMD_H
+#define TILEBEAM_NPU_KERNELS_VEC_SIMD_H
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/vec.h"
+
+namespace tb::npu {
+namespace {
+
+using vec = simd::vec;
+constexpr int64_t width = simd::width;
+
+// e^x to about one unit in the last place; 0 below -105, infinity above 89, NaN for NaN (max and min return their
+// second argument then).
+inline vec exp_vec(vec x) {
+    x = simd::max(simd::set1(-105.0f), simd::min(simd::set1(89.0f), x));
+    const vec n = simd::round(simd::mul(x, simd::set1(1.44269504088896341f)));
+    vec r = simd::fma(n, simd::set1(-0.693359375f), x); // ln 2 in two parts: the first product is exact
+    r = simd::fma(n, simd::set1(2.12194440e-4f), r);
+    vec p = simd::set1(1.9841270e-4f);
+    p = simd::fma(p, r, simd::set1(1.3888889e-3f));
+    p = simd::fma(p, r, simd::set1(8.3333333e-3f));
+    p = simd::fma(p, r, simd::set1(4.1666667e-2f));
+    p = simd::fma(p, r, simd::set1(1.6666667e-1f));
+    p = simd::fma(p, r, simd::set1(0.5f));
+    p = simd::fma(p, r, simd::set1(1.0f));
+    p = simd::fma(p, r, simd::set1(1.0f));
+    return simd::ldexp(p, n);
+}
+
+inline vec negate(vec x) { return simd::sub(simd::zero(), x); }
+inline vec sigmoid(vec x) { return simd::div(simd::set1(1.0f), simd::add(simd::set1(1.0f), exp_vec(negate(x)))); }
+
+// Calls f(load, store) for whole vectors, then for the rest.
+template <class F> inline void each(int64_t n, F && f) {
+    int64_t i = 0;
+    for (; i + width <= n; i += width) {
+        f(i, static_cast<int>(width));
+    }
+    if (i < n) {
+        f(i, static_cast<int>(n - i));
+    }
+}
+
+template <class T> inline vec get(const T * p, int n) { return n == width ? simd::load(p) : simd::load_n(p, n); }
+template <class T> inline void put(T * p, vec x, int n) {
+    if (n == width) {
+        simd::store(p, x);
+    } else {
+        simd::store_n(p, x, n);
+    }
+}
+
+void add_simd(int64_t n, const float * a, const float * b, float * dst) {
+    each(n, [=](int64_t i, int m) { put(dst + i, simd::add(get(a + i, m), get(b + i, m)), m); });
+}
+
+void mul_simd(int64_t n, const float * a, const float * b, float * dst) {
+    each(n, [=](int64_t i, int m) { put(dst + i, simd::mul(get(a + i, m), get(b + i, m)), m); });
+}
+
+void scale_simd(int64_t n, const float * x, float scale, float bias, float * dst) {
+    const vec s = simd::set1(scale);
+    const vec b = simd::set1(bias);
+    each(n, [=](int64_t i, int m) { put(dst + i, simd::add(simd::mul(get(x + i, m), s), b), m); });
+}
+
+float sum_squares_simd(int64_t n, const float * x) {
+    vec sum[4] = {simd::zero(), simd::zero(), simd::zero(), simd::zero()};
+    int64_t i = 0;
+    for (; i + 4 * width <= n; i += 4 * width) {
+        for (int j = 0; j < 4; j++) {
+            const vec a = simd::load(x + i + j * width);
+            sum[j] = simd::fma(a, a, sum[j]);
+        }
+    }
+    each(n - i, [&](int64_t j, int m) {
+        const vec a = get(x + i + j, m);
+        sum[0] = simd::fma(a, a, sum[0]);
+    });
+    return simd::sum(simd::add(simd::add(sum[0], sum[1]), simd::add(sum[2], sum[3])));
+}
+
+float max_simd(int64_t n, const float * x) {
+    const vec lowest = simd::set1(-std::numeric_limits<float>::infinity());
+    vec top = lowest;
+    each(n, [&](int64_t i, int m) { top = simd::max(simd::select((1u << m) - 1, get(x + i, m), lowest), top); });
+    return simd::top(top);
+}
+
+float exp_sum_simd(int64_t n, float * x, float max) {
+    const vec top = simd::set1(max);
+    vec sum = simd::zero();
+    each(n, [&](int64_t i, int m) {
+        const vec e = exp_vec(simd::sub(get(x + i, m), top));
+        put(x + i, e, m);
+        sum = simd::add(sum, simd::select((1u << m) - 1, e, simd::zero()));
+    });
+    return simd::sum(sum);
+}
+
+void geglu_simd(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    const vec c0 = simd::set1(2.0f * 0.79788456080286535588f);
+    const vec c1 = simd::set1(0.044715f);
+    const vec one = simd::set1(1.0f);
+    each(n, [=](int64_t i, int m) {
+        const vec x = get(gate + i, m);
+        const vec inner = simd::mul(simd::mul(c0, x), simd::fma(simd::mul(c1, x), x, one));
+        // (1 + tanh z) / 2 = sigmoid(2 z), without cancellation
+        put(dst + i, simd::mul(simd::mul(x, sigmoid(inner)), get(up + i, m)), m);
+    });
+}
+
+void swiglu_simd(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    each(n, [=](int64_t i, int m) {
+        const vec x = get(gate + i, m);
+        put(dst + i, simd::mul(simd::mul(x, sigmoid(x)), get(up + i, m)), m);
+    });
+}
+
+void geglu_quick_simd(int64_t n, const float * gate, const float * up, float, float, float * dst) {
+    const vec c = simd::set1(1.702f);
+    each(n, [=](int64_t i, int m) {
+        const vec x = get(gate + i, m);
+        put(dst + i, simd::mul(simd::mul(x, sigmoid(simd::mul(c, x))), get(up + i, m)), m);
+    });
+}
+
+void swiglu_oai_simd(int64_t n, const float * gate, const float * up, float alpha, float limit, float * dst) {
+    const vec a = simd::set1(alpha);
+    const vec high = simd::set1(limit);
+    const vec low = simd::set1(-limit);
+    const vec one = simd::set1(1.0f);
+    each(n, [=](int64_t i, int m) {
+        const vec x = simd::min(high, get(gate + i, m));
+        const vec y = simd::max(low, simd::min(high, get(up + i, m)));
+        put(dst + i, simd::mul(simd::mul(x, sigmoid(simd::mul(a, x))), simd::add(y, one)), m);
+    });
+}
+
+void swiglu_clamp_simd(int64_t n, const float * gate, const float * up, float, float limit, float * dst) {
+    const vec high = simd::set1(limit);
+    const vec low = simd::set1(-limit);
+    each(n, [=](int64_t i, int m) {
+        const vec x = simd::min(high, get(gate + i, m));
+        const vec y = simd::max(low, simd::min(high, get(up + i, m)));
+        put(dst + i, simd::mul(simd::mul(x, sigmoid(x)), y), m);
+    });
+}
+
+void rope_neox_simd(int64_t n, int64_t half, const float * x, const float * cos, const float * sin, float * dst) {
+    each(n, [=](int64_t i, int m) {
+        const vec a = get(x + i, m);
+        const vec b = get(x + half + i, m);
+        const vec c = get(cos + i, m);
+        const vec s = get(sin + i, m);
+        put(dst + i, simd::sub(simd::mul(a, c), simd::mul(b, s)), m);
+        put(dst + half + i, simd::add(simd::mul(a, s), simd::mul(b, c)), m);
+    });
+}
+
+void f16_to_f32_simd(int64_t n, const void * src, float * dst) {
+    const uint16_t * x = static_cast<const uint16_t *>(src);
+    each(n, [=](int64_t i, int m) { put(dst + i, get(x + i, m), m); });
+}
+
+void f32_to_f16_simd(int64_t n, const float * src, void * dst) {
+    uint16_t * y = static_cast<uint16_t *>(dst);
+    each(n, [=](int64_t i, int m) { put(y + i, get(src + i, m), m); });
+}
+
+[[maybe_unused]] void fill_vec_simd(vec_kernels & k) {
+    k.to_f32[TB_F16] = f16_to_f32_simd;
+    k.from_f32[TB_F16] = f32_to_f16_simd;
+    k.add = add_simd;
+    k.mul = mul_simd;
+    k.scale = scale_simd;
+    k.sum_squares = sum_squares_simd;
+    k.max = max_simd;
+    k.exp_sum = exp_sum_simd;
+    k.glu[glu_geglu] = geglu_simd;
+    k.glu[glu_swiglu] = swiglu_simd;
+    k.glu[glu_swiglu_oai] = swiglu_oai_simd;
+    k.glu[glu_geglu_quick] = geglu_quick_simd;
+    k.glu[glu_swiglu_clamp] = swiglu_clamp_simd;
+    k.rope_neox = rope_neox_simd;
+}
+
+} // namespace
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_VEC_SIMD_H
