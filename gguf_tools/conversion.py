@@ -67,7 +67,7 @@ def convert(
     notes = []
     if again and wanted != Q.F32:
         which = ", ".join(f"{n} {name}" for name, n in sorted(again.items()))
-        notes.append(f"{which} tensors were quantized before and are converted again: this loses some accuracy.")
+        notes.append(f"Quantized before, and now converted again: {which}. This loses some accuracy.")
     return Report(
         path=dst,
         size=size,

@@ -120,18 +120,18 @@ def _notes(targets: list[Target], group: str) -> list[str]:
     plain = Counter(t.type.name for t in left if t.type not in FLOAT_TYPES)
     if again:
         notes.append(
-            f"{_count(again)} tensors were quantized before and are quantized again: this loses some accuracy, and "
-            "unpacking does not bring it back."
+            f"Quantized before, and now quantized again: {_count(again)}. This loses some accuracy, and unpacking does "
+            "not bring it back."
         )
     if regrouped:
         notes.append(
-            f"{_count(regrouped)} tensors are dequantized and quantized again with one scale per 2 x 16 block: this "
-            "loses some accuracy, and unpacking does not bring it back."
+            f"Dequantized, and quantized again with one scale per 2 x 16 block: {_count(regrouped)}. This loses some "
+            "accuracy, and unpacking does not bring it back."
         )
     if column:
-        notes.append(f"{column} IQ4_NL tensors keep column grouping: there is no tile grouping for that type.")
+        notes.append(f"IQ4_NL has no tile grouping; its tensors ({column}) keep column grouping.")
     if plain:
-        notes.append(f"{_count(plain)} tensors are not tiled (embedding tables, experts, other types or shapes).")
+        notes.append(f"Not tiled (embedding tables, experts, other types or shapes): {_count(plain)}.")
     return notes
 
 
@@ -302,7 +302,7 @@ def unpack(
     notes = []
     regrouped = sum(t.type in (Type.Q4_0_TILE, Type.Q8_0_TILE) for t in manifest.tensors)
     if regrouped:
-        notes.append(f"{regrouped} tensors with tile grouping are quantized again: this loses some accuracy.")
+        notes.append(f"Quantized again from tile grouping: {regrouped} tensors. This loses some accuracy.")
     if not manifest.lossless:
         notes.append("The packing was not lossless, so this is not the file that was packed.")
     return Report(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 
 from ggml_ext import (
     Type,
+    _library,
     column_type,
     dequantize,
     ffi,
@@ -26,6 +32,7 @@ from ggml_ext import (
     tiled_bytes,
     unpack,
 )
+from ggml_ext.cdef import contract
 
 GGML = {
     Type.F32: gguf.GGMLQuantizationType.F32,
@@ -322,3 +329,26 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for k, rows in [(0, 1), (31, 1), (32, 0), (32, 33)]:
         assert lib.tb_pack_panel(Type.Q4_0_COL, k, rows, void, 0, void) == lib.TB_E_SHAPE
         assert lib.tb_dequantize_panel(Type.Q4_0_COL, k, rows, void, void) == lib.TB_E_SHAPE
+
+
+# ---- the library
+
+
+def test_a_missing_library_is_one_clear_import_error(tmp_path: Path) -> None:
+    code = "import ggml_ext"
+    env = {**os.environ, "TILEBEAM_LIB_DIR": str(tmp_path), "LD_PRELOAD": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("ImportError: tilebeam: ")
+    assert "libtilebeam_ext.so is missing" in last
+    (tmp_path / "libtilebeam_ext.so").write_bytes(b"no library")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "ImportError: tilebeam: " in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_library_of_another_layout_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = contract().replace("TB_LAYOUT_VERSION 1", "TB_LAYOUT_VERSION 2")
+    monkeypatch.setattr(_library, "contract", lambda: newer)
+    with pytest.raises(ImportError, match="has tile layout version 1, this package needs 2"):
+        _library.open_library()

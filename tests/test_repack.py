@@ -532,7 +532,7 @@ def test_output_follows_the_umask(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("type", "ggml", "file_type"), [("q4_0", Q.Q4_0, 2), ("q8_0", Q.Q8_0, 7), ("f16", Q.F16, 1)])
 def test_convert(model: Path, tmp_path: Path, type: str, ggml: Any, file_type: int) -> None:
     report = gguf_tools.convert(model, tmp_path / "c.gguf", type=type)
-    assert any("quantized before" in n for n in report.notes)
+    assert any("Quantized before" in n for n in report.notes)
     stock, source = gguf.GGUFReader(tmp_path / "c.gguf"), gguf.GGUFReader(model)
     assert stock.fields["general.architecture"].contents() == "llama"
     assert stock.fields["general.file_type"].contents() == file_type
@@ -589,7 +589,7 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     result = run("pack", model, packed)
     assert result.exit_code == 0, result.output
     assert "4 tiled" in result.stderr
-    assert "not tiled" in result.stderr
+    assert "Not tiled" in result.stderr
     assert "pack:" in result.stderr  # the progress bar
     assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 4 tiled, unpacks to its source")
     assert "made again from its source" in run("verify", packed, "--against", model).stdout
