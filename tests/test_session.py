@@ -291,6 +291,28 @@ def test_a_forked_child_is_told_to_load_again(process: bool, memory: SharedArray
         assert s.compute([scale(vec(0), vec(0), 1.0)]).status == OK
 
 
+def test_npud_gives_up_what_it_does_not_need(memory: SharedArray) -> None:
+    """A seccomp filter (not under a sanitizer), no descriptor but its own, and it works in there."""
+    secret = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    with Session(True, n_threads=2) as s:
+        s.map(memory)
+        assert s.set_threads(4).status == OK
+        assert s.set_threads(0).status == OK
+        assert s.compute([scale(vec(0), vec(0), 1.0)] * 10, 1).status == OK
+        files = {name: os.readlink(f"/proc/{s.pid}/fd/{name}") for name in os.listdir(f"/proc/{s.pid}/fd")}
+        assert files.pop("0") == files.pop("1") == "/dev/null"
+        files.pop("2")
+        assert sorted(kind.split(":")[0].split(" ")[0] for kind in files.values()) in (
+            ["/memfd", "anon_inode", "socket"],
+            ["/memfd", "socket"],
+        )
+        if not any("san" in line for line in Path(f"/proc/{s.pid}/maps").read_text().splitlines()):
+            status = dict(line.split(":\t") for line in Path(f"/proc/{s.pid}/status").read_text().splitlines())
+            assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1")
+    os.close(secret)
+
+
 def test_npud_alone() -> None:
     npud = str(_paths.native("tilebeam-npud"))
 

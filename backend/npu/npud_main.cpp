@@ -14,7 +14,9 @@
 #include <unistd.h>
 #include <vector>
 
+#include "sandbox.h"
 #include "service.h"
+#include "thread_pool.h"
 #include "tilebeam/layout.h"
 #include "tilebeam/protocol.h"
 
@@ -125,6 +127,8 @@ int main(int argc, char ** argv) {
     if (getppid() != parent) {
         return 0; // it died while this process started
     }
+    tb::npu::usable_cpus(); // reads files, and remembers what they say
+    tb::session::enter_sandbox();
     pthread_t thread;
     if (pthread_create(&thread, nullptr, watch_parent, &watch) != 0) {
         return 1;
