@@ -82,7 +82,8 @@ def is_repacked(path: str | os.PathLike[str]) -> bool:
 
 
 def manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a repacked file, checked against its tensors (not their bytes: :func:`gguf_tools.verify`).
+    """The manifest of a repacked file. Metadata and tensor headers are checked, the bytes of tensors are not
+    (:func:`gguf_tools.verify`).
 
     Raises:
         GGUFError: the file is damaged, truncated, not repacked, or of another layout version.
@@ -112,6 +113,9 @@ def read_manifest(f: GGUFFile) -> Manifest:
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
     if any(len(d) != 64 for d in (*digests.values(), *sums)):
         raise GGUFError(f"{f.path}: a digest in the metadata is damaged")
+    records = (kv.raw for key, kv in f.kv.items() if key != K_META)
+    if meta_digest(records, f.tensors.values()) != digests[K_META]:
+        raise GGUFError(f"{f.path} is damaged: its metadata is not what was written")
     return Manifest(
         path=f.path,
         architecture=f.text(K_ARCHITECTURE),
