@@ -1,6 +1,7 @@
 // tilebeam-npud: the NPU as a process of its own. A Tilebeam program starts it with two inherited descriptors, the
 // control region and a socket over which it hands in the buffers to map; nobody else can reach it.
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -127,7 +128,8 @@ int main(int argc, char ** argv) {
     if (getppid() != parent) {
         return 0; // it died while this process started
     }
-    tb::npu::usable_cpus(); // reads files, and remembers what they say
+    std::signal(SIGBUS, SIG_DFL); // a sanitizer would turn a truncated model file into an exit code
+    tb::npu::usable_cpus();       // reads files, and remembers what they say
     tb::session::enter_sandbox();
     pthread_t thread;
     if (pthread_create(&thread, nullptr, watch_parent, &watch) != 0) {
