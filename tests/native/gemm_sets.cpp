@@ -1,0 +1,186 @@
+// Every kernel set of this CPU against the portable one, GEMM kernels only, on random data: for machines where Python
+// cannot follow (aarch64 under emulation; see tests/test_aarch64.py). Prints one line per set; exit status 1 on a
+// difference.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+using namespace tb::npu;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0;
+
+float uniform() { return std::uniform_real_distribution<float>(-1, 1)(rng); }
+
+void expect(bool good, const char * set, const char * what) {
+    if (good) return;
+    std::printf("%s: %s differs from portable\n", set, what);
+    failures++;
+}
+
+bool close(const std::vector<float> & a, const std::vector<float> & b, float tolerance) {
+    for (size_t i = 0; i < a.size(); i++) {
+        if (!(std::fabs(a[i] - b[i]) <= tolerance)) return false;
+    }
+    return true;
+}
+
+std::vector<float> floats(size_t n) {
+    std::vector<float> v(n);
+    for (float & x : v)
+        x = uniform();
+    return v;
+}
+
+// Random tiles: any quants, scales in 2^-4 .. 2^-3 of either sign.
+std::vector<uint8_t> tiles(size_t quants, int64_t n, bool float_scales) {
+    const size_t bytes = quants + (float_scales ? 128 : 64);
+    std::vector<uint8_t> v(bytes * static_cast<size_t>(n));
+    for (uint8_t & x : v)
+        x = static_cast<uint8_t>(rng());
+    for (int64_t t = 0; t < n; t++) {
+        uint8_t * scale = v.data() + static_cast<size_t>(t) * bytes + quants;
+        for (int i = 0; i < 32; i++) {
+            const float wide = uniform() / 8;
+            const uint16_t half = static_cast<uint16_t>(0x2c00 | (rng() & 0x83ff));
+            if (float_scales) {
+                std::memcpy(scale + 4 * i, &wide, 4);
+            } else {
+                std::memcpy(scale + 2 * i, &half, 2);
+            }
+        }
+    }
+    return v;
+}
+
+struct result {
+    explicit result(int rows) : data(static_cast<size_t>(rows) * 32, 0.5f) {
+        for (int m = 0; m < rows; m++)
+            at[m] = data.data() + 32 * m;
+    }
+    std::vector<float> data;
+    float * at[gemm_max_rows];
+};
+
+std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::vector<float> & x, int rows, int64_t n) {
+    std::vector<uint8_t> group(static_cast<size_t>(n) * gemm_record_bytes(rows));
+    for (int m = 0; m < rows; m++) {
+        k.quantize(x.data() + static_cast<size_t>(m * n) * 32, n, k.int8[f].offset, group.data(), rows, m);
+    }
+    return group;
+}
+
+void integer(const kernel_table & t, const kernel_table & reference) {
+    const int64_t n = 5;
+    for (int f = 0; f < gemm_format_count; f++) {
+        const auto format = static_cast<gemm_format>(f);
+        const auto panel = tiles(f == gemm_q8 || f == gemm_prepared ? 1024 : 512, n, f == gemm_prepared);
+        const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[f];
+        for (int rows = 1; rows <= fast.rows; rows++) {
+            const auto x = floats(static_cast<size_t>(rows * n) * 32);
+            result out(rows), want(rows);
+            for (bool add : {false, true}) {
+                const auto group = groups(t.gemm, format, x, rows, n);
+                fast.run({panel.data(), group.data(), n, rows, add, out.at});
+                for (int m = 0; m < rows; m++) {
+                    const std::vector<float> row(x.begin() + m * n * 32, x.begin() + (m + 1) * n * 32);
+                    const auto one = groups(reference.gemm, format, row, 1, n);
+                    slow.run({panel.data(), one.data(), n, 1, add, want.at + m});
+                }
+                expect(close(out.data, want.data, 2e-3f), t.isa, fast.name);
+            }
+        }
+    }
+}
+
+void quantizing(const kernel_table & t, const kernel_table & reference) {
+    auto x = floats(32 * 9);
+    for (int i = 0; i < 32; i++)
+        x[32 + static_cast<size_t>(i)] = 0;
+    x[70] = NAN;
+    x[100] = INFINITY;
+    x[140] = 1e30f;
+    for (int i = 0; i < 32; i++)
+        x[160 + static_cast<size_t>(i)] = (static_cast<float>(i) - 15.5f); // ties
+    std::vector<uint8_t> a(9 * gemm_record_bytes(3)), b = a;
+    for (int row = 0; row < 3; row++) {
+        t.gemm.quantize(x.data(), 9, 8, a.data(), 3, row);
+        reference.gemm.quantize(x.data(), 9, 8, b.data(), 3, row);
+    }
+    expect(a == b, t.isa, "quantize");
+    for (uint32_t type : {TB_Q4_0_TILE, TB_Q8_0_TILE}) {
+        const auto panel = tiles(type == TB_Q8_0_TILE ? 1024 : 512, 3, false);
+        std::vector<uint8_t> p(3 * gemm_prepared_bytes), q = p;
+        t.gemm.prepare(type, panel.data(), 3, p.data());
+        reference.gemm.prepare(type, panel.data(), 3, q.data());
+        expect(p == q, t.isa, "prepare");
+    }
+    for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE}) {
+        const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
+        const auto panel = tiles(q8 ? 1024 : 512, 3, false);
+        std::vector<float> p(3 * 1024), q = p;
+        t.gemm.dequantize(type, panel.data(), 3, p.data());
+        reference.gemm.dequantize(type, panel.data(), 3, q.data());
+        expect(p == q, t.isa, "dequantize");
+    }
+}
+
+void floating(const kernel_table & t, const kernel_table & reference) {
+    const auto panel = floats(70 * 32);
+    for (int rows = 1; rows <= t.gemm.f32.rows; rows++) {
+        const auto group = floats(static_cast<size_t>(70 * rows));
+        result out(rows), want(rows);
+        for (bool add : {false, true}) {
+            t.gemm.f32.run({panel.data(), group.data(), 70, rows, add, out.at});
+            reference.gemm.f32.run({panel.data(), group.data(), 70, rows, add, want.at});
+            expect(close(out.data, want.data, 1e-4f), t.isa, t.gemm.f32.name);
+        }
+    }
+    std::vector<uint8_t> w(32 * 400);
+    for (size_t i = 0; i < w.size(); i++)
+        w[i] = static_cast<uint8_t>(i & 1 ? 0x38 | (rng() & 0x83) : rng());
+    for (uint32_t type : {TB_F32, TB_F16, TB_BF16}) {
+        for (int64_t k : {1, 7, 16, 37, 64}) {
+            std::vector<float> p(static_cast<size_t>(32 * k)), q = p;
+            t.gemm.pack(type, w.data(), 400, 27, k, p.data());
+            reference.gemm.pack(type, w.data(), 400, 27, k, q.data());
+            expect(p == q, t.isa, "pack");
+            for (int rows = 1; rows <= gemm_max_dot; rows++) {
+                const auto x = floats(static_cast<size_t>(rows * k));
+                const float * at[gemm_max_dot];
+                for (int m = 0; m < rows; m++)
+                    at[m] = x.data() + m * k;
+                for (int cols = 1; cols <= gemm_max_dot; cols++) {
+                    result out(rows), want(rows);
+                    t.gemm.dot.run({type, w.data(), 400, cols, rows, k, at, out.at});
+                    reference.gemm.dot.run({type, w.data(), 400, cols, rows, k, at, want.at});
+                    expect(close(out.data, want.data, 1e-3f), t.isa, t.gemm.dot.name);
+                }
+            }
+        }
+    }
+    auto x = floats(77), y = x;
+    t.gemm.round_fp16(77, x.data());
+    reference.gemm.round_fp16(77, y.data());
+    expect(x == y, t.isa, "round_fp16");
+}
+
+} // namespace
+
+int main() {
+    const kernel_table & reference = *find_kernels("portable");
+    const kernel_list & list = available_kernels();
+    for (int i = 0; i < list.n; i++) {
+        integer(*list.tables[i], reference);
+        quantizing(*list.tables[i], reference);
+        floating(*list.tables[i], reference);
+        std::printf("%s: checked\n", list.tables[i]->isa);
+    }
+    return failures != 0;
+}
