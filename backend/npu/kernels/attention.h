@@ -35,10 +35,10 @@ struct attention_scores_args {
 struct attention_softmax_args {
     int cells;
     uint64_t visible;
-    const float * bias; // [cells] added to the scaled (and capped) score; nullptr: none
+    const float * bias; // [attention_tile_cells] added to the scaled (and capped) score; nullptr: none
     float scale;
     float softcap; // 0: none; else s = softcap * tanh(s * scale / softcap)
-    float * s;     // in: scores, out: p (FP16 values as floats)
+    float * s;     // [attention_tile_cells] in: scores, out: p (FP16 values as floats); past `cells`: scratch
     float * max;   // running maximum, -inf at first
     float * sum;   // running sum of p
 };

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "kernels/attention.h"
@@ -58,8 +59,10 @@ template <class T> void transpose_cells(const attention_scores_args & a) {
 template <int rows, int vecs> void scores_tile(int dim, const float * const * q, const float * k, float * s) {
     const float * row[rows];
     vec sum[rows][vecs];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         row[r] = q[r];
+#pragma GCC unroll 8
         for (int v = 0; v < vecs; v++) {
             sum[r][v] = simd::zero();
         }
@@ -128,59 +131,57 @@ template <class T> void scores_many(const attention_scores_args & a) {
 
 // ---- scores, few rows
 
-template <int rows, int cells, class T>
-void scores_dot(int dim, const float * const * q, const T * const * k, float * s) {
-    static_assert(rows * cells <= lanes, "one vector of sums");
-    vec sum[lanes];
-    for (int i = 0; i < lanes; i++) {
-        sum[i] = simd::zero();
-    }
-    int d = 0;
-    for (; d + lanes <= dim; d += lanes) {
-        vec x[rows];
+template <int rows, int cells, class T, class L>
+__attribute__((always_inline)) inline void dot_step(const float * const (&q)[rows], const T * const (&k)[cells], int d,
+                                                    vec (&sum)[lanes], L && load) {
+    vec x[rows];
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            x[r] = simd::load(q[r] + d);
-        }
-#pragma GCC unroll 16
-        for (int c = 0; c < cells; c++) {
-            const vec y = simd::load(k[c] + d);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                sum[r * cells + c] = simd::fma(x[r], y, sum[r * cells + c]);
-            }
-        }
-    }
-    if (d < dim) {
-        vec x[rows];
-        for (int r = 0; r < rows; r++) {
-            x[r] = simd::load_n(q[r] + d, dim - d);
-        }
-        for (int c = 0; c < cells; c++) {
-            const vec y = simd::load_n(k[c] + d, dim - d);
-            for (int r = 0; r < rows; r++) {
-                sum[r * cells + c] = simd::fma(x[r], y, sum[r * cells + c]);
-            }
-        }
-    }
-    alignas(64) float out[lanes];
-    simd::store(out, simd::sums(sum));
     for (int r = 0; r < rows; r++) {
-        for (int c = 0; c < cells; c++) {
-            s[r * attention_tile_cells + c] = out[r * cells + c];
+        x[r] = load(q[r] + d);
+    }
+#pragma GCC unroll 16
+    for (int c = 0; c < cells; c++) {
+        const vec y = load(k[c] + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            sum[r * cells + c] = simd::fma(x[r], y, sum[r * cells + c]);
         }
     }
 }
 
 template <int rows, class T> void scores_few(const attention_scores_args & a, int first) {
     constexpr int cells = rows == 1 ? lanes : rows == 2 ? lanes / 2 : lanes / 4;
-    const int last = a.cells - 1;
+    const int whole = a.dim / lanes * lanes;
+    const float * q[rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        q[r] = a.q[first + r];
+    }
     for (int c = 0; c < a.cells; c += cells) {
         const T * k[cells];
+#pragma GCC unroll 16
         for (int i = 0; i < cells; i++) {
-            k[i] = static_cast<const T *>(a.k[std::min(c + i, last)]);
+            k[i] = static_cast<const T *>(a.k[std::min(c + i, a.cells - 1)]);
         }
-        scores_dot<rows, cells, T>(a.dim, a.q + first, k, a.s + first * attention_tile_cells + c);
+        vec sum[lanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; i++) {
+            sum[i] = simd::zero();
+        }
+        for (int d = 0; d < whole; d += lanes) {
+            dot_step<rows, cells, T>(q, k, d, sum, [](const auto * x) { return simd::load(x); });
+        }
+        if (whole < a.dim) {
+            const int n = a.dim - whole;
+            dot_step<rows, cells, T>(q, k, whole, sum, [n](const auto * x) { return simd::load_n(x, n); });
+        }
+        alignas(64) float out[lanes];
+        simd::store(out, simd::sums(sum));
+        float * s = a.s + first * attention_tile_cells + c;
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            std::memcpy(s + r * attention_tile_cells, out + r * cells, cells * sizeof(float));
+        }
     }
 }
 
@@ -235,24 +236,23 @@ inline vec tanh_vec(vec x) { // 1 - 2 / (e^2x + 1)
     return simd::sub(one, simd::div(simd::set1(2.0f), simd::add(exp_vec(simd::add(x, x)), one)));
 }
 
-float softmax_simd(const attention_softmax_args & a) {
-    constexpr int vecs = attention_tile_cells / lanes;
+// Over the first `vecs` vectors of the row; cells past a.cells count as hidden.
+template <int vecs> float softmax_vecs(const attention_softmax_args & a, uint64_t seen) {
     constexpr float log2e = 1.4426950408889634f;
     constexpr float inf = std::numeric_limits<float>::infinity();
-    const uint64_t all = a.cells == 64 ? ~uint64_t{0} : (uint64_t{1} << a.cells) - 1;
-    const uint64_t seen = a.visible & all;
-    const int used = (a.cells + lanes - 1) / lanes;
     const vec lowest = simd::set1(-inf);
+    const vec scale = simd::set1(a.scale);
     vec s[vecs];
     vec top = simd::set1(*a.max);
-    for (int v = 0; v < used; v++) {
-        vec x = simd::mul(simd::load(a.s + v * lanes), simd::set1(a.scale));
+#pragma GCC unroll 8
+    for (int v = 0; v < vecs; v++) {
+        vec x = simd::mul(simd::load(a.s + v * lanes), scale);
         if (a.softcap != 0.0f) {
             const vec cap = simd::set1(a.softcap);
             x = simd::mul(cap, tanh_vec(simd::div(x, cap)));
         }
         if (a.bias != nullptr) {
-            x = simd::add(x, get(a.bias + v * lanes, std::min(a.cells - v * lanes, lanes)));
+            x = simd::add(x, simd::load(a.bias + v * lanes));
         }
         s[v] = simd::select(static_cast<uint32_t>(seen >> (v * lanes)), x, lowest);
         top = simd::max(s[v], top);
@@ -260,14 +260,15 @@ float softmax_simd(const attention_softmax_args & a) {
     const float old_max = *a.max;
     const float max = simd::top(top);
     if (max == -inf) {
-        for (int v = 0; v < used; v++) {
+        for (int v = 0; v < vecs; v++) {
             simd::store(a.s + v * lanes, simd::zero());
         }
         return 1.0f;
     }
     const vec base = simd::set1(max);
     vec sum = simd::zero();
-    for (int v = 0; v < used; v++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vecs; v++) {
         const vec t = simd::round_to_half(simd::mul(simd::sub(s[v], base), simd::set1(log2e)));
         const vec p = exp2_half(t);
         simd::store(a.s + v * lanes, p);
@@ -277,6 +278,19 @@ float softmax_simd(const attention_softmax_args & a) {
     *a.max = max;
     *a.sum = *a.sum * alpha + simd::sum(sum);
     return alpha;
+}
+
+float softmax_simd(const attention_softmax_args & a) {
+    constexpr int vecs = attention_tile_cells / lanes;
+    const uint64_t all = a.cells == 64 ? ~uint64_t{0} : (uint64_t{1} << a.cells) - 1;
+    const uint64_t seen = a.visible & all;
+    if (a.cells > attention_tile_cells / 2) {
+        return softmax_vecs<vecs>(a, seen);
+    }
+    if (a.cells > attention_tile_cells / 4) {
+        return softmax_vecs<vecs / 2>(a, seen);
+    }
+    return softmax_vecs<vecs / 4>(a, seen);
 }
 
 // ---- accumulate

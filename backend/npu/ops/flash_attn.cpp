@@ -281,9 +281,11 @@ class item_runner {
                 flush_shared();
             }
             const int at = shared.cells;
-            const int visible_one = __builtin_ctzll(seen);
             for (int c = 0; c < span; c++) {
-                shared.cell[at + c] = first + (((seen >> c) & 1) != 0 ? c : visible_one);
+                shared.cell[at + c] = first + c;
+            }
+            for (uint64_t unseen = ~seen & (all >> (n - span)); unseen != 0; unseen &= unseen - 1) {
+                shared.cell[at + __builtin_ctzll(unseen)] = first + __builtin_ctzll(seen);
             }
             for (int line = 0; line < n_lines; line++) {
                 shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (bits[line] << at);
