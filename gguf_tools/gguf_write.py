@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -81,11 +81,12 @@ def header(
 def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Iterator[BinaryIO]:
     """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
 
-    Written beside its target under a temporary name, synced, then renamed; removed on any failure.
+    Written in the target's folder without a name where the file system can do that, so that even a killed process
+    leaves nothing; else under a temporary name, removed on failure. Synced, then renamed over the target.
 
     Raises:
         GGUFError: the target is one of the ``sources``, or not a regular file.
-        OSError: no space, no permission.
+        OSError: no space, no permission, no such folder.
     """
     path = Path(path)
     if path.exists():
@@ -93,8 +94,10 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             raise GGUFError(f"{path} is the source itself; give another output name")
         if not stat.S_ISREG(path.stat().st_mode):
             raise GGUFError(f"{path} exists and is not a regular file")
-    fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", suffix=".part", dir=path.parent)
-    temporary = Path(name)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    fd, named = _open_output(temporary)
     try:
         with os.fdopen(fd, "w+b") as f:
             # no space is found out now, not after minutes of work
@@ -107,9 +110,9 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             yield f
             f.flush()
             os.fsync(f.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
+            if not named:
+                # src_dir_fd makes Python call linkat, which follows the link in /proc; link would not
+                os.link(f"/proc/self/fd/{f.fileno()}", temporary, src_dir_fd=f.fileno(), follow_symlinks=True)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -120,3 +123,11 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _open_output(temporary: Path) -> tuple[int, bool]:
+    """``(descriptor, has it a name)`` of a new file; nameless if the file system and /proc allow it."""
+    if os.path.isdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            return os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), False
+    return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666), True
