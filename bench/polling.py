@@ -88,7 +88,7 @@ def _cold(call: Callable[[int], Times], n: int) -> Times:
 def measure(rounds: int, hot: int, cold: int, idle_s: float) -> list[dict[str, Any]]:
     """One row per way to ask: p50 and p99 in microseconds, ratio to the socket, idle CPU share."""
     sessions = {"thread": Session(False, 1), "process": Session(True, 1)}
-    calls: dict[str, Callable[[int], Times]] = {"unix socket": _socket} | {k: s.noops for k, s in sessions.items()}
+    calls: dict[str, Callable[[int], Times]] = {"unix socket": _socket, **{k: s.noops for k, s in sessions.items()}}
     seen: dict[str, list[Times]] = {name: [] for name in calls}
     ratios: dict[str, list[float]] = {name: [] for name in calls}
     slow: dict[str, list[Times]] = {name: [] for name in sessions}

@@ -18,7 +18,7 @@ from ggml_ext import ffi as contract
 
 FFI, LIB = _npu.load()
 OK = contract.typeof("enum tb_status").relements["TB_OK"]
-STATUS = dict(contract.typeof("enum tb_status").relements)
+STATUS: dict[str, int] = dict(contract.typeof("enum tb_status").relements)
 REQUEST = dict(contract.typeof("enum tb_request_kind").relements)
 NO_BUFFER = 0xFFFFFFFF
 
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        return next(name for name, value in STATUS.items() if value == self.status)
+        return {value: name for name, value in STATUS.items()}[self.status]
 
 
 class Executor:

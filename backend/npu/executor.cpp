@@ -15,6 +15,7 @@
 
 #include "context.h"
 #include "kernels/kernels.h"
+#include "ops/ops.h"
 #include "run_state.h"
 #include "thread_pool.h"
 
@@ -344,31 +345,16 @@ outcome executor::run(graph & g) {
 }
 
 const char * executor::kernel_name(const tb_op & op) const {
-    if (op.code == TB_OP_FLASH_ATTN) {
-        return self->kernels->attention.name;
-    }
-    if (op.code != TB_OP_MUL_MAT) {
+    if (tb_op_check_shape(&op, nullptr) != TB_OK || elements(op.dst) == 0) {
         return nullptr;
     }
-    const gemm_kernels & gemm = self->kernels->gemm;
-    if (op.flags & TB_FLAG_FP16) {
-        return gemm.f32.name;
-    }
-    switch (op.src[0].type) {
-    case TB_Q4_0:
-    case TB_Q4_0_COL:
-        return gemm.int8[gemm_q4].name;
-    case TB_Q8_0:
-    case TB_Q8_0_COL:
-        return gemm.int8[gemm_q8].name;
-    case TB_IQ4_NL:
-    case TB_IQ4_NL_COL:
-        return gemm.int8[gemm_iq4nl].name;
-    case TB_Q4_0_TILE:
-    case TB_Q8_0_TILE:
-        return gemm.int8[gemm_prepared].name;
+    switch (op.code) {
+    case TB_OP_MUL_MAT:
+        return mul_mat_kernel_name(op, *self->kernels);
+    case TB_OP_FLASH_ATTN:
+        return self->kernels->attention.name;
     default:
-        return op.dst.ne[1] <= gemm_max_dot ? gemm.dot.name : gemm.f32.name;
+        return nullptr;
     }
 }
 

@@ -66,7 +66,7 @@ class executor {
     const char * isa() const; // the kernel set in use
     int n_threads() const;
 
-    // The kernel that an op of this shape would run; nullptr if it has none of its own.
+    // The kernel that an op of this shape would run; nullptr if it has none of its own or is refused.
     const char * kernel_name(const tb_op & op) const;
 
   private:

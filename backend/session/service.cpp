@@ -219,6 +219,7 @@ answer service::map_buffer(uint32_t seq) {
         const std::string text = std::string("mapping failed: ") + std::strerror(errno);
         return refuse(errno == EACCES || errno == EPERM ? TB_E_BUFFER : TB_E_NOMEM, text.c_str());
     }
+    madvise(base, m.size, MADV_HUGEPAGE);
     const tb_status status = executor->map(m.buffer, base, m.size, m.writable != 0);
     if (status != TB_OK) {
         munmap(base, m.size);

@@ -37,6 +37,7 @@ std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t
     if (base == MAP_FAILED) {
         return failed("mapping");
     }
+    madvise(base, rounded, MADV_HUGEPAGE); // fewer TLB misses where the system allows it for shared memory
     m->base = base;
     m->bytes = rounded;
     return m;
