@@ -138,6 +138,12 @@ bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** 
         if (!describe(node->src[i], node, op.src[i], why)) return false;
         op.n_src = static_cast<uint32_t>(i) + 1;
     }
+    // Half-precision values fall onto rounding ties often, and which way ggml's own Q8_0 goes there depends on the CPU:
+    // leave these copies to it, so that a cache holds the same bits whoever wrote it.
+    if (op.code == TB_OP_CPY && op.dst.type == TB_Q8_0 && (op.src[0].type == TB_F16 || op.src[0].type == TB_BF16)) {
+        *why = "a conversion that depends on the CPU";
+        return false;
+    }
     return tb_op_check_shape(&op, why) == TB_OK;
 }
 

@@ -159,8 +159,13 @@ def read_results(sql: str) -> dict[str, Tally]:
     create, _, rows = sql[start:].partition(");")
     database.execute(create + ")")
     for line in rows.splitlines():
-        if line.startswith("INSERT") and line.endswith(");"):
-            database.execute(line)
+        # What went wrong stands before the row it belongs to: "[CPY] ERR = 0.2 > 0.1 INSERT INTO ..".
+        detail, insert, row = line.partition("INSERT INTO ")
+        if insert and row.endswith(");"):
+            database.execute(insert + row)
+            if detail.strip():
+                last = "UPDATE test_backend_ops SET error_message = ? WHERE rowid = last_insert_rowid()"
+                database.execute(last, (detail.strip(),))
     tallies: dict[str, Tally] = {}
     query = "SELECT op_name, op_params, supported, passed, error_message FROM test_backend_ops"
     for op, params, supported, passed, error in database.execute(query):
