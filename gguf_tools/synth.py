@@ -449,41 +449,6 @@ def _bar(total: int, name: str) -> Any:
     return tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {name}")
 
 
-def write_dequantized(source: str | Path, path: str | Path) -> Path:
-    """Copies a GGUF file with every tensor dequantized to float32: the reference that quantized arithmetic misses.
-
-    Metadata stay as they are, but for the file type. Memory: one tensor. Raises OSError or ValueError (from the
-    reader) if `source` is not a readable GGUF file.
-    """
-    path = Path(path)
-    reader = gguf.GGUFReader(source)
-    arch = reader.fields["general.architecture"].contents()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    w = gguf.GGUFWriter(partial, arch)
-    try:
-        for key, f in reader.fields.items():
-            if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
-                continue
-            sub = f.types[-1] if f.types[0] is gguf.GGUFValueType.ARRAY else None
-            w.add_key_value(key, f.contents(), f.types[0], sub_type=sub)
-        for t in reader.tensors:
-            shape = [int(n) for n in reversed(t.shape)]
-            w.add_tensor_info(t.name, shape, np.dtype(np.float32), int(t.n_elements) * 4, raw_dtype=Q.F32)
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_ti_data_to_file()
-        for t in reader.tensors:
-            x = t.data if t.tensor_type is Q.F32 else gguf.dequantize(t.data, t.tensor_type)
-            w.write_tensor_data(np.ascontiguousarray(x, np.float32))
-        w.close()
-        partial.replace(path)
-    except BaseException:
-        w.close()
-        partial.unlink(missing_ok=True)
-        raise
-    return path
-
-
 def _main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m gguf_tools.synth", description="Write a random GGUF model.")
     p.add_argument("out", type=Path)

@@ -4,10 +4,11 @@ Every job runs in a process of its own making (`run`), the stock CPU backend in 
 is a test failure that names the job, and nothing of one run reaches another. The worker is this same file run as a
 script: it reads jobs as JSON and writes each job's logits as an .npy file.
 
-The three modes feed the same kind of tokens in the ways that matter to a decoder:
+The modes feed the same kind of tokens in the ways that matter to a decoder:
     prefill    all positions in one batch, logits of each
     decode     the same positions one token at a time
     parallel   a prompt shared by 16 sequences (every prompt cell carries all their ids), then 16 tokens a step
+    streams    16 sequences that share nothing, for caches with one stream per sequence
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+import gguf_tools
 
 F32 = npt.NDArray[np.float32]
 N_PARALLEL = 16
@@ -76,7 +79,6 @@ class Result:
     executor: str
     npu_pid: int
     pid: int
-    log: str
 
 
 class WorkerError(AssertionError):
@@ -86,36 +88,77 @@ class WorkerError(AssertionError):
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def run(jobs: Sequence[Job], folder: Path, timeout: float = 300) -> list[Result]:
-    """Runs the jobs and returns their results in order; jobs with the same surroundings share a process."""
+def run(jobs: Sequence[Job], folder: Path, timeout: float = 300) -> list[Result | WorkerError]:
+    """Runs the jobs, in order, and returns each one's result, or the error that ended its worker.
+
+    Jobs with the same surroundings share a process; when it dies, the job it died of is the error's, and the jobs after
+    it run in a new one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[int, Result] = {}
+    results: dict[int, Result | WorkerError] = {}
     groups: dict[str, list[int]] = {}
     for i, job in enumerate(jobs):
         key = json.dumps([job.device, job.executor, job.n_threads, job.env], sort_keys=True)
         groups.setdefault(key, []).append(i)
-    for indices in groups.values():
-        job = jobs[indices[0]]
-        env = environment(job)
-        spec = [{"index": i, "out": str(folder / f"{i}.npy"), **asdict(jobs[i])} for i in indices]
-        command = [sys.executable, str(Path(__file__).resolve())]
+    for group in groups.values():
+        left = list(group)
+        while left:
+            replies, error = _ask([(i, jobs[i]) for i in left], folder, timeout)
+            results |= replies
+            left = [i for i in left if i not in replies]
+            if left and error is not None:
+                results[left.pop(0)] = error
+    return [results[i] for i in range(len(jobs))]
+
+
+def run_one(job: Job, folder: Path, timeout: float = 300) -> Result:
+    """The result of one job; raises its WorkerError."""
+    return got(run([job], folder, timeout)[0])
+
+
+def got(result: Result | WorkerError) -> Result:
+    """The result itself; raises the error if it is one."""
+    if isinstance(result, WorkerError):
+        raise result
+    return result
+
+
+def _ask(
+    jobs: list[tuple[int, Job]], folder: Path, timeout: float
+) -> tuple[dict[int, Result | WorkerError], WorkerError | None]:
+    spec = [{"index": i, "out": str(folder / f"{i}.npy"), **asdict(job)} for i, job in jobs]
+    command = [sys.executable, str(Path(__file__).resolve())]
+    how = ""
+    try:
         done = subprocess.run(
-            command, input=json.dumps(spec), capture_output=True, text=True, env=env, timeout=timeout, check=False
+            command,
+            input=json.dumps(spec),
+            capture_output=True,
+            text=True,
+            env=environment(jobs[0][1]),
+            timeout=timeout,
+            check=False,
         )
-        replies = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if done.returncode != 0 or len(replies) != len(indices):
-            failed = jobs[indices[min(len(replies), len(indices) - 1)]]
+        out, err = done.stdout, done.stderr
+        if done.returncode:
             how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
-            raise WorkerError(f"{failed.label}: {how}\n{failed}\n{done.stderr[-3000:]}")
-        for reply in replies:
+    except subprocess.TimeoutExpired as e:
+        out, err = ((v or b"").decode(errors="replace") for v in (e.stdout, e.stderr))
+        how = f"no end after {timeout:.0f} s"
+    results: dict[int, Result | WorkerError] = {}
+    for line in out.splitlines():
+        if line.startswith("RESULT "):
+            reply = json.loads(line[7:])
             index = reply.pop("index")
             path = folder / f"{index}.npy"
             logits = np.load(path)
             path.unlink()
-            results[index] = Result(
-                job=jobs[index], logits=logits, log=done.stderr, splits=tuple(reply.pop("splits")), **reply
-            )
-    return [results[i] for i in range(len(jobs))]
+            splits = tuple(reply.pop("splits"))
+            results[index] = Result(job=dict(jobs)[index], logits=logits, splits=splits, **reply)
+    if len(results) == len(jobs):
+        return results, None
+    failed = next(job for i, job in jobs if i not in results)
+    return results, WorkerError(f"{failed.label}: {how or 'no reply'}\n{failed}\n{err[-3000:]}")
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -186,6 +229,19 @@ def _batches(job: Job, tokens: npt.NDArray[np.int32]) -> Iterator[tuple[Any, lis
         for step in range(n // N_PARALLEL):
             picked = rng.choice(tokens, N_PARALLEL).astype(np.int32)
             yield picked, [n_prompt + step] * N_PARALLEL, [[s] for s in everyone], [True] * N_PARALLEL
+    elif job.mode == "streams":
+        n_prompt = 8
+        everyone = list(range(N_PARALLEL))
+        prompts = np.resize(tokens, N_PARALLEL * n_prompt)
+        yield (
+            prompts,
+            list(range(n_prompt)) * N_PARALLEL,
+            [[s] for s in everyone for _ in range(n_prompt)],
+            [i % n_prompt == n_prompt - 1 for i in range(N_PARALLEL * n_prompt)],
+        )
+        for step in range(n // N_PARALLEL):
+            picked = np.roll(tokens, step)[:N_PARALLEL]
+            yield picked, [n_prompt + step] * N_PARALLEL, [[s] for s in everyone], [True] * N_PARALLEL
     else:
         raise ValueError(f"unknown mode {job.mode!r}")
 
@@ -213,14 +269,27 @@ _KEEP: list[Any] = []
 
 @contextmanager
 def open_model(job: Job) -> Iterator[Any]:
-    """A loaded llama_model, freed on exit."""
+    """A loaded llama_model, freed on exit; a repacked file is announced to the plugin as its metadata say."""
     import llama_cpp as lc
 
     params = lc.llama_model_default_params()
-    with _announced(job) as overrides:
-        params.n_gpu_layers = job.n_gpu_layers if job.device == "npu" else 0
-        if overrides is not None:
+    params.n_gpu_layers = 0
+    announced: Any = nullcontext()
+    if job.device == "npu":
+        from tilebeam.control import TiledTensor, control
+
+        control().configure(executor=job.executor, n_threads=job.n_threads)
+        params.n_gpu_layers = job.n_gpu_layers
+        if gguf_tools.is_repacked(job.model):
+            manifest = gguf_tools.manifest(job.model)
+            overrides = (lc.llama_model_kv_override * 2)()
+            overrides[0].tag = lc.LLAMA_KV_OVERRIDE_TYPE_STR
+            overrides[0].key = b"general.architecture"
+            overrides[0].value.val_str = manifest.architecture.encode()
             params.kv_overrides = overrides
+            tensors = [TiledTensor(t.name, t.type, (*t.ne, 1, 1, 1)[:4], t.offset) for t in manifest.tensors]
+            announced = control().announced(job.model, tensors)
+    with announced:
         model = lc.llama_model_load_from_file(os.fsencode(job.model), params)
     if not model:
         raise RuntimeError(f"{job.model}: not loaded")
@@ -231,17 +300,6 @@ def open_model(job: Job) -> Iterator[Any]:
 
 
 @contextmanager
-def _announced(job: Job) -> Iterator[Any]:
-    if job.device == "cpu":
-        yield None
-        return
-    import tilebeam
-
-    tilebeam.register()
-    yield None
-
-
-@contextmanager
 def open_context(job: Job, model: Any) -> Iterator[Any]:
     """A llama_context for the job, freed on exit."""
     import llama_cpp as lc
@@ -249,7 +307,7 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
     kv_type = {"f16": 1, "f32": 0, "q8_0": 8}[job.kv]
     p = lc.llama_context_default_params()
     p.n_ctx, p.n_batch, p.n_ubatch = job.n_ctx, job.n_batch, job.n_ubatch
-    p.n_seq_max = N_PARALLEL if job.mode == "parallel" else 1
+    p.n_seq_max = N_PARALLEL if job.mode in ("parallel", "streams") else 1
     p.n_threads = p.n_threads_batch = job.n_threads
     p.type_k = p.type_v = kv_type
     p.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_ENABLED if job.flash else lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -285,7 +343,7 @@ def decode(ctx: Any, tokens: Any, positions: list[int], sequences: list[list[int
         raise RuntimeError(f"llama_decode returned {status}")
 
 
-def _logits(job: Job) -> tuple[F32, tuple[int, int]]:
+def _logits(job: Job) -> tuple[F32, tuple[int, int], dict[str, Any]]:
     import llama_cpp as lc
 
     with _log_capture() as lines, open_model(job) as model, open_context(job, model) as ctx:
@@ -308,7 +366,7 @@ def _logits(job: Job) -> tuple[F32, tuple[int, int]]:
             out = lc.llama_get_logits(ctx)
             rows.append(np.ctypeslib.as_array(out, (sum(wanted), n_vocab)).copy())
             done += len(part)
-        return np.concatenate(rows), splits
+        return np.concatenate(rows), splits, _counters(job)
 
 
 def _splits(log: str) -> tuple[int, int]:
@@ -319,12 +377,12 @@ def _splits(log: str) -> tuple[int, int]:
     return int(first), int(second or first)
 
 
-def _counters(device: str) -> dict[str, Any]:
-    if device == "cpu":
+def _counters(job: Job) -> dict[str, Any]:
+    if job.device == "cpu":
         return {"graphs": 0, "ops": 0, "failures": 0, "executor": "", "npu_pid": 0}
-    import tilebeam
+    from tilebeam.control import control
 
-    status = tilebeam.status()
+    status = control().status()
     return {k: status[k] for k in ("graphs", "ops", "failures", "executor", "npu_pid")}
 
 
@@ -333,18 +391,14 @@ def _worker() -> int:
         index, out = spec.pop("index"), spec.pop("out")
         spec["tokens"] = tuple(spec["tokens"])
         job = Job(**spec)
-        before = {"graphs": 0, "ops": 0, "failures": 0}
-        if job.device == "npu":
-            import tilebeam
-
-            tilebeam.register()
-            before = _counters(job.device)
-        logits, splits = _logits(job)
-        after = _counters(job.device)
+        print(f"--- {job}", file=sys.stderr, flush=True)
+        before = _counters(job)
+        logits, splits, running = _logits(job)
+        after = _counters(job)
         np.save(out, logits)
         reply = {"index": index, "splits": splits, "pid": os.getpid()}
         reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}
-        reply |= {k: after[k] for k in ("executor", "npu_pid")}
+        reply |= {k: running[k] for k in ("executor", "npu_pid")}
         print("RESULT " + json.dumps(reply), flush=True)
     return 0
 
