@@ -35,6 +35,7 @@ PACK_TYPES = {"keep": None, "q4_0": Q.Q4_0, "q8_0": Q.Q8_0}
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7}  # general.file_type
 K_FILE_TYPE = "general.file_type"
 ZERO = "0" * 64
+NOT_MODELS = ("adapter", "mmproj", "imatrix")  # general.type of files that llama_model_load does not take
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ def pack(
     dst = Path(dst)
     with GGUFFile(src) as f:
         require_ordinary(f)
+        if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
+            raise GGUFError(f"{f.path} is no model (general.type is {f.kv['general.type'].value!r})")
         targets = plan(f, group, type)
         tiled = [t for t in targets if t.tiled is not None]
         if not tiled:

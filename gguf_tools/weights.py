@@ -42,8 +42,8 @@ LOOKED_UP = (
     "markov",
     "selector",
 )
-# Stacks of experts: read by MUL_MAT_ID, which the device does not have.
-EXPERTS = "_exps"
+# Read by other ops than MUL_MAT, which know no tiles: stacks of experts (MUL_MAT_ID) and convolution kernels.
+OTHER_OPS = ("exps", "conv1d", "shortconv.conv", "masked_embd")
 # Small or sensitive matrices that llama.cpp's own quantizer leaves alone, too.
 KEPT = (
     "_norm",
@@ -73,7 +73,7 @@ def fits_tiles(t: TensorInfo) -> bool:
         and t.ne[0] % TILE == 0
         and t.ne[1] % TILE == 0
         and not is_looked_up(t.name)
-        and EXPERTS not in t.name
+        and not any(part in t.name for part in OTHER_OPS)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -352,3 +353,18 @@ def test_a_library_of_another_layout_version_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(_library, "contract", lambda: newer)
     with pytest.raises(ImportError, match="has tile layout version 1, this package needs 2"):
         _library.open_library()
+
+
+def test_descriptors_and_channel_have_the_same_bytes_everywhere() -> None:
+    """Fixed width, no pointers, no hidden padding: what crosses the channel, packed by Python's struct."""
+    tensor = "IIQ4I4Q"
+    op = "IIII16i" + 6 * tensor + "48s"
+    assert ffi.sizeof("tb_tensor") == struct.calcsize("<" + tensor)
+    assert ffi.sizeof("tb_op") == struct.calcsize("<" + op)
+    assert ffi.offsetof("tb_op", "dst") == struct.calcsize("<IIII16i")
+    assert ffi.sizeof("tb_map") == struct.calcsize("<IIQQ")
+    assert ffi.sizeof("tb_graph") == struct.calcsize("<IIQ")
+    # each side writes cache lines of its own
+    assert ffi.offsetof("tb_channel", "req_seq") % 64 == 0
+    assert ffi.offsetof("tb_channel", "rep_seq") % 64 == 0
+    assert ffi.sizeof("tb_channel") % 64 == 0

@@ -362,6 +362,22 @@ def test_nothing_to_tile(tmp_path: Path) -> None:
     only_files(tmp_path, "f.gguf")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"), [("general.type", "adapter", "no model"), ("split.count", 2, "merge")]
+)
+def test_files_that_are_no_whole_model(tmp_path: Path, key: str, value: str | int, why: str) -> None:
+    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    w.add_string(key, value) if isinstance(value, str) else w.add_uint16(key, value)
+    w.add_tensor("output.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(GGUFError, match=why):
+        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
+    only_files(tmp_path, "f.gguf")
+
+
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     x = gaussian(64, 64, 1)
     x[3, 4] = np.inf
