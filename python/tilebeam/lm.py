@@ -238,6 +238,16 @@ class LM:
         self._usable()
         return self._model.description()
 
+    @property
+    def n_params(self) -> int:
+        """Parameters of the model."""
+        return self._model.n_params
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self._model.n_bytes
+
     # --- life -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 DEVICES = ("npu", "cpu")
 NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+# One load at a time: the count of tiled tensors is compared before and after.
+_loading = threading.Lock()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
 
@@ -91,7 +94,7 @@ def load(
     from tilebeam.register import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    with ExitStack() as stack:
+    with _loading, ExitStack() as stack:
         loader = _Loader(file, device, options, verbose, stack)
         return loader.run()
 
@@ -236,12 +239,13 @@ class _Loader:
             if not devices:
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
-            self._control.configure(executor=self._o.executor, n_threads=self._o.threads)
+            self._configure(self._control)
+        before = self._tiles()
         model = self._logged("load the model", lambda: self._load_model(devices))
         self._stack.callback(model.close)
         if not model.decodes:
             raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
-        tiled = self._count_tiles()
+        tiled = self._count_tiles(before)
         n_outputs = max(self._n_ids(), min(self._o.n_batch, _LOGITS_BYTES // (4 * model.vocab.size)))
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
         self._stack.callback(context.close)
@@ -281,17 +285,31 @@ class _Loader:
             return nullcontext()
         return self._control.announced(self._file.path, self._file.tensors)
 
-    def _count_tiles(self) -> int:
-        if self._control is None:
-            return 0
-        count = self._control.tiled_count(self._file.path)
-        wanted = len(self._file.tensors)
-        if self._file.repacked and count != wanted:
+    def _configure(self, npu: Control) -> None:
+        status = npu.status()
+        wanted = self._o.executor
+        if status["session"] == "alive" and wanted not in (None, status["executor"]):
             raise TilebeamError(
-                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {max(count, 0)}: the others would be "
-                "read as something else, so the model is not used. Load it with n_gpu_layers=-1."
+                f'The NPU already runs with executor="{status["executor"]}"; close the models that use it first.'
             )
-        return max(count, 0)
+        npu.configure(executor=wanted, n_threads=self._o.threads)
+
+    def _tiles(self) -> tuple[int, int]:
+        """Tiled tensors on the device: of this file, and of all models."""
+        if self._control is None:
+            return 0, 0
+        return self._control.tiled_count(self._file.path), self._control.status()["tiled_tensors"]
+
+    def _count_tiles(self, before: tuple[int, int]) -> int:
+        """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
+        of_file, of_all = (now - then for now, then in zip(self._tiles(), before, strict=True))
+        wanted = len(self._file.tensors)
+        if self._file.repacked and of_file != wanted:
+            raise TilebeamError(
+                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {of_file}: the others would be read as "
+                "something else, so the model is not used. Load it with n_gpu_layers=-1."
+            )
+        return of_all
 
     def _make_context(self, model: Any, n_outputs: int) -> Any:
         c, o = self._c, self._o
