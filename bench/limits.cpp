@@ -15,17 +15,8 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Counts operations, multiply and add apart, of `step` (ops each) for about `seconds`.
-template <class Step> double rate(double seconds, double ops, Step step) {
-    const double start = now();
-    double end = start, done = 0;
-    for (; end - start < seconds; end = now()) {
-        for (int i = 0; i < 5000; i++)
-            step();
-        done += 5000 * ops;
-    }
-    return done / (end - start) * 1e-9;
-}
+// How often the loops below look at the clock.
+constexpr int burst = 5000;
 
 } // namespace
 
@@ -35,47 +26,56 @@ extern "C" {
 // instruction can.
 double tb_limit_int8(double seconds) {
     alignas(64) static int32_t memory[16] = {};
+    const double start = now();
+    double end = start, ops = 0;
 #if defined(__AVX512VNNI__)
     __m512i acc[16], w = _mm512_set1_epi8(3);
 #    pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         acc[i] = _mm512_set1_epi32(i);
-    return rate(seconds, 16 * 128, [&] {
+    for (; end - start < seconds; end = now(), ops += burst * 16.0 * 128) {
+        for (int n = 0; n < burst; n++) {
 #    pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            asm volatile("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(acc[i]) : "m"(memory[i]), "v"(w));
+            for (int i = 0; i < 16; i++) {
+                asm volatile("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(acc[i]) : "m"(memory[i]), "v"(w));
+            }
         }
-    });
+    }
 #elif defined(__AVX2__)
     __m256i acc[8], w = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
 #    pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
         acc[i] = _mm256_set1_epi32(i);
-    return rate(seconds, 8 * 64, [&] {
+    for (; end - start < seconds; end = now(), ops += burst * 8.0 * 64) {
+        for (int n = 0; n < burst; n++) {
 #    pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            const __m256i a = _mm256_set1_epi32(*const_cast<volatile int32_t *>(memory + i));
-            acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
-            asm volatile("" : "+x"(acc[i]));
+            for (int i = 0; i < 8; i++) {
+                const __m256i a = _mm256_set1_epi32(*const_cast<volatile int32_t *>(memory + i));
+                acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+                asm volatile("" : "+x"(acc[i]));
+            }
         }
-    });
+    }
 #elif defined(__ARM_FEATURE_DOTPROD)
     int32x4_t acc[16];
-    int8x16_t w = vdupq_n_s8(3), a = vreinterpretq_s8_s32(vld1q_s32(memory));
+    const int8x16_t w = vdupq_n_s8(3), a = vreinterpretq_s8_s32(vld1q_s32(memory));
+#    pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         acc[i] = vdupq_n_s32(i);
-    return rate(seconds, 16 * 32, [&] {
+    for (; end - start < seconds; end = now(), ops += burst * 16.0 * 32) {
+        for (int n = 0; n < burst; n++) {
 #    pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            acc[i] = vdotq_laneq_s32(acc[i], w, a, 1);
-            asm volatile("" : "+w"(acc[i]));
+            for (int i = 0; i < 16; i++) {
+                acc[i] = vdotq_laneq_s32(acc[i], w, a, 1);
+                asm volatile("" : "+w"(acc[i]));
+            }
         }
-    });
+    }
 #else
     (void)memory;
-    (void)seconds;
     return 0;
 #endif
+    return ops / (end - start) * 1e-9;
 }
 
 // Giga bytes per second of reading `size` bytes once, in order; size is a multiple of 256.
