@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
+from gguf_kit import blocks, gaussian, only_files, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -28,52 +29,6 @@ from gguf_tools import GGUFError, cli, conversion, gguf_write, repack, stream
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def gaussian(n: int, k: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.random.default_rng(seed).normal(0, 0.05, (n, k)).astype(np.float32)
-
-
-def blocks(type: gguf.GGMLQuantizationType, n: int, k: int, seed: int) -> U8:
-    """Rows of a quantized type; IQ4_NL, which numpy cannot quantize to, from random quants and scales."""
-    if type != Q.IQ4_NL:
-        return gguf_quantize(gaussian(n, k, seed), type)
-    rng = np.random.default_rng(seed)
-    b = rng.integers(0, 256, (n, k // 32, 18)).astype(np.uint8)
-    b[..., :2] = rng.normal(0, 0.01, (n, k // 32, 1)).astype(np.float16).view(np.uint8)
-    return b.reshape(n, -1)
-
-
-def write_gguf(path: Path, *, alignment: int | None = None, big: int = 96) -> Path:
-    """A small model-like file with every kind of tensor and value."""
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_name("tiny")
-    w.add_uint32("llama.block_count", 1)
-    w.add_float32("llama.rope.freq_base", 1e4)
-    w.add_bool("tokenizer.ggml.add_bos_token", True)
-    w.add_uint64("llama.big", 1 << 40)
-    w.add_array("tokenizer.ggml.tokens", ["<s>", "a", "ü", ""])
-    w.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0, -3.0])
-    w.add_file_type(2)
-    if alignment is not None:
-        w.add_custom_alignment(alignment)
-    w.add_tensor("token_embd.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
-    w.add_tensor("blk.0.attn_q.weight", blocks(Q.Q4_0, big, 64, 2), raw_dtype=Q.Q4_0)
-    w.add_tensor("blk.0.attn_k.weight", blocks(Q.Q8_0, 32, 64, 3), raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.attn_v.weight", blocks(Q.IQ4_NL, 32, 64, 4), raw_dtype=Q.IQ4_NL)
-    w.add_tensor("blk.0.attn_output.weight", gaussian(64, 64, 5).astype(np.float16))
-    w.add_tensor("blk.0.ffn_gate.weight", blocks(Q.Q4_0, 40, 64, 6), raw_dtype=Q.Q4_0)  # N is not whole tiles
-    w.add_tensor("blk.0.ffn_up.weight", blocks(Q.Q5_0, 64, 64, 7), raw_dtype=Q.Q5_0)
-    stack = blocks(Q.Q8_0, 3 * 32, 96, 8).reshape(3, 32, -1)
-    w.add_tensor("blk.0.attn_k_b.weight", stack, raw_dtype=Q.Q8_0)
-    w.add_tensor("blk.0.ffn_up_exps.weight", stack, raw_dtype=Q.Q8_0)
-    w.add_tensor("output.weight", gaussian(64, 64, 9))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
 
 
 TILED_AS_IS = {
@@ -99,10 +54,6 @@ def tensor(path: Path, name: str) -> U8:
     with gguf_tools.GGUFFile(path) as f:
         t = f.tensors[name]
         return f.read(t.offset, t.nbytes)
-
-
-def only_files(folder: Path, *names: str) -> None:
-    assert sorted(p.name for p in folder.iterdir()) == sorted(names)
 
 
 # ---- packing and back
@@ -392,87 +343,6 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="too large for F16"):
         gguf_tools.convert(tmp_path / "f.gguf", tmp_path / "out.gguf", type="f16")
     only_files(tmp_path, "f.gguf")
-
-
-def raw_gguf(version: int = 3, kv: bytes = b"", n_kv: int = 0, tensors: bytes = b"", n_tensors: int = 0) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_kv) + kv + tensors
-
-
-ARCH = gguf_write.kv_text("general.architecture", "llama")
-
-
-def one_tensor(name: str = "t", ne: tuple[int, ...] = (32,), type: int = 0, offset: int = 0, n_dims: int = -1) -> bytes:
-    n = len(name.encode())
-    dims = struct.pack(f"<I{len(ne)}Q", len(ne) if n_dims < 0 else n_dims, *ne)
-    return struct.pack("<Q", n) + name.encode() + dims + struct.pack("<IQ", type, offset)
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (raw_gguf(version=1), "version 1"),
-        (raw_gguf(version=4), "version 4"),
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (b"GGU", "not a GGUF"),
-        (raw_gguf(n_kv=2**60), "truncated"),
-        (raw_gguf(n_tensors=2**63), "truncated"),
-        (raw_gguf(kv=ARCH + ARCH, n_kv=2), "occurs twice"),
-        (raw_gguf(kv=gguf_write.kv_u32("", 1) + bytes(64), n_kv=1), "is empty"),
-        (raw_gguf(kv=struct.pack("<Q", 2**40) + bytes(64), n_kv=1), "at most 65535"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", 4, 1), n_kv=1), "UTF-8"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<II", 13, 1), n_kv=1), "unknown value type"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 7, 2), n_kv=1), "bool of value 2"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + bytes(40), n_kv=1), "unsupported"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**61) + bytes(40), n_kv=1), "truncated"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 10, 2**61) + bytes(40), n_kv=1), "truncated"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQQ", 9, 8, 1, 2**63), n_kv=1), "truncated"),
-        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 2**63), n_kv=1), "truncated"),
-        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 48), n_kv=1), "power of two"),
-        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 0), n_kv=1), "power of two"),
-        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 1 << 31), n_kv=1), "power of two"),
-        (raw_gguf(kv=gguf_write.kv_text("general.alignment", "32"), n_kv=1), "power of two"),
-        (raw_gguf(tensors=one_tensor("x" * 64) + bytes(512), n_tensors=1), "at most 63"),
-        (raw_gguf(tensors=one_tensor("") + bytes(512), n_tensors=1), "is empty"),
-        (raw_gguf(tensors=one_tensor() + one_tensor(offset=128) + bytes(512), n_tensors=2), "occurs twice"),
-        (raw_gguf(tensors=one_tensor(n_dims=0) + bytes(512), n_tensors=1), "0 dimensions"),
-        (raw_gguf(tensors=one_tensor(n_dims=5) + bytes(512), n_tensors=1), "5 dimensions"),
-        (raw_gguf(tensors=one_tensor(ne=(0,)) + bytes(512), n_tensors=1), "impossible shape"),
-        (raw_gguf(tensors=one_tensor(ne=(2**32, 2**32)) + bytes(512), n_tensors=1), "impossible shape"),
-        (raw_gguf(tensors=one_tensor(ne=(2**63, 2)) + bytes(512), n_tensors=1), "impossible shape"),
-        (raw_gguf(tensors=one_tensor(ne=(2**40,)) + bytes(512), n_tensors=1), "truncated"),
-        (raw_gguf(tensors=one_tensor(type=4) + bytes(512), n_tensors=1), "unknown type 4"),
-        (raw_gguf(tensors=one_tensor(type=2**31) + bytes(512), n_tensors=1), "unknown type"),
-        (raw_gguf(tensors=one_tensor(ne=(33,), type=2) + bytes(512), n_tensors=1), "whole Q4_0 blocks"),
-        (raw_gguf(tensors=one_tensor(offset=32) + bytes(512), n_tensors=1), "offset 32, expected 0"),
-        (raw_gguf(tensors=one_tensor() + bytes(16), n_tensors=1), "truncated"),
-    ],
-)
-def test_damaged_headers(tmp_path: Path, content: bytes, why: str) -> None:
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(GGUFError, match=why):
-        gguf_tools.GGUFFile(tmp_path / "x.gguf")
-
-
-@settings(max_examples=150, deadline=None)
-@given(edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=9)), max_size=4))
-def test_damaged_headers_never_do_worse_than_gguferror(
-    edits: list[tuple[float, bytes]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("fuzz")
-    raw = bytearray(write_gguf(folder / "m.gguf").read_bytes())
-    with gguf_tools.GGUFFile(folder / "m.gguf") as f:
-        end = f.header_end
-    for share, new in edits:
-        at = int(share * end)
-        raw[at : at + len(new)] = new
-    (folder / "m.gguf").write_bytes(raw)
-    try:
-        gguf_tools.inspect(folder / "m.gguf")
-        gguf_tools.pack(folder / "m.gguf", folder / "p.gguf", threads=1)
-    except GGUFError:
-        only_files(folder, "m.gguf")
-    else:
-        assert gguf_tools.verify(folder / "p.gguf", against=folder / "m.gguf", threads=1).against
 
 
 # ---- outputs

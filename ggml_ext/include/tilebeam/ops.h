@@ -28,15 +28,15 @@ enum tb_op_code {
     TB_OP_RMS_NORM = 3,   // params f32: [0] eps
     TB_OP_MUL = 4,        // src1 repeats into src0
     TB_OP_ADD = 5,
-    TB_OP_ROPE = 6,       // src x, positions (I32), freq_factors (F32, may be absent); params: [1] n_dims [2] mode
-                          // [4] n_ctx_orig, f32: [5] freq_base [6] freq_scale [7] ext_factor [8] attn_factor
-                          // [9] beta_fast [10] beta_slow; [15] offset
-    TB_OP_SET_ROWS = 7,   // src0 F32 rows, src1 indices (I64 or I32), dst the tensor written into
-    TB_OP_GLU = 8,        // params: [0] kind (ggml_glu_op) [1] swapped, f32: [2] alpha [3] limit; src1 may be absent
-    TB_OP_SCALE = 9,      // params f32: [0] scale [1] bias
-    TB_OP_SOFT_MAX = 10,  // src x, mask (F16 or F32, may be absent), sinks (may be absent); f32: [0] scale [1] max_bias
-    TB_OP_GET_ROWS = 11,  // src0 rows, src1 I32 indices
-    TB_OP_CPY = 12,       // CPY, CONT and DUP: src0 to dst, converting
+    TB_OP_ROPE = 6,      // src x, positions (I32), freq_factors (F32, may be absent); params: [1] n_dims [2] mode
+                         // [4] n_ctx_orig, f32: [5] freq_base [6] freq_scale [7] ext_factor [8] attn_factor
+                         // [9] beta_fast [10] beta_slow; [15] offset
+    TB_OP_SET_ROWS = 7,  // src0 F32 rows, src1 indices (I64 or I32), dst the tensor written into
+    TB_OP_GLU = 8,       // params: [0] kind (ggml_glu_op) [1] swapped, f32: [2] alpha [3] limit; src1 may be absent
+    TB_OP_SCALE = 9,     // params f32: [0] scale [1] bias
+    TB_OP_SOFT_MAX = 10, // src x, mask (F16 or F32, may be absent), sinks (may be absent); f32: [0] scale [1] max_bias
+    TB_OP_GET_ROWS = 11, // src0 rows, src1 I32 indices
+    TB_OP_CPY = 12,      // CPY, CONT and DUP: src0 to dst, converting
     TB_OP_COUNT = 13,
 };
 

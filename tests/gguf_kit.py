@@ -1,0 +1,63 @@
+"""Small GGUF files for tests, written with the gguf package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import quantize as gguf_quantize
+
+Q = gguf.GGMLQuantizationType
+U8 = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def gaussian(n: int, k: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(seed).normal(0, 0.05, (n, k)).astype(np.float32)
+
+
+def blocks(type: gguf.GGMLQuantizationType, n: int, k: int, seed: int) -> U8:
+    """Rows of a quantized type; IQ4_NL, which numpy cannot quantize to, from random quants and scales."""
+    if type != Q.IQ4_NL:
+        return gguf_quantize(gaussian(n, k, seed), type)
+    rng = np.random.default_rng(seed)
+    b = rng.integers(0, 256, (n, k // 32, 18)).astype(np.uint8)
+    b[..., :2] = rng.normal(0, 0.01, (n, k // 32, 1)).astype(np.float16).view(np.uint8)
+    return b.reshape(n, -1)
+
+
+def write_gguf(path: Path, *, alignment: int | None = None, big: int = 96) -> Path:
+    """A small model-like file with every kind of tensor and value."""
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_name("tiny")
+    w.add_uint32("llama.block_count", 1)
+    w.add_float32("llama.rope.freq_base", 1e4)
+    w.add_bool("tokenizer.ggml.add_bos_token", True)
+    w.add_uint64("llama.big", 1 << 40)
+    w.add_array("tokenizer.ggml.tokens", ["<s>", "a", "ü", ""])
+    w.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0, -3.0])
+    w.add_file_type(2)
+    if alignment is not None:
+        w.add_custom_alignment(alignment)
+    w.add_tensor("token_embd.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
+    w.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
+    w.add_tensor("blk.0.attn_q.weight", blocks(Q.Q4_0, big, 64, 2), raw_dtype=Q.Q4_0)
+    w.add_tensor("blk.0.attn_k.weight", blocks(Q.Q8_0, 32, 64, 3), raw_dtype=Q.Q8_0)
+    w.add_tensor("blk.0.attn_v.weight", blocks(Q.IQ4_NL, 32, 64, 4), raw_dtype=Q.IQ4_NL)
+    w.add_tensor("blk.0.attn_output.weight", gaussian(64, 64, 5).astype(np.float16))
+    w.add_tensor("blk.0.ffn_gate.weight", blocks(Q.Q4_0, 40, 64, 6), raw_dtype=Q.Q4_0)  # N is not whole tiles
+    w.add_tensor("blk.0.ffn_up.weight", blocks(Q.Q5_0, 64, 64, 7), raw_dtype=Q.Q5_0)
+    stack = blocks(Q.Q8_0, 3 * 32, 96, 8).reshape(3, 32, -1)
+    w.add_tensor("blk.0.attn_k_b.weight", stack, raw_dtype=Q.Q8_0)
+    w.add_tensor("blk.0.ffn_up_exps.weight", stack, raw_dtype=Q.Q8_0)
+    w.add_tensor("output.weight", gaussian(64, 64, 9))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def only_files(folder: Path, *names: str) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == sorted(names)

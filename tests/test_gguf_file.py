@@ -1,0 +1,111 @@
+"""The strict GGUF reader: damaged and lying headers are refused with a sentence, in bounded time and memory."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from gguf_kit import only_files, write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gguf_tools
+from gguf_tools import GGUFError, gguf_write
+
+
+def raw_gguf(version: int = 3, kv: bytes = b"", n_kv: int = 0, tensors: bytes = b"", n_tensors: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_kv) + kv + tensors
+
+
+ARCH = gguf_write.kv_text("general.architecture", "llama")
+
+
+def one_tensor(name: str = "t", ne: tuple[int, ...] = (32,), type: int = 0, offset: int = 0, n_dims: int = -1) -> bytes:
+    n = len(name.encode())
+    dims = struct.pack(f"<I{len(ne)}Q", len(ne) if n_dims < 0 else n_dims, *ne)
+    return struct.pack("<Q", n) + name.encode() + dims + struct.pack("<IQ", type, offset)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (raw_gguf(version=1), "version 1"),
+        (raw_gguf(version=4), "version 4"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGU", "not a GGUF"),
+        (raw_gguf(n_kv=2**60), "truncated"),
+        (raw_gguf(n_tensors=2**63), "truncated"),
+        (raw_gguf(kv=ARCH + ARCH, n_kv=2), "occurs twice"),
+        (raw_gguf(kv=gguf_write.kv_u32("", 1) + bytes(64), n_kv=1), "is empty"),
+        (raw_gguf(kv=struct.pack("<Q", 2**40) + bytes(64), n_kv=1), "at most 65535"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", 4, 1), n_kv=1), "UTF-8"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<II", 13, 1), n_kv=1), "unknown value type"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 7, 2), n_kv=1), "bool of value 2"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + bytes(40), n_kv=1), "unsupported"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**61) + bytes(40), n_kv=1), "truncated"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 10, 2**61) + bytes(40), n_kv=1), "truncated"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQQ", 9, 8, 1, 2**63), n_kv=1), "truncated"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 2**63), n_kv=1), "truncated"),
+        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 48), n_kv=1), "power of two"),
+        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 0), n_kv=1), "power of two"),
+        (raw_gguf(kv=gguf_write.kv_u32("general.alignment", 1 << 31), n_kv=1), "power of two"),
+        (raw_gguf(kv=gguf_write.kv_text("general.alignment", "32"), n_kv=1), "power of two"),
+        (raw_gguf(tensors=one_tensor("x" * 64) + bytes(512), n_tensors=1), "at most 63"),
+        (raw_gguf(tensors=one_tensor("") + bytes(512), n_tensors=1), "is empty"),
+        (raw_gguf(tensors=one_tensor() + one_tensor(offset=128) + bytes(512), n_tensors=2), "occurs twice"),
+        (raw_gguf(tensors=one_tensor(n_dims=0) + bytes(512), n_tensors=1), "0 dimensions"),
+        (raw_gguf(tensors=one_tensor(n_dims=5) + bytes(512), n_tensors=1), "5 dimensions"),
+        (raw_gguf(tensors=one_tensor(ne=(0,)) + bytes(512), n_tensors=1), "impossible shape"),
+        (raw_gguf(tensors=one_tensor(ne=(2**32, 2**32)) + bytes(512), n_tensors=1), "impossible shape"),
+        (raw_gguf(tensors=one_tensor(ne=(2**63, 2)) + bytes(512), n_tensors=1), "impossible shape"),
+        (raw_gguf(tensors=one_tensor(ne=(2**40,)) + bytes(512), n_tensors=1), "truncated"),
+        (raw_gguf(tensors=one_tensor(type=4) + bytes(512), n_tensors=1), "unknown type 4"),
+        (raw_gguf(tensors=one_tensor(type=2**31) + bytes(512), n_tensors=1), "unknown type"),
+        (raw_gguf(tensors=one_tensor(ne=(33,), type=2) + bytes(512), n_tensors=1), "whole Q4_0 blocks"),
+        (raw_gguf(tensors=one_tensor(offset=32) + bytes(512), n_tensors=1), "offset 32, expected 0"),
+        (raw_gguf(tensors=one_tensor() + bytes(16), n_tensors=1), "truncated"),
+    ],
+)
+def test_damaged_headers(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(GGUFError, match=why):
+        gguf_tools.GGUFFile(tmp_path / "x.gguf")
+
+
+@settings(max_examples=150, deadline=None)
+@given(edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=9)), max_size=4))
+def test_damaged_headers_never_do_worse_than_gguferror(
+    edits: list[tuple[float, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    raw = bytearray(write_gguf(folder / "m.gguf").read_bytes())
+    with gguf_tools.GGUFFile(folder / "m.gguf") as f:
+        end = f.header_end
+    for share, new in edits:
+        at = int(share * end)
+        raw[at : at + len(new)] = new
+    (folder / "m.gguf").write_bytes(raw)
+    try:
+        gguf_tools.inspect(folder / "m.gguf")
+        gguf_tools.pack(folder / "m.gguf", folder / "p.gguf", threads=1)
+    except GGUFError:
+        only_files(folder, "m.gguf")
+    else:
+        assert gguf_tools.verify(folder / "p.gguf", against=folder / "m.gguf", threads=1).against
+
+
+def test_metadata_values_are_what_gguf_py_wrote(tmp_path: Path) -> None:
+    with gguf_tools.GGUFFile(write_gguf(tmp_path / "m.gguf")) as f:
+        values = {key: kv.value for key, kv in f.kv.items()}
+    assert values == {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": 1,
+        "llama.rope.freq_base": 1e4,
+        "tokenizer.ggml.add_bos_token": True,
+        "llama.big": 1 << 40,
+        "tokenizer.ggml.tokens": ["<s>", "a", "ü", ""],
+        "tokenizer.ggml.scores": [0.0, -1.0, -2.0, -3.0],
+        "general.file_type": 2,
+    }
