@@ -40,7 +40,8 @@ from tilebeam.throughput import Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# reasoning-gym's "products": two or three one-digit factors. Frozen on a pilot of 24 problems with 16 samples each.
+# reasoning-gym's "products": two or three one-digit factors. Frozen on a pilot of 30 problems with 16 samples each, on
+# which the Q8_0 model had pass@1 32 %, majority@16 40 %, likeliest@16 43 %, best@16 57 % (Q4_0: 24, 27, 27, 37 %).
 TASK = "products"
 CONFIG: dict[str, Any] = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 N_SHOTS, SHOT_SEED = 24, 777
@@ -254,8 +255,8 @@ class Demo:
             )
         self.screen.print(table)
         self.screen.print(
-            f"{repetitions} runs of {n_gen} tokens per sequence each, cpu npu cpu npu ..; ratio: median (least - greatest) "
-            f"of adjacent runs. {cpu_info()}, {rows[0].n_threads} threads.",
+            f"{repetitions} runs of {n_gen} tokens per sequence each, cpu npu cpu npu ..; ratio: median (least - "
+            f"greatest) of adjacent runs. {cpu_info()}, {rows[0].n_threads} threads.",
             style="dim",
         )
 

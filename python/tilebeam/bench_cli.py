@@ -1,4 +1,4 @@
-"""`tilebeam bench`: llama-bench's flags, tables and field names, with parallel sequences and several devices at once."""
+"""`tilebeam bench`: llama-bench's flags, tables and field names; parallel sequences and several devices in one run."""
 
 from __future__ import annotations
 

@@ -120,5 +120,5 @@ def about(lm: LM) -> str:
     """One line about a loaded model."""
     info = lm.info
     where = f"npu ({info.executor} executor)" if info.device == "npu" else "cpu (stock backend)"
-    form = ", repacked file mapped" if info.repacked else ""
-    return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} sequences"
+    form = " (repacked)" if info.repacked else ""
+    return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"

@@ -37,10 +37,9 @@ def one_prompt(prompt: str | None, file: Path | None) -> str:
     """
     if (prompt is None) == (file is None):
         raise TilebeamError("Give a prompt, either with -p or with -f.")
+    text = prompt if prompt is not None else _read(file)
     if prompt == "-":
         text = sys.stdin.read()
-    else:
-        text = prompt if prompt is not None else _read(file)
     if not text:
         raise TilebeamError("The prompt is empty.")
     return text
@@ -259,9 +258,6 @@ def _total(results: Sequence[SearchResult]) -> Usage:
 
 
 def _account(usage: Usage, seed: int | None) -> None:
-    seconds = usage.seconds
+    tokens = f"{usage.prompt_tokens} prompt + {usage.completion_tokens} sampled tokens"
     speed = f", {usage.completion_tokens / usage.decode_seconds:.1f} t/s decode" if usage.decode_seconds > 0 else ""
-    console.err().print(
-        f"{usage.prompt_tokens} prompt + {usage.completion_tokens} sampled tokens in {seconds:.2f} s{speed}, seed {seed}",
-        style="dim",
-    )
+    console.err().print(f"{tokens} in {usage.seconds:.2f} s{speed}, seed {seed}", style="dim")
