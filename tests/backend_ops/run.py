@@ -41,20 +41,23 @@ class Op:
 
 # The ops of a whole transformer layer. `claimed` is a floor against a silent fall-back to the CPU, not a target.
 OPS: dict[str, Op] = {
-    "MUL_MAT": Op(1),
-    "FLASH_ATTN_EXT": Op(1),
-    "RMS_NORM": Op(1),
-    "MUL": Op(1),
-    "ADD": Op(1),
-    "ROPE": Op(1),
-    "SET_ROWS": Op(1),
-    "SWIGLU": Op(1),
-    "GEGLU": Op(1),
-    "SCALE": Op(1),
-    "SOFT_MAX": Op(1),
-    "GET_ROWS": Op(1),
-    "CPY": Op(1),
-    "CONT": Op(1),
+    "MUL_MAT": Op(700),
+    # Thousands of combinations: every head size a layer may have, with one and many queries, on a full and a ragged KV.
+    "FLASH_ATTN_EXT": Op(
+        2200, r"hsk=(64|80|96|128|256),.*(kv=113,nb=(1|75)|kv=1024,nb=(1|3)),.*softcap=(0|10)\..*type_K=(f16|q8_0)"
+    ),
+    "RMS_NORM": Op(50),
+    "MUL": Op(90, r"^(?!.*262144)"),
+    "ADD": Op(100, r"^(?!.*262144)"),
+    "ROPE": Op(280),
+    "SET_ROWS": Op(140),
+    "SWIGLU": Op(16),
+    "GEGLU": Op(16),
+    "SCALE": Op(4),
+    "SOFT_MAX": Op(210),
+    "GET_ROWS": Op(60, r"m=(1|5),"),
+    "CPY": Op(170),
+    "CONT": Op(70, r"^(?!.*ne=\[\d{4})"),
 }
 
 
