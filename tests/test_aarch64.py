@@ -1,7 +1,7 @@
-"""The NEON GEMM kernels against the portable ones, cross-compiled and run under emulation.
+"""The NEON kernels against the portable ones, cross-compiled and run under emulation.
 
-Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. On an aarch64 machine test_gemm.py covers
-the same kernels, and more, natively.
+Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. On an aarch64 machine test_gemm.py,
+test_attention.py and test_vector_ops.py cover the same kernels, and more, natively.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
 @pytest.mark.skipif(COMPILER is None or EMULATOR is None, reason="needs g++-aarch64-linux-gnu and qemu-user")
-def test_neon_gemm_kernels_agree_with_portable(tmp_path: Path) -> None:
+def test_neon_kernels_agree_with_portable(tmp_path: Path) -> None:
     assert COMPILER is not None
     assert EMULATOR is not None
     neon = sorted((KERNELS / "neon").glob("*.cpp"))
+    programs = sorted((ROOT / "tests" / "native").glob("*_sets.cpp"))
     sources = [
+        *programs,
         *neon,
         *sorted((KERNELS / "portable").glob("*.cpp")),
         *sorted(KERNELS.glob("*.cpp")),
         *sorted((ROOT / "ggml_ext" / "src").glob("*.c")),
-        ROOT / "tests" / "native" / "gemm_sets.cpp",
     ]
     includes = [f"-I{ROOT / p}" for p in ("backend/npu", "ggml_ext/include", "ggml_ext/src")]
 
@@ -44,8 +45,11 @@ def test_neon_gemm_kernels_agree_with_portable(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, enumerate(sources)))
-    program = str(tmp_path / "gemm_sets")
-    subprocess.run([COMPILER, "-static", *objects, "-o", program, "-pthread"], check=True)
-    result = subprocess.run([EMULATOR, "-cpu", "max", program], capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stdout
-    assert "neon: checked" in result.stdout
+    for main, source in zip(objects, programs, strict=False):
+        program = str(tmp_path / source.stem)
+        command = [COMPILER, "-static", main, *objects[len(programs) :], "-o", program, "-pthread"]
+        subprocess.run(command, check=True)
+        run = [EMULATOR, "-cpu", "max", program]
+        result = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stdout
+        assert "neon: checked" in result.stdout

@@ -136,8 +136,8 @@ static int set_rows(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP. Split: src1 as src0 and dst. Else: src0 twice
-// as wide.
+// REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP. Split: src1 as src0 and dst. Else: the halves
+// of src0 start at 0 and at its width / 2, rounded down.
 static int glu(const tb_op * op, const char ** why) {
     const tb_tensor *a = &op->src[0], *dst = &op->dst;
     if (op->params[0] < 0 || op->params[0] >= GLU_KINDS) return refuse(TB_E_UNSUPPORTED, "GLU kind", why);
@@ -147,7 +147,7 @@ static int glu(const tb_op * op, const char ** why) {
         if (!same_shape(&op->src[1], a)) return refuse(TB_E_SHAPE, "halves have different shapes", why);
         return same_as_src0(op, why);
     }
-    if (a->ne[0] % 2 != 0 || !has_shape(dst, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3])) {
+    if (!has_shape(dst, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3])) {
         return refuse(TB_E_SHAPE, "src0 is not two halves of dst", why);
     }
     return TB_OK;

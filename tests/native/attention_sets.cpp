@@ -1,0 +1,194 @@
+// Every kernel set of this CPU against the portable one, attention and vector kernels, on random data: for machines
+// where Python cannot follow (aarch64 under emulation; see tests/test_aarch64.py). Prints one line per set; exit status
+// 1 on a difference.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "half.h"
+#include "kernels/kernels.h"
+
+using namespace tb::npu;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0;
+
+std::vector<float> floats(size_t n, float spread) {
+    std::normal_distribution<float> normal(0.0f, spread);
+    std::vector<float> v(n);
+    for (float & x : v) {
+        x = normal(rng);
+    }
+    return v;
+}
+
+void expect(const char * set, const char * what, const std::vector<float> & got, const std::vector<float> & want,
+            float tolerance) {
+    for (size_t i = 0; i < got.size(); i++) {
+        if (!(std::fabs(got[i] - want[i]) <= tolerance * (1.0f + std::fabs(want[i])))) {
+            std::printf("%s: %s differs from portable at %zu: %g, not %g\n", set, what, i, static_cast<double>(got[i]),
+                        static_cast<double>(want[i]));
+            failures++;
+            return;
+        }
+    }
+}
+
+// One tile through all three steps.
+std::vector<float> tile(const attention_kernels & k, int rows, int cells, int dim, cell_type type,
+                        const std::vector<float> & q, const std::vector<uint16_t> & halves,
+                        const std::vector<float> & cell_floats, const std::vector<float> & bias, uint64_t visible,
+                        float softcap) {
+    std::vector<const float *> q_rows;
+    std::vector<float> s(static_cast<size_t>(rows) * attention_tile_cells, 0.0f);
+    std::vector<float> o(static_cast<size_t>(rows * dim), 1.0f);
+    std::vector<float *> o_rows;
+    std::vector<float> scratch(static_cast<size_t>(dim) * attention_tile_cells);
+    std::vector<const void *> cell_rows;
+    for (int r = 0; r < rows; r++) {
+        q_rows.push_back(q.data() + r * dim);
+        o_rows.push_back(o.data() + r * dim);
+    }
+    for (int c = 0; c < cells; c++) {
+        cell_rows.push_back(type == cell_type::f16 ? static_cast<const void *>(halves.data() + c * dim)
+                                                   : static_cast<const void *>(cell_floats.data() + c * dim));
+    }
+    k.scores({rows, cells, dim, q_rows.data(), cell_rows.data(), type, s.data(), scratch.data()});
+    std::vector<float> alpha;
+    std::vector<float> sums;
+    for (int r = 0; r < rows; r++) {
+        float max = -3.0f;
+        float sum = 0.5f;
+        alpha.push_back(
+            k.softmax({cells, visible, bias.data(), 0.2f, softcap, s.data() + r * attention_tile_cells, &max, &sum}));
+        sums.push_back(sum);
+        sums.push_back(max);
+    }
+    k.accumulate({rows, cells, dim, s.data(), alpha.data(), cell_rows.data(), type, o_rows.data(), scratch.data()});
+    o.insert(o.end(), sums.begin(), sums.end());
+    return o;
+}
+
+void check_attention(const kernel_table & set, const kernel_table & portable) {
+    std::vector<uint16_t> in(65536);
+    std::vector<uint16_t> got(in.size());
+    std::vector<uint16_t> want(in.size());
+    for (size_t i = 0; i < in.size(); i++) {
+        in[i] = static_cast<uint16_t>(i);
+    }
+    set.attention.exp2_fp16(in.data(), got.data(), in.size());
+    portable.attention.exp2_fp16(in.data(), want.data(), in.size());
+    for (size_t i = 0; i < in.size(); i++) {
+        if (got[i] != want[i] && !(std::isnan(tb_half_to_float(got[i])) && std::isnan(tb_half_to_float(want[i])))) {
+            std::printf("%s: exp2 of %04zx is %04x, not %04x\n", set.isa, i, got[i], want[i]);
+            failures++;
+            break;
+        }
+    }
+    const float inf = std::numeric_limits<float>::infinity();
+    for (const int rows : {1, 2, 3, 4, 7, 13, 32}) {
+        for (const int cells : {1, 5, 17, 40, 64}) {
+            for (const int dim : {1, 40, 67, 128}) {
+                const std::vector<float> q = floats(static_cast<size_t>(rows * dim), 1.0f);
+                std::vector<float> cell_floats = floats(static_cast<size_t>(cells * dim), 1.0f);
+                std::vector<uint16_t> halves;
+                for (float & x : cell_floats) {
+                    halves.push_back(tb_float_to_half(x));
+                    x = tb_half_to_float(halves.back());
+                }
+                std::vector<float> bias = floats(attention_tile_cells, 1.0f);
+                bias[static_cast<size_t>(cells) / 2] = -inf;
+                const uint64_t visible = (static_cast<uint64_t>(rng()) << 32 | rng()) | 1;
+                const float softcap = cells == 40 ? 2.0f : 0.0f;
+                for (const cell_type type : {cell_type::f16, cell_type::f32}) {
+                    // a score's rounding may tip its FP16 exponent by one step, at most 2^-6 of a small weight
+                    expect(set.isa, "an attention tile",
+                           tile(set.attention, rows, cells, dim, type, q, halves, cell_floats, bias, visible, softcap),
+                           tile(portable.attention, rows, cells, dim, type, q, halves, cell_floats, bias, visible,
+                                softcap),
+                           2e-3f);
+                }
+            }
+        }
+    }
+    std::vector<uint16_t> mask(64);
+    for (uint16_t & m : mask) {
+        m = static_cast<uint16_t>(rng() % 3 == 0 ? 0xfc00 : rng() % 2 == 0 ? 0x8000 : 0x3c00);
+    }
+    for (int cells = 1; cells <= 64; cells++) {
+        uint64_t a = 0;
+        uint64_t b = 0;
+        if (set.attention.visible(mask.data(), cells, &a) != portable.attention.visible(mask.data(), cells, &b) ||
+            a != b) {
+            std::printf("%s: mask bits differ from portable at %d cells\n", set.isa, cells);
+            failures++;
+        }
+    }
+}
+
+void check_vectors(const kernel_table & set, const kernel_table & portable) {
+    const vec_kernels & a = set.vec;
+    const vec_kernels & b = portable.vec;
+    for (const int64_t n : {1, 3, 4, 15, 16, 31, 64, 333}) {
+        const size_t count = static_cast<size_t>(n);
+        const std::vector<float> x = floats(count, 20.0f);
+        const std::vector<float> y = floats(count, 2.0f);
+        std::vector<float> got(count);
+        std::vector<float> want(count);
+        a.add(n, x.data(), y.data(), got.data());
+        b.add(n, x.data(), y.data(), want.data());
+        expect(set.isa, "add", got, want, 0.0f);
+        a.mul(n, x.data(), y.data(), got.data());
+        b.mul(n, x.data(), y.data(), want.data());
+        expect(set.isa, "mul", got, want, 0.0f);
+        a.scale(n, x.data(), 0.3f, -1.0f, got.data());
+        b.scale(n, x.data(), 0.3f, -1.0f, want.data());
+        expect(set.isa, "scale", got, want, 0.0f);
+        for (int kind = 0; kind < glu_kind_count; kind++) {
+            a.glu[kind](n, x.data(), y.data(), 1.7f, 7.0f, got.data());
+            b.glu[kind](n, x.data(), y.data(), 1.7f, 7.0f, want.data());
+            expect(set.isa, "glu", got, want, 1e-5f);
+        }
+        expect(set.isa, "sum of squares", {a.sum_squares(n, x.data())}, {b.sum_squares(n, x.data())}, 1e-5f);
+        expect(set.isa, "max", {a.max(n, x.data())}, {b.max(n, x.data())}, 0.0f);
+        got = x;
+        want = x;
+        const float top = b.max(n, x.data());
+        expect(set.isa, "sum of exponents", {a.exp_sum(n, got.data(), top)}, {b.exp_sum(n, want.data(), top)}, 1e-5f);
+        expect(set.isa, "exp", got, want, 1e-5f);
+        for (const unsigned type : {TB_F16, TB_BF16}) {
+            std::vector<uint16_t> half_a(count);
+            std::vector<uint16_t> half_b(count);
+            a.from_f32[type](n, x.data(), half_a.data());
+            b.from_f32[type](n, x.data(), half_b.data());
+            a.to_f32[type](n, half_a.data(), got.data());
+            b.to_f32[type](n, half_b.data(), want.data());
+            expect(set.isa, "conversion", got, want, 0.0f);
+        }
+        const int64_t pairs = n / 2;
+        a.rope_neox(pairs, pairs, x.data(), y.data(), y.data() + pairs, got.data());
+        b.rope_neox(pairs, pairs, x.data(), y.data(), y.data() + pairs, want.data());
+        expect(set.isa, "rope, neox", got, want, 1e-5f);
+        a.rope_normal(pairs, x.data(), y.data(), y.data() + pairs, got.data());
+        b.rope_normal(pairs, x.data(), y.data(), y.data() + pairs, want.data());
+        expect(set.isa, "rope, normal", got, want, 1e-5f);
+    }
+}
+
+} // namespace
+
+int main() {
+    const kernel_list & sets = available_kernels();
+    const kernel_table & portable = *sets.tables[sets.n - 1];
+    for (int i = 0; i < sets.n - 1; i++) {
+        check_attention(*sets.tables[i], portable);
+        check_vectors(*sets.tables[i], portable);
+        std::printf("%s: checked\n", sets.tables[i]->isa);
+    }
+    return failures == 0 ? 0 : 1;
+}
