@@ -35,7 +35,8 @@ from tilebeam import (
     console,
     load,
 )
-from tilebeam.bench_cli import Row, cpu_info, measure
+from tilebeam.bench_cli import Row, measure
+from tilebeam.machine import cpu_info
 from tilebeam.throughput import Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent

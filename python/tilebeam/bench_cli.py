@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import platform
 import re
 import statistics
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilebeam import __version__, console
 from tilebeam.errors import TilebeamError
+from tilebeam.machine import cpu_info
 from tilebeam.throughput import Case, compare, pairwise_ratio
 
 if TYPE_CHECKING:
@@ -105,16 +105,6 @@ class Row:
 
 def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def cpu_info() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def measure(
