@@ -32,6 +32,7 @@ import gguf_tools
 
 F32 = npt.NDArray[np.float32]
 N_PARALLEL = 16
+N_PROMPT = 32  # of random tokens, in mode parallel
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -43,7 +44,7 @@ class Job:
     device: str = "cpu"
     mode: str = "prefill"
     n_positions: int = 256
-    tokens: tuple[int, ...] = ()  # empty: random ones from `seed`
+    tokens: tuple[int, ...] = ()  # empty: random ones from `seed`; parallel: a prompt before n_positions more
     seed: int = 0
     n_threads: int = 2
     n_ctx: int = 512
@@ -151,8 +152,8 @@ def _ask(
             reply = json.loads(line[7:])
             index = reply.pop("index")
             path = folder / f"{index}.npy"
-            logits = np.load(path)
-            path.unlink()
+            logits = np.load(path, mmap_mode="r")
+            path.unlink()  # the pages live as long as the array
             splits = tuple(reply.pop("splits"))
             results[index] = Result(job=dict(jobs)[index], logits=logits, splits=splits, **reply)
     if len(results) == len(jobs):
@@ -221,14 +222,14 @@ def _batches(job: Job, tokens: npt.NDArray[np.int32]) -> Iterator[tuple[Any, lis
         for i in range(n):
             yield tokens[i : i + 1], [i], [[0]], [True]
     elif job.mode == "parallel":
-        n_prompt = 32
+        # The last n_positions tokens are 16 continuations, one after the other, of what comes before them.
         everyone = list(range(N_PARALLEL))
-        prompt = tokens[:n_prompt]
-        yield prompt, list(range(n_prompt)), [everyone] * n_prompt, [False] * (n_prompt - 1) + [True]
-        rng = np.random.default_rng(job.seed + 1)
-        for step in range(n // N_PARALLEL):
-            picked = rng.choice(tokens, N_PARALLEL).astype(np.int32)
-            yield picked, [n_prompt + step] * N_PARALLEL, [[s] for s in everyone], [True] * N_PARALLEL
+        n_prompt = n - job.n_positions
+        yield tokens[:n_prompt], list(range(n_prompt)), [everyone] * n_prompt, [False] * (n_prompt - 1) + [True]
+        continuations = tokens[n_prompt:].reshape(N_PARALLEL, -1)
+        for step in range(continuations.shape[1]):
+            column = continuations[:, step]
+            yield column, [n_prompt + step] * N_PARALLEL, [[s] for s in everyone], [True] * N_PARALLEL
     elif job.mode == "streams":
         n_prompt = 8
         everyone = list(range(N_PARALLEL))
@@ -350,9 +351,10 @@ def _logits(job: Job) -> tuple[F32, tuple[int, int], dict[str, Any]]:
         splits = _splits("".join(lines))
         n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
         if job.tokens:
-            tokens = np.array(job.tokens[: job.n_positions], np.int32)
+            tokens = np.array(job.tokens, np.int32)
         else:
-            tokens = np.random.default_rng(job.seed).integers(3, n_vocab, job.n_positions).astype(np.int32)
+            n = job.n_positions + (N_PROMPT if job.mode == "parallel" else 0)
+            tokens = np.random.default_rng(job.seed).integers(3, n_vocab, n).astype(np.int32)
         rows = []
         done = 0
         for part, positions, sequences, wanted in _batches(job, tokens):
