@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from cffi import FFI
 from tilebeam.control import Control, control
-from tilebeam.register import register
+from tilebeam.registration import register
 
 U8 = npt.NDArray[np.uint8]
 

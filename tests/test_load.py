@@ -186,7 +186,7 @@ except tilebeam.TilebeamError as error:
 
 
 def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilebeam.register import ggml
+    from tilebeam.registration import ggml
 
     monkeypatch.setattr(metadata, "version", lambda _: "0.3.35")
     with pytest.raises(TilebeamError, match=r"pip install llama-cpp-python==0\.3\.36"):
@@ -207,6 +207,7 @@ def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ({"n_seq_max": 0}, "n_seq_max"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_ctx": "4096"}, "n_ctx"),
+        ({"n_ctx": 2**24}, "smaller n_ctx"),
         ({"threads": 0}, "threads"),
         ({"n_batch": 8}, "at least n_seq_max"),
         ({"n_ubatch": 1000}, "n_ubatch"),
@@ -343,6 +344,15 @@ def test_public_names_exist() -> None:
     assert set(tilebeam.__all__) <= set(dir(tilebeam))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tilebeam.nonsense  # type: ignore[attr-defined]
+
+
+def test_no_module_hides_a_public_name() -> None:
+    code = """
+import importlib, pkgutil, tilebeam
+modules = {m.name for m in pkgutil.iter_modules(tilebeam.__path__)}
+print(sorted(modules & set(tilebeam.__all__)))
+"""
+    assert python(code).stdout.strip() == "[]"
 
 
 def test_version_is_that_of_the_project() -> None:

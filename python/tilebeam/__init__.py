@@ -24,9 +24,9 @@ from tilebeam.errors import NpuError, TilebeamError
 if TYPE_CHECKING:
     from tilebeam.extract import after, last_number, normalize_answer, regex
     from tilebeam.lm import LM
-    from tilebeam.load import load
+    from tilebeam.loading import load
     from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
-    from tilebeam.register import register
+    from tilebeam.registration import register
     from tilebeam.sampling import SamplingParams
     from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
     from tilebeam.search import BestOfN, SearchResult, SelfConsistency, VoteResult
@@ -35,8 +35,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LM": "lm",
-    "load": "load",
-    "register": "register",
+    "load": "loading",
+    "register": "registration",
     "SamplingParams": "sampling",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",

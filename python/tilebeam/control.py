@@ -16,7 +16,7 @@ from cffi import FFI
 
 from tilebeam import _paths
 from tilebeam.errors import TilebeamError
-from tilebeam.register import Registry, register
+from tilebeam.registration import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}
 EXECUTORS = ("thread", "process")

@@ -141,6 +141,7 @@ class Model:
         self.n_ctx_train: int = C.llama_model_n_ctx_train(pointer)
         self.n_embd: int = C.llama_model_n_embd(pointer)
         self.n_layer: int = C.llama_model_n_layer(pointer)
+        self.n_head_kv: int = C.llama_model_n_head_kv(pointer)
         self.n_params: int = C.llama_model_n_params(pointer)
         self.n_bytes: int = C.llama_model_size(pointer)
         # State that cannot be cut at a position: only whole sequences can be forked.
@@ -168,6 +169,11 @@ class Model:
                 pair.append(buffer.value.decode("utf-8", "replace"))
             result[pair[0]] = pair[1]
         return result
+
+    def head_size(self, architecture: str) -> int:
+        """Elements of an attention head's key."""
+        length = self.metadata().get(f"{architecture}.attention.key_length", "")
+        return int(length) if length.isdigit() else self.n_embd // max(1, C.llama_model_n_head(self.pointer))
 
     def chat_template(self) -> str | None:
         """The file's chat template, None if it has none (a base model)."""

@@ -91,7 +91,7 @@ def load(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
             f"`gguf-repack unpack` it first."
         )
-    from tilebeam.register import ggml
+    from tilebeam.registration import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     with _loading, ExitStack() as stack:
@@ -134,7 +134,7 @@ def _check_options(
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
     need(device in DEVICES, f'device must be "npu" or "cpu", not {device!r}.')
-    need(within(n_ctx, 1, 2**31 - 1), f"n_ctx must be a whole number of at least 1, not {n_ctx!r}.")
+    need(within(n_ctx, 1, 2**24), f"n_ctx must lie between 1 and {2**24}, not {n_ctx!r}.")
     need(within(n_seq_max, 1, 256), f"n_seq_max must lie between 1 and 256 (llama.cpp's limit), not {n_seq_max!r}.")
     need(threads is None or within(threads, 1, 512), f"threads must lie between 1 and 512, not {threads!r}.")
     need(within(n_batch, 1, 2**20), f"n_batch must lie between 1 and {2**20}, not {n_batch!r}.")
@@ -203,6 +203,14 @@ def _verify(path: Path, stamp: tuple[int, int, int, int]) -> None:
         _verified.add(stamp)
 
 
+def available_memory() -> int:
+    """Bytes that can be had without swapping, as the kernel estimates."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
 def _on_npu(gguf: GGUFFile) -> bool:
     """Whether the NPU takes all weights that are multiplied with."""
     multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
@@ -233,7 +241,7 @@ class _Loader:
 
         devices: list[int] = []
         if self._device == "npu":
-            from tilebeam.register import register
+            from tilebeam.registration import register
 
             devices = register().devices()
             if not devices:
@@ -247,6 +255,7 @@ class _Loader:
             raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
         tiled = self._count_tiles(before)
         n_outputs = max(self._n_ids(), min(self._o.n_batch, _LOGITS_BYTES // (4 * model.vocab.size)))
+        self._check_memory(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
         self._stack.callback(context.close)
         info = LoadInfo(
@@ -310,6 +319,18 @@ class _Loader:
                 "something else, so the model is not used. Load it with n_gpu_layers=-1."
             )
         return of_all
+
+    def _check_memory(self, model: Any) -> None:
+        """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
+        sizes = {0: 4.0, 1: 2.0, 8: 34 / 32}
+        row = model.n_head_kv * model.head_size(self._file.architecture)
+        wanted = self._o.n_ctx * model.n_layer * row * (sizes[self._o.type_k] + sizes[self._o.type_v])
+        free = available_memory()
+        if wanted > free:
+            raise TilebeamError(
+                f"A KV cache of {self._o.n_ctx} tokens takes {wanted / 2**30:.1f} GiB, there are "
+                f"{free / 2**30:.1f} GiB of free memory: choose a smaller n_ctx."
+            )
 
     def _make_context(self, model: Any, n_outputs: int) -> Any:
         c, o = self._c, self._o
