@@ -117,7 +117,7 @@ def _versions(report: Report) -> str:
     report.facts["versions"] = found
     report.facts["abi"] = {"match": False}  # until the plugin has been loaded
     report.facts["environment"] = {v: os.environ[v] for v in _VARIABLES if v in os.environ}
-    from tilebeam.register import ggml
+    from tilebeam.registration import ggml
 
     lib = ggml()  # refuses another llama-cpp-python
     found["ggml"] = lib.ggml_version().decode()
@@ -174,7 +174,7 @@ def _layout(report: Report) -> str:
 
 def _plugin(report: Report) -> str:
     from tilebeam.control import control
-    from tilebeam.register import ggml, register
+    from tilebeam.registration import ggml, register
 
     registry = register()
     status = control().status()
@@ -188,7 +188,7 @@ def _plugin(report: Report) -> str:
 
 def _device(report: Report) -> str:
     from tilebeam.control import control
-    from tilebeam.register import register
+    from tilebeam.registration import register
 
     names = register().device_names()
     if not names:
