@@ -182,9 +182,30 @@ void buffer::spoil(const std::string & why) {
     state::get().fail(why);
 }
 
+// llama.cpp aborts the process when the device that holds a KV cache cannot write rows of its type. Refusing the memory
+// instead makes it an error that the caller sees.
+static bool is_unusable_cache(const ggml_tensor * t) {
+    if (t->op != GGML_OP_NONE || std::strncmp(t->name, "cache_", 6) != 0) return false;
+    tb_op op;
+    std::memset(&op, 0, sizeof op);
+    op.code = TB_OP_SET_ROWS;
+    op.n_src = 2;
+    op.dst = {0, type_of(t->type), 0, {TB_TILE_K, 1, 1, 1}, {ggml_type_size(t->type)}};
+    op.src[0] = {0, TB_F32, 0, {TB_TILE_K, 1, 1, 1}, {4}};
+    op.src[1] = {0, TB_I64, 0, {1, 1, 1, 1}, {8}};
+    for (uint32_t i = op.n_src; i < TB_MAX_SRC; ++i)
+        op.src[i].buffer = TB_NO_BUFFER;
+    return tb_op_check_shape(&op, nullptr) != TB_OK;
+}
+
 // Called for every tensor of every graph as well, so the common case is a test and a return.
 ggml_status buffer::init(ggml_tensor * t) {
     if (t->view_src) return GGML_STATUS_SUCCESS;
+    if (is_unusable_cache(t)) {
+        state::get().fail(std::string("the NPU cannot hold a KV cache of type ") + ggml_type_name(t->type) +
+                          "; use f16, bf16, f32, q8_0 or q4_0");
+        return GGML_STATUS_FAILED;
+    }
     uint32_t type = TB_TYPE_COUNT;
     const uint64_t at = static_cast<uint64_t>(static_cast<uint8_t *>(t->data) - base);
     if (what == kind::tiled) {
