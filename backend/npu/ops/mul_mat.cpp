@@ -24,6 +24,7 @@ constexpr int64_t tile = TB_TILE_K;
 constexpr int64_t stage_tiles = 32; // k tiles of staged weights: 36 KiB of int8
 constexpr int64_t stage_k = 256;    // k of staged float panels: 32 KiB
 constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
+constexpr int64_t dot_rows = 96;            // at most, for the dot kernel: above, a float panel pays for itself
 constexpr int64_t item_bytes = 256 << 10;   // weights that one item keeps in L2 while its rows pass
 constexpr int64_t items_per_thread = 4;     // at least, where there is enough to share
 constexpr int64_t convert_k = run_elements; // activations converted at a time
@@ -83,7 +84,7 @@ plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
     p.r3 = x.ne[3] / w.ne[3];
     p.rows = x.ne[1] * p.r2 * p.r3;
     if (is_float(w.type)) {
-        p.path = p.rows <= gemm_max_dot && !p.fp16 ? way::dot : way::floats;
+        p.path = p.rows <= dot_rows && !p.fp16 ? way::dot : way::floats;
     } else if (p.fp16) {
         p.path = way::floats;
     } else {
@@ -283,21 +284,23 @@ void run_floats(const op_context & ctx, const plan & p, const item_range & r, ui
 void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
     const uint8_t * weights = weights_of(ctx, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
-    const float * x[gemm_max_dot];
-    uint8_t * rows[gemm_max_dot];
+    const float * x[dot_rows];
+    float * dst[dot_rows];
     for (int64_t m = 0; m < p.rows; m++) {
         x[m] = ctx.src[1].type() == TB_F32
                    ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, m))
                    : reinterpret_cast<const float *>(ctx.scratch + (r.matrix * p.rows + m) * p.row_bytes);
-        rows[m] = row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m);
+        dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m));
     }
     for (int64_t n = r.panel * TB_TILE_N; n < last; n += gemm_max_dot) {
-        float * out[gemm_max_dot];
-        for (int64_t m = 0; m < p.rows; m++)
-            out[m] = reinterpret_cast<float *>(rows[m]) + n;
-        ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride,
-                                   static_cast<int>(std::min<int64_t>(gemm_max_dot, last - n)),
-                                   static_cast<int>(p.rows), p.k, x, out});
+        const int cols = static_cast<int>(std::min<int64_t>(gemm_max_dot, last - n));
+        for (int64_t m = 0; m < p.rows; m += gemm_max_dot) {
+            const int rows = static_cast<int>(std::min<int64_t>(gemm_max_dot, p.rows - m));
+            float * out[gemm_max_dot];
+            for (int i = 0; i < rows; i++)
+                out[i] = dst[m + i] + n;
+            ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride, cols, rows, p.k, x + m, out});
+        }
     }
 }
 

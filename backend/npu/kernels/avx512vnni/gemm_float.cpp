@@ -135,8 +135,12 @@ template <class Type, int rows, int cols> void dots(const gemm_dot_args & a) {
     for (; k + 16 <= a.k; k += 16) {
         __m512 w[cols];
 #pragma GCC unroll 4
-        for (int c = 0; c < cols; c++)
-            w[c] = Type::load(a.w + c * a.stride + k * Type::size);
+        for (int c = 0; c < cols; c++) {
+            const uint8_t * p = a.w + c * a.stride + k * Type::size;
+            w[c] = Type::load(p);
+            // a row is about a page, too short for the hardware to follow: fetch the next columns' rows
+            if (rows == 1) _mm_prefetch(reinterpret_cast<const char *>(p + cols * a.stride), _MM_HINT_T0);
+        }
 #pragma GCC unroll 4
         for (int m = 0; m < rows; m++) {
             const __m512 x = _mm512_loadu_ps(a.x[m] + k);
