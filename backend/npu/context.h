@@ -46,8 +46,8 @@ struct op_context {
     void fail(tb_status status, const char * why) const;
     // [*first, *last) of `n` items for this thread, in multiples of `grain`.
     void share(int64_t n, int64_t grain, int64_t * first, int64_t * last) const;
-    // Next unclaimed chunk index of a dynamic loop over [0, n): returns n when done. The counter is reset before each op
-    // and by reset_chunks() (between two barriers).
+    // Next unclaimed chunk index of a dynamic loop over [0, n): returns n when done. The counter is reset before each
+    // op and by reset_chunks() (between two barriers).
     int64_t next_chunk() const;
     void reset_chunks() const;
 };
