@@ -56,10 +56,12 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
         except KeyboardInterrupt:
             err().print("interrupted")
             raise typer.Exit(130) from None
-        except (TilebeamError, OSError, ValueError, MemoryError, ImportError) as error:
+        except Exception as error:
             if os.environ.get("TILEBEAM_DEBUG"):
                 raise
             fail(_sentence(error))
@@ -70,7 +72,9 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
-    return str(error) or type(error).__name__
+    if isinstance(error, (TilebeamError, OSError, ValueError, ImportError)) and str(error):
+        return str(error)
+    return f"Unexpected {type(error).__name__}: {error}. TILEBEAM_DEBUG=1 shows where."
 
 
 def bar(what: str) -> Progress:
