@@ -13,6 +13,7 @@ from .contents import Manifest, TiledTensor, is_repacked, manifest
 from .conversion import convert
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
+from .model_check import check_model
 from .repack import Report, pack, unpack
 from .verification import Verified, inspect, verify
 
@@ -24,6 +25,7 @@ __all__ = [
     "TensorInfo",
     "TiledTensor",
     "Verified",
+    "check_model",
     "convert",
     "inspect",
     "is_repacked",

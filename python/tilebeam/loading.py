@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_tools.gguf_file import GGUFFile
 from tilebeam.control import Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
+from tilebeam.preflight import metadata_problem
 
 if TYPE_CHECKING:
     from gguf_tools import GGUFFile
@@ -175,9 +175,14 @@ def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
         with gguf_tools.GGUFFile(path) as gguf:
             file = _File(str(path), gguf.architecture, _on_npu(gguf))
             stamp = os.fstat(gguf.fd)
-        if not gguf_tools.is_repacked(path):
+            real = gguf.kv.get("tilebeam.architecture")
+            gguf_tools.check_model(gguf, str(real.value) if real is not None else gguf.architecture)
+            manifest = gguf_tools.manifest(path) if gguf_tools.is_repacked(path) else None
+            problem = metadata_problem(gguf, manifest.architecture if manifest else gguf.architecture)
+        if problem:
+            raise gguf_tools.GGUFError(problem)
+        if manifest is None:
             return file
-        manifest = gguf_tools.manifest(path)
         if verify:
             _verify(path, (stamp.st_dev, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size))
     except (gguf_tools.GGUFError, OSError) as error:

@@ -1,0 +1,82 @@
+"""Metadata that llama.cpp asserts instead of checking: what would end the process is refused here with a sentence.
+
+llama.cpp refuses missing keys, wrong types and wrong tensor shapes by itself; only its assertions (and divisions) on
+plain numbers are repeated here, as in llama-model.cpp, llama-vocab.cpp and ggml.c of ggml 0.25.3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .errors import GGUFError
+from .gguf_file import GGUFFile
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
+MAX_HEAD = 8192
+MAX_SIZE = 1 << 20
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# Attention in every layer, so that no head count may be 0.
+DENSE = ("llama", "qwen2", "qwen3", "gemma3")
+
+
+def check_model(f: GGUFFile, architecture: str) -> None:
+    """Raises GGUFError if the metadata of a model of this architecture would make llama.cpp abort."""
+
+    def need(ok: bool, key: str, why: str) -> None:
+        if not ok:
+            raise GGUFError(f"{f.path}: {key} is {_short(value(key))}, {why}")
+
+    def value(key: str) -> Any:
+        kv = f.kv.get(key)
+        return None if kv is None else kv.value
+
+    def within(name: str, low: int, high: int) -> None:
+        key = f"{architecture}.{name}"
+        given = value(key)
+        for n in given if isinstance(given, list) else [given]:
+            if isinstance(n, int) and not isinstance(n, bool):
+                need(low <= n <= high, key, f"not between {low} and {high}")
+
+    within("block_count", 1, MAX_LAYERS)
+    within("embedding_length", 1, MAX_SIZE)
+    within("expert_count", 0, MAX_EXPERTS)
+    within("attention.key_length", 1, MAX_HEAD)
+    within("attention.value_length", 1, MAX_HEAD)
+    experts, used = (value(f"{architecture}.{name}") or 0 for name in ("expert_count", "expert_used_count"))
+    if isinstance(experts, int) and isinstance(used, int):
+        need(
+            (0 < used <= experts) or experts == used == 0, f"{architecture}.expert_used_count", f"of {experts} experts"
+        )
+    if architecture in DENSE:
+        for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+            within(name, 1, MAX_SIZE)
+        heads, kv_heads = (value(f"{architecture}.attention.head_count{end}") for end in ("", "_kv"))
+        if isinstance(heads, int) and isinstance(kv_heads, int):
+            need(heads % kv_heads == 0, f"{architecture}.attention.head_count_kv", f"no divisor of {heads} heads")
+        rope = value(f"{architecture}.rope.dimension_count")
+        if isinstance(rope, int):
+            length = value(f"{architecture}.attention.key_length")
+            if length is None and isinstance(heads, int):
+                length = (value(f"{architecture}.embedding_length") or 0) // heads
+            top = length if isinstance(length, int) else MAX_HEAD
+            ok = 0 < rope <= top and rope % 2 == 0
+            need(ok, f"{architecture}.rope.dimension_count", f"not even or not between 2 and {top}")
+    scaling = value(f"{architecture}.rope.scaling.type")
+    need(
+        not isinstance(scaling, str) or scaling in ROPE_SCALINGS,
+        f"{architecture}.rope.scaling.type",
+        "which is unknown",
+    )
+    for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        eps = value(f"{architecture}.{name}")
+        need(not isinstance(eps, float) or (math.isfinite(eps) and eps >= 0), f"{architecture}.{name}", "no epsilon")
+    tokens = value("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(set(tokens)) != len(tokens):
+        raise GGUFError(f"{f.path}: the vocabulary has a token twice")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
