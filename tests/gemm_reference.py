@@ -125,8 +125,10 @@ def requantize(w: Weights) -> tuple[Array, Array]:
     d = smax if w.type == Type.Q8_0_TILE else smax * np.float32(np.float32(8) / np.float32(127))
     d = np.broadcast_to(d, blocks.shape).reshape(full, k)[:n]
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
-    q = np.rint(w.q.astype(np.float32) * (w.d.astype(np.float32) * inverse))
-    return q.astype(np.int64), d.astype(np.float64)
+    shift = 14 if w.type == Type.Q8_0_TILE else 11
+    ratio = np.rint(w.d.astype(np.float32) * inverse * np.float32(1 << shift)).astype(np.int64)
+    q = (w.q.astype(np.int64) * (1 << (15 - shift)) * ratio + (1 << 14)) >> 15
+    return q, d.astype(np.float64)
 
 
 def int8_product(w: Weights, x: Array) -> tuple[Array, Array]:
@@ -147,7 +149,8 @@ def int8_error_bound(w: Weights, x: Array) -> Array:
     bound = (s / 2) @ np.abs(w.values).T
     if w.type in TILE:
         _, d = requantize(w)
-        bound = bound + (np.abs(x.astype(np.float64)) + s / 2) @ (d / 2).T
+        # half a step, and what rounding the fixed-point ratio adds
+        bound = bound + (np.abs(x.astype(np.float64)) + s / 2) @ (d * 0.51).T
     return bound * 1.001 + 1e-30
 
 

@@ -34,6 +34,13 @@ constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) 
 enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_count };
 constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 
+// The requantization behind `prepared`, in fixed point so that every ISA gives the same bits: a block's scale is
+// R = round(scale / common scale * 2^shift), its quants become (q * 2^(15 - shift) * R + 2^14) >> 15. 4 bit: the common
+// scale is the largest * 8 / 127 (a grid 16 times finer than the quants' own), 8 bit: the largest itself, so that its
+// blocks keep their quants.
+constexpr int gemm_requantize_shift_q4 = 11;
+constexpr int gemm_requantize_shift_q8 = 14;
+
 struct gemm_int8_args {
     const uint8_t * panel; // k_tiles tiles
     const uint8_t * group; // k_tiles records

@@ -71,37 +71,41 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
     }
 }
 
-// One column half's 16 row pairs: their scales relative to the half's common one.
+// One column half's 16 row pairs: their fixed-point ratios to the half's common scale, see gemm.h.
 struct half_scales {
-    alignas(32) float ratio[16];
+    alignas(32) int32_t ratio[16];
     float common;
 };
 
 half_scales common_scale(const uint8_t * p, int h, bool q8) {
     float s[32];
+    alignas(32) float own[16];
     for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(s + 8 * i, halves_to_float(p + 16 * i));
-    half_scales r;
     for (int v = 0; v < 16; v++)
-        r.ratio[v] = s[2 * v + h];
-    const __m256 a = _mm256_load_ps(r.ratio), b = _mm256_load_ps(r.ratio + 8);
+        own[v] = s[2 * v + h];
+    const __m256 a = _mm256_load_ps(own), b = _mm256_load_ps(own + 8);
     const __m256 finite = _mm256_and_ps(is_finite(magnitude(a)), is_finite(magnitude(b)));
     const bool good = _mm256_movemask_ps(finite) == 0xff;
     const float smax = largest(_mm256_max_ps(magnitude(a), magnitude(b)));
+    half_scales r;
     r.common = !good ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
     const __m256 inverse = _mm256_set1_ps(good && smax > 0 ? 1.0f / r.common : 0.0f);
-    _mm256_store_ps(r.ratio, good ? _mm256_mul_ps(a, inverse) : _mm256_setzero_ps());
-    _mm256_store_ps(r.ratio + 8, good ? _mm256_mul_ps(b, inverse) : _mm256_setzero_ps());
+    const __m256 unit =
+        _mm256_set1_ps(static_cast<float>(1 << (q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4)));
+    __m256i * ratio = reinterpret_cast<__m256i *>(r.ratio);
+    const __m256i zero = _mm256_setzero_si256();
+    _mm256_store_si256(ratio, good ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(a, inverse), unit)) : zero);
+    _mm256_store_si256(ratio + 1, good ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(b, inverse), unit)) : zero);
     return r;
 }
 
-// round(q * ratio) for q = -8 .. 7 as 16 bytes, in both lanes
-__m256i quant_table(float ratio) {
-    const __m256 r = _mm256_set1_ps(ratio);
-    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1), r));
-    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), r));
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-    return _mm256_permute4x64_epi64(_mm256_packs_epi16(words, words), 0x88);
+// The requantized values of q = -8 .. 7 as 16 bytes, in both lanes
+__m256i quant_table(int32_t ratio) {
+    const __m128i r = _mm_set1_epi16(static_cast<int16_t>(ratio));
+    const __m128i low = _mm_mulhrs_epi16(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16), r);
+    const __m128i high = _mm_mulhrs_epi16(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112), r);
+    return _mm256_broadcastsi128_si256(_mm_packs_epi16(low, high));
 }
 
 void prepare_q4(const uint8_t * tile, uint8_t * out) {
@@ -128,21 +132,21 @@ template <int position> __m256 signed_byte(__m256i v) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * position), 24));
 }
 
-template <int position> __m256i scaled_byte(__m256i v, __m256 ratio) {
-    const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(signed_byte<position>(v), ratio));
-    return _mm256_slli_epi32(_mm256_and_si256(q, _mm256_set1_epi32(255)), 8 * position);
-}
-
 void prepare_q8(const uint8_t * tile, uint8_t * out) {
+    const __m256i high_bytes = _mm256_set1_epi16(static_cast<int16_t>(0xff00));
     for (int h = 0; h < 2; h++) {
         const half_scales s = common_scale(tile + 1024, h, true);
         for (int j = 0; j < 8; j++) {
-            const __m256 r0 = _mm256_set1_ps(s.ratio[2 * j]), r1 = _mm256_set1_ps(s.ratio[2 * j + 1]);
+            const __m256i r0 = _mm256_set1_epi16(static_cast<int16_t>(s.ratio[2 * j]));
+            const __m256i r1 = _mm256_set1_epi16(static_cast<int16_t>(s.ratio[2 * j + 1]));
             for (int g = 0; g < 2; g++) {
                 const __m256i v = load(tile + 128 * j + 64 * h + 32 * g);
+                // even bytes belong to row pair 2j, odd ones to 2j + 1; each becomes twice its value in 16 bits
+                const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 7);
+                const __m256i odd = _mm256_srai_epi16(_mm256_and_si256(v, high_bytes), 7);
                 store(out + 128 * j + 64 * h + 32 * g,
-                      _mm256_or_si256(_mm256_or_si256(scaled_byte<0>(v, r0), scaled_byte<1>(v, r1)),
-                                      _mm256_or_si256(scaled_byte<2>(v, r0), scaled_byte<3>(v, r1))));
+                      _mm256_blendv_epi8(_mm256_mulhrs_epi16(even, r0),
+                                         _mm256_slli_epi16(_mm256_mulhrs_epi16(odd, r1), 8), high_bytes));
             }
         }
         for (int g = 0; g < 2; g++) {

@@ -55,9 +55,9 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
     }
 }
 
-// The scales of one tile by column half: s[h] holds the 16 row pairs' scales of half h.
+// The scales of one tile by column half: 16 row pairs' fixed-point ratios to the half's common scale, see gemm.h.
 struct tile_scales {
-    __m512 ratio[2]; // to the half's common scale
+    __m512i ratio[2];
     float common[2];
 };
 
@@ -65,6 +65,7 @@ tile_scales common_scales(const uint8_t * p, bool q8) {
     const __m512 low = halves_to_float(p), high = halves_to_float(p + 32);
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const float unit = static_cast<float>(1 << (q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4));
     tile_scales r;
     for (int h = 0; h < 2; h++) {
         const __m512 s = _mm512_permutex2var_ps(low, h ? odd : even, high);
@@ -73,32 +74,43 @@ tile_scales common_scales(const uint8_t * p, bool q8) {
         const bool good = finite == 0xffff;
         r.common[h] = !good ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
         const float inverse = good && smax > 0 ? 1.0f / r.common[h] : 0.0f;
-        r.ratio[h] = good ? _mm512_mul_ps(s, _mm512_set1_ps(inverse)) : _mm512_setzero_ps();
+        const __m512 ratio = _mm512_mul_ps(_mm512_mul_ps(s, _mm512_set1_ps(inverse)), _mm512_set1_ps(unit));
+        r.ratio[h] = good ? _mm512_cvtps_epi32(ratio) : _mm512_setzero_si512();
     }
     return r;
 }
 
-// 4 bit: each row pair has a 16-entry table of its requantized values.
+// 4 bit: each row pair has a 16-entry table of its requantized values. Four tables at once, one per 128-bit lane: its
+// first 8 entries come from one product, the rest from the other.
+__m512i four_tables(__m512i ratio, int first) {
+    const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
+    const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
+    // lane i: eight times the 16-bit word of row pair first + i
+    const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0x20002, 0x20002, 0x20002, 0x20002, 0x40004, 0x40004, 0x40004,
+                                           0x40004, 0x60006, 0x60006, 0x60006, 0x60006);
+    const __m512i r =
+        _mm512_permutexvar_epi16(_mm512_add_epi16(lane, _mm512_set1_epi16(static_cast<int16_t>(2 * first))), ratio);
+    return _mm512_packs_epi16(_mm512_mulhrs_epi16(low, r), _mm512_mulhrs_epi16(high, r));
+}
+
+constexpr __mmask64 odd_bytes = 0xaaaaaaaaaaaaaaaaULL;
+
 void prepare_q4(const uint8_t * tile, uint8_t * out) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    const __m512 quants = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     const tile_scales s = common_scales(tile + 512, false);
     for (int h = 0; h < 2; h++) {
-        alignas(64) float ratio[16];
-        _mm512_store_ps(ratio, s.ratio[h]);
         for (int c = 0; c < 4; c++) {
             const __m512i v = _mm512_loadu_si512(tile + 128 * c + 64 * h);
-            for (int i = 0; i < 2; i++) {
-                const int pair = 4 * c + 2 * i;
-                const __m512i q = _mm512_and_si512(i ? _mm512_srli_epi16(v, 4) : v, nibble);
-                const __m512i table0 = _mm512_broadcast_i32x4(
-                    _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(quants, _mm512_set1_ps(ratio[pair])))));
-                const __m512i table1 = _mm512_broadcast_i32x4(
-                    _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(quants, _mm512_set1_ps(ratio[pair + 1])))));
-                const __m512i w =
-                    _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(table0, q), 0xaaaaaaaaaaaaaaaaULL, table1, q);
-                _mm512_storeu_si512(out + 128 * (2 * c + i) + 64 * h, w);
-            }
+            const __m512i low = _mm512_and_si512(v, nibble), high = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
+            const __m512i tables = four_tables(s.ratio[h], 4 * c);
+            const __m512i t0 = _mm512_shuffle_i32x4(tables, tables, 0x00);
+            const __m512i t1 = _mm512_shuffle_i32x4(tables, tables, 0x55);
+            const __m512i t2 = _mm512_shuffle_i32x4(tables, tables, 0xaa);
+            const __m512i t3 = _mm512_shuffle_i32x4(tables, tables, 0xff);
+            _mm512_storeu_si512(out + 256 * c + 64 * h,
+                                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t0, low), odd_bytes, t1, low));
+            _mm512_storeu_si512(out + 256 * c + 128 + 64 * h,
+                                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t2, high), odd_bytes, t3, high));
         }
         _mm512_storeu_ps(out + 1024 + 64 * h, _mm512_set1_ps(s.common[h]));
     }
@@ -109,22 +121,20 @@ template <int position> __m512 signed_byte(__m512i v) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * position), 24));
 }
 
-template <int position> __m512i scaled_byte(__m512i v, __m512 ratio) {
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(signed_byte<position>(v), ratio));
-    return _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(255)), 8 * position);
-}
-
 void prepare_q8(const uint8_t * tile, uint8_t * out) {
     const tile_scales s = common_scales(tile + 1024, true);
     for (int h = 0; h < 2; h++) {
-        alignas(64) float ratio[16];
-        _mm512_store_ps(ratio, s.ratio[h]);
+        alignas(64) int32_t ratio[16];
+        _mm512_store_si512(ratio, s.ratio[h]);
         for (int j = 0; j < 8; j++) {
             const __m512i v = _mm512_loadu_si512(tile + 128 * j + 64 * h);
-            const __m512 r0 = _mm512_set1_ps(ratio[2 * j]), r1 = _mm512_set1_ps(ratio[2 * j + 1]);
-            const __m512i w = _mm512_or_si512(_mm512_or_si512(scaled_byte<0>(v, r0), scaled_byte<1>(v, r1)),
-                                              _mm512_or_si512(scaled_byte<2>(v, r0), scaled_byte<3>(v, r1)));
-            _mm512_storeu_si512(out + 128 * j + 64 * h, w);
+            // even bytes belong to row pair 2j, odd ones to 2j + 1; each becomes twice its value in 16 bits
+            const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 7);
+            const __m512i odd =
+                _mm512_srai_epi16(_mm512_and_si512(v, _mm512_set1_epi16(static_cast<int16_t>(0xff00))), 7);
+            const __m512i e = _mm512_mulhrs_epi16(even, _mm512_set1_epi16(static_cast<int16_t>(ratio[2 * j])));
+            const __m512i o = _mm512_mulhrs_epi16(odd, _mm512_set1_epi16(static_cast<int16_t>(ratio[2 * j + 1])));
+            _mm512_storeu_si512(out + 128 * j + 64 * h, _mm512_mask_mov_epi8(e, odd_bytes, _mm512_slli_epi16(o, 8)));
         }
         _mm512_storeu_ps(out + 1024 + 64 * h, _mm512_set1_ps(s.common[h]));
     }

@@ -125,12 +125,12 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
     }
 }
 
-// Each 2(k) x 16(n) block has its own scale s; the whole column of 32 k gets one, d, and its quants become
-// round(q * s / d). 4 bit: d = max|s| * 8 / 127, a grid 16 times finer than the quants' own. 8 bit: d = max|s|, so that
-// blocks which have the largest scale keep their quants. A scale that is not a number makes its columns NaN.
+// Each 2(k) x 16(n) block has its own scale, the whole column of 32 k gets one: see gemm.h. A scale that is not a
+// number makes its columns NaN.
 void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
     const bool q8 = type == TB_Q8_0_TILE;
     const size_t quants = q8 ? 1024 : 512;
+    const int shift = q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4;
     unpacked u;
     for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += gemm_prepared_bytes) {
         if (q8) {
@@ -139,7 +139,8 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
             format_q4::load(panel, u);
         }
         // u.scale[2 * v + h]: rows 2v and 2v + 1, columns 16h to 16h + 15
-        float d[2], ratio[32];
+        float d[2];
+        int ratio[32];
         for (int h = 0; h < 2; h++) {
             float smax = 0;
             bool finite = true;
@@ -150,15 +151,17 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
             }
             d[h] = !finite ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
             const float inverse = finite && smax > 0 ? 1.0f / d[h] : 0.0f;
-            for (int v = 0; v < 16; v++)
-                ratio[2 * v + h] = finite ? u.scale[2 * v + h] * inverse : 0.0f;
+            for (int v = 0; v < 16; v++) {
+                const float r = finite ? u.scale[2 * v + h] * inverse * static_cast<float>(1 << shift) : 0.0f;
+                ratio[2 * v + h] = static_cast<int>(r + 12582912.0f - 12582912.0f);
+            }
         }
         for (int j = 0; j < 8; j++) {
             for (int i = 0; i < 128; i++) {
                 const int n = i / 4, position = i & 3;
                 // positions 0, 2 are rows of the first pair of the quad, 1, 3 of the second
-                const float r = u.w[j][i] * ratio[2 * (2 * j + (position & 1)) + n / 16];
-                u.w[j][i] = static_cast<int8_t>(r + 12582912.0f - 12582912.0f);
+                const int r = ratio[2 * (2 * j + (position & 1)) + n / 16];
+                u.w[j][i] = static_cast<int8_t>((u.w[j][i] * (1 << (15 - shift)) * r + (1 << 14)) >> 15);
             }
         }
         for (int n = 0; n < 32; n++)
