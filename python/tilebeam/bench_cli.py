@@ -113,16 +113,17 @@ def measure(
     repetitions: int,
     *,
     warmup: bool = True,
+    max_seconds: float | None = None,
     on_run: Callable[[str, float | None], None] | None = None,
 ) -> list[Row]:
-    """Time a case on several models, interleaved; one row per model, in their order.
+    """Time a case on several models, interleaved; one row per model, in their order. Arguments as for `compare`.
 
     The ratio column needs one of the models to be on the CPU.
     """
     from importlib import metadata
 
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    seconds = compare(models, case, repetitions, warmup=warmup, on_run=on_run)
+    seconds = compare(models, case, repetitions, warmup=warmup, max_seconds=max_seconds, on_run=on_run)
     speeds = {name: [case.tokens / s for s in times] for name, times in seconds.items()}
     baseline = next((name for name, lm in models.items() if lm.device == "cpu"), None)
     rows = []

@@ -174,6 +174,7 @@ def compare(
     repetitions: int,
     *,
     warmup: bool = True,
+    max_seconds: float | None = None,
     on_run: Callable[[str, float | None], None] | None = None,
 ) -> dict[str, list[float]]:
     """Time a case on several models in turn: A B A B ..
@@ -183,6 +184,7 @@ def compare(
         case: what to time.
         repetitions: timed runs of each model.
         warmup: an untimed run of each model first.
+        max_seconds: begin no further round after this time, for machines that turn out slow; None: never stop early.
         on_run: called after every run with the model's name and the seconds, None for a warmup.
 
     Returns:
@@ -199,7 +201,10 @@ def compare(
             if on_run:
                 on_run(name, None)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(repetitions):
+    started = time.perf_counter()
+    for done in range(repetitions):
+        if done and max_seconds is not None and time.perf_counter() - started > max_seconds:
+            break
         for name, runner in runners.items():
             seconds[name].append(runner.run(case))
             if on_run:
