@@ -7,10 +7,11 @@ plain numbers are repeated here, as in llama-model.cpp, llama-vocab.cpp and ggml
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from .errors import GGUFError
-from .gguf_file import GGUFFile
+from .gguf_file import ARRAY, STRING, GGUFFile, KeyValue
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -18,6 +19,8 @@ MAX_HEAD = 8192
 MAX_SIZE = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Attention in every layer, so that no head count may be 0.
+# Their graphs demand keys and values of one size.
+EQUAL_HEADS = ("llama", "qwen2", "qwen3")
 DENSE = ("llama", "qwen2", "qwen3", "gemma3")
 
 
@@ -72,9 +75,42 @@ def check_model(f: GGUFFile, architecture: str) -> None:
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         eps = value(f"{architecture}.{name}")
         need(not isinstance(eps, float) or (math.isfinite(eps) and eps >= 0), f"{architecture}.{name}", "no epsilon")
-    tokens = value("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(set(tokens)) != len(tokens):
+    if architecture in EQUAL_HEADS:
+        sizes = [value(f"{architecture}.{name}") for name in ("attention.key_length", "attention.value_length")]
+        need(
+            None in sizes or sizes[0] == sizes[1], f"{architecture}.attention.value_length", f"but keys have {sizes[0]}"
+        )
+    _check_vocabulary(f)
+
+
+def _check_vocabulary(f: GGUFFile) -> None:
+    """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to."""
+    tokens = f.kv.get("tokenizer.ggml.tokens")
+    kind, count, at = _array(tokens)
+    if tokens is None or kind != STRING:
+        return
+    for name in ("scores", "token_type"):
+        beside = f.kv.get(f"tokenizer.ggml.{name}")
+        if beside is not None and _array(beside)[1] != count:
+            raise GGUFError(f"{f.path}: tokenizer.ggml.{name} does not have one entry for each of {count} tokens")
+    # By hand: a vocabulary may have hundreds of thousands of tokens, and the reader has checked all lengths.
+    raw, seen, empty = tokens.raw, set(), 0
+    for _ in range(count):
+        end = at + 8 + int.from_bytes(raw[at : at + 8], "little")
+        text = raw[at + 8 : end]
+        at = end
+        seen.add(text)
+        empty += not text
+    if len(seen) + max(0, empty - 1) != count:  # llama.cpp gives empty tokens names of their own
         raise GGUFError(f"{f.path}: the vocabulary has a token twice")
+
+
+def _array(entry: KeyValue | None) -> tuple[int, int, int]:
+    """(element type, length, where the first element begins in the raw record); of anything else (-1, -1, 0)."""
+    if entry is None or entry.type != ARRAY:
+        return -1, -1, 0
+    kind, count = struct.unpack_from("<IQ", entry.raw, entry.body)
+    return kind, count, entry.body + 12
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -370,3 +371,39 @@ def test_libllama_sees_the_device() -> None:
     lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
     assert lib.ggml_backend_dev_by_name(b"HMX0")
     assert tilebeam.register().devices() == [lib.ggml_backend_dev_by_name(b"HMX0")]
+
+
+def pair(kind: int, value: int) -> bytes:
+    """A metadata value as in the file: its type (4 is uint32) and itself."""
+    return struct.pack("<II", kind, value)
+
+
+def damaged_metadata(gguf_path: Path, key: str, old: bytes, new: bytes) -> bytes:
+    data = bytearray(gguf_path.read_bytes())
+    at = data.index(old, data.index(key.encode()) + len(key))
+    data[at : at + len(old)] = new
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "said"),
+    [
+        ("qwen2.block_count", pair(4, 4), pair(4, 0), "block_count is 0,"),
+        ("qwen2.block_count", pair(4, 4), pair(4, 513), "block_count is 513,"),
+        (
+            "qwen2.attention.head_count_kv",
+            (2).to_bytes(4, "little"),
+            (3).to_bytes(4, "little"),
+            "head_count_kv is 3, no divisor",
+        ),
+        ("qwen2.attention.head_count_kv", pair(4, 2), pair(4, 0), "head_count_kv is 0,"),
+        ("tokenizer.ggml.tokens", b"the", b"her", "a token twice"),
+    ],
+)
+def test_metadata_that_would_end_the_process_is_refused(
+    ordinary: Path, tmp_path: Path, key: str, old: bytes, new: bytes, said: str
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(damaged_metadata(ordinary, key, old, new))
+    with pytest.raises(TilebeamError, match=said):
+        tilebeam.load(bad, "cpu", **SMALL)

@@ -86,7 +86,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tilebeam' has no attribute {name!r}")
-    value = getattr(import_module(f"tilebeam.{_HOME[name]}"), name)
+    try:
+        value = getattr(import_module(f"tilebeam.{_HOME[name]}"), name)
+    except ImportError as error:
+        if "libtilebeam_ext" not in str(error):
+            raise
+        # It lies beside the plugin, so a lost or wrong folder is first noticed here.
+        raise TilebeamError(f"The libraries libggml-tilebeam.so and libtilebeam_ext.so are needed: {error}") from None
     globals()[name] = value
     return value
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from tilebeam.control import Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
-from tilebeam.preflight import metadata_problem
 
 if TYPE_CHECKING:
     from gguf_tools import GGUFFile
@@ -178,9 +177,6 @@ def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
             real = gguf.kv.get("tilebeam.architecture")
             gguf_tools.check_model(gguf, str(real.value) if real is not None else gguf.architecture)
             manifest = gguf_tools.manifest(path) if gguf_tools.is_repacked(path) else None
-            problem = metadata_problem(gguf, manifest.architecture if manifest else gguf.architecture)
-        if problem:
-            raise gguf_tools.GGUFError(problem)
         if manifest is None:
             return file
         if verify:
