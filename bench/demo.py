@@ -37,7 +37,7 @@ from tilebeam import (
     load,
 )
 from tilebeam.bench_cli import Row, measure
-from tilebeam.machine import cpu_info
+from tilebeam.machine import OtherLoad, busy_note, cpu_info
 from tilebeam.throughput import Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -232,7 +232,7 @@ class Demo:
         rows: list[Row] = []
         with ExitStack() as stack:
             models = {d: stack.enter_context(self._load(model, d)) for d in ("cpu", "npu")}
-            with console.bar("decoding") as progress:
+            with OtherLoad() as others, console.bar("decoding") as progress:
                 task = progress.add_task("", total=len(cases) * 2 * (repetitions + 1), note="")
                 for case in cases:
                     progress.update(task, description=f"{case.n_parallel} sequences")
@@ -244,6 +244,8 @@ class Demo:
                         on_run=lambda name, _: progress.update(task, advance=1, note=name),
                     )
         self._show_throughput(rows, n_gen)
+        if note := busy_note(others.share):
+            self.screen.print(f"[yellow]{note}[/yellow]")
 
     def _show_throughput(self, rows: list[Row], n_gen: int) -> None:
         runs = [len(r.samples_ts) for r in rows]
@@ -266,8 +268,8 @@ class Demo:
             )
         self.screen.print(table)
         self.screen.print(
-            f"{min(runs)} to {max(runs)} runs of {n_gen} tokens per sequence, cpu npu cpu npu ..; ratio: median (least - "
-            f"greatest) of adjacent runs. {cpu_info()}, {rows[0].n_threads} threads.",
+            f"{min(runs)} to {max(runs)} runs of {n_gen} tokens per sequence, cpu npu cpu npu ..; ratio: median "
+            f"(least - greatest) of adjacent runs. {cpu_info()}, {rows[0].n_threads} threads.",
             style="dim",
         )
 

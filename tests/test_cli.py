@@ -8,12 +8,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from tilebeam import bench_cli, cli, search_cli, selftest
 from tilebeam.errors import TilebeamError
+from tilebeam.machine import OtherLoad, busy_note
 from tilebeam.throughput import Case, Runner, compare, pairwise_ratio
 from typer.testing import CliRunner
 
@@ -287,10 +290,11 @@ def test_vote_counts_answers_of_every_prompt_of_a_file(model: Path, tmp_path: Pa
 
 def test_tables_show_every_candidate(model: Path) -> None:
     for command in ("best-of-n", "vote"):
-        out = ok(command, "-m", model, "-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "--device", "cpu").out
-        assert all(f" {i} " in out.replace(">", " ") for i in range(3))
-        assert out.count(">") == 1
-        assert max(map(len, out.splitlines())) <= 100
+        out = ok(command, "-m", model, "-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu").out
+        rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+        assert [row.removeprefix(">") for row in rows if row] == ["0", "1", "2"]
+        assert sum(row.startswith(">") for row in rows) == 1
+        assert max(map(cell_len, out.splitlines())) <= 100
 
 
 def test_extractors() -> None:
@@ -471,3 +475,15 @@ def test_doctor_notices_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels["ok"] is False
     assert "mul_mat q4_0_col" in kernels["detail"]
     assert "TILEBEAM_ISA" in kernels["advice"]
+
+
+def test_load_of_other_programs_is_told_from_the_own() -> None:
+    with OtherLoad() as mine:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+    assert 0 <= mine.share <= 1
+    assert busy_note(0.05) is None
+    note = busy_note(0.42)
+    assert note is not None
+    assert "42%" in note

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilebeam import __version__, console
 from tilebeam.errors import TilebeamError
-from tilebeam.machine import cpu_info
+from tilebeam.machine import OtherLoad, busy_note, cpu_info
 from tilebeam.throughput import Case, compare, pairwise_ratio
 
 if TYPE_CHECKING:
@@ -401,7 +401,8 @@ def plan(
 def run(what: Plan, output: str) -> None:
     """Measure and print, with a progress bar on stderr."""
     writer = WRITERS[output]()
-    with console.bar("bench") as progress:
+    executors = set()
+    with OtherLoad() as others, console.bar("bench") as progress:
         task = progress.add_task("", total=what.runs, note="")
 
         def on_run(device: str, seconds: float | None) -> None:
@@ -410,4 +411,8 @@ def run(what: Plan, output: str) -> None:
 
         for row in what.rows(on_run, lambda text: progress.update(task, description=text)):
             writer.row(row)
+            executors.add(row.executor)
     writer.close()
+    # A tilebeam-npud of ours would count as another program.
+    if "process" not in executors and (note := busy_note(others.share)):
+        console.err().print(note, style="yellow")

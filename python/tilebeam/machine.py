@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _cpuinfo(*keys: str) -> str | None:
@@ -27,3 +30,46 @@ def cpu_info() -> str:
 def cpu_features() -> set[str]:
     """The instruction set extensions that the kernel reports, by its names; empty if unknown."""
     return set((_cpuinfo("flags", "Features") or "").split())
+
+
+class OtherLoad:
+    """How much of the machine other programs used while a block ran.
+
+    Timings of spinning threads, and llama.cpp's CPU backend has them, collapse when others want the same CPUs: a
+    comparison made then says little. A process that this one started and has not waited for counts as another.
+
+    Attributes:
+        share: CPU time of others over all CPU time, 0 to 1; set when the block ends, 0 if the kernel does not tell.
+    """
+
+    share: float = 0.0
+
+    def __enter__(self) -> OtherLoad:
+        self._start = self._sample()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        own, busy, total = (after - before for before, after in zip(self._start, self._sample(), strict=True))
+        self.share = max(0.0, busy - own) / total if total > 0 else 0.0
+
+    @staticmethod
+    def _sample() -> tuple[float, float, float]:
+        """Seconds: of this process, of all, and of all with idle ones."""
+        try:
+            words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+        except OSError:
+            words = []
+        user, nice, system, idle, iowait, irq, softirq, steal = [int(w) / _TICKS for w in words] or [0.0] * 8
+        busy = user + nice + system + irq + softirq + steal
+        times = os.times()
+        return times.user + times.system, busy, busy + idle + iowait
+
+
+def busy_note(share: float) -> str | None:
+    """A sentence to print beside timings when others used enough of the machine to spoil them, else None."""
+    if share < 0.1:
+        return None
+    return (
+        f"Other programs used {share:.0%} of the CPUs meanwhile, which slows llama.cpp's spinning threads most: these "
+        "ratios flatter Tilebeam, repeat on a quiet machine."
+    )
