@@ -12,6 +12,7 @@ namespace tb::npu {
 namespace {
 
 constexpr int max_threads = 512;
+constexpr int64_t move_every_ns = 2000000;
 constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
 
 int affinity_cpus() {
@@ -61,6 +62,7 @@ thread_pool::thread_pool(int n_threads) {
     n_threads = std::clamp(n_threads, 1, max_threads);
     const int64_t spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
     waits.assign(n_threads, {spin_budget(spin_ns), spin_budget(spin_ns)});
+    spreads = spin_ns > 0;
     workers.reserve(n_threads); // worker addresses are handed to the threads
     // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel.
     sigset_t all;
@@ -107,6 +109,7 @@ void thread_pool::work(int thread) {
         if (stopping) {
             return;
         }
+        __atomic_store_n(&waits[thread].cpu, sched_getcpu(), __ATOMIC_RELAXED);
         fn(arg, thread);
         barrier(thread);
     }
@@ -119,6 +122,7 @@ void thread_pool::run(task f, void * a) {
     }
     fn = f;
     arg = a;
+    __atomic_store_n(&waits[0].cpu, sched_getcpu(), __ATOMIC_RELAXED);
     job.fetch_add(1, std::memory_order_seq_cst);
     wake();
     f(a, 0);
@@ -150,12 +154,48 @@ void thread_pool::barrier(int thread, bool reset) {
         }
         return;
     }
-    wait_change(generation, gen, barrier_sleepers, waits[thread].at_barrier);
+    if (!wait_change(generation, gen, barrier_sleepers, waits[thread].at_barrier) && spreads && thread != 0) {
+        move_apart(thread);
+    }
+}
+
+// Threads that hand over to each other by sleeping and waking look like one task to the scheduler, which then leaves
+// them on one CPU while another idles. A worker that had to sleep at a barrier and shares its CPU with a thread of the
+// pool goes to one that none of them uses, and may be moved by the scheduler again from there.
+void thread_pool::move_apart(int thread) {
+    habits & own = waits[thread];
+    const int64_t now = now_ns();
+    if (now - own.moved_ns < move_every_ns) {
+        return;
+    }
+    const int cpu = sched_getcpu();
+    __atomic_store_n(&own.cpu, cpu, __ATOMIC_RELAXED);
+    cpu_set_t allowed;
+    if (cpu < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        return;
+    }
+    cpu_set_t free = allowed;
+    bool shared = false;
+    for (int i = 0; i < n; ++i) {
+        const int used = __atomic_load_n(&waits[i].cpu, __ATOMIC_RELAXED);
+        shared = shared || (i != thread && used == cpu);
+        if (used >= 0 && used < CPU_SETSIZE) {
+            CPU_CLR(used, &free);
+        }
+    }
+    if (!shared || CPU_COUNT(&free) == 0) {
+        return;
+    }
+    own.moved_ns = now;
+    if (sched_setaffinity(0, sizeof free, &free) == 0) {
+        __atomic_store_n(&own.cpu, sched_getcpu(), __ATOMIC_RELAXED);
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    }
 }
 
 // A sleeper counts itself before the kernel compares the word, the waker changes the word before it looks at the
 // count: with both in one total order a wake-up cannot be lost. Who is woken with the word unchanged spins again.
-void thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
+bool thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
                               spin_budget & budget) {
     for (bool slept = false;; slept = true) {
         const int64_t spin_ns = budget.next();
@@ -166,7 +206,7 @@ void thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::a
                     if (!slept) {
                         budget.report(true);
                     }
-                    return;
+                    return !slept;
                 }
                 cpu_pause();
             }

@@ -49,14 +49,18 @@ class thread_pool {
         int index;
         pthread_t handle;
     };
-    // What a thread has learned about its waits; each has a cache line of its own.
+    // What a thread has learned about its waits, and where it runs; each has a cache line of its own.
     struct alignas(64) habits {
         spin_budget at_barrier;
         spin_budget idle;
+        int64_t moved_ns = 0;
+        int cpu = -1;
     };
+    void move_apart(int thread);
     static void * worker_main(void * arg);
     void work(int thread);
-    static void wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
+    // True if the change was seen while spinning.
+    static bool wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
                             spin_budget & budget);
 
     // One cache line per group of words that different threads write at different times.
@@ -72,6 +76,7 @@ class thread_pool {
 
     alignas(64) int n = 1;
     std::vector<habits> waits; // per thread
+    bool spreads = false;      // there is a CPU for each thread
     std::vector<worker> workers;
 };
 

@@ -35,30 +35,33 @@ constexpr uint32_t this_arch = AUDIT_ARCH_X86_64;
 constexpr uint32_t this_arch = AUDIT_ARCH_AARCH64;
 #endif
 
-constexpr long allowed[] = {// waiting and time
-                            SYS_futex, SYS_sched_yield, SYS_clock_gettime, SYS_clock_nanosleep, SYS_nanosleep,
-                            SYS_restart_syscall, SYS_ppoll,
+constexpr long allowed[] = {
+    // waiting and time
+    SYS_futex, SYS_sched_yield, SYS_clock_gettime, SYS_clock_nanosleep, SYS_nanosleep, SYS_restart_syscall, SYS_ppoll,
 #ifdef SYS_poll
-                            SYS_poll,
+    SYS_poll,
 #endif
-                            // the socket that hands in descriptors, and what is done with them
-                            SYS_recvmsg, SYS_fstat, SYS_close,
+    // the socket that hands in descriptors, and what is done with them
+    SYS_recvmsg, SYS_fstat, SYS_close,
 #ifdef SYS_newfstatat
-                            SYS_newfstatat,
+    SYS_newfstatat,
 #endif
-                            // memory
-                            SYS_munmap, SYS_madvise, SYS_brk, SYS_mremap,
-                            // threads
-                            SYS_clone, SYS_set_robust_list, SYS_sched_getaffinity, SYS_gettid, SYS_prctl, SYS_getrandom,
+    // memory
+    SYS_munmap, SYS_madvise, SYS_brk, SYS_mremap,
+    // threads
+    SYS_clone, SYS_set_robust_list, SYS_sched_getaffinity, SYS_sched_setaffinity, SYS_gettid, SYS_prctl, SYS_getrandom,
 #ifdef SYS_clone3
-                            SYS_clone3,
+    SYS_clone3,
+#endif
+#ifdef SYS_getcpu
+    SYS_getcpu,
 #endif
 #ifdef SYS_rseq
-                            SYS_rseq,
+    SYS_rseq,
 #endif
-                            // signals and the end
-                            SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sigaltstack, SYS_getpid,
-                            SYS_getppid, SYS_tgkill, SYS_exit, SYS_exit_group, SYS_write};
+    // signals and the end
+    SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sigaltstack, SYS_getpid, SYS_getppid, SYS_tgkill,
+    SYS_exit, SYS_exit_group, SYS_write};
 
 } // namespace
 
