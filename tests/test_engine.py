@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam.llama import Context
 
+import gguf_tools
 from gguf_tools.synth import preset, write_model
 
 # The NPU's numerics treat each row alone, so that a text does not depend on its batch. The CPU backend's do not: with
@@ -383,6 +384,19 @@ def test_a_failed_decode_is_an_exception_now_and_later(
     with pytest.raises(TilebeamError, match="closed"):
         model.generate(PROMPT, GREEDY)
     model.close()
+
+
+def test_weights_that_are_not_numbers_are_noticed(paths: dict[str, Path], tmp_path: Path) -> None:
+    data = bytearray(paths["q8_0"].read_bytes())
+    with gguf_tools.GGUFFile(paths["q8_0"]) as file:
+        at = file.tensors["blk.0.attn_norm.weight"].offset
+    data[at : at + 4] = np.float32("nan").tobytes()
+    (tmp_path / "nan.gguf").write_bytes(data)
+    with tilebeam.load(tmp_path / "nan.gguf", "npu", n_ctx=256, n_seq_max=2, threads=1) as model:
+        for params in (GREEDY, SamplingParams(n=3, seed=1), SamplingParams(seed=1, top_k=0, top_p=1)):
+            with pytest.raises(TilebeamError, match="not numbers"):
+                model.generate(PROMPT, params)
+            assert idle(model)
 
 
 def test_facts(lm: LM) -> None:

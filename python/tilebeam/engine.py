@@ -16,6 +16,7 @@ The order of everything follows from the requests alone: the same requests give 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -388,8 +389,11 @@ class Engine:
         assert sample.sampler is not None
         assert sample.stream is not None
         token = sample.sampler.sample(self.context, row)
+        logit = self.context.logit(row, token)
+        if not math.isfinite(logit):
+            raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
         if params.logprobs:
-            sample.logprobs.append(float(self.context.logits(row)[token]) - norm)
+            sample.logprobs.append(logit - norm)
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         self.progress.tokens += 1

@@ -71,7 +71,7 @@ def load(
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread" or "process"; None keeps what is configured (default "thread", or TILEBEAM_NPU).
-        flash_attn: use flash attention. The NPU runs attention only this way.
+        flash_attn: use flash attention; without it attention runs as several slower ops.
         type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
         verify: check the digests of a repacked file's tensors and metadata first (reads it once per process). Its
