@@ -3,8 +3,9 @@
 Two questions are asked of the logits at 256 positions and more. Are they those of the stock CPU backend on the same
 file: KL divergence and top-1. And are they as good: the error against a float32 run of the dequantized weights may be
 at most 1.1 times the stock backend's own. The thresholds for random models: mean KL below 1e-3 nats (the stock backend
-itself is 0.6e-3 to 1e-3 away from float32 on them), top-1 agreement of at least 94 % (their logits are noise, so near
-ties are common: the stock backend agrees with float32 in 95 to 98 %).
+itself is 0.6e-3 to 1e-3 away from float32 on them), top-1 agreement of at least 90 %: their logits are noise, so near
+ties are common, the stock backend agrees with float32 in 95 to 98 %, and two backends that each differ from float32 in
+up to 5 % may differ from one another in twice that.
 
 All runs are made once, in `runs`, in a handful of processes; the tests look at the results.
 """
@@ -26,7 +27,7 @@ MODES = ("prefill", "decode", "parallel")
 TYPES = ("q4_0", "q8_0", "iq4_nl", "f16")
 TILED = ("q4_0", "q8_0", "iq4_nl")
 KL_LIMIT = 1e-3
-TOP1_LIMIT = 0.94
+TOP1_LIMIT = 0.90
 ERROR_RATIO = 1.1
 SMALL = SynthConfig(n_layer=3)
 
@@ -158,6 +159,8 @@ def _assert_as_good(runs: Runs, exact: tuple[str, ...], stock: tuple[str, ...], 
     floor = 1e-7
     assert ours.nmse <= ERROR_RATIO * theirs.nmse + floor, (ours, theirs)
     assert ours.kl <= ERROR_RATIO * theirs.kl + floor, (ours, theirs)
+    # 257 near-tie coin flips: three standard deviations of a 5 % share are 4 %.
+    assert ours.top1 >= theirs.top1 - 0.04, (ours, theirs)
 
 
 @pytest.mark.parametrize(("name", "mode"), TILED_CASES)
