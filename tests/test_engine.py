@@ -19,8 +19,9 @@ from tilebeam.llama import Context
 import gguf_tools
 from gguf_tools.synth import preset, write_model
 
-# The NPU's numerics treat each row alone, so that a text does not depend on its batch. The CPU backend's do not: with
-# float32 weights and cache and without its flash attention the differences are far too small to change a draw.
+# The NPU's matrix products treat each row alone: a text depends on its batch only through where its KV cells lie. The
+# CPU backend's do not, but with float32 weights and cache and without flash attention the differences are far too small
+# to change a draw. So scheduling is proved there, and on the NPU where cells lie alike.
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cpu": ("f32", EXACT), "npu": ("q8_0", {})}
 PROMPT = "the question is how many times the number"
@@ -435,3 +436,23 @@ def test_facts(lm: LM) -> None:
 def test_bad_parameters_are_named(bad: dict[str, object]) -> None:
     with pytest.raises(TilebeamError, match=next(iter(bad))):
         SamplingParams(**bad)  # type: ignore[arg-type]
+
+
+def test_sliding_windows_survive_sharing_and_eviction(tmp_path: Path) -> None:
+    """Prompts longer than the window: cells that left it may be taken by others, and forks must not miss any."""
+    path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
+    with (
+        tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, **EXACT) as tight,
+        tilebeam.load(path, "cpu", n_ctx=4096, n_seq_max=1, threads=1, **EXACT) as alone,
+    ):
+        rng = np.random.default_rng(1)
+        first = [2, *rng.integers(300, 1000, 150).tolist()]
+        prompts = [first, [*first[:100], *rng.integers(300, 1000, 60).tolist()], [*first[:20], 400, 401]]
+        params = SamplingParams(n=7, max_tokens=50, seed=5, ignore_eos=True)
+        results = tight.generate(prompts, params)
+        assert idle(tight)
+        assert sum(r.usage.recomputed_tokens for r in results) > 50
+        for prompt, result in zip(prompts, results, strict=True):
+            for i in (0, 3, 6):
+                single = SamplingParams(max_tokens=50, seed=5 + i, ignore_eos=True)
+                assert alone.generate(prompt, single)[0].outputs[0].token_ids == result.outputs[i].token_ids
