@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import ggml_ext
 import numpy as np
 from numpy.typing import NDArray
 from tilebeam import _npu
+
+import ggml_ext
 
 F32, F16, BF16, I32, I64, Q4_0, Q8_0, IQ4_NL = range(8)
 DTYPES = {F32: np.float32, F16: np.float16, BF16: np.uint16, I32: np.int32, I64: np.int64}
@@ -19,7 +20,21 @@ BLOCK_BYTES = {Q4_0: 18, Q8_0: 34, IQ4_NL: 18}
 OPS = {
     name: index
     for index, name in enumerate(
-        "NOP MUL_MAT FLASH_ATTN RMS_NORM MUL ADD ROPE SET_ROWS GLU SCALE SOFT_MAX GET_ROWS CPY".split()
+        [
+            "NOP",
+            "MUL_MAT",
+            "FLASH_ATTN",
+            "RMS_NORM",
+            "MUL",
+            "ADD",
+            "ROPE",
+            "SET_ROWS",
+            "GLU",
+            "SCALE",
+            "SOFT_MAX",
+            "GET_ROWS",
+            "CPY",
+        ]
     )
 }
 

@@ -1,4 +1,5 @@
-// The kernel table: one instance per ISA, chosen once at run time by CPU feature (dispatch.cpp). No ISA tests elsewhere.
+// The kernel table: one instance per ISA, chosen once at run time by CPU feature (dispatch.cpp). No ISA tests
+// elsewhere.
 //
 // A kernel's name says what, type, tile and ISA: gemm_q4c_8x16_avx512vnni. The portable set is complete; another set
 // starts as a copy of it and replaces what it does faster, so that each fast kernel has a portable twin to be tested
