@@ -1,4 +1,4 @@
-"""`pip install .` alone gives a working tilebeam: a wheel is built, unpacked elsewhere, and used without the checkout."""
+"""`pip install .` alone gives a working tilebeam: a wheel is built, unpacked elsewhere and used from there."""
 
 from __future__ import annotations
 
