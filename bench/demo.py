@@ -109,10 +109,10 @@ def first_integer(text: str) -> str | None:
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share that was observed on n problems."""
+    """Wilson's 95 % interval of a share that was observed on n problems."""
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - half, middle + half
+    return max(0.0, middle - half), min(1.0, middle + half)  # rounding may leave [0, 1]
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
