@@ -2,7 +2,6 @@
 #include "state.h"
 
 #include <dlfcn.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,12 +35,6 @@ uint64_t meminfo(const char * key) {
     }
     std::fclose(f);
     return bytes;
-}
-
-int usable_cpus() {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 // Environment variables give the first options; a value that makes no sense is reported and left out.
@@ -120,7 +113,7 @@ session_ptr state::acquire() {
         session = tb::session::session::start(o, why);
         if (session) {
             running = session;
-            running_threads = o.n_threads > 0 ? o.n_threads : usable_cpus();
+            running_threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
             count.sessions++;
             return session;
         }

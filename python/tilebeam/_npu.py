@@ -11,6 +11,7 @@ from typing import Any
 
 from cffi import FFI
 
+from ggml_ext.cdef import declarations
 from tilebeam import _paths
 
 _HEADERS = (
@@ -32,7 +33,7 @@ def load() -> tuple[Any, Any]:
     ffi = FFI()
     ffi.include(ggml_ext.ffi)
     for name, source in _HEADERS:
-        ffi.cdef(_paths.declarations(_paths.header(name, source)))
+        ffi.cdef(declarations([_paths.header(name, source)]))
     return ffi, ffi.dlopen(str(_paths.native("libtilebeam_npu.so")))
 
 

@@ -35,9 +35,3 @@ def header(name: str, source: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(f"{name} is missing from the package: reinstall tilebeam (pip install .)")
-
-
-def declarations(path: Path) -> str:
-    """Return what stands between the ``// cffi: begin`` and ``// cffi: end`` marks of a C header."""
-    parts = path.read_text(encoding="utf-8").split("// cffi: begin\n")[1:]
-    return "\n".join(part.split("// cffi: end")[0] for part in parts)

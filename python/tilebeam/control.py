@@ -14,6 +14,7 @@ from typing import Any
 
 from cffi import FFI
 
+from ggml_ext.cdef import declarations
 from tilebeam import _paths
 from tilebeam.errors import TilebeamError
 from tilebeam.registration import Registry, register
@@ -42,7 +43,7 @@ class TiledTensor:
 @cache
 def _ffi() -> FFI:
     ffi = FFI()
-    ffi.cdef(_paths.declarations(_paths.header("control.h", "backend/plugin/control.h")))
+    ffi.cdef(declarations([_paths.header("control.h", "backend/plugin/control.h")]))
     return ffi
 
 
