@@ -4,6 +4,7 @@
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make wheel             dist/*.whl with the plugin inside
+#   make extras           install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
 
 SHELL := /bin/bash
@@ -19,11 +20,15 @@ LLAMA_CPP_PYTHON := 0.3.36
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
+# For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
+# and say which package they miss.
+EXTRAS := clang-19 lld-19 llvm-19 libclang-rt-19-dev libc++-19-dev qemu-user g++-aarch64-linux-gnu
+
 NATIVE := $(shell find CMakeLists.txt backend ggml_ext -name '*.[ch]' -o -name '*.cpp' -o -name '*.txt' -o -name '*.cmake')
 SANITIZE_LIBS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
 CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
-.PHONY: help demo test lint format wheel bench clean check setup
+.PHONY: help demo test lint format wheel bench clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -78,6 +83,11 @@ $(VENV)/.lint: pyproject.toml | $(VENV)/.created
 	@touch $@
 
 setup: $(VENV)/.tilebeam
+
+extras:
+	@command -v apt-get >/dev/null || { echo "No apt-get here. Install by other means: $(EXTRAS)"; exit 1; }
+	@dpkg --verify $(EXTRAS) 2>/dev/null || \
+	  { apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(EXTRAS); }
 
 # --- what people run ---------------------------------------------------------------------------------------------------
 
