@@ -53,6 +53,8 @@ class service {
     service(int region_fd, int socket_fd) : region(region_fd), socket(socket_fd) {}
     ~service();
     int run();
+    bool open();
+    bool serve_one(uint32_t seq); // false: it was a stop
 
   private:
     struct mapping {
@@ -367,9 +369,9 @@ void service::reply(uint32_t seq, const answer & a, int64_t busy_ns) {
     tb_cache_clean(&channel->reply, sizeof channel->reply);
 }
 
-int service::run() {
+bool service::open() {
     if (!map_region()) {
-        return 1; // nowhere to say why: the CPU side sees this side end
+        return false; // nowhere to say why: the CPU side sees this side end
     }
     answer hello;
     try {
@@ -381,7 +383,23 @@ int service::run() {
     reply(0, hello, 0);
     const bool accepted = hello.status == TB_OK;
     ring(&channel->npu_ready, accepted ? 1 : 2, &channel->cpu_sleeping);
-    if (!accepted) {
+    return accepted;
+}
+
+bool service::serve_one(uint32_t seq) {
+    const int64_t start = now_ns();
+    const answer a = handle(seq);
+    reply(seq, a, now_ns() - start);
+    const bool stop = a.status == TB_OK && request.kind == TB_REQ_STOP;
+    if (stop) {
+        store_word(&channel->npu_ready, 3);
+    }
+    ring(&channel->rep_seq, seq, &channel->cpu_sleeping);
+    return !stop;
+}
+
+int service::run() {
+    if (!open()) {
         return 1;
     }
     uint32_t seen = 0;
@@ -402,15 +420,7 @@ int service::run() {
             executor->wake(); // a hint only: the workers get up while the message is read and checked
         }
         seen = load_word(&channel->req_seq);
-        const int64_t start = now_ns();
-        const answer a = handle(seen);
-        reply(seen, a, now_ns() - start);
-        const bool stop = a.status == TB_OK && request.kind == TB_REQ_STOP;
-        if (stop) {
-            store_word(&channel->npu_ready, 3);
-        }
-        ring(&channel->rep_seq, seen, &channel->cpu_sleeping);
-        if (stop) {
+        if (!serve_one(seen)) {
             return 0;
         }
     }
@@ -428,5 +438,18 @@ int serve(int region_fd, int socket_fd) {
         return 1; // no memory for the service itself
     }
 }
+
+struct inline_service::impl {
+    impl(int region_fd, int socket_fd) : side(region_fd, socket_fd) {}
+    service side;
+};
+
+inline_service::inline_service(int region_fd, int socket_fd) : self(std::make_unique<impl>(region_fd, socket_fd)) {}
+
+inline_service::~inline_service() = default;
+
+bool inline_service::open() { return self->side.open(); }
+
+bool inline_service::answer(uint32_t seq) { return self->side.serve_one(seq); }
 
 } // namespace tb::session

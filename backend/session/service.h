@@ -6,11 +6,31 @@
 #ifndef TILEBEAM_SESSION_SERVICE_H
 #define TILEBEAM_SESSION_SERVICE_H
 
+#include <cstdint>
+#include <memory>
+
 namespace tb::session {
 
 // Serve until the CPU side says stop or is gone. Takes over both descriptors. Returns 0, or 1 if the CPU side was
 // refused or broke the protocol beyond repair.
 int serve(int region_fd, int socket_fd);
+
+// The same NPU side without the waiting: the caller puts a request into the region and has it answered in its own
+// thread. For the fuzz target, where a message must cost microseconds and a crash must be the message's own.
+class inline_service {
+  public:
+    inline_service(int region_fd, int socket_fd); // takes over both descriptors
+    ~inline_service();
+    inline_service(const inline_service &) = delete;
+    inline_service & operator=(const inline_service &) = delete;
+
+    bool open();               // maps the region and shakes hands. False: refused, the reply in the region says why
+    bool answer(uint32_t seq); // one request, as `req_seq` = seq would start it. False: it was a stop
+
+  private:
+    struct impl;
+    std::unique_ptr<impl> self;
+};
 
 } // namespace tb::session
 
