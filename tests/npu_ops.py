@@ -34,6 +34,17 @@ OPS = {
             "SOFT_MAX",
             "GET_ROWS",
             "CPY",
+            "SUB",
+            "DIV",
+            "UNARY",
+            "LOG",
+            "CLAMP",
+            "FILL",
+            "SUM",
+            "CUMSUM",
+            "ARGMAX",
+            "ARGSORT",
+            "TOP_K",
         ]
     )
 }

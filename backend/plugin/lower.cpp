@@ -61,6 +61,39 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_DUP:
         r = {TB_OP_CPY, 1};
         return true;
+    case GGML_OP_SUB:
+        r = {TB_OP_SUB, 2};
+        return true;
+    case GGML_OP_DIV:
+        r = {TB_OP_DIV, 2};
+        return true;
+    case GGML_OP_UNARY:
+        r = {TB_OP_UNARY, 1};
+        return true;
+    case GGML_OP_LOG:
+        r = {TB_OP_LOG, 1};
+        return true;
+    case GGML_OP_CLAMP:
+        r = {TB_OP_CLAMP, 1};
+        return true;
+    case GGML_OP_FILL:
+        r = {TB_OP_FILL, 1};
+        return true;
+    case GGML_OP_SUM:
+        r = {TB_OP_SUM, 1};
+        return true;
+    case GGML_OP_CUMSUM:
+        r = {TB_OP_CUMSUM, 1};
+        return true;
+    case GGML_OP_ARGMAX:
+        r = {TB_OP_ARGMAX, 1};
+        return true;
+    case GGML_OP_ARGSORT:
+        r = {TB_OP_ARGSORT, 1};
+        return true;
+    case GGML_OP_TOP_K:
+        r = {TB_OP_TOP_K, 1};
+        return true;
     default:
         return false;
     }

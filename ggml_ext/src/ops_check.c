@@ -99,12 +99,45 @@ static int flash_attn(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
-// RMS_NORM, SCALE: dst as src0.
+// RMS_NORM, SCALE and all that work element by element or row by row: dst as src0.
 static int same_as_src0(const tb_op * op, const char ** why) {
     return same_shape(&op->dst, &op->src[0]) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
 }
 
-// MUL, ADD: src1 repeats into src0 in all four dimensions, with any strides.
+// The kinds that ggml_unary_op numbers, less EXPM1 and XIELU.
+static int unary(const tb_op * op, const char ** why) {
+    const int32_t kind = op->params[0];
+    if (kind < 0 || kind >= TB_UNARY_KINDS || kind == 14 || kind == 17) {
+        return refuse(TB_E_UNSUPPORTED, "kind of unary op", why);
+    }
+    if (op->dst.type != op->src[0].type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
+    return same_as_src0(op, why);
+}
+
+static int sum(const tb_op * op, const char ** why) {
+    return has_shape(&op->dst, 1, 1, 1, 1) ? TB_OK : refuse(TB_E_SHAPE, "dst is not one element", why);
+}
+
+static int argmax(const tb_op * op, const char ** why) {
+    const tb_tensor * x = &op->src[0];
+    if (x->ne[2] != 1 || x->ne[3] != 1) return refuse(TB_E_SHAPE, "src0 is not a matrix", why);
+    return has_shape(&op->dst, x->ne[1], 1, 1, 1) ? TB_OK : refuse(TB_E_SHAPE, "dst is not one index per row", why);
+}
+
+static int argsort(const tb_op * op, const char ** why) {
+    if (op->params[0] != 0 && op->params[0] != 1) return refuse(TB_E_UNSUPPORTED, "sort order", why);
+    return same_as_src0(op, why);
+}
+
+static int top_k(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *dst = &op->dst;
+    if (dst->ne[0] > x->ne[0]) return refuse(TB_E_SHAPE, "more than all elements", why);
+    return has_shape(dst, dst->ne[0], x->ne[1], x->ne[2], x->ne[3])
+               ? TB_OK
+               : refuse(TB_E_SHAPE, "dst does not have src0's rows", why);
+}
+
+// MUL, ADD, SUB, DIV: src1 repeats into src0 in all four dimensions, with any strides.
 static int binary(const tb_op * op, const char ** why) {
     if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
     return same_as_src0(op, why);
@@ -236,6 +269,17 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_SOFT_MAX]   = {"SOFT_MAX",   soft_max,     S(0),                 DST | S(0) | S(1) | S(2),    S(0) | S(1), F32,     {F32, F32_F16, F32}},
     [TB_OP_GET_ROWS]   = {"GET_ROWS",   get_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           F32 | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32), T(TB_I32)}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
+    [TB_OP_SUB]        = {"SUB",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
+    [TB_OP_DIV]        = {"DIV",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
+    [TB_OP_UNARY]      = {"UNARY",      unary,        S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_LOG]        = {"LOG",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_CLAMP]      = {"CLAMP",      same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_FILL]       = {"FILL",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_SUM]        = {"SUM",        sum,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
+    [TB_OP_CUMSUM]     = {"CUMSUM",     same_as_src0, S(0),                 DST | S(0),                  0,           F32,     {F32}},
+    [TB_OP_ARGMAX]     = {"ARGMAX",     argmax,       S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
+    [TB_OP_ARGSORT]    = {"ARGSORT",    argsort,      S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
+    [TB_OP_TOP_K]      = {"TOP_K",      top_k,        S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
 };
 // clang-format on
 

@@ -58,6 +58,23 @@ OPS: dict[str, Op] = {
     "GET_ROWS": Op(60, r"m=(1|5),"),
     "CPY": Op(170),
     "CONT": Op(70, r"^(?!.*ne=\[\d{4})"),
+    # What sampling on the device runs.
+    "SUB": Op(100, r"^(?!.*262144)"),
+    "DIV": Op(100, r"^(?!.*262144)"),
+    "EXP": Op(12),
+    "STEP": Op(12),
+    "LOG": Op(6),
+    "CLAMP": Op(6),
+    "FILL": Op(4),
+    "SUM": Op(7),
+    "CUMSUM": Op(15),
+    "ARGMAX": Op(7),
+    "ARGSORT": Op(98, r"ne=\[\d{1,4},"),
+    "TOP_K": Op(500, r"ne=\[(1023|2047|65000|262144)\b|k=(1|15|400)\b"),
+    # Activations that stand alone.
+    "GELU": Op(12),
+    "SILU": Op(12),
+    "TANH": Op(12),
 }
 
 

@@ -1,4 +1,5 @@
-// MUL and ADD: dst = src0 op src1, src1 repeated into src0's shape. Any mix of F32, F16 and BF16, any strides.
+// MUL, ADD, SUB and DIV: dst = src0 op src1, src1 repeated into src0's shape. Any mix of F32, F16 and BF16, any
+// strides.
 #include "ops/ops.h"
 
 namespace tb::npu {
@@ -59,9 +60,27 @@ void binary(const op_context & ctx, binary_kernel kernel) {
 void mul(const op_context & ctx) { binary(ctx, ctx.kernels->vec.mul); }
 void add(const op_context & ctx) { binary(ctx, ctx.kernels->vec.add); }
 
+// On no hot path: the compiler's own vectors will do.
+void sub_run(int64_t n, const float * a, const float * b, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = a[i] - b[i];
+    }
+}
+
+void div_run(int64_t n, const float * a, const float * b, float * dst) {
+    for (int64_t i = 0; i < n; i++) {
+        dst[i] = a[i] / b[i];
+    }
+}
+
+void sub(const op_context & ctx) { binary(ctx, sub_run); }
+void div(const op_context & ctx) { binary(ctx, div_run); }
+
 } // namespace
 
 const op_entry mul_entry = {mul, nullptr};
 const op_entry add_entry = {add, nullptr};
+const op_entry sub_entry = {sub, nullptr};
+const op_entry div_entry = {div, nullptr};
 
 } // namespace tb::npu

@@ -33,6 +33,28 @@ const op_entry & op_table(uint32_t code) {
         return get_rows_entry;
     case TB_OP_CPY:
         return cpy_entry;
+    case TB_OP_SUB:
+        return sub_entry;
+    case TB_OP_DIV:
+        return div_entry;
+    case TB_OP_UNARY:
+        return unary_entry;
+    case TB_OP_LOG:
+        return log_entry;
+    case TB_OP_CLAMP:
+        return clamp_entry;
+    case TB_OP_FILL:
+        return fill_entry;
+    case TB_OP_SUM:
+        return sum_entry;
+    case TB_OP_CUMSUM:
+        return cumsum_entry;
+    case TB_OP_ARGMAX:
+        return argmax_entry;
+    case TB_OP_ARGSORT:
+        return argsort_entry;
+    case TB_OP_TOP_K:
+        return top_k_entry;
     default:
         return none;
     }

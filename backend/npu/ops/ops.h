@@ -22,6 +22,17 @@ extern const op_entry glu_entry;
 extern const op_entry scale_entry;
 extern const op_entry soft_max_entry;
 extern const op_entry cpy_entry;
+extern const op_entry sub_entry;
+extern const op_entry div_entry;
+extern const op_entry unary_entry;
+extern const op_entry log_entry;
+extern const op_entry clamp_entry;
+extern const op_entry fill_entry;
+extern const op_entry sum_entry;
+extern const op_entry cumsum_entry;
+extern const op_entry argmax_entry;
+extern const op_entry argsort_entry;
+extern const op_entry top_k_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

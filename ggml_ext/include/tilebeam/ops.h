@@ -19,6 +19,7 @@ extern "C" {
 // cffi: begin
 #define TB_MAX_SRC 5
 #define TB_NO_BUFFER 0xffffffff
+#define TB_UNARY_KINDS 22 // of ggml_unary_op
 
 enum tb_op_code {
     TB_OP_NOP = 0,
@@ -37,7 +38,19 @@ enum tb_op_code {
     TB_OP_SOFT_MAX = 10, // src x, mask (F16 or F32, may be absent), sinks (may be absent); f32: [0] scale [1] max_bias
     TB_OP_GET_ROWS = 11, // src0 rows, src1 I32 indices
     TB_OP_CPY = 12,      // CPY, CONT and DUP: src0 to dst, converting
-    TB_OP_COUNT = 13,
+    // what sampling on the device needs, and activations that stand alone
+    TB_OP_SUB = 13, // as MUL
+    TB_OP_DIV = 14,
+    TB_OP_UNARY = 15,   // params: [0] kind (ggml_unary_op)
+    TB_OP_LOG = 16,     // natural
+    TB_OP_CLAMP = 17,   // params f32: [0] min [1] max
+    TB_OP_FILL = 18,    // params f32: [0] value; src0 gives the shape only
+    TB_OP_SUM = 19,     // all elements of src0 to one
+    TB_OP_CUMSUM = 20,  // along rows
+    TB_OP_ARGMAX = 21,  // src0 [n, m], dst I32 [m]: the first of the largest
+    TB_OP_ARGSORT = 22, // params: [0] 0 ascending, 1 descending; dst I32. Equal elements in the order of their indices
+    TB_OP_TOP_K = 23,   // dst I32 [k, ..]: the k largest of each row, largest first
+    TB_OP_COUNT = 24,
 };
 
 // tb_op.flags

@@ -1,0 +1,66 @@
+// SUM, ARGMAX and CUMSUM. Sums are kept in double, so that a vocabulary's worth of small probabilities adds up.
+#include "ops/ops.h"
+
+namespace tb::npu {
+namespace {
+
+// One number from all elements: few enough in every graph that one thread does it.
+void sum(const op_context & ctx) {
+    if (ctx.thread != 0) {
+        return;
+    }
+    const view & x = ctx.src[0];
+    double total = 0;
+    for (int64_t r = 0; r < x.rows(); r++) {
+        const row_index i = row_of(x, r);
+        const float * row = x.at<const float>(i.i1, i.i2, i.i3);
+        for (int64_t j = 0; j < x.ne(0); j++) {
+            total += static_cast<double>(row[j]);
+        }
+    }
+    *ctx.dst.at<float>(0) = static_cast<float>(total);
+}
+
+// The first of the largest elements of each row.
+void argmax(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(x.ne(1), 16, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const float * row = x.at<const float>(r);
+        int64_t best = 0;
+        for (int64_t j = 1; j < x.ne(0); j++) {
+            if (row[j] > row[best]) {
+                best = j;
+            }
+        }
+        ctx.dst.at<int32_t>(0)[r] = static_cast<int32_t>(best);
+    }
+}
+
+void cumsum(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    const view & dst = ctx.dst;
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(x.rows(), 1, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(x, r);
+        const float * row = x.at<const float>(i.i1, i.i2, i.i3);
+        float * out = dst.at<float>(i.i1, i.i2, i.i3);
+        double total = 0;
+        for (int64_t j = 0; j < x.ne(0); j++) {
+            total += static_cast<double>(row[j]);
+            out[j] = static_cast<float>(total);
+        }
+    }
+}
+
+} // namespace
+
+const op_entry sum_entry = {sum, nullptr};
+const op_entry argmax_entry = {argmax, nullptr};
+const op_entry cumsum_entry = {cumsum, nullptr};
+
+} // namespace tb::npu
