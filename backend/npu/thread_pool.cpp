@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cfenv>
 #include <csignal>
-#include <cstdio>
-#include <sched.h>
 
 namespace tb::npu {
 
@@ -15,48 +13,12 @@ constexpr int max_threads = 512;
 constexpr int64_t move_every_ns = 2000000;
 constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
 
-int affinity_cpus() {
-    // The mask of a machine with more CPUs than cpu_set_t holds needs a larger set.
-    for (int cpus = 1024; cpus <= 65536; cpus *= 4) {
-        cpu_set_t * set = CPU_ALLOC(cpus);
-        if (!set) {
-            break;
-        }
-        const size_t bytes = CPU_ALLOC_SIZE(cpus);
-        const bool ok = sched_getaffinity(0, bytes, set) == 0;
-        const int count = ok ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (ok) {
-            return count;
-        }
-    }
-    return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-// cgroup v2 "quota period" in microseconds, or "max": a container with 2 CPUs' worth of a large machine.
-int quota_cpus() {
-    FILE * f = std::fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (!f) {
-        return INT_MAX;
-    }
-    long quota = 0;
-    long period = 0;
-    const int fields = std::fscanf(f, "%ld %ld", &quota, &period);
-    std::fclose(f);
-    if (fields != 2 || quota <= 0 || period <= 0) {
-        return INT_MAX;
-    }
-    return static_cast<int>(std::min<long>((quota + period - 1) / period, INT_MAX));
-}
-
 const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
     return reinterpret_cast<const uint32_t *>(&word);
 }
 
 } // namespace
-
-int usable_cpus() { return std::max(1, std::min(affinity_cpus(), quota_cpus())); }
 
 thread_pool::thread_pool(int n_threads) {
     n_threads = std::clamp(n_threads, 1, max_threads);
@@ -109,7 +71,7 @@ void thread_pool::work(int thread) {
         if (stopping) {
             return;
         }
-        __atomic_store_n(&waits[thread].cpu, sched_getcpu(), __ATOMIC_RELAXED);
+        __atomic_store_n(&waits[thread].cpu, current_cpu(), __ATOMIC_RELAXED);
         fn(arg, thread);
         barrier(thread);
     }
@@ -122,7 +84,7 @@ void thread_pool::run(task f, void * a) {
     }
     fn = f;
     arg = a;
-    __atomic_store_n(&waits[0].cpu, sched_getcpu(), __ATOMIC_RELAXED);
+    __atomic_store_n(&waits[0].cpu, current_cpu(), __ATOMIC_RELAXED);
     job.fetch_add(1, std::memory_order_seq_cst);
     wake();
     f(a, 0);
@@ -168,28 +130,17 @@ void thread_pool::move_apart(int thread) {
     if (now - own.moved_ns < move_every_ns) {
         return;
     }
-    const int cpu = sched_getcpu();
+    const int cpu = current_cpu();
     __atomic_store_n(&own.cpu, cpu, __ATOMIC_RELAXED);
-    cpu_set_t allowed;
-    if (cpu < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
-        return;
-    }
-    cpu_set_t free = allowed;
+    std::vector<int> taken(n);
     bool shared = false;
     for (int i = 0; i < n; ++i) {
-        const int used = __atomic_load_n(&waits[i].cpu, __ATOMIC_RELAXED);
-        shared = shared || (i != thread && used == cpu);
-        if (used >= 0 && used < CPU_SETSIZE) {
-            CPU_CLR(used, &free);
-        }
+        taken[i] = __atomic_load_n(&waits[i].cpu, __ATOMIC_RELAXED);
+        shared = shared || (i != thread && taken[i] == cpu);
     }
-    if (!shared || CPU_COUNT(&free) == 0) {
-        return;
-    }
-    own.moved_ns = now;
-    if (sched_setaffinity(0, sizeof free, &free) == 0) {
-        __atomic_store_n(&own.cpu, sched_getcpu(), __ATOMIC_RELAXED);
-        sched_setaffinity(0, sizeof allowed, &allowed);
+    if (cpu >= 0 && shared && leave_for_free_cpu(taken)) {
+        own.moved_ns = now;
+        __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
     }
 }
 

@@ -11,12 +11,10 @@
 #include <pthread.h>
 #include <vector>
 
+#include "cpus.h"
 #include "wait.h"
 
 namespace tb::npu {
-
-// CPUs this process may use: its affinity mask, capped by a cgroup CPU quota. At least 1.
-int usable_cpus();
 
 class thread_pool {
   public:

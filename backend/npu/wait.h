@@ -17,6 +17,8 @@ inline void cpu_pause() {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     asm volatile("isb" ::: "memory"); // "yield" is a no-op on most cores and gives the sibling nothing
+#elif defined(__hexagon__)
+    asm volatile("pause(#8)" ::: "memory");
 #endif
 }
 
@@ -30,7 +32,7 @@ enum class futex_scope { process_private, shared };
 
 // Sleep while *word == expected, at most timeout_ns (< 0: no limit). Returns early now and then: callers loop.
 inline void futex_wait(const uint32_t * word, uint32_t expected, int64_t timeout_ns, futex_scope scope) {
-    timespec ts;
+    timespec ts{};
     ts.tv_sec = static_cast<time_t>(timeout_ns / 1000000000);
     ts.tv_nsec = static_cast<long>(timeout_ns % 1000000000);
     const int op = scope == futex_scope::shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
