@@ -61,6 +61,7 @@ class Type(IntEnum):
     IQ4_NL_COL = 10
     Q4_0_TILE = 11
     Q8_0_TILE = 12
+    IQ4_NL_TILE = 13
 
     @property
     def label(self) -> str:
@@ -80,8 +81,12 @@ def column_type(ggml_type: Type) -> Type | None:
 
 
 def tile_type(ggml_type: Type) -> Type | None:
-    """Tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none (IQ4_NL)."""
-    return {Type.Q4_0: Type.Q4_0_TILE, Type.Q8_0: Type.Q8_0_TILE}.get(ggml_type)
+    """Tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none."""
+    return {
+        Type.Q4_0: Type.Q4_0_TILE,
+        Type.Q8_0: Type.Q8_0_TILE,
+        Type.IQ4_NL: Type.IQ4_NL_TILE,
+    }.get(ggml_type)
 
 
 def source_type(tiled: Type) -> Type:
@@ -201,7 +206,7 @@ def quantize(tiled: Type, values: Floats, out: Bytes | None = None) -> Bytes:
     to = _flat(out, np.uint8, size, "out")
     for row in _panels(n):
         status = lib.tb_quantize_panel(tiled, k, min(TILE, n - row), source + row * k, to + row // TILE * panel)
-        if status == lib.TB_E_UNSUPPORTED and tiled != Type.IQ4_NL_COL:
+        if status == lib.TB_E_UNSUPPORTED and source_type(tiled) != Type.IQ4_NL:
             raise ValueError("a weight is not finite, or too large for an FP16 scale")
         _check(status)
     return out

@@ -25,7 +25,7 @@ FLAG_FP16 = 1
 FLOATS = (Type.F32, Type.F16, Type.BF16)
 BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
 COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
-TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE)
+TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE)
 
 
 @dataclass
@@ -61,7 +61,13 @@ def _blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array
 def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """`tile`-grouped data of random weights, and their integers and scales (N, K), read by design.md's formulas."""
     spread = np.exp2(rng.integers(-3, 1, (n, k)))
-    data = ggml_ext.quantize(type, (rng.standard_normal((n, k)) * spread).astype(np.float32))
+    if type == Type.IQ4_NL_TILE:  # random quants and scales
+        tiles = rng.integers(0, 256, ((n + 31) // 32, k // 32, 576)).astype(np.uint8)
+        scales = (rng.standard_normal((*tiles.shape[:2], 32)) / 64).astype(np.float16)
+        tiles[..., 512:] = scales.view(np.uint8)
+        data = tiles.reshape(-1)
+    else:
+        data = ggml_ext.quantize(type, (rng.standard_normal((n, k)) * spread).astype(np.float32))
     tile = data.reshape((n + 31) // 32, k // 32, -1)
     kk, nn = np.meshgrid(np.arange(k), np.arange(n), indexing="ij")
     local_k, local_n = kk % 32, nn % 32
@@ -71,7 +77,8 @@ def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[A
         q = byte.view(np.int8).astype(np.int64)
     else:
         byte = tile[nn // 32, kk // 32, 128 * (local_k // 8) + 4 * local_n + 2 * p + v % 2]
-        q = np.where(v & 2, byte >> 4, byte & 15).astype(np.int64) - 8
+        nibble = np.where(v & 2, byte >> 4, byte & 15).astype(np.int64)
+        q = IQ4_NL_VALUES[nibble] if type == Type.IQ4_NL_TILE else nibble - 8
     scales = np.ascontiguousarray(tile[:, :, -64:]).view(np.float16)
     d = scales[nn // 32, kk // 32, (v * 64 + 2 * local_n + p) // 32].astype(np.float64)
     return data, q.T, d.T
@@ -122,10 +129,10 @@ def requantize(w: Weights) -> tuple[Array, Array]:
     # one common scale per 16 columns and 32 k; rows past n hold zeros, which change no maximum
     blocks = np.abs(scale).reshape(full // 16, 16, k // 32, 32)
     smax = blocks.max(axis=(1, 3), keepdims=True)
-    d = smax if w.type == Type.Q8_0_TILE else smax * np.float32(np.float32(8) / np.float32(127))
+    d = smax if w.type != Type.Q4_0_TILE else smax * np.float32(np.float32(8) / np.float32(127))
     d = np.broadcast_to(d, blocks.shape).reshape(full, k)[:n]
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
-    shift = 14 if w.type == Type.Q8_0_TILE else 11
+    shift = 11 if w.type == Type.Q4_0_TILE else 14
     ratio = np.rint(w.d.astype(np.float32) * inverse * np.float32(1 << shift)).astype(np.int64)
     q = (w.q.astype(np.int64) * (1 << (15 - shift)) * ratio + (1 << 14)) >> 15
     return q, d.astype(np.float64)

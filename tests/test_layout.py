@@ -44,6 +44,7 @@ GGML = {
     Type.IQ4_NL: gguf.GGMLQuantizationType.IQ4_NL,
 }
 BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL]
+IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 QUANTIZED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.Q4_0_TILE, Type.Q8_0_TILE]
 
 block_types = st.sampled_from(BLOCKS)
@@ -176,7 +177,7 @@ def test_dequantize_gives_the_values_of_gguf(ggml_type: Type, kt: int, n: int, s
     assert np.array_equal(dequantize(ggml_type, blocks.reshape(-1), k, n), expected)
 
 
-@pytest.mark.parametrize("tiled", [Type.Q4_0_TILE, Type.Q8_0_TILE])
+@pytest.mark.parametrize("tiled", [Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE])
 @pytest.mark.parametrize(("k", "n"), [(32, 32), (96, 64), (64, 33)])
 def test_dequantize_of_tile_grouping_follows_the_formulas(tiled: Type, k: int, n: int) -> None:
     rng = np.random.default_rng(k + n)
@@ -185,7 +186,8 @@ def test_dequantize_of_tile_grouping_follows_the_formulas(tiled: Type, k: int, n
     q = rng.integers(0, 256 if wide else 16, (padded, k)).astype(np.uint8)
     scales = {(kt, nt): rng.normal(size=32).astype(np.float16) for kt in range(k // 32) for nt in range(padded // 32)}
     tiles = build_tiles(wide, q, {at: s.view(np.uint16) for at, s in scales.items()})
-    values = q.view(np.int8).astype(np.float32) if wide else q.astype(np.float32) - 8
+    nibbles = IQ4_NL_VALUES if tiled == Type.IQ4_NL_TILE else np.arange(-8, 8)
+    values = q.view(np.int8).astype(np.float32) if wide else nibbles.astype(np.float32)[q]
     expected = np.empty((padded, k), np.float32)
     for (kt, nt), s in scales.items():
         block = np.s_[nt * 32 : nt * 32 + 32, kt * 32 : kt * 32 + 32]
@@ -303,7 +305,7 @@ def test_type_table_agrees_with_gguf_and_with_the_header() -> None:
         assert source_type(column) == t
         assert tile_bytes(column) == 32 * row_bytes(t, 32)
     assert tile_type(Type.Q4_0) == Type.Q4_0_TILE
-    assert tile_type(Type.IQ4_NL) is None
+    assert tile_type(Type.IQ4_NL) == Type.IQ4_NL_TILE
     for unknown in (lib.TB_TYPE_COUNT, 255, 2**32 - 1):
         assert lib.tb_type_size(unknown) == lib.tb_type_block(unknown) == lib.tb_tile_bytes(unknown) == 0
         assert ffi.string(lib.tb_type_name(unknown)) == b"unknown"

@@ -16,7 +16,7 @@ from ggml_ext import Type, ffi, lib, row_bytes, tile_bytes
 
 F32, F16, BF16, I32, I64 = Type.F32, Type.F16, Type.BF16, Type.I32, Type.I64
 Q4_0, Q8_0, IQ4_NL = Type.Q4_0, Type.Q8_0, Type.IQ4_NL
-TILED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL, Type.Q4_0_TILE, Type.Q8_0_TILE]
+TILED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL, Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE]
 WEIGHTS = [F32, F16, BF16, Q4_0, Q8_0, IQ4_NL, *TILED]
 SIZE = {F32: 4, F16: 2, BF16: 2, I32: 4, I64: 8}
 NO_BUFFER = lib.TB_NO_BUFFER

@@ -19,6 +19,8 @@ static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -1
 
 static int is_8bit(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE; }
 
+static int is_nonlinear(uint32_t type) { return type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE; }
+
 static int is_column(uint32_t type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_COL; }
 
 static int bad_panel(uint64_t k, uint32_t rows) { return k == 0 || k % TILE != 0 || rows == 0 || rows > TILE; }
@@ -48,6 +50,7 @@ uint32_t tb_tiled_source(uint32_t type) {
     case TB_Q8_0_TILE:
         return TB_Q8_0;
     case TB_IQ4_NL_COL:
+    case TB_IQ4_NL_TILE:
         return TB_IQ4_NL;
     default:
         return TB_TYPE_COUNT;
@@ -224,7 +227,7 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
                     const uint32_t kk = i & 7, v = kk >> 1;
                     const uint8_t byte = tile[CHUNK * (i >> 3) + 4 * n + 2 * (kk & 1) + (v & 1)];
                     const uint8_t nibble = v >> 1 ? byte >> 4 : byte & 15;
-                    q = type == TB_IQ4_NL_COL ? IQ4_NL_VALUES[nibble] : nibble - 8;
+                    q = is_nonlinear(type) ? IQ4_NL_VALUES[nibble] : nibble - 8;
                 }
                 out[i] = d[group_of(column, i, n)] * (float)q;
             }
@@ -272,7 +275,7 @@ static void put_quant(int wide, uint8_t * tile, uint32_t k, uint32_t n, uint8_t 
 }
 
 int tb_quantize_panel(uint32_t type, uint64_t k, uint32_t rows, const float * src, void * panel) {
-    if (!tb_type_is_tiled(type) || type == TB_IQ4_NL_COL) return TB_E_UNSUPPORTED;
+    if (!tb_type_is_tiled(type) || is_nonlinear(type)) return TB_E_UNSUPPORTED;
     if (bad_panel(k, rows)) return TB_E_SHAPE;
     const size_t tile_bytes = tb_tile_bytes(type);
     const int wide = is_8bit(type);

@@ -17,7 +17,8 @@
 #define T(type) (1u << (type))
 #define FLOATS (T(TB_F32) | T(TB_F16) | T(TB_BF16))
 #define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL))
-#define TILED (T(TB_Q4_0_COL) | T(TB_Q8_0_COL) | T(TB_IQ4_NL_COL) | T(TB_Q4_0_TILE) | T(TB_Q8_0_TILE))
+#define COLUMN_TILES (T(TB_Q4_0_COL) | T(TB_Q8_0_COL) | T(TB_IQ4_NL_COL))
+#define TILED (COLUMN_TILES | T(TB_Q4_0_TILE) | T(TB_Q8_0_TILE) | T(TB_IQ4_NL_TILE))
 
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)

@@ -21,6 +21,7 @@ static const type_info TYPES[TB_TYPE_COUNT] = {
     [TB_IQ4_NL_COL] = {"iq4_nl_col", 0, 0},
     [TB_Q4_0_TILE] = {"q4_0_tile", 0, 0},
     [TB_Q8_0_TILE] = {"q8_0_tile", 0, 0},
+    [TB_IQ4_NL_TILE] = {"iq4_nl_tile", 0, 0},
 };
 
 static const char * const STATUS[] = {
@@ -41,7 +42,7 @@ unsigned tb_type_size(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type]
 
 unsigned tb_type_block(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].block : 0; }
 
-int tb_type_is_tiled(unsigned type) { return type >= TB_Q4_0_COL && type <= TB_Q8_0_TILE; }
+int tb_type_is_tiled(unsigned type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_TILE; }
 
 const char * tb_type_name(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].name : "unknown"; }
 

@@ -114,14 +114,14 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
         reference.gemm.quantize(x.data(), 9, 8, b.data(), 3, row);
     }
     expect(a == b, t.isa, "quantize");
-    for (uint32_t type : {TB_Q4_0_TILE, TB_Q8_0_TILE}) {
+    for (uint32_t type : {TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
         const auto panel = tiles(type == TB_Q8_0_TILE ? 1024 : 512, 3, false);
         std::vector<uint8_t> p(3 * gemm_prepared_bytes), q = p;
         t.gemm.prepare(type, panel.data(), 3, p.data());
         reference.gemm.prepare(type, panel.data(), 3, q.data());
         expect(p == q, t.isa, "prepare");
     }
-    for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE}) {
+    for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
         const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
         const auto panel = tiles(q8 ? 1024 : 512, 3, false);
         std::vector<float> p(3 * 1024), q = p;

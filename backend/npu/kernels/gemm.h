@@ -35,9 +35,9 @@ enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_coun
 constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 
 // The requantization behind `prepared`, in fixed point so that every ISA gives the same bits: a block's scale is
-// R = round(scale / common scale * 2^shift), its quants become (q * 2^(15 - shift) * R + 2^14) >> 15. 4 bit: the common
-// scale is the largest * 8 / 127 (a grid 16 times finer than the quants' own), 8 bit: the largest itself, so that its
-// blocks keep their quants.
+// R = round(scale / common scale * 2^shift), its quants become (q * 2^(15 - shift) * R + 2^14) >> 15. Q4_0: the common
+// scale is the largest * 8 / 127 (a grid 16 times finer than the quants' own). Q8_0 and IQ4_NL, whose values reach 127
+// already: the largest itself, so that its blocks keep their values.
 constexpr int gemm_requantize_shift_q4 = 11;
 constexpr int gemm_requantize_shift_q8 = 14;
 
@@ -95,7 +95,8 @@ struct gemm_kernels {
     // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
     // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA.
     void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
-    // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE) to gemm_prepared: int8 against one scale per column and 32 k.
+    // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE) to gemm_prepared: int8 against one scale per
+    // column and 32 k.
     void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
     // Any tiled type to float [k][32], each value rounded to FP16.
     void (*dequantize)(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out);

@@ -25,7 +25,8 @@ enum tb_type {
     // tiles, `tile` (2x16) grouping
     TB_Q4_0_TILE = 11,
     TB_Q8_0_TILE = 12,
-    TB_TYPE_COUNT = 13,
+    TB_IQ4_NL_TILE = 13,
+    TB_TYPE_COUNT = 14,
 };
 
 enum tb_status {

@@ -77,7 +77,8 @@ struct half_scales {
     float common;
 };
 
-half_scales common_scale(const uint8_t * p, int h, bool q8) {
+// `q4`: quants reach 8, so that the common scale is a fraction of the largest; else they reach 127.
+half_scales common_scale(const uint8_t * p, int h, bool q4) {
     float s[32];
     alignas(32) float own[16];
     for (int i = 0; i < 4; i++)
@@ -89,10 +90,10 @@ half_scales common_scale(const uint8_t * p, int h, bool q8) {
     const bool good = _mm256_movemask_ps(finite) == 0xff;
     const float smax = largest(_mm256_max_ps(magnitude(a), magnitude(b)));
     half_scales r;
-    r.common = !good ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
+    r.common = !good ? NAN : q4 ? smax * (8.0f / 127.0f) : smax;
     const __m256 inverse = _mm256_set1_ps(good && smax > 0 ? 1.0f / r.common : 0.0f);
     const __m256 unit =
-        _mm256_set1_ps(static_cast<float>(1 << (q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4)));
+        _mm256_set1_ps(static_cast<float>(1 << (q4 ? gemm_requantize_shift_q4 : gemm_requantize_shift_q8)));
     __m256i * ratio = reinterpret_cast<__m256i *>(r.ratio);
     const __m256i zero = _mm256_setzero_si256();
     _mm256_store_si256(ratio, good ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(a, inverse), unit)) : zero);
@@ -100,20 +101,24 @@ half_scales common_scale(const uint8_t * p, int h, bool q8) {
     return r;
 }
 
-// The requantized values of q = -8 .. 7 as 16 bytes, in both lanes
-__m256i quant_table(int32_t ratio) {
+// The requantized values of the 16 quants as bytes, in both lanes. In fixed point they are 16 times a Q4_0 quant, twice
+// an IQ4_NL value.
+template <bool nonlinear> __m256i quant_table(int32_t ratio) {
     const __m128i r = _mm_set1_epi16(static_cast<int16_t>(ratio));
-    const __m128i low = _mm_mulhrs_epi16(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16), r);
-    const __m128i high = _mm_mulhrs_epi16(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112), r);
-    return _mm256_broadcastsi128_si256(_mm_packs_epi16(low, high));
+    const __m128i low = nonlinear ? _mm_setr_epi16(-254, -208, -166, -130, -98, -70, -44, -20)
+                                  : _mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16);
+    const __m128i high =
+        nonlinear ? _mm_setr_epi16(2, 26, 50, 76, 106, 138, 178, 226) : _mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112);
+    return _mm256_broadcastsi128_si256(_mm_packs_epi16(_mm_mulhrs_epi16(low, r), _mm_mulhrs_epi16(high, r)));
 }
 
-void prepare_q4(const uint8_t * tile, uint8_t * out) {
+template <bool nonlinear> void prepare_nibbles(const uint8_t * tile, uint8_t * out) {
     const __m256i nibble = _mm256_set1_epi8(15), odd = _mm256_set1_epi16(static_cast<int16_t>(0xff00));
     for (int h = 0; h < 2; h++) {
-        const half_scales s = common_scale(tile + 512, h, false);
+        const half_scales s = common_scale(tile + 512, h, !nonlinear);
         for (int j = 0; j < 8; j++) {
-            const __m256i table0 = quant_table(s.ratio[2 * j]), table1 = quant_table(s.ratio[2 * j + 1]);
+            const __m256i table0 = quant_table<nonlinear>(s.ratio[2 * j]);
+            const __m256i table1 = quant_table<nonlinear>(s.ratio[2 * j + 1]);
             for (int g = 0; g < 2; g++) {
                 const __m256i v = load(tile + 128 * (j / 2) + 64 * h + 32 * g);
                 const __m256i q = _mm256_and_si256(j & 1 ? _mm256_srli_epi16(v, 4) : v, nibble);
@@ -135,7 +140,7 @@ template <int position> __m256 signed_byte(__m256i v) {
 void prepare_q8(const uint8_t * tile, uint8_t * out) {
     const __m256i high_bytes = _mm256_set1_epi16(static_cast<int16_t>(0xff00));
     for (int h = 0; h < 2; h++) {
-        const half_scales s = common_scale(tile + 1024, h, true);
+        const half_scales s = common_scale(tile + 1024, h, false);
         for (int j = 0; j < 8; j++) {
             const __m256i r0 = _mm256_set1_epi16(static_cast<int16_t>(s.ratio[2 * j]));
             const __m256i r1 = _mm256_set1_epi16(static_cast<int16_t>(s.ratio[2 * j + 1]));
@@ -159,8 +164,10 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
     for (int64_t t = 0; t < k_tiles; t++, out += gemm_prepared_bytes) {
         if (type == TB_Q8_0_TILE) {
             prepare_q8(panel + 1088 * t, out);
+        } else if (type == TB_Q4_0_TILE) {
+            prepare_nibbles<false>(panel + 576 * t, out);
         } else {
-            prepare_q4(panel + 576 * t, out);
+            prepare_nibbles<true>(panel + 576 * t, out);
         }
     }
 }
@@ -177,12 +184,13 @@ void store_quad(__m256i bytes, __m256 scale0, __m256 scale1, float * out) {
 
 void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
     const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
-    const bool column = type != TB_Q4_0_TILE && type != TB_Q8_0_TILE;
+    const bool column = type < TB_Q4_0_TILE;
+    const bool nonlinear = type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE;
     const size_t quants = q8 ? 1024 : 512;
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i values = _mm256_broadcastsi128_si256(
-        type == TB_IQ4_NL_COL ? _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-                              : _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+        nonlinear ? _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+                  : _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
     for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += 1024) {
         float scale[32];
         for (int i = 0; i < 4; i++)

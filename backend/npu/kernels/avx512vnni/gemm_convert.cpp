@@ -61,18 +61,19 @@ struct tile_scales {
     float common[2];
 };
 
-tile_scales common_scales(const uint8_t * p, bool q8) {
+// `q4`: quants reach 8, so that the common scale is a fraction of the largest; else they reach 127.
+tile_scales common_scales(const uint8_t * p, bool q4) {
     const __m512 low = halves_to_float(p), high = halves_to_float(p + 32);
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    const float unit = static_cast<float>(1 << (q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4));
+    const float unit = static_cast<float>(1 << (q4 ? gemm_requantize_shift_q4 : gemm_requantize_shift_q8));
     tile_scales r;
     for (int h = 0; h < 2; h++) {
         const __m512 s = _mm512_permutex2var_ps(low, h ? odd : even, high);
         __mmask16 finite = 0xffff;
         const float smax = _mm512_reduce_max_ps(finite_abs(s, &finite));
         const bool good = finite == 0xffff;
-        r.common[h] = !good ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
+        r.common[h] = !good ? NAN : q4 ? smax * (8.0f / 127.0f) : smax;
         const float inverse = good && smax > 0 ? 1.0f / r.common[h] : 0.0f;
         const __m512 ratio = _mm512_mul_ps(_mm512_mul_ps(s, _mm512_set1_ps(inverse)), _mm512_set1_ps(unit));
         r.ratio[h] = good ? _mm512_cvtps_epi32(ratio) : _mm512_setzero_si512();
@@ -82,9 +83,12 @@ tile_scales common_scales(const uint8_t * p, bool q8) {
 
 // 4 bit: each row pair has a 16-entry table of its requantized values. Four tables at once, one per 128-bit lane: its
 // first 8 entries come from one product, the rest from the other.
-__m512i four_tables(__m512i ratio, int first) {
-    const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
-    const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
+template <bool nonlinear> __m512i four_tables(__m512i ratio, int first) {
+    // the values in fixed point: 16 times a Q4_0 quant, twice an IQ4_NL value
+    const __m512i low = _mm512_broadcast_i32x4(nonlinear ? _mm_setr_epi16(-254, -208, -166, -130, -98, -70, -44, -20)
+                                                         : _mm_setr_epi16(-128, -112, -96, -80, -64, -48, -32, -16));
+    const __m512i high = _mm512_broadcast_i32x4(nonlinear ? _mm_setr_epi16(2, 26, 50, 76, 106, 138, 178, 226)
+                                                          : _mm_setr_epi16(0, 16, 32, 48, 64, 80, 96, 112));
     // lane i: eight times the 16-bit word of row pair first + i
     const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0x20002, 0x20002, 0x20002, 0x20002, 0x40004, 0x40004, 0x40004,
                                            0x40004, 0x60006, 0x60006, 0x60006, 0x60006);
@@ -95,14 +99,14 @@ __m512i four_tables(__m512i ratio, int first) {
 
 constexpr __mmask64 odd_bytes = 0xaaaaaaaaaaaaaaaaULL;
 
-void prepare_q4(const uint8_t * tile, uint8_t * out) {
+template <bool nonlinear> void prepare_nibbles(const uint8_t * tile, uint8_t * out) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    const tile_scales s = common_scales(tile + 512, false);
+    const tile_scales s = common_scales(tile + 512, !nonlinear);
     for (int h = 0; h < 2; h++) {
         for (int c = 0; c < 4; c++) {
             const __m512i v = _mm512_loadu_si512(tile + 128 * c + 64 * h);
             const __m512i low = _mm512_and_si512(v, nibble), high = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
-            const __m512i tables = four_tables(s.ratio[h], 4 * c);
+            const __m512i tables = four_tables<nonlinear>(s.ratio[h], 4 * c);
             const __m512i t0 = _mm512_shuffle_i32x4(tables, tables, 0x00);
             const __m512i t1 = _mm512_shuffle_i32x4(tables, tables, 0x55);
             const __m512i t2 = _mm512_shuffle_i32x4(tables, tables, 0xaa);
@@ -122,7 +126,7 @@ template <int position> __m512 signed_byte(__m512i v) {
 }
 
 void prepare_q8(const uint8_t * tile, uint8_t * out) {
-    const tile_scales s = common_scales(tile + 1024, true);
+    const tile_scales s = common_scales(tile + 1024, false);
     for (int h = 0; h < 2; h++) {
         alignas(64) int32_t ratio[16];
         _mm512_store_si512(ratio, s.ratio[h]);
@@ -144,8 +148,10 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
     for (int64_t t = 0; t < k_tiles; t++, out += gemm_prepared_bytes) {
         if (type == TB_Q8_0_TILE) {
             prepare_q8(panel + 1088 * t, out);
+        } else if (type == TB_Q4_0_TILE) {
+            prepare_nibbles<false>(panel + 576 * t, out);
         } else {
-            prepare_q4(panel + 576 * t, out);
+            prepare_nibbles<true>(panel + 576 * t, out);
         }
     }
 }
@@ -162,12 +168,13 @@ void store_quad(__m512i bytes, __m512 scale0, __m512 scale1, float * out) {
 
 void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
     const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
-    const bool column = type != TB_Q4_0_TILE && type != TB_Q8_0_TILE;
+    const bool column = type < TB_Q4_0_TILE;
+    const bool nonlinear = type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE;
     const size_t quants = q8 ? 1024 : 512;
     const __m512i nibble = _mm512_set1_epi8(15);
     const __m512i values = _mm512_broadcast_i32x4(
-        type == TB_IQ4_NL_COL ? _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-                              : _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+        nonlinear ? _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+                  : _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
     for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += 1024) {
         alignas(64) float scale[32];
         _mm512_store_ps(scale, halves_to_float(panel + quants));

@@ -63,7 +63,8 @@ void dot(const gemm_dot_args & a) {
 
 void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
     const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
-    const bool column = type != TB_Q4_0_TILE && type != TB_Q8_0_TILE;
+    const bool column = type < TB_Q4_0_TILE;
+    const bool nonlinear = type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE;
     const size_t quants = q8 ? 1024 : 512;
     for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += 1024) {
         for (int k = 0; k < 32; k++) {
@@ -76,7 +77,7 @@ void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * o
                 } else {
                     const int byte = panel[128 * (k / 8) + 4 * n + 2 * p + (v & 1)];
                     const int nibble = v & 2 ? byte >> 4 : byte & 15;
-                    q = type == TB_IQ4_NL_COL ? iq4nl_values[nibble] : nibble - 8;
+                    q = nonlinear ? iq4nl_values[nibble] : nibble - 8;
                 }
                 const int group = column ? n : 2 * v + n / 16;
                 const float scale = tb_half_to_float(tb_load16(panel + quants + 2 * group));

@@ -129,14 +129,17 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 // number makes its columns NaN.
 void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
     const bool q8 = type == TB_Q8_0_TILE;
+    const bool q4 = type == TB_Q4_0_TILE; // quants of 4 bits; the others' reach 127
     const size_t quants = q8 ? 1024 : 512;
-    const int shift = q8 ? gemm_requantize_shift_q8 : gemm_requantize_shift_q4;
+    const int shift = q4 ? gemm_requantize_shift_q4 : gemm_requantize_shift_q8;
     unpacked u;
     for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += gemm_prepared_bytes) {
         if (q8) {
             format_q8::load(panel, u);
-        } else {
+        } else if (q4) {
             format_q4::load(panel, u);
+        } else {
+            format_iq4nl::load(panel, u);
         }
         // u.scale[2 * v + h]: rows 2v and 2v + 1, columns 16h to 16h + 15
         float d[2];
@@ -149,7 +152,7 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
                 finite = finite && s < INFINITY;
                 smax = s > smax ? s : smax;
             }
-            d[h] = !finite ? NAN : q8 ? smax : smax * (8.0f / 127.0f);
+            d[h] = !finite ? NAN : q4 ? smax * (8.0f / 127.0f) : smax;
             const float inverse = finite && smax > 0 ? 1.0f / d[h] : 0.0f;
             for (int v = 0; v < 16; v++) {
                 const float r = finite ? u.scale[2 * v + h] * inverse * static_cast<float>(1 << shift) : 0.0f;
