@@ -45,6 +45,7 @@ OPS = {
             "ARGMAX",
             "ARGSORT",
             "TOP_K",
+            "PAD",
         ]
     )
 }

@@ -67,8 +67,9 @@ UNARY: dict[int, Model] = {
 
 
 def values(seed: int, ne: tuple[int, ...], scale: float = 3.0) -> NDArray[np.float32]:
-    """Normal random values `[ne3, ne2, ne1, ne0]`."""
-    return (np.random.default_rng(seed).standard_normal(tuple(reversed(ne))) * scale).astype(np.float32)
+    """Normal random values `[ne3, ne2, ne1, ne0]`, small enough that their exponentials fit FP16."""
+    v = np.random.default_rng(seed).standard_normal(tuple(reversed(ne))) * scale
+    return np.clip(v, -10, 10).astype(np.float32)
 
 
 def close(got: NDArray[Any], want: NDArray[Any], kind: int) -> None:
@@ -190,10 +191,30 @@ def test_top_k(isa: str, n_threads: int, n: int, rows: Any, part: float, ties: b
     assert np.array_equal(got, np.argsort(-x.floats(), axis=-1, kind="stable")[..., :k])
 
 
-@pytest.mark.parametrize("name", ["ARGSORT", "TOP_K", "ARGMAX", "CUMSUM", "SUM"])
+@runs
+@few
+@given(
+    ne=st.tuples(*[st.integers(1, 9)] * 4),
+    before=st.tuples(*[st.integers(0, 3)] * 4),
+    after=st.tuples(*[st.integers(0, 3)] * 4),
+    order=st.permutations([1, 2, 3]),
+    wrap=st.booleans(),
+    seed=SEEDS,
+)
+def test_pad(isa: str, ne: Any, before: Any, after: Any, order: Any, wrap: bool, seed: int) -> None:
+    a = t.Arena()
+    x = a.add(t.F32, ne, values(seed, ne), (0, *order))
+    dst = a.add(t.F32, tuple(n + b + c for n, b, c in zip(ne, before, after, strict=True)))
+    sides = list(zip(before, after, strict=True))
+    params = {8: int(wrap)} | {2 * d + i: side for d, pair in enumerate(sides) for i, side in enumerate(pair)}
+    got = t.run(a, t.make_op("PAD", dst, [x], params), dst, isa, 3)
+    assert np.array_equal(got, np.pad(x.floats(), sides[::-1], mode="wrap" if wrap else "constant"))
+
+
+@pytest.mark.parametrize("name", ["PAD", "ARGSORT", "TOP_K", "ARGMAX", "CUMSUM", "SUM"])
 def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
     a = t.Arena()
     x = a.add(t.F32, (64, 3, 2))
     for ne in [(65, 3, 2), (64, 4, 2), (64, 3, 1), (2,)]:
-        dst = a.add(t.F32 if name in ("CUMSUM", "SUM") else t.I32, ne)
+        dst = a.add(t.F32 if name in ("CUMSUM", "SUM", "PAD") else t.I32, ne)
         assert ggml_ext.lib.tb_op_check_shape(t.make_op(name, dst, [x]), ggml_ext.ffi.NULL) != 0, ne

@@ -94,6 +94,9 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_TOP_K:
         r = {TB_OP_TOP_K, 1};
         return true;
+    case GGML_OP_PAD:
+        r = {TB_OP_PAD, 1};
+        return true;
     default:
         return false;
     }

@@ -138,6 +138,16 @@ static int top_k(const tb_op * op, const char ** why) {
                : refuse(TB_E_SHAPE, "dst does not have src0's rows", why);
 }
 
+static int pad(const tb_op * op, const char ** why) {
+    for (int d = 0; d < 4; d++) {
+        const int64_t before = op->params[2 * d], after = op->params[2 * d + 1];
+        if (before < 0 || after < 0) return refuse(TB_E_UNSUPPORTED, "negative padding", why);
+        if (op->dst.ne[d] != op->src[0].ne[d] + before + after) return refuse(TB_E_SHAPE, "dst does not fit", why);
+    }
+    if (op->params[8] != 0 && op->params[8] != 1) return refuse(TB_E_UNSUPPORTED, "kind of padding", why);
+    return TB_OK;
+}
+
 // MUL, ADD, SUB, DIV: src1 repeats into src0 in all four dimensions, with any strides.
 static int binary(const tb_op * op, const char ** why) {
     if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
@@ -269,7 +279,6 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_SCALE]      = {"SCALE",      same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SOFT_MAX]   = {"SOFT_MAX",   soft_max,     S(0),                 DST | S(0) | S(1) | S(2),    S(0) | S(1), F32,     {F32, F32_F16, F32}},
     [TB_OP_GET_ROWS]   = {"GET_ROWS",   get_rows,     S(0) | S(1),          DST | S(0) | S(1),           0,           F32 | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32), T(TB_I32)}},
-    [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
     [TB_OP_SUB]        = {"SUB",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
     [TB_OP_DIV]        = {"DIV",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
     [TB_OP_UNARY]      = {"UNARY",      unary,        S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
@@ -281,6 +290,8 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_ARGMAX]     = {"ARGMAX",     argmax,       S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_ARGSORT]    = {"ARGSORT",    argsort,      S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_TOP_K]      = {"TOP_K",      top_k,        S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
+    [TB_OP_PAD]        = {"PAD",        pad,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
+    [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on
 

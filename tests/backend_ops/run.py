@@ -71,6 +71,7 @@ OPS: dict[str, Op] = {
     "ARGMAX": Op(7),
     "ARGSORT": Op(98, r"ne=\[\d{1,4},"),
     "TOP_K": Op(500, r"ne=\[(1023|2047|65000|262144)\b|k=(1|15|400)\b"),
+    "PAD": Op(4),
     # Activations that stand alone.
     "GELU": Op(12),
     "SILU": Op(12),

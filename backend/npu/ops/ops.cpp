@@ -55,6 +55,8 @@ const op_entry & op_table(uint32_t code) {
         return argsort_entry;
     case TB_OP_TOP_K:
         return top_k_entry;
+    case TB_OP_PAD:
+        return pad_entry;
     default:
         return none;
     }

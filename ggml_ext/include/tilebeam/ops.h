@@ -50,7 +50,8 @@ enum tb_op_code {
     TB_OP_ARGMAX = 21,  // src0 [n, m], dst I32 [m]: the first of the largest
     TB_OP_ARGSORT = 22, // params: [0] 0 ascending, 1 descending; dst I32. Equal elements in the order of their indices
     TB_OP_TOP_K = 23,   // dst I32 [k, ..]: the k largest of each row, largest first
-    TB_OP_COUNT = 24,
+    TB_OP_PAD = 24,     // params: [2d] before and [2d + 1] after src0 in dimension d, [8] 1 = wraps around
+    TB_OP_COUNT = 25,
 };
 
 // tb_op.flags
