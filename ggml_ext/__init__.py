@@ -191,22 +191,33 @@ def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
     return out
 
 
-def quantize(tiled: Type, values: Floats, out: Bytes | None = None) -> Bytes:
-    """Float32 values of shape (N, K) to tiles, rounded as ggml's reference does; not IQ4_NL.
+def quantize(
+    tiled: Type,
+    values: Floats,
+    out: Bytes | None = None,
+    *,
+    search: bool = False,
+    weights: Floats | None = None,
+    sums: npt.NDArray[np.float64] | None = None,
+) -> Bytes:
+    """Float32 values of shape (N, K) to tiles: rounded as ggml's reference does, or with searched scales.
+
+    Args:
+        search: choose each scale for the smallest sum of squared errors (quantize.h).
+        weights: importance of the K inputs, finite and not negative, heeded by the search.
+        sums: float64 (4,), added to: ``struct tb_quantize_error``.
 
     Raises:
         ValueError: K is not a multiple of 32, or a value is not finite or too large for an FP16 scale.
     """
     n, k = values.shape
     size = tiled_bytes(tiled, k, n)
-    panel = tiled_bytes(tiled, k, TILE)
-    _flat(values, np.float32, n * k, "values")
-    source = ffi.cast("float *", ffi.from_buffer(values))
+    source = ffi.cast("float *", _flat(values, np.float32, n * k, "values"))
+    w = ffi.NULL if weights is None else ffi.cast("float *", _flat(weights, np.float32, k, "weights"))
+    e = ffi.NULL if sums is None else ffi.cast("struct tb_quantize_error *", _flat(sums, np.float64, 4, "sums"))
     out = _output(out, size)
-    to = _flat(out, np.uint8, size, "out")
-    for row in _panels(n):
-        status = lib.tb_quantize_panel(tiled, k, min(TILE, n - row), source + row * k, to + row // TILE * panel)
-        if status == lib.TB_E_UNSUPPORTED and source_type(tiled) != Type.IQ4_NL:
-            raise ValueError("a weight is not finite, or too large for an FP16 scale")
-        _check(status)
+    status = lib.tb_quantize(tiled, k, n, source, w, search, _flat(out, np.uint8, size, "out"), e)
+    if status == lib.TB_E_UNSUPPORTED:
+        raise ValueError("a weight is not finite, or too large for an FP16 scale")
+    _check(status)
     return out

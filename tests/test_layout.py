@@ -324,8 +324,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         pack(Type.Q4_0_COL, np.zeros(17, np.uint8), 32, 1)
     with pytest.raises(ValueError, match="unsupported"):
         pack(Type.Q4_0_TILE, np.zeros(18 * 32, np.uint8), 32, 32)
-    with pytest.raises(ValueError, match="unsupported"):
-        quantize(Type.IQ4_NL_COL, np.zeros((32, 32), np.float32))
+    with pytest.raises(ValueError, match="not a tiled type"):
+        quantize(Type.Q4_0, np.zeros((32, 32), np.float32))
     with pytest.raises(ValueError, match="unsupported"):
         dequantize(Type.I32, np.zeros(128, np.uint8), 32, 1)
     void = ffi.NULL

@@ -1,29 +1,12 @@
-// Tile layout, version 1: panels in and out of ggml blocks, and the reference dequantize and quantize.
+// Tile layout, version 1: panels in and out of ggml blocks, and the reference dequantize.
 //
 // A 32-bit word of a tile is one column's four bytes of one chunk. In k order its bytes are 0, 2, 1, 3 (quad order:
 // row pair before position in the pair), so packing one ggml block is: pick four (8 bit) or eight (4 bit) quants,
 // swap the middle bytes, store at 128c + 4n. All words are little-endian, as are the machines this runs on.
 #include "tilebeam/layout.h"
 
-#include <math.h>
-
 #include "half.h"
-
-#define TILE 32u
-#define Q4_QUANTS 512u
-#define Q8_QUANTS 1024u
-#define SCALES 64u // bytes of 32 FP16 scales
-#define CHUNK 128u
-
-static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-static int is_8bit(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE; }
-
-static int is_nonlinear(uint32_t type) { return type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE; }
-
-static int is_column(uint32_t type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_COL; }
-
-static int bad_panel(uint64_t k, uint32_t rows) { return k == 0 || k % TILE != 0 || rows == 0 || rows > TILE; }
+#include "tile.h"
 
 uint32_t tb_layout_version(void) { return TB_LAYOUT_VERSION; }
 
@@ -231,76 +214,6 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
                 }
                 out[i] = d[group_of(column, i, n)] * (float)q;
             }
-        }
-    }
-    return TB_OK;
-}
-
-// 32 values that share a scale -> quants as the tile stores them (0..15 or two's complement) and the scale.
-static int quantize_group(int wide, const float * x, uint8_t * q, uint16_t * scale) {
-    float extreme = 0.0f, amax = 0.0f;
-    for (int i = 0; i < 32; i++) {
-        const float a = fabsf(x[i]);
-        if (!(a <= 3.4028234e38f)) return TB_E_UNSUPPORTED; // NaN or infinite
-        if (a > amax) {
-            amax = a;
-            extreme = x[i];
-        }
-    }
-    const float d = wide ? amax / 127.0f : extreme / -8.0f;
-    float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-    if (!(fabsf(inverse) <= 3.4028234e38f)) inverse = 0.0f; // subnormal d: its FP16 scale is zero anyway
-    *scale = tb_float_to_half(d);
-    if ((*scale & 0x7c00u) == 0x7c00u) return TB_E_UNSUPPORTED; // no FP16 scale is large enough
-    for (int i = 0; i < 32; i++) {
-        if (wide) {
-            q[i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
-        } else {
-            const int v = (int)(x[i] * inverse + 8.5f); // two roundings: built without contraction
-            q[i] = (uint8_t)(v < 0 ? 0 : v > 15 ? 15 : v);
-        }
-    }
-    return TB_OK;
-}
-
-static void put_quant(int wide, uint8_t * tile, uint32_t k, uint32_t n, uint8_t q) {
-    if (wide) {
-        const uint32_t kk = k & 3;
-        tile[CHUNK * (k >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)] = q;
-    } else {
-        const uint32_t kk = k & 7, v = kk >> 1;
-        uint8_t * byte = tile + CHUNK * (k >> 3) + 4 * n + 2 * (kk & 1) + (v & 1);
-        *byte = v >> 1 ? (uint8_t)((*byte & 15) | q << 4) : (uint8_t)((*byte & 0xf0) | q);
-    }
-}
-
-int tb_quantize_panel(uint32_t type, uint64_t k, uint32_t rows, const float * src, void * panel) {
-    if (!tb_type_is_tiled(type) || is_nonlinear(type)) return TB_E_UNSUPPORTED;
-    if (bad_panel(k, rows)) return TB_E_SHAPE;
-    const size_t tile_bytes = tb_tile_bytes(type);
-    const int wide = is_8bit(type);
-    const int column = is_column(type);
-    for (uint64_t kt = 0; kt < k / TILE; kt++) {
-        uint8_t * tile = (uint8_t *)panel + kt * tile_bytes;
-        memset(tile, 0, tile_bytes);
-        for (uint32_t g = 0; g < 32; g++) {
-            if (column && g >= rows) break; // missing columns: zero scale, zero quants
-            float x[32];
-            uint8_t q[32];
-            uint16_t scale;
-            for (uint32_t i = 0; i < 32; i++) {
-                const uint32_t kk = column ? i : (g >> 1) * 2 + (i & 1);
-                const uint32_t n = column ? g : (g & 1) * 16 + (i >> 1);
-                x[i] = n < rows ? src[n * k + kt * TILE + kk] : 0.0f;
-            }
-            const int st = quantize_group(wide, x, q, &scale);
-            if (st != TB_OK) return st;
-            for (uint32_t i = 0; i < 32; i++) {
-                const uint32_t kk = column ? i : (g >> 1) * 2 + (i & 1);
-                const uint32_t n = column ? g : (g & 1) * 16 + (i >> 1);
-                put_quant(wide, tile, kk, n, q[i]);
-            }
-            tb_store16(tile + tile_bytes - SCALES + 2 * g, scale);
         }
     }
     return TB_OK;

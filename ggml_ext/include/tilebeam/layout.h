@@ -55,11 +55,6 @@ int tb_unpack(uint32_t type, uint64_t k, uint64_t n, const void * tiles, void * 
 // Reference dequantize of one panel to float, row-major [rows][K]. Any tiled type.
 int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, float * dst);
 
-// Quantize float rows, row-major [rows][K], into one panel. Round to nearest as ggml's reference does (Q4_0: the
-// extreme value maps to -8; Q8_0: absolute maximum to 127). Column or tile grouping; not IQ4_NL. Rows past `rows`
-// count as zero.
-int tb_quantize_panel(uint32_t type, uint64_t k, uint32_t rows, const float * src, void * panel);
-
 // Dequantize `n` consecutive elements of plain ggml blocks or F16/BF16/F32 values to float (n % 32 == 0 for blocks).
 int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * dst);
 // cffi: end

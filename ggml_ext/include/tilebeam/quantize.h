@@ -1,0 +1,41 @@
+// Quantizing float weights straight into tiles: round to nearest as ggml does, or a search for better scales.
+//
+// 32 weights share an FP16 scale d: one column's 32 k (`column` grouping) or a 2(k) x 16(n) block (`tile` grouping).
+// Each is stored as d * q, q from the type's code book: -8..7 (Q4_0, so that the sign of d matters), -127..127 (Q8_0),
+// or IQ4_NL's sixteen values. Round to nearest takes d from the largest weight. The search takes the d (and the q that
+// are nearest for it) with the smallest sum of w * (x - d*q)^2 that it finds, over both signs of d, with d as FP16
+// rounds it; it is never worse than round to nearest on any group of 32. The weights w, one for each k, say how much
+// an error in that input matters: llama.cpp's importance matrix, the mean square of the input's activations.
+#ifndef TILEBEAM_QUANTIZE_H
+#define TILEBEAM_QUANTIZE_H
+
+#include <stdint.h>
+
+#include "tilebeam/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cffi: begin
+// Sums over weights x stored as y; `weighted` ones multiply each term by its w (1 where there are no weights).
+struct tb_quantize_error {
+    double squared; // (x - y)^2
+    double weighted;
+    double energy; // x^2
+    double weighted_energy;
+};
+
+// Quantize n float rows, row-major [n][K], into a matrix of any tiled type: tb_tiled_bytes(type, k, n) bytes, the last
+// panel filled up with zeros. `weights` has K finite numbers >= 0, or is NULL; only the search heeds it, and where all
+// w of a group are 0 it takes them as 1. `error`, unless NULL, is added to. TB_E_UNSUPPORTED if the type is not tiled,
+// or a value is not finite or needs a scale beyond FP16.
+int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const float * weights, int search,
+                void * tiles, struct tb_quantize_error * error);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // TILEBEAM_QUANTIZE_H

@@ -1,0 +1,22 @@
+// Sixteen groups side by side, as the quantizer works on them, and the search for their scales.
+#ifndef TILEBEAM_SRC_QUANTIZE_BATCH_H
+#define TILEBEAM_SRC_QUANTIZE_BATCH_H
+
+#define LANES 16
+#define GROUP 32
+
+enum code { CODE_4BIT, CODE_8BIT, CODE_NONLINEAR };
+
+// Element i of group l is [i][l]. `d` and `q` come in as round to nearest made them and go out as the search leaves
+// them: values of the code book, each the nearest one for its scale.
+struct batch {
+    _Alignas(64) float x[GROUP][LANES];
+    _Alignas(64) float w[GROUP][LANES]; // importance, the largest of a group is 1
+    _Alignas(64) float q[GROUP][LANES];
+    _Alignas(64) float d[LANES];
+    _Alignas(64) float extreme[LANES]; // the weight of largest magnitude
+};
+
+void tb_search_scales(enum code code, struct batch * b);
+
+#endif // TILEBEAM_SRC_QUANTIZE_BATCH_H
