@@ -19,7 +19,8 @@ namespace {
 constexpr size_t kept_graphs = 8;
 
 struct backend {
-    session_ptr session; // keeps the NPU running for as long as somebody may compute
+    const int device;
+    const session_ptr session; // keeps the NPU running for as long as somebody may compute
     std::array<lowered_graph, kept_graphs> cache;
     size_t next = 0;
 
@@ -32,33 +33,49 @@ struct backend {
         lowered_graph & g = cache[next++ % kept_graphs];
         g = lowered_graph();
         state::get().count.lowered++;
-        if (!lower(graph, state::get().fp16(), g, why)) {
-            g = lowered_graph();
-            return nullptr;
+        if (lower(graph, device, state::get().fp16(), g, why)) return &g;
+        // Kept graphs hold address space in other sessions: perhaps there is enough without them.
+        bool held = false;
+        for (lowered_graph & kept : cache) {
+            held = held || !kept.windows.empty();
+            kept = lowered_graph();
         }
-        return &g;
+        if (held && lower(graph, device, state::get().fp16(), g, why)) return &g;
+        g = lowered_graph();
+        return nullptr;
+    }
+
+    // The channel takes so many ops in a message; a longer stage goes in parts, which are not kept.
+    static bool send(const lowered_graph::stage & stage, uint64_t serial, std::string & why) {
+        const size_t n = stage.ops.size();
+        for (size_t i = 0; i < n; i += TB_MAX_GRAPH_OPS) {
+            const auto part = static_cast<uint32_t>(std::min<size_t>(n - i, TB_MAX_GRAPH_OPS));
+            const tb::session::result r = stage.session->compute(stage.ops.data() + i, part, part == n ? serial : 0);
+            if (!r.ok()) {
+                why = r.why;
+                return false;
+            }
+        }
+        return true;
     }
 
     bool compute(const ggml_cgraph * graph, std::string & why) {
         const lowered_graph * g = lowered(graph, why);
         if (!g) return false;
-        if (g->ops.empty()) return true;
         for (const auto & health : g->buffers) {
             if (health->bad) {
                 why = "a device buffer is not valid: " + state::get().last_error();
                 return false;
             }
         }
-        // The channel takes so many ops in a message; a longer graph goes in parts.
-        const size_t n = g->ops.size();
-        for (size_t i = 0; i < n; i += TB_MAX_GRAPH_OPS) {
-            const auto part = static_cast<uint32_t>(std::min<size_t>(n - i, TB_MAX_GRAPH_OPS));
-            const tb::session::result r = g->session->compute(g->ops.data() + i, part, part == n ? g->uid : 0);
-            if (!r.ok()) {
-                why = r.why;
-                return false;
-            }
+        size_t n = 0;
+        for (size_t i = 0; i < g->stages.size(); ++i) {
+            const lowered_graph::stage & stage = g->stages[i];
+            // A session keeps graphs by number: a stage's own is made of ggml's, which are counted from 1.
+            if (!send(stage, g->uid == 0 ? 0 : g->uid | uint64_t{i} << 48, why)) return false;
+            n += stage.ops.size();
         }
+        if (n == 0) return true;
         state::get().count.graphs++;
         state::get().count.ops += n;
         return true;
@@ -67,7 +84,7 @@ struct backend {
 
 backend & self(ggml_backend_t b) { return *static_cast<backend *>(b->context); }
 
-const char * get_name(ggml_backend_t) { return device_name; }
+const char * get_name(ggml_backend_t b) { return ggml_backend_dev_name(b->device); }
 
 void free_backend(ggml_backend_t b) {
     delete &self(b);
@@ -102,15 +119,15 @@ ggml_guid_t guid() {
 } // namespace
 
 ggml_backend_t new_backend(ggml_backend_dev_t dev) {
-    session_ptr session = state::get().acquire();
+    const int index = index_of(dev);
+    session_ptr session = state::get().acquire(index);
     if (!session) return nullptr;
     ggml_backend_i callbacks{};
     callbacks.get_name = get_name;
     callbacks.free = free_backend;
     callbacks.synchronize = synchronize;
     callbacks.graph_compute = graph_compute;
-    auto context = std::make_unique<backend>();
-    context->session = std::move(session);
+    auto context = std::unique_ptr<backend>(new backend{index, std::move(session), {}});
     return new ggml_backend{guid(), callbacks, dev, context.release()};
 }
 

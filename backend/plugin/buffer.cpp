@@ -3,11 +3,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <set>
 
+#include "device.h"
 #include "file_map.h"
 #include "lower.h"
 #include "tilebeam/layout.h"
@@ -33,8 +35,7 @@ template <class Work> void guarded(ggml_backend_buffer_t b, const Work & work) {
     try {
         work(self(b));
     } catch (const std::exception & e) {
-        self(b).health->bad = true;
-        state::get().fail(std::string("device buffer: ") + e.what());
+        self(b).spoil(std::string("device buffer: ") + e.what());
     }
 }
 
@@ -83,19 +84,20 @@ const ggml_backend_buffer_i callbacks = {
 
 } // namespace
 
-buffer::buffer(kind w, session_ptr s) : what(w), session(std::move(s)) {}
+buffer::buffer(kind w, int d, session_ptr s) : what(w), device(d), session(std::move(s)) {}
 
 buffer::~buffer() {
+    if (what == kind::mapped && file.fd >= 0) close(file.fd);
     {
         std::lock_guard<std::mutex> hold(registry_lock());
-        if (registry().erase(this) == 0) return; // never published: nothing is mapped or counted
+        if (registry().erase(this) == 0) return; // never published: nothing is counted
     }
     counters & count = state::get().count;
     count.buffers--;
     count.buffer_bytes -= size;
     if (what == kind::mapped) count.mapped_bytes -= size;
+    if (health->bad) count.bad_buffers--;
     count.tiled_tensors -= tiled.size();
-    session->unmap(id); // a dead session has forgotten it already
 }
 
 ggml_backend_buffer_t buffer::publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft) {
@@ -113,10 +115,11 @@ ggml_backend_buffer_t buffer::publish(std::unique_ptr<buffer> b, ggml_backend_bu
 
 ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t bytes) try {
     state & st = state::get();
-    const std::string need = "cannot allocate " + std::to_string(bytes) + " bytes on the device: ";
-    session_ptr session = st.acquire();
+    const int device = device_of(buft);
+    const std::string need = "cannot allocate " + std::to_string(bytes) + " bytes on " + device_name(device) + ": ";
+    session_ptr session = st.acquire(device);
     if (!session) return nullptr;
-    std::unique_ptr<buffer> b(new buffer(is_tiled_buft(buft) ? kind::tiled : kind::plain, session));
+    std::unique_ptr<buffer> b(new buffer(is_tiled_buft(buft) ? kind::tiled : kind::plain, device, session));
     std::string why;
     b->memory = tb::session::shared_memory::create("tilebeam", bytes, why);
     if (!b->memory) {
@@ -125,10 +128,11 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     }
     b->base = static_cast<uint8_t *>(b->memory->data());
     b->size = bytes;
+    b->file = {b->memory->fd(), 0, true};
     b->manifest = announced();
-    const tb::session::result r = session->map(b->memory->fd(), 0, bytes, true, &b->id);
-    if (!r.ok()) {
-        st.fail(need + r.why);
+    b->by_tensor = b->what == kind::tiled && (division_planned() || st.limit_of(device) != 0);
+    if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
+        st.fail(need + why);
         return nullptr;
     }
     return publish(std::move(b), buft);
@@ -139,8 +143,10 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
 
 ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * ptr, size_t bytes) try {
     state & st = state::get();
-    session_ptr session = st.acquire();
+    const int device = device_of(buft);
+    session_ptr session = st.acquire(device);
     if (!session) return nullptr;
+    std::unique_ptr<buffer> b(new buffer(kind::mapped, device, session));
     const manifest_ptr & m = announced();
     mapped_file file;
     std::string why;
@@ -148,27 +154,19 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
         st.fail("cannot map the model file: " + why);
         return nullptr;
     }
-    struct closer {
-        int fd;
-        ~closer() { close(fd); }
-    } close_file{file.fd};
+    b->file = {file.fd, file.offset, false};
     // What was announced for one file says nothing about another: reading its tiles as plain blocks, or the other way
     // round, would go unnoticed.
     if (m && !(m->file == file.id)) {
         st.fail("announced " + m->path + " but " + file.path + " is being loaded");
         return nullptr;
     }
-    const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    const uint64_t lead = file.offset % page;
-    std::unique_ptr<buffer> b(new buffer(kind::mapped, session));
     b->base = static_cast<uint8_t *>(ptr);
     b->size = bytes;
-    b->npu_base = lead;
-    b->file_offset = file.offset;
     b->manifest = m;
-    const tb::session::result r = session->map(file.fd, file.offset - lead, lead + bytes, false, &b->id);
-    if (!r.ok()) {
-        st.fail("cannot map " + file.path + " on the NPU side: " + r.why);
+    b->by_tensor = division_planned() || st.limit_of(device) != 0;
+    if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
+        st.fail("cannot map " + file.path + " on the NPU side: " + why);
         return nullptr;
     }
     return publish(std::move(b), buft);
@@ -178,8 +176,93 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
 }
 
 void buffer::spoil(const std::string & why) {
-    health->bad = true;
+    if (!health->bad.exchange(true)) state::get().count.bad_buffers++;
     state::get().fail(why);
+}
+
+// Windows whose pages touch become one: no page is then charged twice, and a device needs few of them.
+bool buffer::map_range(int to_device, uint64_t first, uint64_t last, std::string & why) {
+    const session_ptr to = to_device == device ? session : state::get().acquire(to_device);
+    if (!to) {
+        why = state::get().last_error();
+        return false;
+    }
+    std::lock_guard<std::mutex> hold(lock);
+    for (auto it = windows.begin(); it != windows.end();) {
+        const window & w = **it;
+        if (w.session != to || !w.touches(file, first, last)) {
+            ++it;
+            continue;
+        }
+        if (w.covers(first, last)) return true;
+        first = std::min(first, w.first);
+        last = std::max(last, w.last);
+        it = windows.erase(it);
+    }
+    window_ptr made = window::open(to_device, to, file, first, last, why);
+    if (!made) return false;
+    windows.push_back(std::move(made));
+    return true;
+}
+
+bool buffer::map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why) {
+    const uint64_t bytes = stored_bytes(t, type);
+    std::vector<column_part> parts;
+    if (!divide(t, device, bytes, parts, why)) return false;
+    if (parts.empty()) return map_range(device, at, at + bytes, why);
+    const uint64_t panels = (static_cast<uint64_t>(t->ne[1]) + TB_TILE_N - 1) / TB_TILE_N;
+    const bool is_tiled = type != TB_TYPE_COUNT;
+    uint64_t done = 0;
+    for (const column_part & p : parts) {
+        const uint64_t columns = static_cast<uint64_t>(p.columns);
+        const uint64_t first = is_tiled ? done / TB_TILE_N * (bytes / panels) : done * t->nb[1];
+        const uint64_t part = is_tiled ? (columns + TB_TILE_N - 1) / TB_TILE_N * (bytes / panels) : columns * t->nb[1];
+        if (!map_range(p.device, at + first, at + first + part, why)) return false;
+        done += columns;
+    }
+    std::lock_guard<std::mutex> hold(lock);
+    divided[at] = std::move(parts);
+    return true;
+}
+
+window_ptr buffer::window_of(const ggml_tensor * t, int in_device) const {
+    const ggml_tensor * root = t->view_src ? t->view_src : t;
+    const uint64_t first = offset_of(root->data), last = first + stored_bytes(root, tiled_type(root));
+    std::lock_guard<std::mutex> hold(lock);
+    for (const window_ptr & w : windows)
+        if (w->device == in_device && w->covers(first, last)) return w;
+    return nullptr;
+}
+
+std::vector<column_part> buffer::parts_of(const ggml_tensor * t) const {
+    std::lock_guard<std::mutex> hold(lock);
+    if (divided.empty()) return {};
+    const auto it = divided.find(offset_of(t->data));
+    return it == divided.end() ? std::vector<column_part>() : it->second;
+}
+
+window_ptr buffer::lend(int to_device, uint64_t first, uint64_t last, std::string & why) {
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        for (const window_ptr & w : windows)
+            if (w->device == to_device && w->covers(first, last)) return w;
+        for (auto it = lent.begin(); it != lent.end();) {
+            const window_ptr w = it->lock();
+            if (w && w->device == to_device && w->covers(first, last) && w->session->alive()) return w;
+            it = w ? it + 1 : lent.erase(it);
+        }
+    }
+    const session_ptr to = state::get().current(to_device);
+    if (!to) {
+        why = device_name(to_device) + " has no session";
+        return nullptr;
+    }
+    window_ptr made = window::open(to_device, to, file, first, last, why);
+    if (made) {
+        std::lock_guard<std::mutex> hold(lock);
+        lent.push_back(made);
+    }
+    return made;
 }
 
 // llama.cpp aborts the process when the device that holds a KV cache cannot write rows of its type. Refusing the memory
@@ -207,7 +290,7 @@ ggml_status buffer::init(ggml_tensor * t) {
         return GGML_STATUS_FAILED;
     }
     uint32_t type = TB_TYPE_COUNT;
-    const uint64_t at = static_cast<uint64_t>(static_cast<uint8_t *>(t->data) - base);
+    const uint64_t at = offset_of(t->data);
     if (what == kind::tiled) {
         type = tb_tiled_column(type_of(t->type));
         if (type == TB_TYPE_COUNT || t->ne[0] % TB_TILE_K != 0) {
@@ -217,26 +300,36 @@ ggml_status buffer::init(ggml_tensor * t) {
     } else if (manifest) {
         bool claimed = false;
         const manifest::entry * e = manifest->find(t, &claimed);
-        if (!claimed) return GGML_STATUS_SUCCESS;
-        if (!e || (what == kind::mapped && file_offset + at != e->offset)) {
+        if (claimed && (!e || (what == kind::mapped && file.offset + at != e->offset))) {
             spoil(std::string("tensor '") + t->name + "' is not what was announced for " + manifest->path);
             return GGML_STATUS_FAILED;
         }
-        type = e->type;
-    } else {
-        return GGML_STATUS_SUCCESS;
+        if (e) type = e->type;
     }
-    tiled_entry entry{type, {}};
-    std::memcpy(entry.ne, t->ne, sizeof entry.ne);
-    std::lock_guard<std::mutex> hold(lock);
-    if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
+    if (type != TB_TYPE_COUNT) {
+        tiled_entry entry{type, {}};
+        std::memcpy(entry.ne, t->ne, sizeof entry.ne);
+        std::lock_guard<std::mutex> hold(lock);
+        if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
+    }
+    if (std::string why; by_tensor && !map_tensor(t, at, type, why)) {
+        spoil(std::string("cannot place tensor '") + t->name + "' of " + std::to_string(stored_bytes(t, type)) +
+              " bytes on " + device_name(device) + ": " + why);
+        return GGML_STATUS_FAILED;
+    }
     return GGML_STATUS_SUCCESS;
+}
+
+uint64_t stored_bytes(const ggml_tensor * t, uint32_t type) {
+    if (type == TB_TYPE_COUNT) return ggml_nbytes(t);
+    return tb_tiled_bytes(type, static_cast<uint64_t>(t->ne[0]), static_cast<uint64_t>(t->ne[1])) *
+           static_cast<uint64_t>(t->ne[2] * t->ne[3]);
 }
 
 uint32_t buffer::tiled_type(const ggml_tensor * t) const {
     if (!t->data || (what != kind::tiled && !manifest)) return TB_TYPE_COUNT;
     std::lock_guard<std::mutex> hold(lock);
-    const auto it = tiled.find(static_cast<uint64_t>(static_cast<const uint8_t *>(t->data) - base));
+    const auto it = tiled.find(offset_of(t->data));
     if (it == tiled.end() || std::memcmp(it->second.ne, t->ne, sizeof it->second.ne) != 0) return TB_TYPE_COUNT;
     return it->second.type;
 }
@@ -304,8 +397,8 @@ void buffer::clear(uint8_t value) {
     }
 }
 
-uint64_t buffer::tiled_tensors(const file_id & file) const {
-    if (!manifest || !(manifest->file == file) || what == kind::tiled || health->bad) return 0;
+uint64_t buffer::tiled_tensors(const file_id & in) const {
+    if (!manifest || !(manifest->file == in) || what == kind::tiled || health->bad) return 0;
     std::lock_guard<std::mutex> hold(lock);
     return tiled.size();
 }

@@ -1,13 +1,17 @@
-// Device memory. Three kinds of buffer, two buffer types:
+// Device memory. Three kinds of buffer, two buffer types per device:
 //
 //   HMX0        plain   shared memory, ggml's own layouts: KV cache, activations, norms, float and plain quantized
-//   weights HMX0        mapped  a GGUF file that llama.cpp has mapped, read-only and without a copy; tensors that the
-//   thread's
+//                       weights
+//   HMX0        mapped  a GGUF file that llama.cpp has mapped, read-only and without a copy; tensors that the thread's
 //                       manifest names are tiles, all others plain
 //   HMX0_TILED  tiled   shared memory, quantized weights packed into tiles as they are written, unpacked as they are
-//   read
+//                       read
 //
 // None of them is "host" memory to ggml: the CPU backend would read tiles as plain blocks.
+//
+// The CPU side has a buffer in one piece; the NPU side maps windows of it. Without a limit on address space that is one
+// window for the whole buffer. With a limit, weights are mapped tensor by tensor: a mapped file spans tensors of other
+// devices, and a matrix that is too large for one session is cut over several.
 #ifndef TILEBEAM_PLUGIN_BUFFER_H
 #define TILEBEAM_PLUGIN_BUFFER_H
 
@@ -17,11 +21,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "division.h"
 #include "ggml-backend-impl.h"
 #include "manifest.h"
 #include "state.h"
 #include "tiles.h"
+#include "window.h"
 
 namespace tb::plugin {
 
@@ -47,16 +54,21 @@ class buffer {
 
     // enum tb_type of a tensor (not a view) that the manifest names; TB_TYPE_COUNT for a plain one.
     uint32_t tiled_type(const ggml_tensor * t) const;
-    uint64_t npu_offset(const void * data) const {
-        return npu_base + static_cast<uint64_t>(static_cast<const uint8_t *>(data) - base);
+    // The window of this device that holds the whole tensor (for a view: the tensor that it looks at); nullptr if none.
+    window_ptr window_of(const ggml_tensor * t, int in_device) const;
+    // How this matrix is cut over sessions; empty if it is not.
+    std::vector<column_part> parts_of(const ggml_tensor * t) const;
+    // A window of another device's session on the bytes [first, last), for an op that works there. nullptr: `why`.
+    window_ptr lend(int to_device, uint64_t first, uint64_t last, std::string & why);
+    uint64_t offset_of(const void * data) const {
+        return static_cast<uint64_t>(static_cast<const uint8_t *>(data) - base);
     }
 
     const kind what;
-    const session_ptr session;
+    const int device;
     const std::shared_ptr<buffer_health> health = std::make_shared<buffer_health>();
     uint8_t * base = nullptr;
     uint64_t size = 0;
-    uint32_t id = 0; // on the NPU side
 
     // Callbacks of ggml_backend_buffer_i.
     ggml_status init(ggml_tensor * t);
@@ -64,35 +76,45 @@ class buffer {
     void fill(const ggml_tensor * t, uint8_t value, size_t offset, size_t n);
     void read(const ggml_tensor * t, void * data, size_t offset, size_t n);
     void clear(uint8_t value);
-    uint64_t tiled_tensors(const file_id & file) const; // of that file
+    uint64_t tiled_tensors(const file_id & in) const; // of that file
+    void spoil(const std::string & why);              // no graph can use it any more
 
   private:
-    buffer(kind what, session_ptr session);
+    buffer(kind what, int device, session_ptr session);
     static ggml_backend_buffer_t publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft);
     bool tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const;
-    void spoil(const std::string & why);
+    // Map a weight where it belongs: with its neighbours, or in parts.
+    bool map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why);
+    bool map_range(int to_device, uint64_t first, uint64_t last, std::string & why);
 
+    const session_ptr session; // of this device
     std::unique_ptr<tb::session::shared_memory> memory;
-    uint64_t npu_base = 0; // where `base` lies in the region that the NPU maps
+    backing file; // mapped: a descriptor of its own
     manifest_ptr manifest;
-    uint64_t file_offset = 0; // mapped: of `base`
+    bool by_tensor = false; // windows are made as tensors arrive
 
     struct tiled_entry {
         uint32_t type;
         int64_t ne[4];
     };
     mutable std::mutex lock;
-    std::map<uint64_t, tiled_entry> tiled; // by offset from base
+    std::map<uint64_t, tiled_entry> tiled;                // by offset from base
+    std::map<uint64_t, std::vector<column_part>> divided; // likewise
+    std::vector<window_ptr> windows;
+    std::vector<std::weak_ptr<window>> lent; // kept by who uses them
 };
+
+// Bytes of a tensor as stored: `type` is enum tb_type if it is tiled, else TB_TYPE_COUNT.
+uint64_t stored_bytes(const ggml_tensor * t, uint32_t type);
 
 // Tensors of `file` that live buffers hold as tiles.
 uint64_t count_tiled(const file_id & file);
 
-// The device's two buffer types (device.cpp).
-ggml_backend_buffer_type_t plain_buft();
-ggml_backend_buffer_type_t tiled_buft();
-inline bool is_tiled_buft(ggml_backend_buffer_type_t t) { return t == tiled_buft(); }
-inline bool is_own(ggml_backend_buffer_t b) { return b && (b->buft == plain_buft() || b->buft == tiled_buft()); }
+// The devices' buffer types (device.cpp).
+bool is_own_buft(ggml_backend_buffer_type_t buft);
+bool is_tiled_buft(ggml_backend_buffer_type_t buft);
+int device_of(ggml_backend_buffer_type_t buft); // of one that is ours
+inline bool is_own(ggml_backend_buffer_t b) { return b && is_own_buft(b->buft); }
 
 } // namespace tb::plugin
 

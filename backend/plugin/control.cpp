@@ -56,31 +56,40 @@ int configure(const tilebeam_options * o) try {
     return TB_E_NOMEM;
 }
 
+int32_t state_of(const session_ptr & session) {
+    return !session ? TILEBEAM_SESSION_NONE : session->alive() ? TILEBEAM_SESSION_ALIVE : TILEBEAM_SESSION_DEAD;
+}
+
+int32_t executor_of(const session_ptr & session, const tilebeam_options & o) {
+    if (!session) return o.executor;
+    return session->opts().kind == tb::session::executor_kind::process ? TILEBEAM_EXECUTOR_PROCESS
+                                                                       : TILEBEAM_EXECUTOR_THREAD;
+}
+
 int status(tilebeam_status * out) try {
     if (!out) return TB_E_PROTOCOL;
     state & st = state::get();
-    const session_ptr session = st.current();
+    const session_ptr session = st.current(0);
     const tilebeam_options o = st.options();
     std::memset(out, 0, sizeof *out);
     out->version = TILEBEAM_CONTROL_VERSION;
-    out->session = !session ? TILEBEAM_SESSION_NONE : session->alive() ? TILEBEAM_SESSION_ALIVE : TILEBEAM_SESSION_DEAD;
-    out->executor = o.executor;
+    out->session = state_of(session);
+    out->executor = executor_of(session, o);
     out->numerics = o.numerics;
     if (session) {
-        out->executor = session->opts().kind == tb::session::executor_kind::process ? TILEBEAM_EXECUTOR_PROCESS
-                                                                                    : TILEBEAM_EXECUTOR_THREAD;
-        out->n_threads = st.n_threads();
+        out->n_threads = st.n_threads(0);
         out->npu_pid = session->npu_pid();
         set_text(out->isa, session->isa());
     }
-    set_text(out->device, device_name);
-    set_text(out->description, device_description());
+    set_text(out->device, device_name(0));
+    set_text(out->description, device_description(0));
     set_text(out->ggml_version, built_version);
     set_text(out->ggml_commit, built_commit);
-    st.memory(&out->memory_free, &out->memory_total);
+    st.memory(0, &out->memory_free, &out->memory_total);
     out->buffers = st.count.buffers;
     out->buffer_bytes = st.count.buffer_bytes;
     out->mapped_bytes = st.count.mapped_bytes;
+    out->bad_buffers = st.count.bad_buffers;
     out->tiled_tensors = st.count.tiled_tensors;
     out->sessions = st.count.sessions;
     out->graphs = st.count.graphs;
@@ -90,6 +99,48 @@ int status(tilebeam_status * out) try {
     out->compute_ns = st.count.compute_ns;
     set_text(out->last_error, st.last_error());
     return TB_OK;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
+}
+
+int device_status(uint32_t index, tilebeam_device_status * out) try {
+    if (!out || index >= TILEBEAM_MAX_DEVICES) return TB_E_PROTOCOL;
+    state & st = state::get();
+    const int device = static_cast<int>(index);
+    const session_ptr session = st.current(device);
+    std::memset(out, 0, sizeof *out);
+    out->version = TILEBEAM_CONTROL_VERSION;
+    out->index = index;
+    out->session = state_of(session);
+    out->executor = executor_of(session, st.options());
+    out->listed = device < st.n_devices() ? 1 : 0;
+    if (session) {
+        out->n_threads = st.n_threads(device);
+        out->npu_pid = session->npu_pid();
+        set_text(out->isa, session->isa());
+        out->memory_used = mapped_in(session.get());
+    }
+    set_text(out->name, device_name(device));
+    set_text(out->description, device_description(device));
+    out->memory_limit = st.limit_of(device);
+    st.memory(device, &out->memory_free, &out->memory_total);
+    out->sessions = st.started(device);
+    return TB_OK;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
+}
+
+void * device_pointer(uint32_t index) {
+    return index < TILEBEAM_MAX_DEVICES ? device(static_cast<int>(index)) : nullptr;
+}
+
+int divide_tensors(const tilebeam_part * parts, uint64_t n_parts) try {
+    std::string why;
+    const tb_status status = !parts && n_parts != 0 ? TB_E_PROTOCOL : plan_division(parts, n_parts, why);
+    if (status != TB_OK) state::get().fail(why);
+    return status;
 } catch (const std::exception & e) {
     state::get().fail(e.what());
     return TB_E_NOMEM;
@@ -110,6 +161,9 @@ void * control_function(const char * name) {
     static const tilebeam_get_options_t get_options_fn = get_options;
     static const tilebeam_configure_t configure_fn = configure;
     static const tilebeam_status_t status_fn = status;
+    static const tilebeam_device_status_t device_status_fn = device_status;
+    static const tilebeam_device_t device_fn = device_pointer;
+    static const tilebeam_divide_t divide_fn = divide_tensors;
     static const tilebeam_last_error_t last_error_fn = last_error;
     const struct {
         const char * name;
@@ -120,6 +174,9 @@ void * control_function(const char * name) {
         {"tilebeam_get_options", reinterpret_cast<void *>(get_options_fn)},
         {"tilebeam_configure", reinterpret_cast<void *>(configure_fn)},
         {"tilebeam_status", reinterpret_cast<void *>(status_fn)},
+        {"tilebeam_device_status", reinterpret_cast<void *>(device_status_fn)},
+        {"tilebeam_device", reinterpret_cast<void *>(device_fn)},
+        {"tilebeam_divide", reinterpret_cast<void *>(divide_fn)},
         {"tilebeam_last_error", reinterpret_cast<void *>(last_error_fn)},
     };
     for (const auto & f : table)

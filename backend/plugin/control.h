@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TILEBEAM_CONTROL_VERSION 1
+#define TILEBEAM_CONTROL_VERSION 2
+#define TILEBEAM_MAX_DEVICES 16 // HMX0 to HMX15: as many as llama.cpp spreads a model over
 
 enum tilebeam_executor {
     TILEBEAM_EXECUTOR_THREAD = 0,
@@ -42,17 +43,17 @@ typedef struct tilebeam_manifest {
     uint64_t n_tensors;
 } tilebeam_manifest;
 
-// Options for sessions started from now on. n_threads and numerics also change the one that runs.
+// Options for sessions started from now on. n_threads and numerics also change those that run.
 typedef struct tilebeam_options {
-    uint32_t version;    // TILEBEAM_CONTROL_VERSION
-    int32_t executor;    // enum tilebeam_executor
-    int32_t numerics;    // enum tilebeam_numerics
-    int32_t n_threads;   // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
-    int32_t deadline_ms; // longest wait for one reply
-    uint32_t reserved;
-    uint64_t memory_limit; // address space for mapped buffers, bytes; 0 = none
-    char isa[32];          // kernel set, "" = best
-    char npud_path[4096];  // the tilebeam-npud executable, "" = beside the plugin
+    uint32_t version;     // TILEBEAM_CONTROL_VERSION
+    int32_t executor;     // enum tilebeam_executor
+    int32_t numerics;     // enum tilebeam_numerics
+    int32_t n_threads;    // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
+    int32_t deadline_ms;  // longest wait for one reply
+    uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed
+    char isa[32];         // kernel set, "" = best
+    char npud_path[4096]; // the tilebeam-npud executable, "" = beside the plugin
+    uint64_t memory_limit[TILEBEAM_MAX_DEVICES]; // per device: address space for mapped buffers, bytes; 0 = none
 } tilebeam_options;
 
 enum tilebeam_session_state {
@@ -61,6 +62,7 @@ enum tilebeam_session_state {
     TILEBEAM_SESSION_DEAD = 2, // the next model load starts a new one
 };
 
+// Of HMX0, unless it says "all devices".
 typedef struct tilebeam_status {
     uint32_t version; // TILEBEAM_CONTROL_VERSION
     int32_t session;  // enum tilebeam_session_state
@@ -75,9 +77,10 @@ typedef struct tilebeam_status {
     char ggml_commit[64];
     uint64_t memory_free; // bytes, as told to llama.cpp
     uint64_t memory_total;
-    uint64_t buffers; // live buffers and their bytes, mapped files included
+    uint64_t buffers; // all devices from here on: live buffers and their bytes, mapped files included
     uint64_t buffer_bytes;
     uint64_t mapped_bytes;  // of these, mapped from files without a copy
+    uint64_t bad_buffers;   // of the live ones, those that no graph can use because something went wrong
     uint64_t tiled_tensors; // tensors held as tiles in live buffers
     uint64_t sessions;      // started since the plugin was loaded
     uint64_t graphs;        // computed, and the ops in them
@@ -87,6 +90,34 @@ typedef struct tilebeam_status {
     uint64_t compute_ns; // time spent waiting for the NPU
     char last_error[512];
 } tilebeam_status;
+
+// One device, whether ggml was told of it or not.
+typedef struct tilebeam_device_status {
+    uint32_t version; // TILEBEAM_CONTROL_VERSION
+    uint32_t index;
+    int32_t session;   // enum tilebeam_session_state
+    int32_t executor;  // of the running session, or of the next one
+    int32_t n_threads; // 0 without a session
+    int32_t npu_pid;   // as in tilebeam_status
+    uint32_t listed;   // 1: ggml was told of it
+    uint32_t reserved;
+    char name[16];
+    char description[112];
+    char isa[32];
+    uint64_t memory_limit; // of the running session, or of the next one; bytes, 0 = none
+    uint64_t memory_used;  // address space that the running session has mapped, in whole pages
+    uint64_t memory_free;  // as told to llama.cpp
+    uint64_t memory_total;
+    uint64_t sessions; // started since the plugin was loaded
+} tilebeam_device_status;
+
+// Some columns of a weight matrix [K, N], i.e. rows of ggml's tensor, and the device whose session computes them.
+typedef struct tilebeam_part {
+    const char * name; // the tensor's, as in tilebeam_tensor
+    uint32_t device;
+    uint32_t reserved;
+    uint64_t columns; // the parts of a tensor follow each other and are N together; all but the last fill whole tiles
+} tilebeam_part;
 
 // Say what the repacked file holds that this thread loads next. NULL ends the announcement. 0, or an enum tb_status
 // with the reason in tilebeam_last_error.
@@ -101,6 +132,16 @@ typedef int (*tilebeam_configure_t)(const tilebeam_options * options);
 
 // 0, or an enum tb_status.
 typedef int (*tilebeam_status_t)(tilebeam_status * status);
+
+typedef int (*tilebeam_device_status_t)(uint32_t index, tilebeam_device_status * status);
+
+// The ggml_backend_dev_t of any device below TILEBEAM_MAX_DEVICES, for llama_model_params.devices: a program may spread
+// a model over devices that ggml was not told of. NULL past the last.
+typedef void * (*tilebeam_device_t)(uint32_t index);
+
+// Which matrices of the file that this thread loads next are cut over several sessions, and how; replaces the rule for
+// tensors that it names. (NULL, 0) ends it. 0, or an enum tb_status with the reason in tilebeam_last_error.
+typedef int (*tilebeam_divide_t)(const tilebeam_part * parts, uint64_t n_parts);
 
 // The last failure as a sentence, "" if there was none. Valid until this thread's next call of it.
 typedef const char * (*tilebeam_last_error_t)(void);

@@ -1,6 +1,8 @@
 // Device and buffer types. See device.h; what a device owes llama.cpp is in docs/architecture.md.
 #include "device.h"
 
+#include <array>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 
@@ -16,10 +18,27 @@ namespace {
 // Kernels want 64-byte vectors, the HMX 128.
 constexpr size_t alignment = 128;
 
-ggml_backend_device the_device;
+// Everything that ggml holds pointers to, of one device. `context` of device and buffer types points back here.
+struct entry {
+    int index = 0;
+    char name[16] = {};
+    char tiled_name[24] = {};
+    ggml_backend_device device{};
+    ggml_backend_buffer_type plain{};
+    ggml_backend_buffer_type tiled{};
+    ggml_backend_buffer_type_t extra[2] = {};
+};
 
-const char * plain_name(ggml_backend_buffer_type_t) { return device_name; }
-const char * tiled_name(ggml_backend_buffer_type_t) { return "HMX0_TILED"; }
+std::array<entry, TILEBEAM_MAX_DEVICES> & entries() {
+    static auto * const all = new std::array<entry, TILEBEAM_MAX_DEVICES>; // never destroyed: see state::get()
+    return *all;
+}
+
+entry & of(ggml_backend_dev_t dev) { return *static_cast<entry *>(dev->context); }
+entry & of(ggml_backend_buffer_type_t buft) { return *static_cast<entry *>(buft->context); }
+
+const char * plain_name(ggml_backend_buffer_type_t buft) { return of(buft).name; }
+const char * tiled_name(ggml_backend_buffer_type_t buft) { return of(buft).tiled_name; }
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     return buffer::allocate(buft, size);
 }
@@ -34,23 +53,19 @@ size_t tiled_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * t) {
     return matrix ? matrix * static_cast<size_t>(t->ne[2] * t->ne[3]) : ggml_nbytes(t);
 }
 
-ggml_backend_buffer_type plain_type = {
-    {plain_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, &the_device, nullptr};
-ggml_backend_buffer_type tiled_type = {
-    {tiled_name, alloc_buffer, get_alignment, nullptr, tiled_alloc_size, is_host}, &the_device, nullptr};
+const char * get_name(ggml_backend_dev_t dev) { return of(dev).name; }
 
-const char * get_name(ggml_backend_dev_t) { return device_name; }
-
-// The text may change with the options, but ggml's callers keep the pointer: one string per thread.
-const char * get_description(ggml_backend_dev_t) {
-    static thread_local std::string text;
-    text = device_description();
-    return text.c_str();
+// The text may change with the options, but ggml's callers keep the pointer: one string per thread and device.
+const char * get_description(ggml_backend_dev_t dev) {
+    static thread_local std::array<std::string, TILEBEAM_MAX_DEVICES> text;
+    std::string & mine = text[static_cast<size_t>(of(dev).index)];
+    mine = device_description(of(dev).index);
+    return mine.c_str();
 }
 
-void get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+void get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     uint64_t f = 0, t = 0;
-    state::get().memory(&f, &t);
+    state::get().memory(of(dev).index, &f, &t);
     *free = f;
     *total = t;
 }
@@ -71,16 +86,17 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
 }
 
 ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) { return new_backend(dev); }
-ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t) { return plain_buft(); }
+ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t dev) { return &of(dev).plain; }
 
-ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void * ptr, size_t size, size_t) {
-    return buffer::map_file(plain_buft(), ptr, size);
+ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
+    return buffer::map_file(&of(dev).plain, ptr, size);
 }
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) { return can_run(op); }
 
-bool supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
-    return buft == plain_buft() || buft == tiled_buft();
+// Another device's memory is not mapped in this device's session: ggml copies what crosses over.
+bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return buft == &of(dev).plain || buft == &of(dev).tiled;
 }
 
 // Weights in host memory stay with the CPU: copying them over costs what computing with them does.
@@ -106,30 +122,43 @@ const ggml_backend_device_i callbacks = {
 
 } // namespace
 
-ggml_backend_buffer_type_t plain_buft() { return &plain_type; }
-ggml_backend_buffer_type_t tiled_buft() { return &tiled_type; }
+bool is_own_buft(ggml_backend_buffer_type_t buft) {
+    return buft->iface.get_name == plain_name || buft->iface.get_name == tiled_name;
+}
+bool is_tiled_buft(ggml_backend_buffer_type_t buft) { return buft->iface.get_name == tiled_name; }
+int device_of(ggml_backend_buffer_type_t buft) { return of(buft).index; }
 
-ggml_backend_dev_t device(ggml_backend_reg_t reg) {
-    the_device.iface = callbacks;
-    the_device.reg = reg;
-    return &the_device;
+void adopt_devices(ggml_backend_reg_t reg) {
+    int index = 0;
+    for (entry & e : entries()) {
+        e.index = index;
+        std::snprintf(e.name, sizeof e.name, "%s", device_name(index).c_str());
+        std::snprintf(e.tiled_name, sizeof e.tiled_name, "%s_TILED", e.name);
+        e.device = {callbacks, reg, &e};
+        e.plain = {{plain_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, &e.device, &e};
+        e.tiled = {{tiled_name, alloc_buffer, get_alignment, nullptr, tiled_alloc_size, is_host}, &e.device, &e};
+        e.extra[0] = &e.tiled;
+        ++index;
+    }
 }
 
-ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t) {
-    static ggml_backend_buffer_type_t list[] = {tiled_buft(), nullptr};
-    return list;
-}
+ggml_backend_dev_t device(int index) { return &entries()[static_cast<size_t>(index)].device; }
+int index_of(ggml_backend_dev_t dev) { return of(dev).index; }
+std::string device_name(int index) { return "HMX" + std::to_string(index); }
 
-std::string device_description() {
+ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t dev) { return of(dev).extra; }
+
+std::string device_description(int index) {
     state & st = state::get();
     const tilebeam_options o = st.options();
-    const session_ptr session = st.current();
+    const session_ptr session = st.current(index);
     const auto isas = tb::npu::kernel_isas();
     std::string text = "Tilebeam NPU (";
     text += o.executor == TILEBEAM_EXECUTOR_PROCESS ? "process, " : "thread, ";
     text += session ? session->isa() : o.isa[0] ? o.isa : isas.empty() ? "no kernels" : isas.front();
-    const int threads = session ? st.n_threads() : o.n_threads;
+    const int threads = session ? st.n_threads(index) : o.n_threads;
     if (threads > 0) text += ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+    if (const uint64_t limit = st.limit_of(index); limit != 0) text += ", " + std::to_string(limit >> 20) + " MiB";
     return text + ")";
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device.h"
 #include "ggml-impl.h"
 #include "tilebeam/layout.h"
 
@@ -183,25 +184,118 @@ bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** 
     return tb_op_check_shape(&op, why) == TB_OK;
 }
 
-// Fill in where a tensor lies.
-bool place(const ggml_tensor * t, tb_tensor & out, lowered_graph & g, std::string & why) {
-    const ggml_tensor * root = root_of(t);
-    const buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
-    if (!b || !t->data) {
-        why = std::string("tensor '") + t->name + "' does not lie on the device";
-        return false;
+// One graph on its way to descriptors: ops gather in the last stage for as long as they run in one session.
+struct lowering {
+    const int device;
+    lowered_graph & out;
+
+    // The stage to append to, in this session.
+    lowered_graph::stage & stage_in(const session_ptr & session) {
+        if (out.stages.empty() || out.stages.back().session != session) out.stages.push_back({session, {}});
+        return out.stages.back();
     }
-    if (g.session && g.session != b->session) {
-        why = b->session->alive() && !g.session->alive() ? "its NPU session is gone; load the model again"
-                                                         : "its buffers belong to different NPU sessions";
-        return false;
+
+    const buffer * buffer_of(const ggml_tensor * t, std::string & why) {
+        const ggml_tensor * root = root_of(t);
+        buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
+        if (!b || !t->data) {
+            why = std::string("tensor '") + t->name + "' does not lie on the device";
+            return nullptr;
+        }
+        if (std::find(out.buffers.begin(), out.buffers.end(), b->health) == out.buffers.end()) {
+            out.buffers.push_back(b->health);
+        }
+        return b;
     }
-    g.session = b->session;
-    if (std::find(g.buffers.begin(), g.buffers.end(), b->health) == g.buffers.end()) g.buffers.push_back(b->health);
-    out.buffer = b->id;
-    out.offset = b->npu_offset(t->data);
-    return true;
-}
+
+    // Fill in where a tensor lies in the device's own session.
+    bool place(const ggml_tensor * t, tb_tensor & d, session_ptr & session, std::string & why) {
+        const buffer * b = buffer_of(t, why);
+        if (!b) return false;
+        const window_ptr w = b->window_of(t, device);
+        if (!w) {
+            why = std::string("tensor '") + t->name + "' is not mapped in one piece in the session of " +
+                  device_name(device);
+            return false;
+        }
+        if (session && session != w->session) {
+            why = w->session->alive() && !session->alive() ? "its NPU session is gone; load the model again"
+                                                           : "its buffers belong to different NPU sessions";
+            return false;
+        }
+        session = w->session;
+        d.buffer = w->id;
+        d.offset = w->npu_offset(b->offset_of(t->data));
+        return true;
+    }
+
+    // The same in another session, where the bytes of the tensor are mapped for as long as the graph is kept.
+    bool place_in(int in_device, const ggml_tensor * t, tb_tensor & d, window_ptr & w, std::string & why) {
+        if (!buffer_of(t, why)) return false;
+        buffer * b = buffer::of(root_of(t)->buffer);
+        const uint64_t first = b->offset_of(t->data);
+        w = b->lend(in_device, first, first + ggml_nbytes(t), why);
+        if (!w) {
+            why = std::string("tensor '") + t->name + "': " + why;
+            return false;
+        }
+        out.windows.push_back(w);
+        d.buffer = w->id;
+        d.offset = w->npu_offset(first);
+        return true;
+    }
+
+    // MUL_MAT with a matrix that is cut over sessions: one op for each part, which writes its columns of the result.
+    bool add_parts(const ggml_tensor * node, const tb_op & whole, const std::vector<column_part> & parts,
+                   std::string & why) {
+        const ggml_tensor * weights = node->src[0];
+        const bool is_tiled = tb_type_is_tiled(whole.src[0].type);
+        uint64_t done = 0;
+        for (const column_part & p : parts) {
+            tb_op op = whole;
+            tb_tensor & w = op.src[0];
+            const uint64_t columns = static_cast<uint64_t>(p.columns);
+            const uint64_t first = is_tiled ? tb_tiled_bytes(w.type, w.ne[0], done) : done * w.nb[1];
+            w.ne[1] = static_cast<uint32_t>(columns);
+            const uint64_t bytes = is_tiled ? tb_tiled_bytes(w.type, w.ne[0], columns) : columns * w.nb[1];
+            w.nb[2] = w.nb[3] = bytes;
+            op.dst.ne[0] = w.ne[1];
+            buffer * b = buffer::of(weights->buffer);
+            const uint64_t at = b->offset_of(weights->data) + first;
+            const window_ptr mine = b->lend(p.device, at, at + bytes, why);
+            window_ptr x, y;
+            if (!mine || !place_in(p.device, node->src[1], op.src[1], x, why) ||
+                !place_in(p.device, node, op.dst, y, why)) {
+                return false;
+            }
+            if (x->session != mine->session || y->session != mine->session) {
+                why = "the NPU session of " + device_name(p.device) + " is gone; load the model again";
+                return false;
+            }
+            w.buffer = mine->id;
+            w.offset = mine->npu_offset(at);
+            op.dst.offset += done * sizeof(float);
+            stage_in(mine->session).ops.push_back(op);
+            done += columns;
+        }
+        return true;
+    }
+
+    bool add(const ggml_tensor * node, tb_op op, std::string & why) {
+        const ggml_tensor * weights = node->op == GGML_OP_MUL_MAT ? node->src[0] : nullptr;
+        if (weights && !weights->view_src) {
+            const buffer * b = buffer_of(weights, why);
+            if (!b) return false;
+            if (const auto parts = b->parts_of(weights); !parts.empty()) return add_parts(node, op, parts, why);
+        }
+        session_ptr session;
+        if (!place(node, op.dst, session, why)) return false;
+        for (uint32_t s = 0; s < op.n_src; ++s)
+            if (node->src[s] && !place(node->src[s], op.src[s], session, why)) return false;
+        stage_in(session).ops.push_back(op);
+        return true;
+    }
+};
 
 } // namespace
 
@@ -240,10 +334,9 @@ bool can_run(const ggml_tensor * node) {
     return describe_op(node, false, op, &why);
 }
 
-bool lower(const ggml_cgraph * graph, bool fp16, lowered_graph & out, std::string & why) {
+bool lower(const ggml_cgraph * graph, int device, bool fp16, lowered_graph & out, std::string & why) {
     out.uid = graph->uid;
-    out.ops.clear();
-    out.ops.reserve(static_cast<size_t>(graph->n_nodes));
+    lowering work{device, out};
     for (int i = 0; i < graph->n_nodes; ++i) {
         const ggml_tensor * node = graph->nodes[i];
         if (is_free(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
@@ -253,14 +346,11 @@ bool lower(const ggml_cgraph * graph, bool fp16, lowered_graph & out, std::strin
         bool ok = describe_op(node, fp16, op, &reason);
         if (!ok) text = reason;
         op.tag = static_cast<uint32_t>(i);
-        ok = ok && place(node, op.dst, out, text);
-        for (uint32_t s = 0; ok && s < op.n_src; ++s)
-            ok = !node->src[s] || place(node->src[s], op.src[s], out, text);
+        ok = ok && work.add(node, op, text);
         if (!ok) {
             why = std::string(ggml_op_name(node->op)) + " '" + node->name + "': " + text;
             return false;
         }
-        out.ops.push_back(op);
     }
     return true;
 }

@@ -25,16 +25,21 @@ bool is_free(const ggml_tensor * node);
 // Could the device run this op, with operands where they are now (or where the loader thinks of putting them)?
 bool can_run(const ggml_tensor * node);
 
-// A graph ready to be sent.
+// A graph ready to be sent: its ops in order, cut into stages where another session takes over. One stage on one device
+// unless a matrix is cut over several.
 struct lowered_graph {
+    struct stage {
+        session_ptr session;
+        std::vector<tb_op> ops;
+    };
     uint64_t uid = 0; // ggml's number for it
-    std::vector<tb_op> ops;
-    session_ptr session; // the one that all its buffers belong to; nullptr when there is nothing to run
+    std::vector<stage> stages;
     std::vector<std::shared_ptr<buffer_health>> buffers;
+    std::vector<window_ptr> windows; // of this device's buffers in other sessions
 };
 
 // False: `why` says which op cannot be run and why.
-bool lower(const ggml_cgraph * graph, bool fp16, lowered_graph & out, std::string & why);
+bool lower(const ggml_cgraph * graph, int device, bool fp16, lowered_graph & out, std::string & why);
 
 } // namespace tb::plugin
 

@@ -11,14 +11,17 @@
 #include "control.h"
 #include "device.h"
 #include "ggml-impl.h"
+#include "state.h"
 
 namespace tb::plugin {
 
 namespace {
 
 const char * reg_name(ggml_backend_reg_t) { return "Tilebeam"; }
-size_t device_count(ggml_backend_reg_t) { return 1; }
-ggml_backend_dev_t get_device(ggml_backend_reg_t reg, size_t index) { return index == 0 ? device(reg) : nullptr; }
+size_t device_count(ggml_backend_reg_t) { return static_cast<size_t>(state::get().n_devices()); }
+ggml_backend_dev_t get_device(ggml_backend_reg_t reg, size_t index) {
+    return index < device_count(reg) ? device(static_cast<int>(index)) : nullptr;
+}
 
 void * get_proc_address(ggml_backend_reg_t, const char * name) {
     if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void *>(&set_n_threads);
@@ -81,6 +84,7 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void
         GGML_LOG_ERROR("tilebeam: %s\n", why.c_str());
         return nullptr;
     }
+    tb::plugin::adopt_devices(&tb::plugin::the_registration);
     return &tb::plugin::the_registration;
 }
 

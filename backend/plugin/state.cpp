@@ -1,16 +1,19 @@
-// Options, session, errors and counters of the plugin. See state.h.
+// Options, sessions, errors and counters of the plugin. See state.h.
 #include "state.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "executor.h"
 #include "ggml-impl.h"
+#include "window.h"
 
 namespace tb::plugin {
 
@@ -35,6 +38,35 @@ uint64_t meminfo(const char * key) {
     }
     std::fclose(f);
     return bytes;
+}
+
+// "2GiB,4GiB": bytes, or with K, M, G (powers of 1024; iB or B may follow); the last one counts for all further
+// devices.
+bool read_limits(const char * text, uint64_t (&limits)[TILEBEAM_MAX_DEVICES]) {
+    uint64_t read[TILEBEAM_MAX_DEVICES] = {};
+    size_t n = 0;
+    for (const char * p = text; n < TILEBEAM_MAX_DEVICES; ++p) {
+        if (!std::isdigit(static_cast<unsigned char>(*p))) return false;
+        char * end = nullptr;
+        errno = 0;
+        const unsigned long long number = std::strtoull(p, &end, 10);
+        const char * const units = "KMG";
+        const char * unit = *end ? std::strchr(units, std::toupper(static_cast<unsigned char>(*end))) : nullptr;
+        const int shift = unit ? 10 * static_cast<int>(unit - units + 1) : 0;
+        if (errno != 0 || number > UINT64_MAX >> shift) return false;
+        read[n++] = uint64_t{number} << shift;
+        p = end;
+        if (unit) ++p;
+        if (unit && (*p == 'i' || *p == 'I')) ++p;
+        if (*p == 'B' || *p == 'b') ++p;
+        if (*p == '\0') {
+            for (size_t i = 0; i < TILEBEAM_MAX_DEVICES; ++i)
+                limits[i] = read[std::min(i, n - 1)];
+            return true;
+        }
+        if (*p != ',') return false;
+    }
+    return false;
 }
 
 // Environment variables give the first options; a value that makes no sense is reported and left out.
@@ -63,6 +95,20 @@ void read_environment(tilebeam_options & opt) {
             GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is neither int8 nor fp16: using int8\n", v);
         }
     }
+    if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {
+        GGML_LOG_WARN("tilebeam: TILEBEAM_MEMORY_LIMIT=%s is not a size such as 2GiB, nor a list of them: ignored\n",
+                      v);
+    }
+}
+
+int read_device_count() {
+    const char * v = std::getenv("TILEBEAM_DEVICES");
+    if (!v || !*v) return 1;
+    char * end = nullptr;
+    const long n = std::strtol(v, &end, 10);
+    if (*end == '\0' && n >= 1 && n <= TILEBEAM_MAX_DEVICES) return static_cast<int>(n);
+    GGML_LOG_WARN("tilebeam: TILEBEAM_DEVICES=%s is not a number from 1 to %d: using 1\n", v, TILEBEAM_MAX_DEVICES);
+    return 1;
 }
 
 template <size_t N> bool terminated(const char (&text)[N]) { return std::memchr(text, 0, N) != nullptr; }
@@ -86,34 +132,38 @@ state::state() {
     opt.version = TILEBEAM_CONTROL_VERSION;
     opt.deadline_ms = tb::session::options().deadline_ms;
     read_environment(opt);
+    listed = read_device_count();
+    opt.n_devices = static_cast<uint32_t>(listed);
     fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
 }
 
 int state::wanted_threads() const { return opt.n_threads > 0 ? opt.n_threads : asked_threads; }
 
-tb::session::options state::session_options() const {
+tb::session::options state::session_options(int device) const {
     tb::session::options o;
     o.kind = opt.executor == TILEBEAM_EXECUTOR_PROCESS ? tb::session::executor_kind::process
                                                        : tb::session::executor_kind::thread;
     o.n_threads = wanted_threads();
     o.deadline_ms = opt.deadline_ms;
-    o.memory_limit = opt.memory_limit;
+    o.memory_limit = opt.memory_limit[device];
     o.npud_path = opt.npud_path[0] ? opt.npud_path : plugin_directory() + "/tilebeam-npud";
     o.isa = opt.isa;
     return o;
 }
 
-session_ptr state::acquire() {
+session_ptr state::acquire(int device) {
     std::string why;
     {
         std::lock_guard<std::mutex> hold(lock);
-        session_ptr session = running.lock();
+        slot & s = slots[static_cast<size_t>(device)];
+        session_ptr session = s.running.lock();
         if (session && session->alive()) return session;
-        const tb::session::options o = session_options();
+        const tb::session::options o = session_options(device);
         session = tb::session::session::start(o, why);
         if (session) {
-            running = session;
-            running_threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
+            s.running = session;
+            s.threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
+            s.started++;
             count.sessions++;
             return session;
         }
@@ -122,9 +172,20 @@ session_ptr state::acquire() {
     return nullptr;
 }
 
-session_ptr state::current() {
+session_ptr state::current(int device) {
     std::lock_guard<std::mutex> hold(lock);
-    return running.lock();
+    return slots[static_cast<size_t>(device)].running.lock();
+}
+
+uint64_t state::started(int device) {
+    std::lock_guard<std::mutex> hold(lock);
+    return slots[static_cast<size_t>(device)].started;
+}
+
+uint64_t state::limit_of(int device) {
+    std::lock_guard<std::mutex> hold(lock);
+    const session_ptr session = slots[static_cast<size_t>(device)].running.lock();
+    return session && session->alive() ? session->opts().memory_limit : opt.memory_limit[device];
 }
 
 tilebeam_options state::options() {
@@ -158,21 +219,17 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     }
     if (!why.empty()) return TB_E_UNSUPPORTED;
 
-    session_ptr session;
+    std::vector<session_ptr> changed;
     int threads = 0;
     {
         std::lock_guard<std::mutex> hold(lock);
         opt = o;
+        opt.n_devices = static_cast<uint32_t>(listed);
         fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
         threads = wanted_threads();
-        session = running.lock();
-        if (session && session->alive() && threads > 0 && threads != running_threads) {
-            running_threads = threads;
-        } else {
-            session.reset();
-        }
+        changed = take_threads();
     }
-    if (session) {
+    for (const session_ptr & session : changed) {
         const tb::session::result r = session->set_threads(threads);
         if (!r.ok()) {
             why = r.why;
@@ -182,24 +239,38 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     return TB_OK;
 }
 
-void state::ask_threads(int n) {
-    if (n < 1) return;
-    n = std::min(n, max_threads);
-    session_ptr session;
-    {
-        std::lock_guard<std::mutex> hold(lock);
-        asked_threads = n;
-        session = running.lock();
-        if (opt.n_threads > 0 || n == running_threads || !session || !session->alive()) return;
-        running_threads = n;
+std::vector<session_ptr> state::take_threads() {
+    std::vector<session_ptr> changed;
+    const int threads = wanted_threads();
+    for (slot & s : slots) {
+        session_ptr session = s.running.lock();
+        if (!session || threads <= 0 || threads == s.threads || !session->alive()) continue;
+        s.threads = threads;
+        changed.push_back(std::move(session));
     }
-    const tb::session::result r = session->set_threads(n);
-    if (!r.ok()) fail(r.why);
+    return changed;
 }
 
-int state::n_threads() {
+void state::ask_threads(int n) {
+    if (n < 1) return;
+    std::vector<session_ptr> changed;
+    int threads = 0;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        asked_threads = std::min(n, max_threads);
+        threads = wanted_threads();
+        changed = take_threads();
+    }
+    for (const session_ptr & session : changed) {
+        const tb::session::result r = session->set_threads(threads);
+        if (!r.ok()) fail(r.why);
+    }
+}
+
+int state::n_threads(int device) {
     std::lock_guard<std::mutex> hold(lock);
-    return running.expired() ? 0 : running_threads;
+    const slot & s = slots[static_cast<size_t>(device)];
+    return s.running.expired() ? 0 : s.threads;
 }
 
 void state::fail(const std::string & why) {
@@ -216,20 +287,22 @@ std::string state::last_error() {
     return error;
 }
 
-void state::memory(uint64_t * free, uint64_t * total) {
+void state::memory(int device, uint64_t * free, uint64_t * total) {
     const uint64_t physical =
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     uint64_t available = meminfo("MemAvailable");
     if (available == 0 || available > physical) {
         available = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     }
-    const uint64_t limit = options().memory_limit;
-    if (limit != 0) {
-        const uint64_t used = count.buffer_bytes.load();
-        available = std::min(available, limit > used ? limit - used : 0);
+    if (const uint64_t limit = limit_of(device); limit != 0) {
+        const session_ptr session = current(device);
+        const uint64_t used = session ? mapped_in(session.get()) : 0;
+        *total = std::min(physical, limit);
+        *free = std::min({available, *total, limit > used ? limit - used : 0});
+        return;
     }
-    *total = limit != 0 ? std::min(physical, limit) : physical;
-    *free = std::min(available, *total);
+    *total = physical;
+    *free = available;
 }
 
 } // namespace tb::plugin

@@ -1,16 +1,22 @@
-// What the whole plugin shares: options, the running session, the last error, counters.
+// What the whole plugin shares: options, the running sessions, the last error, counters.
 //
 // One session per device, started when the first buffer or backend needs it and used by all models of the process.
 // Buffers and backends hold their session, and it ends with the last of them; a session that died stays dead for them,
-// and whoever allocates next gets a new one.
+// and whoever allocates next gets a new one. Sessions know nothing of each other: when one dies, the others go on.
+//
+// All sessions of a machine share its CPUs, and each has a worker per CPU. They do not compete, because a backend lets
+// them work one after the other: layers follow each other anyway, and a matrix that is cut over sessions is computed
+// part by part, each with all CPUs.
 #ifndef TILEBEAM_PLUGIN_STATE_H
 #define TILEBEAM_PLUGIN_STATE_H
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "control.h"
 #include "session.h"
@@ -20,7 +26,7 @@ namespace tb::plugin {
 using session_ptr = std::shared_ptr<tb::session::session>;
 
 struct counters {
-    std::atomic<uint64_t> buffers{0}, buffer_bytes{0}, mapped_bytes{0}, tiled_tensors{0};
+    std::atomic<uint64_t> buffers{0}, buffer_bytes{0}, mapped_bytes{0}, bad_buffers{0}, tiled_tensors{0};
     std::atomic<uint64_t> sessions{0}, graphs{0}, ops{0}, lowered{0}, failures{0}, compute_ns{0};
 };
 
@@ -31,36 +37,50 @@ class state {
 
     counters count;
 
-    // The running session, or a new one if there is none or it died. nullptr: the reason is in last_error().
-    session_ptr acquire();
+    // The device's running session, or a new one if there is none or it died. nullptr: the reason is in last_error().
+    session_ptr acquire(int device);
     // The session that runs now, without starting one; may be dead; may be nullptr.
-    session_ptr current();
+    session_ptr current(int device);
+    uint64_t started(int device); // sessions so far
+
+    // How many devices ggml is told of. The others can be used by who asks for them (control.h, tilebeam_device).
+    int n_devices() const { return listed; }
+    // Address space of the device's running session, or of its next one; 0 = no limit.
+    uint64_t limit_of(int device);
 
     tilebeam_options options();
     // Checks the values; on failure `why` says what is wrong and nothing changes.
     tb_status configure(const tilebeam_options & options, std::string & why);
     // llama.cpp's wish; obeyed unless options fix the number.
     void ask_threads(int n);
-    int n_threads();
+    int n_threads(int device); // 0 without a session
     bool fp16() const { return fp16_numerics.load(std::memory_order_relaxed); }
 
     // Remember and log a failure. The same sentence twice in a row is logged once.
     void fail(const std::string & why);
     std::string last_error();
 
-    // Bytes as told to llama.cpp: physical memory, less what the memory limit leaves out.
-    void memory(uint64_t * free, uint64_t * total);
+    // Bytes as told to llama.cpp: physical memory, or what the session's limit leaves of it.
+    void memory(int device, uint64_t * free, uint64_t * total);
 
   private:
-    state();
-    tb::session::options session_options() const;
-    int wanted_threads() const; // 0 = one per usable CPU
+    struct slot {
+        std::weak_ptr<tb::session::session> running; // ends with the last buffer or backend that uses it
+        int threads = 0;
+        uint64_t started = 0;
+    };
 
-    std::mutex lock; // options, session, threads
+    state();
+    tb::session::options session_options(int device) const;
+    int wanted_threads() const; // 0 = one per usable CPU
+    // The sessions that have another number of threads than wanted, and are now said to have it.
+    std::vector<session_ptr> take_threads();
+
+    std::mutex lock; // options, sessions, threads
     tilebeam_options opt{};
+    int listed = 1;
     int asked_threads = 0;
-    int running_threads = 0;
-    std::weak_ptr<tb::session::session> running; // ends with the last buffer or backend that uses it
+    std::array<slot, TILEBEAM_MAX_DEVICES> slots;
     std::atomic<bool> fp16_numerics{false};
 
     std::mutex error_lock;

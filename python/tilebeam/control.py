@@ -40,6 +40,20 @@ class TiledTensor:
     offset: int
 
 
+@dataclass(frozen=True)
+class Division:
+    """A weight matrix that is cut over several sessions.
+
+    Attributes:
+        name: as in the file.
+        parts: (device, columns) in order; columns of the matrix, i.e. rows of ggml's tensor. All but the last part
+            fill whole tiles of 32.
+    """
+
+    name: str
+    parts: tuple[tuple[int, int], ...]
+
+
 @cache
 def _ffi() -> FFI:
     ffi = FFI()
@@ -52,7 +66,8 @@ class Control:
 
     def __init__(self, registry: Registry) -> None:
         self._ffi = _ffi()
-        for name in ("announce", "tiled_count", "get_options", "configure", "status", "last_error"):
+        names = ("announce", "tiled_count", "get_options", "configure", "status", "last_error")
+        for name in (*names, "device_status", "device", "divide"):
             address = registry.address(f"tilebeam_{name}")
             setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
 
@@ -62,6 +77,9 @@ class Control:
     _configure: Any
     _status: Any
     _last_error: Any
+    _device_status: Any
+    _device: Any
+    _divide: Any
 
     def last_error(self) -> str:
         """The last failure as a sentence, "" if there was none."""
@@ -88,19 +106,44 @@ class Control:
         finally:
             self._announce(ffi.NULL)
 
+    @contextmanager
+    def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
+        """While in force, the load that this thread makes cuts these matrices over sessions.
+
+        Raises:
+            TilebeamError: the plugin does not accept the list.
+        """
+        ffi = self._ffi
+        names = [ffi.new("char[]", d.name.encode("utf-8")) for d in divisions]
+        parts = [
+            {"name": name, "device": device, "columns": columns}
+            for name, d in zip(names, divisions, strict=True)
+            for device, columns in d.parts
+        ]
+        if self._divide(ffi.new("tilebeam_part[]", parts), len(parts)) != 0:
+            raise TilebeamError(f"The plugin refuses the division: {self.last_error() or 'no reason was given'}")
+        try:
+            yield
+        finally:
+            self._divide(ffi.NULL, 0)
+
     def tiled_count(self, path: str) -> int:
         """Tensors of this file that the device holds as tiles now; -1 if the file cannot be found."""
         return int(self._tiled_count(self._ffi.new("char[]", os.fsencode(path))))
 
     def options(self) -> dict[str, Any]:
-        """The options in force: executor, n_threads, deadline_ms, memory_limit, isa, npud_path, numerics."""
+        """The options in force: executor, numerics, n_threads, deadline_ms, isa, npud_path, n_devices, memory_limit.
+
+        memory_limit has an entry per device, in bytes of address space, 0 for none.
+        """
         options = self._options()
         return {
             "executor": EXECUTORS[options.executor],
             "numerics": "fp16" if options.numerics else "int8",
             "n_threads": options.n_threads,
             "deadline_ms": options.deadline_ms,
-            "memory_limit": options.memory_limit,
+            "n_devices": options.n_devices,
+            "memory_limit": list(options.memory_limit),
             "isa": self._text(options.isa),
             "npud_path": self._text(options.npud_path),
         }
@@ -111,10 +154,13 @@ class Control:
         executor: str | None = None,
         n_threads: int | None = None,
         deadline_ms: int | None = None,
-        memory_limit: int | None = None,
+        memory_limit: int | Sequence[int] | None = None,
         isa: str | None = None,
     ) -> None:
-        """Change options for sessions started from now on; n_threads also changes the running one.
+        """Change options for sessions started from now on; n_threads also changes those that run.
+
+        memory_limit is in bytes, 0 for none: one number for all devices, or a list whose last entry counts for all
+        further devices.
 
         Raises:
             TilebeamError: a value is not accepted.
@@ -129,7 +175,7 @@ class Control:
         if deadline_ms is not None:
             options.deadline_ms = deadline_ms
         if memory_limit is not None:
-            options.memory_limit = memory_limit
+            options.memory_limit = self.limits(memory_limit)
         if isa is not None:
             options.isa = isa.encode()
         if self._configure(options) != 0:
@@ -140,13 +186,48 @@ class Control:
         status = self._ffi.new("tilebeam_status *")
         if self._status(status) != 0:
             raise TilebeamError(f"The NPU tells no status: {self.last_error() or 'no reason was given'}")
+        return {**self._fields(status), "numerics": "fp16" if status.numerics else "int8"}
+
+    def device_status(self, index: int) -> dict[str, Any]:
+        """Everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
+
+        Raises:
+            TilebeamError: there is no such device.
+        """
+        status = self._ffi.new("tilebeam_device_status *")
+        if not 0 <= index < self.max_devices or self._device_status(index, status) != 0:
+            raise TilebeamError(f"There is no device {index}: HMX0 is the first, HMX{self.max_devices - 1} the last.")
+        return self._fields(status)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """`device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
+        every = (self.device_status(i) for i in range(self.max_devices))
+        return [d for d in every if d["listed"] or d["sessions"]]
+
+    def device(self, index: int) -> int:
+        """The ggml_backend_dev_t of a device, for llama_model_params.devices."""
+        return int(self._ffi.cast("uintptr_t", self._device(index)))
+
+    @property
+    def max_devices(self) -> int:
+        """How many devices there can be."""
+        return len(self._ffi.new("tilebeam_options *").memory_limit)
+
+    def limits(self, memory_limit: int | Sequence[int]) -> list[int]:
+        """A limit per device, as `configure` understands its argument."""
+        given = [memory_limit] if isinstance(memory_limit, int) else list(memory_limit)
+        if not given or any(not 0 <= n < 2**64 for n in given):
+            raise TilebeamError(f"memory_limit must be bytes, 0 for none, or a list of them, not {memory_limit!r}.")
+        return (given + [given[-1]] * self.max_devices)[: self.max_devices]
+
+    def _fields(self, status: Any) -> dict[str, Any]:
+        """A status struct as a dict: numbers, texts, and names for `session` and `executor`."""
         result: dict[str, Any] = {}
-        for name, _ in self._ffi.typeof("tilebeam_status").fields:
+        for name, _ in self._ffi.typeof(status).item.fields:
             value = getattr(status, name)
             result[name] = value if isinstance(value, int) else self._text(value)
         result["session"] = _STATES.get(status.session, str(status.session))
         result["executor"] = EXECUTORS[status.executor]
-        result["numerics"] = "fp16" if status.numerics else "int8"
         return result
 
     def _options(self) -> Any:
