@@ -10,10 +10,7 @@ peak for many rows, of the read bandwidth for one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ggml_cpu
 import limits
-from tilebeam import _npu
+import report
+from npu_ops import NpuOps, Tensor
 
 import ggml_ext
 from ggml_ext import Type
@@ -46,12 +44,6 @@ def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.N
     return blocks.reshape(-1)
 
 
-def aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Uninitialized memory that starts on a page, as mapped tiles do."""
-    raw = np.empty(size + 4096, np.uint8)
-    return raw[-raw.ctypes.data % 4096 :][:size]
-
-
 class NpuMulMat:
     """``copies`` products of one shape, one op each, on the executor; tiled weights where the type has tiles.
 
@@ -70,7 +62,6 @@ class NpuMulMat:
         isa: str | None = None,
         tile_group: bool = False,
     ) -> None:
-        self._ffi, self._lib = _npu.load()
         m, k = x.shape
         plain = PLAIN[type]
         kind = ggml_ext.tile_type(plain) if tile_group else ggml_ext.column_type(plain)
@@ -79,58 +70,27 @@ class NpuMulMat:
         else:
             data = weights if kind is None else ggml_ext.pack(kind, weights, k, n)
         kind = plain if kind is None else kind
-        self._memory = [aligned(data.nbytes * copies), aligned(x.nbytes), aligned(m * n * 4)]
-        self._memory[0].reshape(copies, -1)[:] = data
-        self._memory[1][:] = x.reshape(-1).view(np.uint8)
-        self._npu = self._lib.tb_npu_create(threads, self._ffi.NULL if isa is None else isa.encode())
-        if self._npu == self._ffi.NULL:
-            raise RuntimeError(f"no kernel set {isa}")
-        for i, body in enumerate(self._memory):
-            if self._lib.tb_npu_map(self._npu, i, self._ffi.cast("void *", body.ctypes.data), body.nbytes, i == 2):
-                raise RuntimeError("mapping failed")
-        self._ops = self._ffi.new("tb_op[]", copies)
+        self.weight_bytes = data.nbytes
+        self._npu = NpuOps(threads, isa)
+        w, a = self._npu.buffer(np.tile(data, copies)), self._npu.buffer(x)
+        self._result, self._shape = self._npu.buffer(m * n * 4, writable=True), (m, n)
         element = int(ggml_ext.lib.tb_type_size(kind)) or 1
         row = data.nbytes // n if ggml_ext.column_type(plain) is None else 1
         for i in range(copies):
-            op = self._ops[i]
-            op.code, op.n_src = ggml_ext.lib.TB_OP_MUL_MAT, 2
-            self._fill(op.src[0], 0, kind, (k, n), (element, row, data.nbytes), i * data.nbytes)
-            self._fill(op.src[1], 1, Type.F32, (k, m), (4, 4 * k, 4 * k * m), 0)
-            self._fill(op.dst, 2, Type.F32, (n, m), (4, 4 * n, 4 * n * m), 0)
-        self.kernel = self._ffi.string(self._lib.tb_npu_kernel_name(self._npu, self._ops)).decode()
-        self.weight_bytes = data.nbytes
-        self._shape, self._reply = (m, n), self._ffi.new("tb_reply *")
-
-    def _fill(
-        self, t: Any, buffer: int, type: Type, ne: tuple[int, int], nb: tuple[int, int, int], offset: int
-    ) -> None:
-        t.buffer, t.type, t.offset = buffer, type, offset
-        for i, (count, stride) in enumerate(zip((*ne, 1, 1), (*nb, nb[2]), strict=True)):
-            t.ne[i], t.nb[i] = count, stride
-
-    def run(self) -> None:
-        """Compute all products once."""
-        if self._lib.tb_npu_run(self._npu, self._ops, len(self._ops), self._reply) != 0:
-            raise RuntimeError(self._ffi.string(self._reply.why).decode())
+            self._npu.add(
+                ggml_ext.lib.TB_OP_MUL_MAT,
+                Tensor(self._result, Type.F32, (n, m), (4, 4 * n, 4 * n * m)),
+                [
+                    Tensor(w, kind, (k, n), (element, row, data.nbytes), i * data.nbytes),
+                    Tensor(a, Type.F32, (k, m), (4, 4 * k, 4 * k * m)),
+                ],
+            )
+        self.kernel = self._npu.kernel
+        self.run, self.close = self._npu.run, self._npu.close
 
     def result(self) -> npt.NDArray[np.float32]:
         """The last product, shape (M, N)."""
-        return self._memory[2].view(np.float32).reshape(self._shape)
-
-    def close(self) -> None:
-        """End the executor's threads; the object cannot be used afterwards."""
-        self._lib.tb_npu_free(self._npu)
-
-
-def seconds_of(run: Callable[[], None], least: float) -> float:
-    """Mean time of one call over at least ``least`` seconds."""
-    count, start = 0, time.perf_counter()
-    while True:
-        run()
-        count += 1
-        elapsed = time.perf_counter() - start
-        if elapsed >= least:
-            return elapsed / count
+        return self._npu.contents(self._result, np.float32).reshape(self._shape)
 
 
 def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
@@ -145,42 +105,29 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
     stock = ggml_cpu.CpuMulMat(plain, weights, x, n, copies, args.threads)
     work = 2e-9 * k * n * m * copies
     traffic = 1e-9 * ours.weight_bytes * copies
-    values, baselines, ratios, peaks, reads = [], [], [], [], []
     for product in (ours, stock):
         product.run()
     error = np.linalg.norm(ours.result() - stock.result()) / np.linalg.norm(stock.result())
     if not error < 0.1:
         raise RuntimeError(f"{type}: the two results differ by {error:.3f}")
-    for _ in range(args.rounds):
-        peaks.append(limits.int8_gops(args.threads))
-        reads.append(limits.read_gbs(args.threads))
-        time.sleep(0.005)  # the baseline's workers spin for a while after each run
-        own = seconds_of(ours.run, args.seconds)
-        base = seconds_of(stock.run, args.seconds)
-        time.sleep(0.005)
-        values.append(work / own)
-        baselines.append(work / base)
-        ratios.append(base / own)
+    peak, read = limits.int8_gops(args.threads, 0.1), limits.read_gbs(args.threads)
+    pairs = report.interleave(ours.run, stock.run, args.rounds, args.seconds)
     ours.close()
     stock.close()
-    rate = median(values)
+    rate = work / median(pairs.ours)
     bandwidth = traffic * rate / work
-    return {
-        "name": f"{type} M={m}",
-        "kernel": ours.kernel,
-        "baseline": round(median(baselines), 2),
-        "value": round(rate, 2),
-        "unit": "GOPS",
-        "ratio": round(median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "gb_per_s": round(bandwidth, 2),
-        "int8_peak": round(median(peaks), 1),
-        "read_peak": round(median(reads), 2),
-        "share_of_int8": round(rate / median(peaks), 3),
-        "share_of_read": round(bandwidth / median(reads), 3),
-        "share_of_limit": round(bandwidth / median(reads) if m == 1 else rate / median(peaks), 3),
-    }
+    return report.row(
+        f"{type} M={m}",
+        pairs,
+        work,
+        "GOPS",
+        kernel=ours.kernel,
+        gb_per_s=round(bandwidth, 2),
+        int8_peak=round(peak, 1),
+        read_peak=round(read, 2),
+        share_of_int8=round(rate / peak, 3),
+        share_of_read=round(bandwidth / read, 3),
+    ) | {"share_of_limit": round(bandwidth / read if m == 1 else rate / peak, 3)}
 
 
 def main() -> None:
@@ -204,16 +151,10 @@ def main() -> None:
             row = measure(type, m, args, rng)
             rows.append(row)
             if not args.json:
-                print(
-                    f"{row['name']:18} {row['value']:8.1f} GOPS {row['gb_per_s']:6.1f} GB/s   "
-                    f"{row['ratio']:5.2f}x [{row['ratio_min']:.2f}, {row['ratio_max']:.2f}] of the CPU backend's "
-                    f"{row['baseline']:.1f}   {row['share_of_int8']:4.0%} of int8 peak, {row['share_of_read']:4.0%} of "
-                    f"read bandwidth   {row['kernel']}",
-                    flush=True,
-                )
+                report.show(row)
     peak = {"int8_gops": median(r["int8_peak"] for r in rows), "read_gbs": median(r["read_peak"] for r in rows)}
     if args.json:
-        print(json.dumps({"bench": "gemm", "machine": limits.machine(), "limits": peak, "rows": rows}))
+        report.emit("gemm", peak, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// What this machine can do at most: 8-bit dot products with memory operands, and streaming reads. Compiled by
+// What this machine can do at most: 8-bit dot products with memory operands, float FMAs, and streaming reads. Compiled by
 // limits.py for this very CPU. Every function runs on the calling thread.
 #include <chrono>
 #include <cstddef>
@@ -73,6 +73,52 @@ double tb_limit_int8(double seconds) {
     }
 #else
     (void)memory;
+    return 0;
+#endif
+    return ops / (end - start) * 1e-9;
+}
+
+// Giga operations per second of the widest float32 FMA, multiply and add counted apart, operands in registers.
+double tb_limit_fma(double seconds) {
+    const double start = now();
+    double end = start, ops = 0;
+#if defined(__AVX512F__)
+    __m512 acc[16], w = _mm512_set1_ps(0.5f);
+#    pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        acc[i] = _mm512_set1_ps(static_cast<float>(i));
+    for (; end - start < seconds; end = now(), ops += burst * 16.0 * 32) {
+        for (int n = 0; n < burst; n++) {
+#    pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                asm volatile("vfmadd231ps %1, %1, %0" : "+v"(acc[i]) : "v"(w));
+        }
+    }
+#elif defined(__AVX2__) && defined(__FMA__)
+    __m256 acc[12], w = _mm256_set1_ps(0.5f);
+#    pragma GCC unroll 12
+    for (int i = 0; i < 12; i++)
+        acc[i] = _mm256_set1_ps(static_cast<float>(i));
+    for (; end - start < seconds; end = now(), ops += burst * 12.0 * 16) {
+        for (int n = 0; n < burst; n++) {
+#    pragma GCC unroll 12
+            for (int i = 0; i < 12; i++)
+                asm volatile("vfmadd231ps %1, %1, %0" : "+x"(acc[i]) : "x"(w));
+        }
+    }
+#elif defined(__aarch64__)
+    float32x4_t acc[16], w = vdupq_n_f32(0.5f);
+#    pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        acc[i] = vdupq_n_f32(static_cast<float>(i));
+    for (; end - start < seconds; end = now(), ops += burst * 16.0 * 8) {
+        for (int n = 0; n < burst; n++) {
+#    pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                asm volatile("fmla %0.4s, %1.4s, %1.4s" : "+w"(acc[i]) : "w"(w));
+        }
+    }
+#else
     return 0;
 #endif
     return ops / (end - start) * 1e-9;

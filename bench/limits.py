@@ -1,4 +1,4 @@
-"""The machine's own limits, measured beside what they are compared with: int8 dot products and streaming reads."""
+"""The machine's own limits, measured beside what they are compared with: int8 dot products, float FMAs and reads."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def _library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(target))
     lib.tb_limit_int8.restype = ctypes.c_double
     lib.tb_limit_int8.argtypes = [ctypes.c_double]
+    lib.tb_limit_fma.restype = ctypes.c_double
+    lib.tb_limit_fma.argtypes = [ctypes.c_double]
     lib.tb_limit_read.restype = ctypes.c_double
     lib.tb_limit_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return lib
@@ -50,6 +52,12 @@ def int8_gops(threads: int, seconds: float = 0.01) -> float:
     """8-bit dot product peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second."""
     lib = _library()
     return _on_threads(threads, lambda _: float(lib.tb_limit_int8(seconds)))
+
+
+def fma_gflops(threads: int, seconds: float = 0.01) -> float:
+    """Float32 FMA peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second."""
+    lib = _library()
+    return _on_threads(threads, lambda _: float(lib.tb_limit_fma(seconds)))
 
 
 def read_gbs(threads: int) -> float:

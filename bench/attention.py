@@ -1,0 +1,158 @@
+"""FLASH_ATTN_EXT alone: the NPU executor against the stock CPU backend, over what the rows of a batch share.
+
+    PYTHONPATH=python:. python bench/attention.py [--json] [--quick] [--type f16,q8_0] [-t N]
+
+Heads as in Qwen2.5-1.5B (12 query heads, 2 KV heads of 128). Operations are counted over the cells that the mask shows,
+so a kernel that computes hidden cells gains nothing by it; the share is of the float32 FMA peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits
+import report
+from ggml_cpu import CpuAttention
+from npu_ops import NpuOps, Tensor
+
+import ggml_ext
+from ggml_ext import Type
+
+DIM, HEADS, KV_HEADS = 128, 12, 2
+KV_PAD = 256  # llama.cpp pads the cells that an attention op sees
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` sequences with `own` cells each behind a prompt of `shared` cells; or one sequence's prefill of `rows`."""
+
+    name: str
+    rows: int
+    shared: int
+    own: int
+    prefill: bool = False
+
+    def mask(self) -> npt.NDArray[np.float16]:
+        """Shape (rows, n_kv): 0 where the row sees the cell, else -inf."""
+        used = self.shared if self.prefill else self.shared + self.rows * self.own
+        mask = np.full((self.rows, -(-used // KV_PAD) * KV_PAD), -np.inf, np.float16)
+        for r in range(self.rows):
+            if self.prefill:  # the last `rows` of `shared` cells are the rows' own, each sees those up to itself
+                mask[r, : self.shared - self.rows + r + 1] = 0
+            else:
+                mask[r, : self.shared] = 0
+                start = self.shared + r * self.own
+                mask[r, start : start + self.own] = 0
+        return mask
+
+
+CASES = [
+    Case("decode 1 row, 1024 cells", 1, 1024, 0),
+    Case("decode 16 rows, 4096 shared, 64 own", 16, 4096, 64),
+    Case("decode 16 rows, 1024 own", 16, 0, 1024),
+    Case("prefill 512 rows, 4096 cells", 512, 4096, 0, prefill=True),
+]
+
+
+def blocks_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Rows of Q8_0 blocks: shape (..., D) to (..., D / 32 * 34)."""
+    groups = x.reshape(*x.shape[:-1], -1, 32)
+    d = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float16)
+    q = np.rint(groups / np.maximum(d.astype(np.float32), 1e-30)).astype(np.int8)
+    return np.concatenate([d.view(np.uint8), q.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1)
+
+
+class NpuAttention:
+    """The same op as `CpuAttention` on the executor."""
+
+    def __init__(
+        self,
+        type: str,
+        q: npt.NDArray[np.float32],
+        k: npt.NDArray[np.uint8],
+        v: npt.NDArray[np.uint8],
+        mask: npt.NDArray[np.float16],
+        scale: float,
+        threads: int,
+        isa: str | None,
+    ) -> None:
+        self._npu = npu = NpuOps(threads, isa)
+        (heads, n, dim), (n_kv, kv_heads, row) = q.shape, k.shape
+        kind, element = (Type.F16, 2) if type == "f16" else (Type.Q8_0, 34)
+        self._out, self._shape = npu.buffer(n * heads * dim * 4, writable=True), (n, heads, dim)
+        cache = (dim, n_kv, kv_heads), (element, row * kv_heads, row, row * kv_heads * n_kv)
+        npu.add(
+            ggml_ext.lib.TB_OP_FLASH_ATTN,
+            Tensor(self._out, Type.F32, (dim, heads, n), (4, 4 * dim, 4 * dim * heads, 4 * dim * heads * n)),
+            [
+                Tensor(npu.buffer(q), Type.F32, (dim, n, heads), (4, 4 * dim, 4 * dim * n, 4 * dim * n * heads)),
+                Tensor(npu.buffer(k), kind, *cache),
+                Tensor(npu.buffer(v), kind, *cache),
+                Tensor(npu.buffer(mask), Type.F16, (n_kv, n), (2, 2 * n_kv, 2 * n_kv * n)),
+            ],
+            [scale, 0.0, 0.0],
+        )
+        self.kernel = npu.kernel
+        self.run, self.close = npu.run, npu.close
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """Shape (n, H, D)."""
+        return self._npu.contents(self._out, np.float32).reshape(self._shape)
+
+
+def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """One row of the report."""
+    rng = np.random.default_rng(1)
+    mask = case.mask()
+    q = rng.standard_normal((HEADS, case.rows, DIM), np.float32)
+    floats = [rng.standard_normal((mask.shape[1], KV_HEADS, DIM), np.float32) for _ in range(2)]
+    k, v = (blocks_q8_0(x) if type == "q8_0" else x.astype(np.float16).view(np.uint8) for x in floats)
+    scale = DIM**-0.5
+    ours = NpuAttention(type, q, k, v, mask, scale, args.threads, args.isa)
+    stock = CpuAttention(type, q, k, v, mask, scale, args.threads)
+    ours.run()
+    stock.run()
+    error = np.linalg.norm(ours.result() - stock.result()) / np.linalg.norm(stock.result())
+    if not error < 0.02:
+        raise RuntimeError(f"{case.name}: the two results differ by {error:.4f}")
+    work = 4e-9 * DIM * HEADS * np.count_nonzero(mask == 0)
+    pairs = report.interleave(ours.run, stock.run, args.rounds, args.seconds)
+    ours.close()
+    stock.close()
+    return report.row(f"{case.name}, {type}", pairs, work, "GFLOPS", peak, kernel=ours.kernel)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--type", default="f16,q8_0", help="of K and V")
+    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
+    parser.add_argument("--isa", help="kernel set (default: the best)")
+    parser.add_argument("-r", "--rounds", type=int)
+    args = parser.parse_args()
+    args.rounds = args.rounds or (3 if args.quick else 11)
+    args.seconds = 0.05 if args.quick else 0.15
+    peak = limits.fma_gflops(args.threads, 0.1)
+    rows = []
+    for type in args.type.split(","):
+        for case in CASES:
+            rows.append(measure(case, type, args, peak))
+            if not args.json:
+                report.show(rows[-1])
+    if args.json:
+        report.emit("attention", {"fma_gflops": round(peak, 1)}, rows)
+
+
+if __name__ == "__main__":
+    main()
