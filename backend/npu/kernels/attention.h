@@ -73,6 +73,7 @@ void fill_attention_portable(attention_kernels & k);
 void fill_attention_avx2(attention_kernels & k);
 void fill_attention_avx512vnni(attention_kernels & k);
 void fill_attention_neon(attention_kernels & k);
+void fill_attention_hvx(attention_kernels & k);
 
 } // namespace tb::npu
 

@@ -71,6 +71,8 @@ struct kernel_sets {
         if (has_neon()) {
             add("neon", fill_neon);
         }
+#elif defined(__hexagon__)
+        add("hvx", fill_hvx);
 #endif
         add("portable", fill_portable);
     }

@@ -111,6 +111,7 @@ void fill_gemm_portable(gemm_kernels & k);
 void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
+void fill_gemm_hvx(gemm_kernels & k);
 
 } // namespace tb::npu
 

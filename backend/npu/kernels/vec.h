@@ -47,6 +47,7 @@ void fill_vec_portable(vec_kernels & k);
 void fill_vec_avx2(vec_kernels & k);
 void fill_vec_avx512vnni(vec_kernels & k);
 void fill_vec_neon(vec_kernels & k);
+void fill_vec_hvx(vec_kernels & k);
 
 } // namespace tb::npu
 

@@ -1,0 +1,92 @@
+// Softmax of FlashAttention on HVX: the exponent by vgather, and FP16 <-> float around it. Scores and accumulation are
+// the portable ones: v66 has no HVX floating point.
+#include "kernels/attention.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/hvx/exponent.h"
+
+namespace tb::npu {
+
+namespace hvx {
+
+void exp2_vectors(const uint16_t * table, const uint16_t * x, uint32_t n, uint16_t * out) {
+    for (; n != 0; n--, x += 64, out += 64)
+        exp2_gather(table, load_aligned(x), out);
+}
+
+} // namespace hvx
+
+namespace {
+
+using namespace hvx;
+
+constexpr float log2e = 1.4426950408889634f;
+
+// The same values in the same order as the portable kernel, so the same bits.
+float softmax(const attention_softmax_args & a) {
+    const float inf = std::numeric_limits<float>::infinity();
+    const float old_max = *a.max;
+    float max = old_max;
+    alignas(128) float s[attention_tile_cells];
+    for (int c = 0; c < attention_tile_cells; c++)
+        s[c] = -inf;
+    for (int c = 0; c < a.cells; c++) {
+        if ((a.visible >> c) & 1) {
+            float v = a.s[c] * a.scale;
+            if (a.softcap != 0.0f) v = a.softcap * std::tanh(v / a.softcap);
+            if (a.bias != nullptr) v += a.bias[c];
+            s[c] = v;
+            max = v > max ? v : max;
+        }
+    }
+    if (max == -inf) {
+        std::memset(a.s, 0, static_cast<size_t>(a.cells) * sizeof(float));
+        return 1.0f;
+    }
+    for (float & v : s)
+        v = (v - max) * log2e;
+    const HVX_Vector low = float_to_half(load_aligned(s)), high = float_to_half(load_aligned(s + 32));
+    alignas(128) uint16_t p[attention_tile_cells];
+    exp2_gather(attention_exp2_table(), Q6_Vh_vpacke_VwVw(high, low), p);
+    const HVX_VectorPair words = Q6_Wuw_vunpack_Vuh(load_aligned(p));
+    store_aligned(s, half_to_float(Q6_V_lo_W(words)));
+    store_aligned(s + 32, half_to_float(Q6_V_hi_W(words)));
+    float sum = 0.0f;
+    for (int c = 0; c < a.cells; c++) {
+        a.s[c] = s[c];
+        sum += s[c];
+    }
+    const float alpha = std::exp2((old_max - max) * log2e);
+    *a.max = max;
+    *a.sum = *a.sum * alpha + sum;
+    return alpha;
+}
+
+// Positive inputs count as 0; a positive NaN is one.
+void exp2_fp16(const uint16_t * in, uint16_t * out, size_t n) {
+    const uint16_t * table = attention_exp2_table();
+    alignas(128) uint16_t x[64] = {};
+    alignas(128) uint16_t y[64];
+    for (size_t i = 0; i < n; i += 64) {
+        const size_t bytes = (n - i < 64 ? n - i : 64) * sizeof(uint16_t);
+        std::memcpy(x, in + i, bytes);
+        const HVX_Vector v = load_aligned(x);
+        const HVX_VectorPred above = Q6_Q_vcmp_gt_VhVh(v, halves(0));
+        const HVX_VectorPred positive = Q6_Q_and_QQn(above, Q6_Q_vcmp_gt_VhVh(v, halves(0x7c00)));
+        exp2_gather(table, Q6_V_vmux_QVV(positive, halves(0), v), y);
+        std::memcpy(out + i, y, bytes);
+    }
+}
+
+} // namespace
+
+void fill_attention_hvx(attention_kernels & k) {
+    k.name = "attention_f16_1x64_hvx";
+    k.softmax = softmax;
+    k.exp2_fp16 = exp2_fp16;
+}
+
+} // namespace tb::npu

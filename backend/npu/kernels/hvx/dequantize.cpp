@@ -1,0 +1,232 @@
+// Dequantization to FP16 tiles; see dequantize.h for the method.
+#include "kernels/hvx/dequantize.h"
+
+#include "kernels/hvx/multiply.h"
+#include "tilebeam/types.h"
+
+namespace tb::npu::hvx {
+
+namespace {
+
+constexpr uint32_t tile_halves = 1024;
+constexpr uint32_t scale_bytes = 64;
+
+struct alignas(128) table {
+    uint32_t at[32];
+};
+
+constexpr int iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Entry i in word i, both halves. vlut16 without matching takes four bits of an index, so that no nibble needs masking.
+constexpr table table_of(const int (&values)[16]) {
+    table t{};
+    for (int i = 0; i < 32; i++) {
+        const uint32_t bits = quant_bits(values[i % 16]);
+        t.at[i] = bits << 16 | bits;
+    }
+    return t;
+}
+
+constexpr int q4_values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+constexpr table q4_table = table_of(q4_values);
+constexpr table iq4nl_table = table_of(iq4nl_values);
+
+HVX_Vector constant(const table & t) { return load_aligned(t.at); }
+
+// The tile's 32 scales, in the upper half of a vector that starts inside its quants: nothing past a tile is read.
+HVX_Vector scales_of(const uint8_t * tile, uint32_t quants) { return load(tile + quants - scale_bytes); }
+
+// s[n] at 2n and 2n + 1: for every row pair of a tile.
+HVX_Vector column_scales(const uint8_t * tile, uint32_t quants) {
+    const HVX_Vector s = scales_of(tile, quants);
+    return Q6_V_hi_W(Q6_W_vshuff_VVR(s, s, -2));
+}
+
+// s[g] in word g, as a table for vlut16.
+HVX_Vector scale_table(const uint8_t * tile, uint32_t quants) {
+    return Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(scales_of(tile, quants)));
+}
+
+// Indices that spread scales 4i .. 4i + 3 over two row pairs: 32 halves each, even bytes then odd bytes.
+constexpr table spread_indices(int i) {
+    table t{};
+    for (int word = 0; word < 32; word++) {
+        const uint32_t even = static_cast<uint32_t>(4 * i + word / 16), odd = even + 2;
+        t.at[word] = (odd << 8 | even) * 0x10001u;
+    }
+    return t;
+}
+
+constexpr table spread[8] = {spread_indices(0), spread_indices(1), spread_indices(2), spread_indices(3),
+                             spread_indices(4), spread_indices(5), spread_indices(6), spread_indices(7)};
+
+// `words16`: 0 for the table in words 0..15, 1 for the one in words 16..31.
+HVX_VectorPair look_up(HVX_Vector indices, HVX_Vector values, int words16 = 0) {
+    return Q6_Wh_vlut16_VbVhR_nomatch(indices, values, words16);
+}
+
+void store_pair(uint16_t * out, HVX_Vector first, HVX_Vector second) {
+    store_aligned(out, first);
+    store_aligned(out + 64, second);
+}
+
+// Two row pairs out of 128 bytes.
+#if TILEBEAM_HVX_FLOAT
+// 1024 + (byte + 128) is FP16 0x6400 | byte ^ 0x80; the difference to 1152 is exact in qf16
+struct widened {
+    HVX_VectorPair biased;
+    explicit widened(HVX_Vector bytes) : biased(Q6_Wuh_vzxt_Vub(Q6_V_vxor_VV(bytes, words(0x80808080)))) {}
+    static HVX_Vector value(HVX_Vector v) {
+        return Q6_Vqf16_vsub_VhfVhf(Q6_V_vor_VV(v, halves(0x6400)), halves(0x6480));
+    }
+    HVX_Vector first(const scales & s) const { return s.times_qf16(value(Q6_V_lo_W(biased))); }
+    HVX_Vector second(const scales & s) const { return s.times_qf16(value(Q6_V_hi_W(biased))); }
+};
+#else
+struct widened {
+    HVX_VectorPair values;
+    explicit widened(HVX_Vector bytes) : values(Q6_Wh_vsxt_Vb(bytes)) {}
+    HVX_Vector first(const scales & s) const { return s.times(Q6_V_lo_W(values)); }
+    HVX_Vector second(const scales & s) const { return s.times(Q6_V_hi_W(values)); }
+};
+#endif
+
+__attribute__((always_inline)) inline void column_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * out,
+                                                       const table & t) {
+    const HVX_Vector values = constant(t);
+    for (; tiles != 0; tiles--, panel += 512 + scale_bytes, out += tile_halves) {
+        const scales s(column_scales(panel, 512));
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            const HVX_Vector chunk = load(panel + 128 * c);
+            const HVX_VectorPair low = look_up(chunk, values);
+            const HVX_VectorPair high = look_up(Q6_Vuh_vlsr_VuhR(chunk, 4), values);
+            store_pair(out + 256 * c, s.times(Q6_V_lo_W(low)), s.times(Q6_V_hi_W(low)));
+            store_pair(out + 256 * c + 128, s.times(Q6_V_lo_W(high)), s.times(Q6_V_hi_W(high)));
+        }
+    }
+}
+
+#if !TILEBEAM_HVX_FLOAT
+
+// Table j of four in one vector, as vlut16 picks it: words 0..15 or 16..31 (j & 1), even or odd halves (j >> 1).
+// Indices that build it for scales 8c .. 8c + 3 (even bytes) and 8c + 4 .. 8c + 7 (odd bytes).
+constexpr table quadruple_indices(int c) {
+    table t{};
+    for (int word = 0; word < 32; word++) {
+        const uint32_t j = static_cast<uint32_t>(8 * c + word / 16);
+        t.at[word] = j | (j + 4) << 8 | (j + 2) << 16 | (j + 6) << 24;
+    }
+    return t;
+}
+
+constexpr table quadruple[4] = {quadruple_indices(0), quadruple_indices(1), quadruple_indices(2), quadruple_indices(3)};
+
+// In the upper nibble of an index: which of the four tables belongs to its result.
+constexpr table table_numbers() {
+    table t{};
+    for (int word = 0; word < 32; word++)
+        t.at[word] = word < 16 ? 0x20002000u : 0x30103010u;
+    return t;
+}
+
+constexpr table numbers = table_numbers();
+
+HVX_VectorPair look_up_in_four(HVX_Vector indices, HVX_Vector tables) {
+    const HVX_Vector i = Q6_V_vor_VV(Q6_V_vand_VV(indices, words(0x0f0f0f0f)), constant(numbers));
+    HVX_VectorPair r = Q6_Wh_vlut16_VbVhR(i, tables, 0);
+    r = Q6_Wh_vlut16or_WhVbVhR(r, i, tables, 1);
+    r = Q6_Wh_vlut16or_WhVbVhR(r, i, tables, 2);
+    return Q6_Wh_vlut16or_WhVbVhR(r, i, tables, 3);
+}
+
+#endif
+
+__attribute__((always_inline)) inline void tile_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * out,
+                                                     const table & t) {
+    const HVX_Vector values = constant(t);
+    for (; tiles != 0; tiles--, panel += 512 + scale_bytes, out += tile_halves) {
+        const HVX_Vector all = scale_table(panel, 512);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            const HVX_Vector chunk = load(panel + 128 * c), upper = Q6_Vuh_vlsr_VuhR(chunk, 4);
+#if TILEBEAM_HVX_FLOAT
+            const HVX_VectorPair low = look_up(chunk, values), high = look_up(upper, values);
+            const HVX_VectorPair s0 = look_up(constant(spread[2 * c]), all, c / 2);
+            const HVX_VectorPair s1 = look_up(constant(spread[2 * c + 1]), all, c / 2);
+            store_pair(out + 256 * c, scales(Q6_V_lo_W(s0)).times(Q6_V_lo_W(low)),
+                       scales(Q6_V_hi_W(s0)).times(Q6_V_hi_W(low)));
+            store_pair(out + 256 * c + 128, scales(Q6_V_lo_W(s1)).times(Q6_V_lo_W(high)),
+                       scales(Q6_V_hi_W(s1)).times(Q6_V_hi_W(high)));
+#else
+            const HVX_VectorPair s = look_up(constant(quadruple[c]), all, c / 2);
+            const HVX_VectorPair low = look_up_in_four(chunk, scales(Q6_V_lo_W(s)).times(values));
+            const HVX_VectorPair high = look_up_in_four(upper, scales(Q6_V_hi_W(s)).times(values));
+            store_pair(out + 256 * c, Q6_V_lo_W(low), Q6_V_hi_W(low));
+            store_pair(out + 256 * c + 128, Q6_V_lo_W(high), Q6_V_hi_W(high));
+#endif
+        }
+    }
+}
+
+} // namespace
+
+void dequantize_q4_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    column_4bit(panel, tiles, out, q4_table);
+}
+
+void dequantize_iq4nl_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    column_4bit(panel, tiles, out, iq4nl_table);
+}
+
+void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
+        const scales s(column_scales(panel, 1024));
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; c++) {
+            const widened w(load(panel + 128 * c));
+            store_pair(out + 128 * c, w.first(s), w.second(s));
+        }
+    }
+}
+
+void dequantize_q4_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    tile_4bit(panel, tiles, out, q4_table);
+}
+
+void dequantize_iq4nl_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    tile_4bit(panel, tiles, out, iq4nl_table);
+}
+
+void dequantize_q8_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+    for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
+        const HVX_Vector all = scale_table(panel, 1024);
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; c++) {
+            const widened w(load(panel + 128 * c));
+            const HVX_VectorPair s = look_up(constant(spread[c]), all, c / 4);
+            store_pair(out + 128 * c, w.first(scales(Q6_V_lo_W(s))), w.second(scales(Q6_V_hi_W(s))));
+        }
+    }
+}
+
+dequantize_function dequantize_of(uint32_t type) {
+    switch (type) {
+    case TB_Q4_0_COL:
+        return dequantize_q4_column;
+    case TB_IQ4_NL_COL:
+        return dequantize_iq4nl_column;
+    case TB_Q8_0_COL:
+        return dequantize_q8_column;
+    case TB_Q4_0_TILE:
+        return dequantize_q4_tile;
+    case TB_IQ4_NL_TILE:
+        return dequantize_iq4nl_tile;
+    case TB_Q8_0_TILE:
+        return dequantize_q8_tile;
+    default:
+        return nullptr;
+    }
+}
+
+} // namespace tb::npu::hvx

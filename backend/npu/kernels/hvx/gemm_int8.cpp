@@ -1,0 +1,184 @@
+// Integer GEMM on vrmpy: 32 columns x 4 k of a tile per vector, unsigned weights times signed activations from a scalar
+// register. Weights that are signed have 128 added to them, which the group's start values take out again.
+//
+// The sums of 32 k become floats and are scaled. v66 has no HVX floating point: scalar instructions do that, in the
+// portable kernel's order, so that the results have its bits. From v68 on it is done in qf32.
+#include <cstring>
+
+#include "kernels/gemm.h"
+#include "kernels/hvx/hvx.h"
+
+namespace tb::npu {
+
+void fill_gemm_hvx_convert(gemm_kernels & k);
+
+namespace {
+
+using namespace hvx;
+
+constexpr int max_rows = 8;
+
+struct alignas(128) byte_table {
+    uint8_t at[128];
+};
+
+// vlut32 takes entry i of its first table from byte 2i; both tables are the same, so that bit 4 of an index is
+// irrelevant as well.
+constexpr byte_table iq4nl_table() {
+    constexpr int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    byte_table t{};
+    for (int i = 0; i < 128; i++)
+        t.at[i] = static_cast<uint8_t>(128 + values[i / 2 % 16]);
+    return t;
+}
+
+constexpr byte_table iq4nl_bytes = iq4nl_table();
+
+// A format gives the quads (four k of 32 columns) 2c and 2c + 1 of a tile as unsigned bytes, and its scales as floats.
+struct half_scales {
+    static constexpr size_t scale_bytes = 64;
+    static HVX_Vector scales(const uint8_t * end) {
+        return half_to_float(Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(load(end - 128)))); // nothing past the tile is read
+    }
+};
+
+struct format_q4 : half_scales {
+    static constexpr size_t quants = 512;
+    static constexpr int32_t offset = 8;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
+        const HVX_Vector chunk = load(tile + 128 * c);
+        w[0] = Q6_V_vand_VV(chunk, words(0x0f0f0f0f));
+        w[1] = Q6_V_vand_VV(Q6_Vuh_vlsr_VuhR(chunk, 4), words(0x0f0f0f0f));
+    }
+};
+
+struct format_iq4nl : half_scales {
+    static constexpr size_t quants = 512;
+    static constexpr int32_t offset = 128;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
+        const HVX_Vector values = load_aligned(iq4nl_bytes.at), chunk = load(tile + 128 * c);
+        w[0] = Q6_Vb_vlut32_VbVbR_nomatch(chunk, values, 0);
+        w[1] = Q6_Vb_vlut32_VbVbR_nomatch(Q6_Vuh_vlsr_VuhR(chunk, 4), values, 0);
+    }
+};
+
+struct bytes_quads {
+    static constexpr size_t quants = 1024;
+    static constexpr int32_t offset = 128;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
+        for (int i = 0; i < 2; i++)
+            w[i] = Q6_V_vxor_VV(load(tile + 256 * c + 128 * i), words(0x80808080));
+    }
+};
+
+struct format_q8 : bytes_quads, half_scales {};
+
+struct format_prepared : bytes_quads {
+    static constexpr size_t scale_bytes = 128;
+    static HVX_Vector scales(const uint8_t * end) { return load(end - 128); }
+};
+
+int32_t word_at(const uint8_t * p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+
+#if TILEBEAM_HVX_FLOAT
+
+// One row's 32 results while a panel runs: qf32.
+struct results {
+    HVX_Vector at;
+    void open(const float * out, bool add) {
+        const HVX_Vector zero = words(0);
+        at = Q6_Vqf32_vadd_VsfVsf(add ? load(out) : zero, zero);
+    }
+    void add(HVX_Vector dots, HVX_Vector weight_scales, int32_t scale) {
+        // below 2^22 in magnitude, an integer plus the bits of 1.5 * 2^23 is a float
+        const HVX_Vector magic = words(0x4b400000);
+        const HVX_Vector dot = Q6_Vqf32_vsub_VsfVsf(Q6_Vw_vadd_VwVw(dots, magic), magic);
+        const HVX_Vector both = Q6_Vqf32_vmpy_VsfVsf(weight_scales, Q6_V_vsplat_R(scale));
+        at = Q6_Vqf32_vadd_Vqf32Vqf32(at, Q6_Vqf32_vmpy_Vqf32Vqf32(dot, both));
+    }
+    void close(float * out) const { store(out, Q6_Vsf_equals_Vqf32(at)); }
+};
+
+#else
+
+struct results {
+    float * at;
+    void open(float * out, bool add) {
+        at = out;
+        if (!add) std::memset(out, 0, gemm_panel * sizeof(float));
+    }
+    void add(HVX_Vector dots, HVX_Vector weight_scales, int32_t scale_bits) {
+        alignas(128) int32_t dot[gemm_panel];
+        alignas(128) float weight[gemm_panel];
+        store_aligned(dot, dots);
+        store_aligned(weight, weight_scales);
+        float scale;
+        std::memcpy(&scale, &scale_bits, 4);
+        for (int n = 0; n < gemm_panel; n++)
+            at[n] += static_cast<float>(dot[n]) * (weight[n] * scale);
+    }
+    void close(float *) const {}
+};
+
+#endif
+
+template <class Format, int rows> void block(const gemm_int8_args & a) {
+    results sums[rows];
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; m++)
+        sums[m].open(a.out[m], a.add);
+    const uint8_t * tile = a.panel;
+    const uint8_t * record = a.group;
+    constexpr size_t tile_bytes = Format::quants + Format::scale_bytes;
+    for (uint32_t t = static_cast<uint32_t>(a.k_tiles); t != 0; t--, tile += tile_bytes) {
+        HVX_Vector dots[rows];
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++)
+            dots[m] = Q6_V_vsplat_R(word_at(record + 36 * rows + 4 * m));
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            HVX_Vector w[2];
+            Format::load_quads(tile, c, w);
+#pragma GCC unroll 8
+            for (int m = 0; m < rows; m++) {
+                const uint8_t * q = record + 32 * m + 8 * c;
+                dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[0], word_at(q));
+                dots[m] = Q6_Vw_vrmpyacc_VwVubRb(dots[m], w[1], word_at(q + 4));
+            }
+        }
+        const HVX_Vector scales = Format::scales(tile + tile_bytes);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++)
+            sums[m].add(dots[m], scales, word_at(record + 32 * rows + 4 * m));
+        record += gemm_record_bytes(rows);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; m++)
+        sums[m].close(a.out[m]);
+}
+
+template <class Format> void run(const gemm_int8_args & a) {
+    using function = void (*)(const gemm_int8_args &);
+    static constexpr function blocks[max_rows] = {block<Format, 1>, block<Format, 2>, block<Format, 3>,
+                                                  block<Format, 4>, block<Format, 5>, block<Format, 6>,
+                                                  block<Format, 7>, block<Format, 8>};
+    blocks[a.rows - 1](a);
+}
+
+template <class Format> gemm_int8 kernel(const char * name) { return {name, max_rows, Format::offset, run<Format>}; }
+
+} // namespace
+
+void fill_gemm_hvx(gemm_kernels & k) {
+    k.int8[gemm_q4] = kernel<format_q4>("gemm_q4c_8x32_hvx");
+    k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_8x32_hvx");
+    k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_8x32_hvx");
+    k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_8x32_hvx");
+    fill_gemm_hvx_convert(k);
+}
+
+} // namespace tb::npu

@@ -1,0 +1,182 @@
+// Runs kernels on what it is sent: the far end of tests/test_hvx.py. Compiled for Hexagon (run by qemu-hexagon) and for
+// the host over the emulated intrinsics, so that one request can be answered by both.
+//
+// stdin: requests, each nine uint32 (op, set, five parameters, 0, bytes) and that many bytes. stdout: answers, each a
+// uint32 with the number of bytes and the bytes. Ends with its input; exit status 1 for a request that makes no sense.
+#include <cstdint>
+#include <cstring>
+#include <unistd.h>
+
+#include "kernels/hvx/dequantize.h"
+#include "kernels/hvx/exponent.h"
+#include "kernels/hvx/hmx_model.h"
+#include "kernels/kernels.h"
+
+#include "hvx_intrinsic_cases.h"
+
+using namespace tb::npu;
+
+namespace {
+
+constexpr size_t capacity = 8 << 20;
+
+alignas(128) uint8_t input[capacity];
+alignas(128) uint8_t output[capacity];
+alignas(128) uint8_t work[capacity];
+
+enum op : uint32_t {
+    op_gemm,
+    op_dequantize,
+    op_tiles,
+    op_exp2,
+    op_softmax,
+    op_to_half,
+    op_to_float,
+    op_round,
+    op_intrinsic,
+    op_hmx
+};
+enum set : uint32_t { set_portable, set_hvx };
+
+struct request {
+    uint32_t op, set, p[5], zero, bytes;
+};
+
+bool read_all(void * to, size_t n) {
+    for (uint8_t * at = static_cast<uint8_t *>(to); n != 0;) {
+        const ssize_t got = read(0, at, n);
+        if (got <= 0) return false;
+        at += got;
+        n -= static_cast<size_t>(got);
+    }
+    return true;
+}
+
+bool write_all(const void * from, size_t n) {
+    for (const uint8_t * at = static_cast<const uint8_t *>(from); n != 0;) {
+        const ssize_t put = write(1, at, n);
+        if (put <= 0) return false;
+        at += put;
+        n -= static_cast<size_t>(put);
+    }
+    return true;
+}
+
+// p: format, rows, k_tiles, add. in: panel, float x[rows][32 * k_tiles], float out[rows][32]. out: the last again.
+size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
+    const auto format = static_cast<gemm_format>(p[0]);
+    const int rows = static_cast<int>(p[1]);
+    const int64_t tiles = p[2];
+    const gemm_int8 & kernel = t.gemm.int8[format];
+    const size_t tile = format == gemm_prepared ? gemm_prepared_bytes : format == gemm_q8 ? 1088 : 576;
+    const uint8_t * x = input + static_cast<size_t>(tiles) * tile;
+    const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
+    std::memcpy(output, x + static_cast<size_t>(rows) * row_bytes, out_bytes);
+    // groups of as many rows as the kernel takes
+    for (int first = 0, n; first < rows; first += n) {
+        n = rows - first < kernel.rows ? rows - first : kernel.rows;
+        float * at[gemm_max_rows];
+        for (int m = 0; m < n; m++) {
+            at[m] = reinterpret_cast<float *>(output) + 32 * (first + m);
+            const uint8_t * row = x + static_cast<size_t>(first + m) * row_bytes;
+            t.gemm.quantize(reinterpret_cast<const float *>(row), tiles, kernel.offset, work, n, m);
+        }
+        kernel.run({input, work, tiles, n, p[3] != 0, at});
+    }
+    return out_bytes;
+}
+
+// p: type, tiles, whether `out` starts 64 bytes off. To floats [k][32], or to FP16 tiles.
+size_t dequantize(const kernel_table & t, const uint32_t (&p)[5]) {
+    t.gemm.dequantize(p[0], input, p[1], reinterpret_cast<float *>(output));
+    return p[1] * 4096;
+}
+
+size_t tiles(const uint32_t (&p)[5]) {
+    const hvx::dequantize_function f = hvx::dequantize_of(p[0]);
+    if (f == nullptr) return 0;
+    f(input, p[1], reinterpret_cast<uint16_t *>(output));
+    return p[1] * 2048;
+}
+
+// p: cells, has bias. in: uint64 visible, float scale, softcap, max, sum, s[64], bias[64].
+// out: float alpha, max, sum, s[cells].
+size_t softmax(const kernel_table & t, const uint32_t (&p)[5]) {
+    attention_softmax_args a{};
+    float head[4], s[2 * attention_tile_cells];
+    std::memcpy(&a.visible, input, 8);
+    std::memcpy(head, input + 8, sizeof(head));
+    std::memcpy(s, input + 8 + sizeof(head), sizeof(s));
+    a.cells = static_cast<int>(p[0]);
+    a.bias = p[1] != 0 ? s + attention_tile_cells : nullptr;
+    a.scale = head[0];
+    a.softcap = head[1];
+    a.max = &head[2];
+    a.sum = &head[3];
+    a.s = s;
+    float * out = reinterpret_cast<float *>(output);
+    out[0] = t.attention.softmax(a);
+    out[1] = head[2];
+    out[2] = head[3];
+    std::memcpy(out + 3, s, static_cast<size_t>(a.cells) * sizeof(float));
+    return (3 + static_cast<size_t>(a.cells)) * sizeof(float);
+}
+
+// p: rows, tiles. in: tiles of activations, tiles of weights (FP16, HMX order). out: one tile.
+size_t hmx_product(const uint32_t (&p)[5]) {
+    hmx::accumulator a;
+    hmx::clear(a);
+    const uint16_t * x = reinterpret_cast<const uint16_t *>(input);
+    const int rows = static_cast<int>(p[0]);
+    hmx::multiply(a, rows, x, x + p[1] * hmx::tile_halves, p[1]);
+    std::memset(output, 0, 2048);
+    hmx::store(a, rows, reinterpret_cast<uint16_t *>(output));
+    return 2048;
+}
+
+size_t answer(const request & r) {
+    const kernel_table * t = find_kernels(r.set == set_hvx ? "hvx" : "portable");
+    if (t == nullptr) return 0;
+    switch (r.op) {
+    case op_gemm:
+        return gemm(*t, r.p);
+    case op_dequantize:
+        return dequantize(*t, r.p);
+    case op_tiles:
+        return tiles(r.p);
+    case op_exp2:
+        t->attention.exp2_fp16(reinterpret_cast<uint16_t *>(input), reinterpret_cast<uint16_t *>(output), r.bytes / 2);
+        return r.bytes;
+    case op_softmax:
+        return softmax(*t, r.p);
+    case op_to_half:
+        t->vec.from_f32[TB_F16](r.bytes / 4, reinterpret_cast<float *>(input), output);
+        return r.bytes / 2;
+    case op_to_float:
+        t->vec.to_f32[TB_F16](r.bytes / 2, input, reinterpret_cast<float *>(output));
+        return r.bytes * 2;
+    case op_round:
+        std::memcpy(output, input, r.bytes);
+        t->gemm.round_fp16(r.bytes / 4, reinterpret_cast<float *>(output));
+        return r.bytes;
+    case op_intrinsic:
+        return hvx_cases::run(r.p[0], static_cast<int32_t>(r.p[1]), input, output);
+    case op_hmx:
+        return hmx_product(r.p);
+    default:
+        return 0;
+    }
+}
+
+} // namespace
+
+int main() {
+    request r;
+    while (read_all(&r, sizeof(r))) {
+        if (r.bytes > capacity || !read_all(input, r.bytes)) return 1;
+        const size_t n = answer(r);
+        const uint32_t bytes = static_cast<uint32_t>(n);
+        if (n == 0 || !write_all(&bytes, sizeof(bytes)) || !write_all(output, n)) return 1;
+    }
+    return 0;
+}
