@@ -58,6 +58,16 @@ def compute_while(s: Session, action: Callable[[], None], delay: float) -> Outco
     raise AssertionError("no call failed")
 
 
+def stop_process(pid: int) -> None:
+    """SIGSTOP, and wait until no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + SLACK_S
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            assert time.monotonic() < end, "the process does not stop"
+            time.sleep(0.001)
+
+
 def check_stays_dead(s: Session, first: Outcome) -> None:
     assert not s.alive
     start = time.monotonic()
@@ -124,9 +134,11 @@ def test_stopped_beyond_the_deadline(memory: SharedArray, round_: int) -> None:
 def test_stopped_for_less_than_the_deadline(memory: SharedArray) -> None:
     with Session(True, n_threads=1) as s:
         s.map(memory)
-        os.kill(s.pid, signal.SIGSTOP)
-        threading.Timer(0.2, os.kill, (s.pid, signal.SIGCONT)).start()
+        stop_process(s.pid)
+        timer = threading.Timer(0.2, os.kill, (s.pid, signal.SIGCONT))
+        timer.start()
         assert s.compute(long_graph()[:2]).status == OK
+        timer.join()
 
 
 def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
@@ -150,23 +162,42 @@ def test_stop_while_stopped(memory: SharedArray) -> None:
         os.kill(pid, 0)
 
 
-def test_truncated_model_file() -> None:
-    """Pages that are gone end the NPU process; the program lives and says why."""
-    with tempfile.TemporaryFile() as f:
-        f.write(np.ones(N, np.float32).tobytes())
-        f.flush()
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_truncated_model_file(process: bool, threads: int) -> None:
+    """Pages that are gone fail the graphs that use the file, and only those; neither side of the channel dies of it."""
+    with tempfile.TemporaryFile() as f, tempfile.TemporaryFile() as other:
+        for file in (f, other):
+            file.write(np.ones(N, np.float32).tobytes())
+            file.flush()
         out = SharedArray(N)
-        with Session(True, n_threads=1) as s:
+        with Session(process, n_threads=threads) as s:
             target = s.map(out)
-            outcome, weights = s.map_fd(f.fileno(), 4 * N, writable=False)
-            assert outcome.status == OK
-            ops = [scale(Vec(0, N, buffer=target), Vec(0, N, buffer=weights), 2.0)]
-            assert s.compute(ops, 1).status == OK
+            buffers = [s.map_fd(file.fileno(), 4 * N, writable=False)[1] for file in (f, other)]
+            lost, good = (
+                [scale(Vec(0, N, buffer=target), Vec(0, N, buffer=b), factor, label="weights")]
+                for b, factor in zip(buffers, (2.0, 3.0), strict=True)
+            )
+            assert s.compute(lost, 1).status == OK
             f.truncate(4096)
-            r = s.compute(ops, 1)
-            assert r.name == "TB_E_DEAD"
-            assert "truncated" in r.why
-            check_stays_dead(s, r)
+            for ops in (lost, good + lost):
+                r = s.compute(ops, 1)
+                assert (r.name, r.op_index) == ("TB_E_BUFFER", len(ops) - 1)
+                assert "SCALE 'weights'" in r.why
+                assert "truncated" in r.why
+            assert s.alive
+            assert s.compute(good, 2).status == OK
+            assert np.all(out.floats == 3)
+            f.truncate(4 * N)  # growing again brings no bytes back
+            assert s.compute(lost, 1).name == "TB_E_BUFFER"
+            assert s.unmap(buffers[0]).status == OK
+            f.seek(0)
+            f.write(np.full(N, 5, np.float32).tobytes())
+            f.flush()
+            outcome, again = s.map_fd(f.fileno(), 4 * N, writable=False)
+            assert (outcome.status, again) == (OK, buffers[0])
+            assert s.compute(lost, 1).status == OK
+            assert np.all(out.floats == 10)
         out.close()
 
 
@@ -295,12 +326,16 @@ class Peer:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._map = mmap.mmap(self.fd, self.size)
         self.channel = FFI.from_buffer("tb_channel *", self._map)
-        c = self.channel
-        c.magic, c.protocol_version, c.layout_version = 0x4D424C54, 1, 1
-        c.abi_bytes = FFI.sizeof("tb_channel") + FFI.sizeof("tb_op")
-        c.region_size, c.n_threads = self.size, 1
+        c, hello = self.channel, FFI.addressof(self.channel, "cpu")
+        LIB.tb_service_hello(hello, self.size)
+        hello.n_threads = 1
         for name, value in header.items():
-            setattr(c, name, value)
+            if name == "build_id":
+                hello.build_id[0] ^= value
+            else:
+                setattr(hello, name, value)
+        if "check" not in header:
+            hello.check = LIB.tb_service_hello_check(hello)
         self.code: int | None = None
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -347,9 +382,11 @@ class Peer:
     ("header", "status", "text"),
     [
         ({"magic": 1}, "TB_E_PROTOCOL", "magic"),
-        ({"protocol_version": 2}, "TB_E_VERSION", "protocol version 2"),
+        ({"protocol_version": 1}, "TB_E_VERSION", "protocol version 1 of the CPU side is not the NPU's 2"),
         ({"layout_version": 9}, "TB_E_VERSION", "layout version 9"),
         ({"abi_bytes": 5}, "TB_E_VERSION", "message size"),
+        ({"build_id": 1}, "TB_E_VERSION", "built from other sources"),
+        ({"check": 1}, "TB_E_PROTOCOL", "damaged"),
         ({"region_size": 4096}, "TB_E_VERSION", "region size"),
         ({"n_threads": 100000}, "TB_E_PROTOCOL", "threads"),
     ],

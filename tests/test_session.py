@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from npu_kit import OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, scale
+from npu_kit import FFI, LIB, OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, scale
 from npu_ops import I32
 from tilebeam import _npu, _paths
 
@@ -325,5 +326,7 @@ def test_npud_alone() -> None:
     assert "not by hand" in by_hand.stderr
     assert call("--region-fd=0", "--socket-fd=1", "--parent=1").returncode == 2
     assert "usage" in call("--help").stdout
-    assert call("--version").stdout.startswith("tilebeam-npud protocol 1 layout 1")
+    build = FFI.string(LIB.tb_session_build_id()).decode()
+    assert re.fullmatch("[0-9a-f]{32}", build)
+    assert call("--version").stdout == f"tilebeam-npud protocol 2 layout 1 build {build}\n"
     assert call("--frobnicate").returncode == 2

@@ -47,7 +47,11 @@ int quota_cpus() {
 
 } // namespace
 
-int usable_cpus() { return std::max(1, std::min(affinity_cpus(), quota_cpus())); }
+// The quota is read once: tilebeam-npud opens no files later on.
+int usable_cpus() {
+    static const int quota = quota_cpus();
+    return std::max(1, std::min(affinity_cpus(), quota));
+}
 
 int current_cpu() { return sched_getcpu(); }
 

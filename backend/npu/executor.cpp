@@ -129,6 +129,7 @@ struct executor::impl {
     const kernel_table * kernels;
     uint64_t memory_limit;
     uint32_t * progress = nullptr;
+    uint32_t progress_base = 0;
     uint64_t mapped_bytes = 0;
     std::vector<buffer> buffers{TB_MAX_BUFFERS};
     std::vector<tb_extent> extents{TB_MAX_BUFFERS};
@@ -170,7 +171,10 @@ void executor::set_threads(int n) {
     ++self->epoch;
 }
 
-void executor::set_progress(uint32_t * word) { self->progress = word; }
+void executor::set_progress(uint32_t * word, uint32_t base) {
+    self->progress = word;
+    self->progress_base = base;
+}
 
 void executor::wake() { self->pool->wake(); }
 
@@ -292,7 +296,7 @@ void executor::impl::work(void * arg, int thread) {
     ctx.scratch = self.scratch.data();
     ctx.pool = &j.state;
     ctx.thread = thread;
-    uint32_t ended = thread == 0 && self.progress ? __atomic_load_n(self.progress, __ATOMIC_RELAXED) : 0;
+    uint32_t ended = self.progress_base;
     for (size_t i = 0; i < steps.size(); ++i) {
         const step & s = steps[i];
         // A failure at an earlier op of a row of solo ops, where thread 0 met nobody yet.

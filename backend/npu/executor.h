@@ -56,8 +56,8 @@ class executor {
     tb_status unmap(uint32_t id);
     void set_threads(int n); // 0: one per usable CPU
     void wake();             // a run comes soon: wake sleeping workers meanwhile
-    // A word that is stored to whenever an op ended (any value, but another one each time); nullptr: none.
-    void set_progress(uint32_t * word);
+    // A word in which runs from now on tell how far they are: `base` + 1 when the first op has ended, and so on.
+    void set_progress(uint32_t * word, uint32_t base);
 
     // Check every op, then run all in order. The ops must not change under the call: the caller owns a private copy.
     outcome run(const tb_op * ops, uint32_t n_ops);

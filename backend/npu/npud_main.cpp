@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "build_id.h"
 #include "sandbox.h"
 #include "service.h"
 #include "thread_pool.h"
@@ -74,16 +76,32 @@ void close_above(int last) {
     }
 }
 
-// Ends this process as soon as its parent is gone, whatever the serving thread does at that time. The socket alone
-// would not tell while a forked child of the parent still holds the other end.
-struct parent_watch {
+// The socket's other end was made by the process that started this one: the kernel tells who did.
+bool made_by(int socket, int parent) {
+    ucred maker{};
+    socklen_t size = sizeof maker;
+    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &maker, &size) == 0 && maker.pid == parent &&
+           maker.uid == geteuid();
+}
+
+struct served {
+    int region;
     int socket;
-    int parent; // pidfd, or -1
+    uint32_t guards;
 };
 
-void * watch_parent(void * arg) {
-    const auto * w = static_cast<const parent_watch *>(arg);
-    pollfd p[2] = {{w->socket, 0, 0}, {w->parent, POLLIN, 0}};
+// On a stack of its own, all of which is mapped from the start: the main thread's grows page by page, and where memory
+// is short that would end the process instead of giving an error.
+void * serve(void * arg) {
+    const auto * s = static_cast<const served *>(arg);
+    std::exit(tb::session::serve(s->region, s->socket, s->guards));
+}
+
+// Ends this process as soon as its parent is gone, whatever the serving thread does at that time. The socket alone
+// would not tell while a forked child of the parent still holds the other end; and the kernel's own signal for it
+// (PR_SET_PDEATHSIG) comes when the thread ends that started this process, which the program may well outlive.
+[[noreturn]] void watch(int socket, int parent) {
+    pollfd p[2] = {{socket, 0, 0}, {parent, POLLIN, 0}};
     while (poll(p, 2, -1) < 0 && errno == EINTR) {
     }
     _exit(0);
@@ -102,7 +120,8 @@ int main(int argc, char ** argv) {
             return 0;
         }
         if (arg == "--version") {
-            std::printf("tilebeam-npud protocol %d layout %d\n", TB_PROTOCOL_VERSION, TB_LAYOUT_VERSION);
+            std::printf("tilebeam-npud protocol %d layout %d build %s\n", TB_PROTOCOL_VERSION, TB_LAYOUT_VERSION,
+                        tb::session::build_id_text);
             return 0;
         }
         if (const int n = number(argv[i], "--region-fd"); n >= 0) {
@@ -121,20 +140,26 @@ int main(int argc, char ** argv) {
         return 2;
     }
     close_above(region > socket ? region : socket);
-    static parent_watch watch{socket, -1};
+    int parent_handle = -1;
 #ifdef SYS_pidfd_open
-    watch.parent = static_cast<int>(syscall(SYS_pidfd_open, parent, 0));
+    parent_handle = static_cast<int>(syscall(SYS_pidfd_open, parent, 0));
 #endif
     if (getppid() != parent) {
         return 0; // it died while this process started
     }
+    if (!made_by(socket, parent)) {
+        std::fputs("tilebeam-npud: the socket is not its parent's\n", stderr);
+        return 2;
+    }
+#if defined(__GLIBC__)
+    mallopt(M_ARENA_MAX, 1); // one thread allocates; a second arena would only take address space
+#endif
     std::signal(SIGBUS, SIG_DFL); // a sanitizer would turn a truncated model file into an exit code
     tb::npu::usable_cpus();       // reads files, and remembers what they say
-    tb::session::enter_sandbox();
+    static served s{region, socket, tb::session::enter_sandbox() | TB_GUARD_PARENT};
     pthread_t thread;
-    if (pthread_create(&thread, nullptr, watch_parent, &watch) != 0) {
+    if (pthread_create(&thread, nullptr, serve, &s) != 0) {
         return 1;
     }
-    pthread_detach(thread);
-    return tb::session::serve(region, socket);
+    watch(socket, parent_handle);
 }

@@ -26,11 +26,15 @@ thread_pool::thread_pool(int n_threads) {
     waits.assign(n_threads, {spin_budget(spin_ns), spin_budget(spin_ns)});
     spreads = spin_ns > 0;
     workers.reserve(n_threads); // worker addresses are handed to the threads
-    // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel.
-    sigset_t all;
+    // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel. What a
+    // worker does wrong itself is not held back: blocked, such a signal ends the process whatever handler there is.
+    sigset_t others;
     sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigfillset(&others);
+    for (const int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) {
+        sigdelset(&others, own);
+    }
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     // Workers read n only after the first job was posted, so it may still shrink here.
     n = 1;
     for (int i = 1; i < n_threads; ++i) {

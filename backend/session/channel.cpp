@@ -8,9 +8,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "build_id.h"
+#include "tilebeam/layout.h"
 #include "wait.h"
 
 namespace tb::session {
+
+tb_cpu_hello make_cpu_hello(uint64_t region_size) {
+    tb_cpu_hello h{};
+    h.magic = TB_PROTOCOL_MAGIC;
+    h.protocol_version = TB_PROTOCOL_VERSION;
+    h.layout_version = TB_LAYOUT_VERSION;
+    h.abi_bytes = abi_bytes;
+    std::memcpy(h.build_id, build_id, sizeof h.build_id);
+    h.region_size = region_size;
+    return h;
+}
 
 wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, const wait_plan & plan,
                       const std::function<bool()> & keep_waiting) {

@@ -22,6 +22,9 @@ static_assert(sizeof(tb_channel) <= payload_offset, "the header has a page of it
 
 constexpr uint32_t abi_bytes = sizeof(tb_channel) + sizeof(tb_op);
 
+// A greeting of this build with default options; its digest (checksum.h) comes last, when all fields are set.
+tb_cpu_hello make_cpu_hello(uint64_t region_size);
+
 inline uint32_t load_word(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 inline void store_word(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_SEQ_CST); }
 

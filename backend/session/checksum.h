@@ -40,6 +40,14 @@ inline uint64_t request_check(uint32_t seq, const tb_request & r, const void * p
     return checksum(mix(mix(seq, r.kind), r.payload_offset), payload, r.payload_size);
 }
 
+inline uint64_t hello_check(const tb_cpu_hello & h) {
+    return checksum(TB_PROTOCOL_MAGIC, &h, offsetof(tb_cpu_hello, check));
+}
+
+inline uint64_t hello_check(const tb_npu_hello & h) {
+    return checksum(TB_PROTOCOL_MAGIC, &h, offsetof(tb_npu_hello, check));
+}
+
 inline uint64_t reply_check(uint32_t seq, const tb_reply & r) { return checksum(seq, &r, offsetof(tb_reply, check)); }
 
 } // namespace tb::session

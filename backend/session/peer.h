@@ -14,8 +14,9 @@ class peer {
     // Has it ended? `how` then says what happened, e.g. "was killed by signal 9 (Killed)". Does not wait.
     virtual bool ended(std::string & how) = 0;
 
-    // It was told to stop, or is given up: wait at most grace_ms for its end. A process is then killed and collected;
-    // a thread cannot be killed, so it is left alone with what it owns, and ends when its op does.
+    // It was told to stop, or is given up: wait at most grace_ms for its end. A process is then killed and collected
+    // (within a second: one that not even that ends is stuck in the kernel, and collected later); a thread cannot be
+    // killed, so it is left alone with what it owns, and ends when its op does.
     virtual void finish(int grace_ms) = 0;
 
     // After fork() the child has a copy of this object but not the thread or child process that it stands for.

@@ -5,11 +5,13 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
+#include <mutex>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <vector>
 
 #include "peer.h"
 #include "wait.h"
@@ -24,6 +26,24 @@ namespace {
 constexpr int child_region_fd = 3;
 constexpr int child_socket_fd = 4;
 
+// A killed process that waits for a disk ends when the disk answers. Nobody waits for it here: its exit status is
+// collected when the next one starts.
+constexpr int end_ms = 700; // from SIGKILL to the end, for all others
+std::mutex abandoned_lock;
+std::vector<pid_t> abandoned;
+
+void abandon(pid_t child) {
+    std::lock_guard<std::mutex> hold(abandoned_lock);
+    abandoned.push_back(child);
+}
+
+void collect_abandoned() {
+    std::lock_guard<std::mutex> hold(abandoned_lock);
+    abandoned.erase(std::remove_if(abandoned.begin(), abandoned.end(),
+                                   [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; }),
+                    abandoned.end());
+}
+
 class process_peer : public peer {
   public:
     explicit process_peer(pid_t p) : child(p), handle(static_cast<int>(syscall(SYS_pidfd_open, p, 0))) {
@@ -33,6 +53,9 @@ class process_peer : public peer {
     }
     ~process_peer() override {
         finish(0);
+        if (running) {
+            abandon(child);
+        }
         if (handle >= 0) {
             close(handle);
         }
@@ -59,12 +82,13 @@ class process_peer : public peer {
                 pause_ms = std::min(2 * pause_ms, 20);
             }
         }
-        if (running) {
+        if (running && !killed) {
+            killed = true;
             // By pidfd the signal cannot hit another process that got the number since.
             if (handle < 0 || syscall(SYS_pidfd_send_signal, handle, SIGKILL, nullptr, 0) != 0) {
                 kill(child, SIGKILL);
             }
-            collect(0);
+            finish(end_ms);
         }
     }
 
@@ -91,7 +115,7 @@ class process_peer : public peer {
             const int sig = WTERMSIG(status);
             fate = "was killed by signal " + std::to_string(sig) + " (" + strsignal(sig) + ")";
             if (sig == SIGBUS) {
-                fate += "; most likely a mapped model file was truncated";
+                fate += "; most likely a mapped file was truncated";
             } else if (sig == SIGKILL) {
                 fate += "; the system does that when memory runs out";
             }
@@ -103,6 +127,7 @@ class process_peer : public peer {
     pid_t child;
     int handle; // pidfd, -1 on kernels without
     bool running = true;
+    bool killed = false;
     std::string fate;
 };
 
@@ -129,6 +154,7 @@ std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int
         why = "the process executor needs the path of tilebeam-npud";
         return nullptr;
     }
+    collect_abandoned();
     // Above the numbers they are to get, so that neither overwrites the other.
     const int region = fcntl(region_fd, F_DUPFD_CLOEXEC, 10);
     const int socket = fcntl(socket_fd, F_DUPFD_CLOEXEC, 10);

@@ -85,11 +85,14 @@ std::unique_ptr<peer> start_thread(int region_fd, int socket_fd, std::string & w
     pthread_t handle{};
     if (error == 0) {
         auto own = std::make_unique<std::shared_ptr<thread_state>>(state);
-        // Signals are for the program's own threads.
-        sigset_t all;
+        // Signals are for the program's own threads, except those that a thread raises by what it does itself.
+        sigset_t others;
         sigset_t before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        sigfillset(&others);
+        for (const int own_signal : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) {
+            sigdelset(&others, own_signal);
+        }
+        pthread_sigmask(SIG_SETMASK, &others, &before);
         error = pthread_create(&handle, nullptr, thread_main, own.get());
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         if (error == 0) {

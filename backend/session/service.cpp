@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <new>
 #include <string>
@@ -13,6 +14,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "build_id.h"
+#include "bus_guard.h"
 #include "cache.h"
 #include "channel.h"
 #include "checksum.h"
@@ -33,6 +36,7 @@ struct answer {
     uint32_t op_index = 0;
     uint32_t op_code = 0;
     uint32_t tag = 0;
+    uint32_t value = 0;
 };
 
 answer refuse(tb_status status, const char * why) {
@@ -50,7 +54,8 @@ template <class T> T read_at(const std::vector<uint8_t> & bytes, size_t offset) 
 
 class service {
   public:
-    service(int region_fd, int socket_fd) : region(region_fd), socket(socket_fd) {}
+    service(int region_fd, int socket_fd, uint32_t guard_bits)
+        : region(region_fd), socket(socket_fd), guards(guard_bits) {}
     ~service();
     int run();
     bool open();
@@ -60,6 +65,7 @@ class service {
     struct mapping {
         void * base;
         uint64_t size;
+        std::unique_ptr<guarded_range> guard; // of a file that may lose pages
     };
     struct kept_graph {
         npu::graph graph;
@@ -76,13 +82,16 @@ class service {
     answer patch();
     answer set_threads();
     answer run_graph(npu::graph & g);
+    answer find_lost_file(const npu::graph & g) const;
     void reply(uint32_t seq, const answer & a, int64_t busy_ns);
 
     int region;
     int socket;
+    uint32_t guards;
     tb_channel * channel = nullptr;
     uint64_t region_size = 0;
     uint32_t spin_us = 0;
+    uint32_t seq_in_work = 0;
     std::unique_ptr<npu::executor> executor;
     std::map<uint32_t, mapping> mappings;
     kept_graph kept[TB_MAX_GRAPHS];
@@ -93,7 +102,8 @@ class service {
 
 service::~service() {
     executor.reset(); // its threads end before what they work on goes away
-    for (const auto & [id, m] : mappings) {
+    for (auto & [id, m] : mappings) {
+        m.guard.reset();
         munmap(m.base, m.size);
     }
     if (channel) {
@@ -118,9 +128,9 @@ bool service::map_region() {
 }
 
 answer service::shake_hands() {
-    tb_cache_invalidate(channel, sizeof *channel);
-    tb_channel c;
-    std::memcpy(&c, channel, sizeof c);
+    tb_cache_invalidate(&channel->cpu, sizeof channel->cpu);
+    tb_cpu_hello c;
+    std::memcpy(&c, &channel->cpu, sizeof c);
     const auto differ = [](const char * what, uint64_t theirs, uint64_t ours) {
         const std::string text = std::string(what) + " " + std::to_string(theirs) +
                                  " of the CPU side is not the NPU's " + std::to_string(ours);
@@ -137,6 +147,12 @@ answer service::shake_hands() {
     }
     if (c.abi_bytes != abi_bytes) {
         return differ("message size", c.abi_bytes, abi_bytes);
+    }
+    if (std::memcmp(c.build_id, build_id, sizeof build_id) != 0) {
+        return refuse(TB_E_VERSION, "it was built from other sources than the program: install both from one build");
+    }
+    if (c.check != hello_check(c)) {
+        return refuse(TB_E_PROTOCOL, "the greeting was damaged on its way (its digest does not match)");
     }
     if (c.region_size != region_size || region_size <= payload_offset) {
         return differ("control region size", c.region_size, region_size);
@@ -157,11 +173,15 @@ answer service::shake_hands() {
         return refuse(TB_E_UNSUPPORTED, text.c_str());
     }
     executor = std::make_unique<npu::executor>(cfg);
-    executor->set_progress(&channel->npu_progress);
     spin_us = std::min(c.spin_us, 1000000u);
-    std::memset(channel->npu_isa, 0, sizeof channel->npu_isa);
-    std::strncpy(channel->npu_isa, executor->isa(), sizeof channel->npu_isa - 1);
-    store_word(&channel->npu_threads, static_cast<uint32_t>(executor->n_threads()));
+    tb_npu_hello hello{};
+    std::strncpy(hello.isa, executor->isa(), sizeof hello.isa - 1);
+    hello.n_threads = static_cast<uint32_t>(executor->n_threads());
+    hello.pid = static_cast<uint32_t>(getpid());
+    hello.guards = guards;
+    hello.check = hello_check(hello);
+    std::memcpy(&channel->npu, &hello, sizeof hello);
+    tb_cache_clean(&channel->npu, sizeof channel->npu);
     return {};
 }
 
@@ -209,9 +229,7 @@ answer service::map_buffer(uint32_t seq) {
     if (fstat(file.fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         return refuse(TB_E_BUFFER, "the descriptor to map is not a file");
     }
-    // Reading past the end of a mapped file is a SIGBUS. A file that is truncated later still is one: in the process
-    // executor it ends tilebeam-npud and the CPU side reports it, in the thread executor it ends the program, as it
-    // does for everybody who maps a model file.
+    // Reading past the end of a mapped file is a SIGBUS; bus_guard.h is for a file that is truncated later.
     if (static_cast<uint64_t>(st.st_size) < m.offset + m.size) {
         return refuse(TB_E_BOUNDS, "the file is shorter than the range to map");
     }
@@ -222,12 +240,24 @@ answer service::map_buffer(uint32_t seq) {
         return refuse(errno == EACCES || errno == EPERM ? TB_E_BUFFER : TB_E_NOMEM, text.c_str());
     }
     madvise(base, m.size, MADV_HUGEPAGE);
+    try {
+        mapping & kept_mapping = mappings[m.buffer];
+        kept_mapping.base = base;
+        kept_mapping.size = m.size;
+        if (can_shrink(file.fd)) {
+            kept_mapping.guard = std::make_unique<guarded_range>(base, m.size, protection, guarded_range::repair::rest);
+        }
+    } catch (const std::bad_alloc &) {
+        mappings.erase(m.buffer);
+        munmap(base, m.size);
+        throw;
+    }
     const tb_status status = executor->map(m.buffer, base, m.size, m.writable != 0);
     if (status != TB_OK) {
+        mappings.erase(m.buffer);
         munmap(base, m.size);
         return refuse(status, status == TB_E_NOMEM ? "the session's memory limit is reached" : "not mappable");
     }
-    mappings[m.buffer] = {base, m.size};
     return {};
 }
 
@@ -240,24 +270,47 @@ answer service::unmap_buffer() {
         return refuse(TB_E_BUFFER, "no such buffer");
     }
     executor->unmap(it->first);
+    it->second.guard.reset();
     munmap(it->second.base, it->second.size);
     mappings.erase(it);
     return {};
 }
 
 answer service::run_graph(npu::graph & g) {
+    executor->set_progress(&channel->npu_progress, seq_in_work << 16);
     const npu::outcome o = executor->run(g);
     answer a;
     a.status = o.status;
-    if (o.status != TB_OK) {
-        a.why = o.why;
-        a.op_index = o.op_index;
-        if (o.op_index < g.size()) {
-            a.op_code = g.op(o.op_index).code;
-            a.tag = g.op(o.op_index).tag;
+    a.why = o.why;
+    a.op_index = o.op_index;
+    if (any_range_hit()) {
+        if (const answer lost = find_lost_file(g); lost.status != TB_OK) {
+            a = lost; // whatever came of it, it was computed with zeros
         }
     }
+    if (a.status != TB_OK && a.op_index < g.size()) {
+        a.op_code = g.op(a.op_index).code;
+        a.tag = g.op(a.op_index).tag;
+    }
     return a;
+}
+
+// The first op that uses a mapped file of which pages are missing. The ops may have been refused for anything.
+answer service::find_lost_file(const npu::graph & g) const {
+    for (uint32_t i = 0; i < g.size(); ++i) {
+        const tb_op & op = g.op(i);
+        const auto lost = [this](const tb_tensor & t) {
+            const auto it = mappings.find(t.buffer);
+            return it != mappings.end() && it->second.guard && it->second.guard->hit();
+        };
+        if (op.code != TB_OP_NOP &&
+            (lost(op.dst) || std::any_of(op.src, op.src + std::min<uint32_t>(op.n_src, TB_MAX_SRC), lost))) {
+            answer a = refuse(TB_E_BUFFER, "the mapped file lost pages: it was truncated, or its disk fails");
+            a.op_index = i;
+            return a;
+        }
+    }
+    return {};
 }
 
 answer service::compute() {
@@ -277,7 +330,9 @@ answer service::compute() {
         slot.serial = 0; // until the copy is whole
     }
     std::vector<tb_op> ops(head.n_ops);
-    std::memcpy(ops.data(), payload.data() + sizeof head, ops.size() * sizeof(tb_op));
+    if (!ops.empty()) {
+        std::memcpy(ops.data(), payload.data() + sizeof head, ops.size() * sizeof(tb_op));
+    }
     for (tb_op & op : ops) {
         op.name[sizeof op.name - 1] = 0;
     }
@@ -323,11 +378,13 @@ answer service::set_threads() {
         return refuse(TB_E_PROTOCOL, "more than 512 threads wanted");
     }
     executor->set_threads(static_cast<int>(n));
-    store_word(&channel->npu_threads, static_cast<uint32_t>(executor->n_threads()));
-    return {};
+    answer a;
+    a.value = static_cast<uint32_t>(executor->n_threads());
+    return a;
 }
 
 answer service::handle(uint32_t seq) {
+    seq_in_work = seq;
     try {
         if (const answer a = take_request(seq); a.status != TB_OK) {
             return a;
@@ -362,6 +419,7 @@ void service::reply(uint32_t seq, const answer & a, int64_t busy_ns) {
     r.op_index = a.op_index;
     r.op_code = a.op_code;
     r.tag = a.tag;
+    r.value = a.value;
     r.busy_ns = static_cast<uint64_t>(busy_ns);
     std::memcpy(r.why, a.why.data(), std::min(a.why.size(), sizeof r.why - 1));
     r.check = reply_check(seq, r);
@@ -379,10 +437,9 @@ bool service::open() {
     } catch (const std::exception & e) {
         hello = refuse(TB_E_NOMEM, e.what());
     }
-    store_word(&channel->npu_pid, static_cast<uint32_t>(getpid()));
     reply(0, hello, 0);
     const bool accepted = hello.status == TB_OK;
-    ring(&channel->npu_ready, accepted ? 1 : 2, &channel->cpu_sleeping);
+    ring(&channel->npu_ready, accepted ? TB_NPU_SERVING : TB_NPU_REFUSED, &channel->cpu_sleeping);
     return accepted;
 }
 
@@ -392,7 +449,7 @@ bool service::serve_one(uint32_t seq) {
     reply(seq, a, now_ns() - start);
     const bool stop = a.status == TB_OK && request.kind == TB_REQ_STOP;
     if (stop) {
-        store_word(&channel->npu_ready, 3);
+        store_word(&channel->npu_ready, TB_NPU_STOPPED);
     }
     ring(&channel->rep_seq, seq, &channel->cpu_sleeping);
     return !stop;
@@ -403,6 +460,7 @@ int service::run() {
         return 1;
     }
     uint32_t seen = 0;
+    uint32_t done = 0;
     wait_plan plan;
     spin_budget budget(int64_t{spin_us} * 1000);
     plan.slice = 1000000000; // idle: one look a second whether the CPU side is still there
@@ -410,29 +468,34 @@ int service::run() {
     const auto still_there = [&] { return !(hung_up = peer_hung_up(socket)); };
     for (;;) {
         plan.spin_until = budget.next();
-        const wake_reason woken = wait_word(&channel->req_seq, seen, &channel->npu_sleeping, plan, still_there);
+        const wake_reason woken =
+            wait_word(&channel->req_seq, seen, &channel->npu_sleeping, plan, std::ref(still_there));
         if (woken == wake_reason::stopped) {
             break;
+        }
+        seen = load_word(&channel->req_seq);
+        if (seen != done + 1) {
+            continue; // not the CPU side's: a request is never run twice, nor out of order
         }
         budget.report(woken == wake_reason::seen_spinning);
         const uint32_t kind = load_word(&channel->request.kind);
         if (kind == TB_REQ_COMPUTE || kind == TB_REQ_PATCH) {
             executor->wake(); // a hint only: the workers get up while the message is read and checked
         }
-        seen = load_word(&channel->req_seq);
+        done = seen;
         if (!serve_one(seen)) {
             return 0;
         }
     }
-    store_word(&channel->npu_ready, 3);
+    store_word(&channel->npu_ready, TB_NPU_STOPPED);
     return hung_up ? 0 : 1;
 }
 
 } // namespace
 
-int serve(int region_fd, int socket_fd) {
+int serve(int region_fd, int socket_fd, uint32_t guards) {
     try {
-        service s(region_fd, socket_fd);
+        service s(region_fd, socket_fd, guards);
         return s.run();
     } catch (const std::exception &) {
         return 1; // no memory for the service itself
@@ -440,7 +503,7 @@ int serve(int region_fd, int socket_fd) {
 }
 
 struct inline_service::impl {
-    impl(int region_fd, int socket_fd) : side(region_fd, socket_fd) {}
+    impl(int region_fd, int socket_fd) : side(region_fd, socket_fd, 0) {}
     service side;
 };
 

@@ -11,9 +11,10 @@
 
 namespace tb::session {
 
-// Serve until the CPU side says stop or is gone. Takes over both descriptors. Returns 0, or 1 if the CPU side was
-// refused or broke the protocol beyond repair.
-int serve(int region_fd, int socket_fd);
+// Serve until the CPU side says stop or is gone. Takes over both descriptors. `guards` (enum tb_guard) is what the
+// caller has shut itself in with, for the greeting. Returns 0, or 1 if the CPU side was refused or broke the protocol
+// beyond repair.
+int serve(int region_fd, int socket_fd, uint32_t guards = 0);
 
 // The same NPU side without the waiting: the caller puts a request into the region and has it answered in its own
 // thread. For the fuzz target, where a message must cost microseconds and a crash must be the message's own.

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <pthread.h>
 #include <unistd.h>
@@ -14,7 +16,6 @@
 #include "checksum.h"
 #include "peer.h"
 #include "thread_pool.h"
-#include "tilebeam/layout.h"
 #include "wait.h"
 
 namespace tb::session {
@@ -61,10 +62,14 @@ struct session::impl {
     int socket = -1;
     std::unique_ptr<peer> npu;
     std::string isa;
+    uint32_t guards = 0;
+    bool served = false; // it has shaken hands
     std::atomic<int> n_threads{0};
 
     std::mutex lock; // one request at a time; guards what follows
     uint32_t seq = 0;
+    std::vector<uint8_t> message; // the payload, before it goes where the other side could change it
+    session_counters count;
     uint64_t clock = 0; // of last_used
     std::vector<bool> ids = std::vector<bool>(TB_MAX_BUFFERS);
     sent_graph sent[TB_MAX_GRAPHS];
@@ -76,14 +81,19 @@ struct session::impl {
     const char * noun() const { return opt.kind == executor_kind::process ? "NPU process" : "NPU thread"; }
     int64_t most_spin_ns() const { return int64_t{std::max(opt.spin_us, 0)} * 1000; }
     uint8_t * payload() const { return static_cast<uint8_t *>(region->data()) + payload_offset; }
+    void put(const void * data, size_t size) {
+        const auto * bytes = static_cast<const uint8_t *>(data);
+        message.insert(message.end(), bytes, bytes + size);
+    }
 
     bool start(std::string & why);
     bool shake_hands(std::string & why);
     result give_up(tb_status status, const std::string & what);
     bool usable(result & r);
     wait_plan plan(int64_t expected_ns);
-    // Send what lies in the payload area and wait for the reply.
-    result exchange(uint32_t kind, uint64_t payload_size, int64_t * expected_ns, tb_reply * reply);
+    // Send `message` and wait for the reply.
+    result exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply);
+    result request(uint32_t kind, const void * payload, size_t size, tb_reply * reply);
     bool peer_ended(std::string & how) { return npu->ended(how); }
     result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const;
     sent_graph & slot_for(uint64_t serial);
@@ -96,19 +106,17 @@ bool session::impl::start(std::string & why) {
         return false;
     }
     channel = static_cast<tb_channel *>(region->data());
-    channel->magic = TB_PROTOCOL_MAGIC;
-    channel->protocol_version = TB_PROTOCOL_VERSION;
-    channel->layout_version = TB_LAYOUT_VERSION;
-    channel->abi_bytes = abi_bytes;
-    channel->region_size = region->size();
-    channel->memory_limit = opt.memory_limit;
-    channel->n_threads = static_cast<uint32_t>(std::max(opt.n_threads, 0));
-    channel->spin_us = static_cast<uint32_t>(std::max(opt.spin_us, 0));
-    if (opt.isa.size() >= sizeof channel->isa) {
+    if (opt.isa.size() >= sizeof channel->cpu.isa) {
         why = "no kernel set is named '" + opt.isa + "'";
         return false;
     }
-    std::memcpy(channel->isa, opt.isa.data(), opt.isa.size());
+    tb_cpu_hello hello = make_cpu_hello(region->size());
+    hello.memory_limit = opt.memory_limit;
+    hello.n_threads = static_cast<uint32_t>(std::max(opt.n_threads, 0));
+    hello.spin_us = static_cast<uint32_t>(std::max(opt.spin_us, 0));
+    std::memcpy(hello.isa, opt.isa.data(), opt.isa.size());
+    hello.check = hello_check(hello);
+    std::memcpy(&channel->cpu, &hello, sizeof hello);
     tb_cache_clean(channel, sizeof *channel);
     int sockets[2];
     if (!make_socket_pair(sockets)) {
@@ -138,13 +146,19 @@ bool session::impl::shake_hands(std::string & why) {
     tb_cache_invalidate(channel, sizeof *channel);
     tb_channel c;
     std::memcpy(&c, channel, sizeof c);
-    if (c.npu_ready != 1) {
+    if (c.reply.check != reply_check(0, c.reply) || (c.reply.status == TB_OK && c.npu.check != hello_check(c.npu))) {
+        why = std::string("the ") + noun() + " sent a damaged greeting";
+        return false;
+    }
+    if (c.reply.status != TB_OK || c.npu_ready != TB_NPU_SERVING) {
         c.reply.why[sizeof c.reply.why - 1] = 0;
         why = std::string("the ") + noun() + " refused to serve: " + c.reply.why;
         return false;
     }
-    isa.assign(c.npu_isa, strnlen(c.npu_isa, sizeof c.npu_isa));
-    n_threads = static_cast<int>(c.npu_threads);
+    isa.assign(c.npu.isa, strnlen(c.npu.isa, sizeof c.npu.isa));
+    guards = c.npu.guards;
+    n_threads = static_cast<int>(c.npu.n_threads);
+    served = true;
     return true;
 }
 
@@ -186,15 +200,16 @@ wait_plan session::impl::plan(int64_t expected_ns) {
     return p;
 }
 
-result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * expected_ns, tb_reply * reply) {
+result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply) {
     const uint32_t last = seq++;
     tb_request r{};
     r.kind = kind;
     r.payload_offset = payload_offset;
-    r.payload_size = payload_size;
-    r.check = request_check(seq, r, payload());
+    r.payload_size = message.size();
+    r.check = request_check(seq, r, message.data()); // of the private copy: what is damaged from here on is noticed
+    std::copy(message.begin(), message.end(), payload());
     std::memcpy(&channel->request, &r, sizeof r);
-    tb_cache_clean(payload(), payload_size);
+    tb_cache_clean(payload(), message.size());
     tb_cache_clean(&channel->request, sizeof channel->request);
     const int64_t start = now_ns();
     ring(&channel->req_seq, seq, &channel->npu_sleeping);
@@ -202,8 +217,7 @@ result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * e
     // The deadline is for one op: it starts anew whenever one ends, at most as often as a graph has ops.
     const int64_t limit = int64_t{opt.deadline_ms} * ms;
     int64_t deadline = start + limit;
-    uint32_t progress = load_word(&channel->npu_progress);
-    uint32_t extensions = 0;
+    uint32_t ended = 0;
     std::string how;
     bool gone = false;
     const auto keep_waiting = [&] {
@@ -212,20 +226,34 @@ result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * e
         }
         const int64_t now = now_ns();
         const uint32_t seen = load_word(&channel->npu_progress);
-        if (seen != progress && extensions < TB_MAX_GRAPH_OPS) {
-            progress = seen;
-            ++extensions;
+        if (seen >> 16 == (seq & 0xffff) && (seen & 0xffff) > ended && (seen & 0xffff) <= TB_MAX_GRAPH_OPS) {
+            ended = seen & 0xffff;
             deadline = now + limit;
         }
+        // Once per slice, in case the doorbell was overwritten or the wake-up call did not seem to be needed.
+        store_word(&channel->req_seq, seq);
+        futex_wake(&channel->req_seq, futex_scope::shared);
         return now < deadline;
     };
     wait_plan p = plan(expected_ns ? *expected_ns : 0);
     p.slice = std::min(p.slice, std::max<int64_t>(limit, ms));
-    const wake_reason woken = wait_word(&channel->rep_seq, last, &channel->cpu_sleeping, p, keep_waiting);
+    // A counter that is neither the last reply's nor the one to come is not the NPU's.
+    wake_reason woken = wake_reason::stopped;
+    for (uint32_t old = last; (woken = wait_word(&channel->rep_seq, old, &channel->cpu_sleeping, p,
+                                                 std::ref(keep_waiting))) != wake_reason::stopped;) {
+        old = load_word(&channel->rep_seq);
+        if (old == seq || !keep_waiting()) {
+            break;
+        }
+        p.sleep_until = 0;
+        p.spin_until = 0;
+    }
     if (p.spin_until > p.sleep_until) {
         budget.report(woken == wake_reason::seen_spinning);
     }
-    if (woken == wake_reason::stopped && load_word(&channel->rep_seq) == last) {
+    ++count.requests;
+    ++(woken == wake_reason::seen_spinning ? count.spun : count.slept);
+    if (load_word(&channel->rep_seq) != seq) {
         if (gone) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
@@ -235,7 +263,7 @@ result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * e
     }
     tb_cache_invalidate(&channel->reply, sizeof channel->reply);
     std::memcpy(reply, &channel->reply, sizeof *reply);
-    if (load_word(&channel->rep_seq) != seq || reply->check != reply_check(seq, *reply)) {
+    if (reply->check != reply_check(seq, *reply)) {
         return give_up(TB_E_PROTOCOL, std::string("the ") + noun() +
                                           " sent a damaged reply: the channel's page was overwritten, or it is broken");
     }
@@ -245,6 +273,14 @@ result session::impl::exchange(uint32_t kind, uint64_t payload_size, int64_t * e
         *expected_ns = *expected_ns == 0 ? took : (*expected_ns * 3 + took) / 4;
     }
     return {};
+}
+
+// A request that is no graph, and what the NPU says to it.
+result session::impl::request(uint32_t kind, const void * data, size_t size, tb_reply * reply) {
+    message.clear();
+    put(data, size);
+    const result r = exchange(kind, nullptr, reply);
+    return r.ok() ? describe(*reply, nullptr, 0) : r;
 }
 
 result session::impl::describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const {
@@ -284,11 +320,11 @@ void session::impl::stop() {
             npu->forget();
         }
     } else if (npu) {
-        if (!failed.load(std::memory_order_acquire) && channel->npu_ready == 1) {
+        if (served && !failed.load(std::memory_order_acquire)) {
             // One request like any other, but with a short deadline.
             opt.deadline_ms = grace_ms;
             tb_reply reply;
-            exchange(TB_REQ_STOP, 0, nullptr, &reply);
+            request(TB_REQ_STOP, nullptr, 0, &reply);
         }
         if (socket >= 0) {
             close(socket); // also tells an NPU that took no stop
@@ -303,7 +339,13 @@ void session::impl::stop() {
 
 session::session() : self(std::make_unique<impl>()) {}
 
-session::~session() { self->stop(); }
+session::~session() {
+    try {
+        self->stop();
+    } catch (const std::exception &) {
+        // No memory for a message: the socket that closes with the session ends the NPU.
+    }
+}
 
 std::unique_ptr<session> session::start(const options & opt, std::string & why) {
     count_forks();
@@ -334,7 +376,6 @@ result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint3
     }
     const auto index = static_cast<uint32_t>(free - self->ids.begin());
     const tb_map m{index, writable ? 1u : 0u, offset, size};
-    std::memcpy(self->payload(), &m, sizeof m);
     if (!send_descriptor(self->socket, self->seq + 1, fd)) {
         const std::string error = std::strerror(errno);
         std::string how;
@@ -344,10 +385,7 @@ result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint3
         return failure(TB_E_BUFFER, "a descriptor could not be handed to the NPU: " + error);
     }
     tb_reply reply;
-    r = self->exchange(TB_REQ_MAP, sizeof m, nullptr, &reply);
-    if (r.ok()) {
-        r = self->describe(reply, nullptr, 0);
-    }
+    r = self->request(TB_REQ_MAP, &m, sizeof m, &reply);
     if (r.ok()) {
         *free = true;
         *id = index;
@@ -362,11 +400,10 @@ result session::unmap(uint32_t id) {
         return r;
     }
     const tb_map m{id, 0, 0, 0};
-    std::memcpy(self->payload(), &m, sizeof m);
     tb_reply reply;
-    r = self->exchange(TB_REQ_UNMAP, sizeof m, nullptr, &reply);
-    if (r.ok()) {
-        r = self->describe(reply, nullptr, 0);
+    r = self->request(TB_REQ_UNMAP, &m, sizeof m, &reply);
+    if (r.status == TB_E_PROTOCOL && self->usable(r)) {
+        r = self->request(TB_REQ_UNMAP, &m, sizeof m, &reply); // damaged on its way: the buffer must not stay mapped
     }
     if (r.ok()) {
         self->ids[id] = false;
@@ -384,16 +421,20 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
         return failure(TB_E_PROTOCOL,
                        "a graph of " + std::to_string(n_ops) + " ops; the most is " + std::to_string(TB_MAX_GRAPH_OPS));
     }
-    uint8_t * const payload = self->payload();
     tb_graph head{0, n_ops, serial};
-    uint64_t size = sizeof head;
     uint32_t kind = TB_REQ_COMPUTE;
     sent_graph * kept = serial != 0 ? &self->slot_for(serial) : nullptr;
     if (kept) {
         head.slot = static_cast<uint32_t>(kept - self->sent);
         kept->last_used = ++self->clock;
     }
-    if (kept && kept->serial == serial && kept->ops.size() == n_ops) {
+    self->message.clear();
+    self->put(&head, sizeof head);
+    const bool known = kept && kept->serial == serial && kept->ops.size() == n_ops;
+    if (kept) {
+        kept->serial = 0; // until the NPU has it: a failure on the way, or no memory, means that it is sent whole again
+    }
+    if (known) {
         kind = TB_REQ_PATCH;
         head.n_ops = 0;
         for (uint32_t i = 0; i < n_ops; ++i) {
@@ -402,27 +443,25 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
             }
             kept->ops[i] = ops[i];
             const uint32_t index[2] = {i, 0};
-            std::memcpy(payload + size, index, sizeof index);
-            std::memcpy(payload + size + offsetof(tb_patch, op), &ops[i], sizeof(tb_op));
-            size += sizeof(tb_patch);
+            self->put(index, sizeof index);
+            self->put(&ops[i], sizeof(tb_op));
             ++head.n_ops;
         }
+        std::memcpy(self->message.data(), &head, sizeof head);
+        ++self->count.patched;
     } else {
-        std::memcpy(payload + size, ops, uint64_t{n_ops} * sizeof(tb_op));
-        size += uint64_t{n_ops} * sizeof(tb_op);
+        self->put(ops, uint64_t{n_ops} * sizeof(tb_op));
         if (kept) {
-            kept->serial = 0; // should there be no memory for the copy
             kept->ops.assign(ops, ops + n_ops);
         }
     }
-    std::memcpy(payload, &head, sizeof head);
     tb_reply reply;
-    r = self->exchange(kind, size, kept ? &kept->expected_ns : nullptr, &reply);
+    r = self->exchange(kind, kept ? &kept->expected_ns : nullptr, &reply);
     if (r.ok()) {
         r = self->describe(reply, ops, n_ops);
     }
     if (kept) {
-        kept->serial = r.ok() ? serial : 0; // after a failure nothing is taken for granted: sent whole next time
+        kept->serial = r.ok() ? serial : 0;
     }
     return r;
 }
@@ -434,8 +473,7 @@ result session::noop() {
         return r;
     }
     tb_reply reply;
-    r = self->exchange(TB_REQ_NOOP, 0, nullptr, &reply);
-    return r.ok() ? self->describe(reply, nullptr, 0) : r;
+    return self->request(TB_REQ_NOOP, nullptr, 0, &reply);
 }
 
 result session::set_threads(int n) {
@@ -445,14 +483,10 @@ result session::set_threads(int n) {
         return r;
     }
     const tb_graph head{0, static_cast<uint32_t>(std::max(n, 0)), 0};
-    std::memcpy(self->payload(), &head, sizeof head);
     tb_reply reply;
-    r = self->exchange(TB_REQ_THREADS, sizeof head, nullptr, &reply);
+    r = self->request(TB_REQ_THREADS, &head, sizeof head, &reply);
     if (r.ok()) {
-        r = self->describe(reply, nullptr, 0);
-    }
-    if (r.ok()) {
-        self->n_threads = static_cast<int>(load_word(&self->channel->npu_threads));
+        self->n_threads = static_cast<int>(reply.value);
     }
     return r;
 }
@@ -476,6 +510,13 @@ int session::npu_pid() const { return self->npu->pid(); }
 int session::n_threads() const { return self->n_threads.load(std::memory_order_relaxed); }
 
 const options & session::opts() const { return self->opt; }
+
+uint32_t session::guards() const { return self->guards; }
+
+session_counters session::counters() const {
+    std::lock_guard<std::mutex> hold(self->lock);
+    return self->count;
+}
 
 const char * session::isa() const { return self->isa.c_str(); }
 

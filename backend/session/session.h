@@ -31,6 +31,14 @@ struct result {
     bool ok() const { return status == TB_OK; }
 };
 
+// What the channel did so far.
+struct session_counters {
+    uint64_t requests = 0;
+    uint64_t patched = 0; // graphs of which only differences were sent
+    uint64_t spun = 0;    // replies that came while spinning for them
+    uint64_t slept = 0;   // .. while asleep, or never
+};
+
 // Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction.
 class shared_memory {
   public:
@@ -70,6 +78,8 @@ class session {
     int npu_pid() const;   // process executor: its pid; else this process's
     int n_threads() const; // NPU threads in use
     const options & opts() const;
+    uint32_t guards() const; // enum tb_guard, or'ed: how the NPU side is shut in
+    session_counters counters() const;
     const char * isa() const;
     shared_memory & control_region(); // the channel itself, for traces and fault tests
 

@@ -15,7 +15,10 @@
 #include <unistd.h>
 #include <utility>
 
+#include "build_id.h"
+#include "channel.h"
 #include "checksum.h"
+#include "sandbox.h"
 #include "service.h"
 #include "session.h"
 #include "wait.h"
@@ -146,6 +149,17 @@ int tb_session_n_threads(tb_session * s) { return s->session->n_threads(); }
 
 const char * tb_session_isa(tb_session * s) { return s->session->isa(); }
 
+uint32_t tb_session_guards(tb_session * s) { return s->session->guards(); }
+
+void tb_session_count(tb_session * s, tb_session_counters * counters) {
+    const tb::session::session_counters c = s->session->counters();
+    *counters = {c.requests, c.patched, c.spun, c.slept};
+}
+
+const char * tb_session_build_id(void) { return tb::session::build_id_text; }
+
+uint32_t tb_session_enter_sandbox(void) { return tb::session::enter_sandbox(); }
+
 tb_channel * tb_session_channel(tb_session * s) {
     return static_cast<tb_channel *>(s->session->control_region().data());
 }
@@ -155,6 +169,15 @@ uint64_t tb_session_channel_size(tb_session * s) { return s->session->control_re
 int tb_service_serve(int region_fd, int socket_fd) {
     return tb::session::serve(fcntl(region_fd, F_DUPFD_CLOEXEC, 0), fcntl(socket_fd, F_DUPFD_CLOEXEC, 0));
 }
+
+void tb_service_hello(tb_cpu_hello * hello, uint64_t region_size) {
+    *hello = tb::session::make_cpu_hello(region_size);
+    hello->check = tb::session::hello_check(*hello);
+}
+
+uint64_t tb_service_hello_check(const tb_cpu_hello * hello) { return tb::session::hello_check(*hello); }
+
+uint64_t tb_service_reply_check(uint32_t seq, const tb_reply * reply) { return tb::session::reply_check(seq, *reply); }
 
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload) {
     return tb::session::request_check(seq, *request, payload);

@@ -33,6 +33,14 @@ typedef struct tb_session_result {
     char why[488]; // a sentence; "" when status is TB_OK
 } tb_session_result;
 
+// What the channel did so far (session.h).
+typedef struct tb_session_counters {
+    uint64_t requests;
+    uint64_t patched;
+    uint64_t spun;
+    uint64_t slept;
+} tb_session_counters;
+
 // NULL on failure, `result` then says why.
 tb_session * tb_session_start(const tb_session_options * options, tb_session_result * result);
 void tb_session_stop(tb_session * session);
@@ -56,6 +64,15 @@ int tb_session_alive(tb_session * session);
 int tb_session_pid(tb_session * session);
 int tb_session_n_threads(tb_session * session);
 const char * tb_session_isa(tb_session * session);
+uint32_t tb_session_guards(tb_session * session); // enum tb_guard, or'ed
+void tb_session_count(tb_session * session, tb_session_counters * counters);
+
+// Digest of the sources that this library was built from, in hexadecimal digits. Both sides of a channel have the same.
+const char * tb_session_build_id(void);
+
+// Shut this process in as tilebeam-npud does, for good; for a test that then tries what must not work. Returns the
+// enum tb_guard bits that the system granted.
+uint32_t tb_session_enter_sandbox(void);
 
 // The shared control region, for fault tests: what is written here the NPU side sees.
 tb_channel * tb_session_channel(tb_session * session);
@@ -65,7 +82,11 @@ uint64_t tb_session_channel_size(tb_session * session);
 // up. For tests that play the CPU side themselves.
 int tb_service_serve(int region_fd, int socket_fd);
 
-// What such a test needs besides: the digest of a request whose payload lies at `payload`.
+// What such a test needs besides: a greeting of this build, for a region of so many bytes; and digests: of the greeting,
+// of a request whose payload lies at `payload`, of a reply.
+void tb_service_hello(tb_cpu_hello * hello, uint64_t region_size);
+uint64_t tb_service_hello_check(const tb_cpu_hello * hello);
+uint64_t tb_service_reply_check(uint32_t seq, const tb_reply * reply);
 uint64_t tb_service_check(uint32_t seq, const tb_request * request, const void * payload);
 // .. and the wake-up call for a side that may sleep on this counter.
 void tb_service_wake(uint32_t * word);
