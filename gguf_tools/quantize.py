@@ -127,7 +127,8 @@ def quantize_rows(
         sums = np.zeros(4)
         ggml_ext.quantize(type, part, tiles, search=search, weights=importance, sums=sums)
         if error is not None:
-            error.add(*sums.tolist(), part.size)
+            squared, weighted, energy, weighted_energy = sums.tolist()
+            error.add(squared, weighted, energy, weighted_energy, part.size)
 
     starts = range(0, n, step)
     workers = min(threads or len(os.sched_getaffinity(0)), len(starts))

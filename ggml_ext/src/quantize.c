@@ -40,26 +40,26 @@ static inline float nearest(enum code code, float v) {
     return q;
 }
 
-// ggml's rule: the largest weight maps to the end of the code book (Q8_0: its magnitude, to 127). Fills `extreme`, `d`
-// and `q`. TB_E_UNSUPPORTED if a value is not finite, or no FP16 scale is large enough.
+// ggml's rule: the largest weight maps to the end of the code book (Q8_0: its magnitude, to 127). Fills `d`, `q` and
+// the first reference. TB_E_UNSUPPORTED if a value is not finite, or no FP16 scale is large enough.
 static int round_to_nearest(enum code code, struct batch * b) {
     float inverse[LANES], largest[LANES] = {0.0f};
     int bad = 0;
     for (int l = 0; l < LANES; l++)
-        b->extreme[l] = 0.0f;
+        b->reference[0][l] = 0.0f;
     for (int i = 0; i < GROUP; i++) {
         for (int l = 0; l < LANES; l++) {
             const float x = b->x[i][l], a = fabsf(x);
             bad |= !(a <= HUGEST);
-            b->extreme[l] = a > largest[l] ? x : b->extreme[l];
+            b->reference[0][l] = a > largest[l] ? x : b->reference[0][l];
             largest[l] = a > largest[l] ? a : largest[l];
         }
     }
     if (bad) return TB_E_UNSUPPORTED;
     for (int l = 0; l < LANES; l++) {
         const float d = code == CODE_8BIT   ? largest[l] / 127.0f
-                        : code == CODE_4BIT ? b->extreme[l] / -8.0f
-                                            : b->extreme[l] / -127.0f;
+                        : code == CODE_4BIT ? b->reference[0][l] / -8.0f
+                                            : b->reference[0][l] / -127.0f;
         const uint16_t half = tb_float_to_half(d);
         if ((half & 0x7c00u) == 0x7c00u) return TB_E_UNSUPPORTED;
         inverse[l] = d != 0.0f ? 1.0f / d : 0.0f;
@@ -138,37 +138,49 @@ static void gather(const struct place * p, struct batch * b) {
     }
 }
 
-// Importance relative to the group's largest, so that no square of anything leaves float's range.
+// The caller's importance of element i of group l; 0 for rows that are not there.
+static inline float importance(const struct place * p, uint32_t l, uint32_t i) {
+    if (group_n(p->column, p->first + l, i) >= p->rows) return 0.0f;
+    return p->weights ? p->weights[group_k(p->column, p->first + l, i)] : 1.0f;
+}
+
+// Importance relative to the group's largest, so that no square of anything leaves float's range; and, where it
+// differs, the second reference.
 static void gather_weights(const struct place * p, struct batch * b) {
+    b->n_references = p->weights ? 2 : 1;
     for (uint32_t l = 0; l < LANES; l++) {
-        float most = 0.0f;
+        float most = 0.0f, cost = 0.0f;
+        b->reference[1][l] = b->reference[0][l];
         for (uint32_t i = 0; i < GROUP; i++) {
-            const float w = p->weights ? p->weights[group_k(p->column, p->first + l, i)] : 1.0f;
+            const float w = importance(p, l, i), x = b->x[i][l];
+            b->w[i][l] = w;
             most = w > most ? w : most;
+            if (w * x * x > cost) {
+                cost = w * x * x;
+                b->reference[1][l] = x;
+            }
         }
-        for (uint32_t i = 0; i < GROUP; i++) {
-            const float w = p->weights ? p->weights[group_k(p->column, p->first + l, i)] : 1.0f;
-            b->w[i][l] = most > 0.0f ? w / most : 1.0f;
-        }
+        for (uint32_t i = 0; i < GROUP; i++)
+            b->w[i][l] = most > 0.0f ? b->w[i][l] / most : 1.0f;
     }
 }
 
 static void add_error(const struct place * p, const struct batch * b, struct tb_quantize_error * error) {
+    struct tb_quantize_error e = {0.0, 0.0, 0.0, 0.0};
     for (uint32_t i = 0; i < GROUP; i++) {
-        double squared = 0.0, weighted = 0.0, energy = 0.0, weighted_energy = 0.0;
         for (uint32_t l = 0; l < LANES; l++) {
-            const double x = b->x[i][l], r = x - (double)(b->d[l] * b->q[i][l]);
-            const double w = p->weights ? p->weights[group_k(p->column, p->first + l, i)] : 1.0;
-            squared += r * r;
-            weighted += w * r * r;
-            energy += x * x;
-            weighted_energy += w * x * x;
+            if (group_n(p->column, p->first + l, i) >= p->rows) continue;
+            const double x = b->x[i][l], r = x - (double)(b->d[l] * b->q[i][l]), w = importance(p, l, i);
+            e.squared += r * r;
+            e.weighted += w * r * r;
+            e.energy += x * x;
+            e.weighted_energy += w * x * x;
         }
-        error->squared += squared;
-        error->weighted += weighted;
-        error->energy += energy;
-        error->weighted_energy += weighted_energy;
     }
+    error->squared += e.squared;
+    error->weighted += e.weighted;
+    error->energy += e.energy;
+    error->weighted_energy += e.weighted_energy;
 }
 
 static int quantize_tile(struct place p, int search, uint8_t * tile, size_t tile_bytes,

@@ -11,10 +11,13 @@ enum code { CODE_4BIT, CODE_8BIT, CODE_NONLINEAR };
 // them: values of the code book, each the nearest one for its scale.
 struct batch {
     _Alignas(64) float x[GROUP][LANES];
-    _Alignas(64) float w[GROUP][LANES]; // importance, the largest of a group is 1
+    _Alignas(64) float w[GROUP][LANES]; // importance, a group's largest is 1
     _Alignas(64) float q[GROUP][LANES];
     _Alignas(64) float d[LANES];
-    _Alignas(64) float extreme[LANES]; // the weight of largest magnitude
+    // Weights that a good scale keeps within the code book: the largest, and where importance differs also the one
+    // whose loss would cost most.
+    _Alignas(64) float reference[2][LANES];
+    int n_references;
 };
 
 void tb_search_scales(enum code code, struct batch * b);

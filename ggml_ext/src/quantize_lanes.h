@@ -1,8 +1,8 @@
 // The search for scales with V groups to a vector. quantize_search.c includes this once per instruction set, with V,
 // TARGET and NAME(x) defined; written with vector types, so that every set computes the very same numbers.
 //
-// First a grid: scales that put the group's largest weight at each of many places on the code book's axis, on either
-// side of zero. For each, take the nearest codes and let least squares correct the scale for these codes; keep the
+// First a grid: scales that put a reference weight at each of many places on the code book's axis, on either side of
+// zero. For each, take the nearest codes and let least squares correct the scale for these codes; keep the
 // grid point that promises the smallest error. Then refine on FP16: correct, round, take the nearest codes again, and
 // look at the FP16 neighbours of the best.
 
@@ -80,10 +80,6 @@ TARGET static inline
     __attribute__((always_inline)) void NAME(search)(enum code code, const struct grid * grid, struct batch * b) {
     for (int at = 0; at < LANES; at += V) {
         const VF zero = {0.0f};
-        // vanishing groups stay as they are: with this extreme all their codes are 0
-        VF extreme = *(const VF *)&b->extreme[at];
-        const VI tiny = ABS(extreme) < zero + 1e-12f;
-        extreme = SELECT(tiny, zero + 1.0f, extreme);
         VF best_d = *(const VF *)&b->d[at], best_e = zero + INFINITY;
         {
             VF e = zero;
@@ -93,11 +89,16 @@ TARGET static inline
             }
             best_e = e;
         }
-        for (int side = 0; side < grid->sides; side++) {
+        for (int start = 0; start < b->n_references * grid->sides; start++) {
+            const int side = start % grid->sides;
+            // vanishing groups stay as they are: with this reference all their codes are the one nearest to 0
+            VF reference = AT(b->reference, start / grid->sides, at);
+            const VI tiny = ABS(reference) < zero + 1e-12f;
+            reference = SELECT(tiny, zero + 1.0f, reference);
             VF found_d = zero, found_e = zero + INFINITY;
             for (int j = 0; j < grid->n; j++) {
                 const float place = side == 0 ? -grid->place[j] : grid->place[j];
-                const VF d = extreme * (1.0f / place), inverse = place / extreme;
+                const VF d = reference * (1.0f / place), inverse = place / reference;
                 SUMS(code, b, at, d, inverse, e, a, s)
                 const VI some = s > zero;
                 const VF step = a / SELECT(some, s, zero + 1.0f);
