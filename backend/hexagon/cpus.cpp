@@ -1,0 +1,26 @@
+// npu/cpus.h for Hexagon under qemu: as many threads as the emulator's process may use CPUs. Where they run is the
+// host scheduler's affair.
+#include "cpus.h"
+
+#include <cstdint>
+#include <unistd.h>
+
+#include "runtime/syscall.h"
+
+namespace tb::npu {
+
+int usable_cpus() {
+    static uint32_t mask[32]; // 1024 CPUs
+    const long bytes = tb_syscall(NR_sched_getaffinity, 0, sizeof mask, reinterpret_cast<long>(mask), 0, 0, 0);
+    int n = 0;
+    for (long i = 0; i < bytes / static_cast<long>(sizeof mask[0]); ++i) {
+        n += __builtin_popcount(mask[i]);
+    }
+    return n > 0 ? n : 1;
+}
+
+int current_cpu() { return -1; }
+
+bool leave_for_free_cpu(const std::vector<int> &) { return false; }
+
+} // namespace tb::npu

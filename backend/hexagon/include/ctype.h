@@ -1,0 +1,8 @@
+// Classes of ASCII characters.
+#ifndef TB_HEXAGON_CTYPE_H
+#define TB_HEXAGON_CTYPE_H
+
+static inline int isdigit(int c) { return c >= '0' && c <= '9'; }
+static inline int isspace(int c) { return c == ' ' || (c >= 9 && c <= 13); }
+
+#endif

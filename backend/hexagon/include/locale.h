@@ -1,0 +1,7 @@
+// No locales.
+#ifndef TB_HEXAGON_LOCALE_H
+#define TB_HEXAGON_LOCALE_H
+
+
+
+#endif
