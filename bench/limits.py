@@ -19,16 +19,26 @@ _READ_BYTES = 256 << 20
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def compile(name: str) -> ctypes.CDLL:
+    """Build a source file of this folder for this very CPU and load it.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise RuntimeError("no C++ compiler: install the package g++")
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "limits.so"
-        source = Path(__file__).with_name("limits.cpp")
-        command = [compiler, "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-w", str(source)]
+        target = Path(folder) / "library.so"
+        source = Path(__file__).with_name(name)
+        command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w", str(source)]
         subprocess.run([*command, "-o", str(target)], check=True)
-        lib = ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(target))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    lib = compile("limits.cpp")
     lib.tb_limit_int8.restype = ctypes.c_double
     lib.tb_limit_int8.argtypes = [ctypes.c_double]
     lib.tb_limit_fma.restype = ctypes.c_double

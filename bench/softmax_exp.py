@@ -1,0 +1,133 @@
+"""Ways to compute the exponent of attention's softmax, FP16 in and out: what the look-up table is measured against.
+
+    PYTHONPATH=python:. python bench/softmax_exp.py [--json] [--quick]
+
+32-bit exp, a 16-bit fixed-point polynomial, the 64 KiB table with gathers, and what this CPU's attention kernels do
+(in registers where they return the table's bits). One thread, over numbers of queries and KV cells as in the paper's
+figure 14; the baseline of every row is the 32-bit exp. The share of the limit is that of a copy from FP16 to FP16.
+Errors are in units of the last place of FP16 against the correctly rounded result; the fixed-point way has an absolute
+error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits
+import report
+from tilebeam import _npu
+
+Bits = npt.NDArray[np.uint16]
+Method = Callable[[Bits, Bits], None]
+
+
+@cache
+def exact() -> Bits:
+    """exp2 of every non-positive FP16 number, rounded once, as FP16 bits; index 0 is -0."""
+    with np.errstate(all="ignore"):
+        x = (np.arange(32768, dtype=np.uint16) | np.uint16(0x8000)).view(np.float16).astype(np.float64)
+        return np.exp2(x).astype(np.float16).view(np.uint16)
+
+
+def methods(isa: str) -> dict[str, Method]:
+    """The ways by name; each reads FP16 bits and writes FP16 bits, the fixed-point one units of 2^-15."""
+    lib = limits.compile("softmax_exp.cpp")
+    ffi, npu = _npu.load()
+    handle = npu.tb_npu_create(1, isa.encode())
+
+    def of(name: str, *more: Any) -> Method:
+        function = getattr(lib, name)
+
+        def call(source: Bits, out: Bits) -> None:
+            function(
+                ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(out.ctypes.data), ctypes.c_size_t(out.size), *more
+            )
+
+        return call
+
+    def kernel(source: Bits, out: Bits) -> None:
+        status = npu.tb_npu_exp2_fp16(
+            handle, ffi.cast("uint16_t *", source.ctypes.data), ffi.cast("uint16_t *", out.ctypes.data), out.size
+        )
+        assert status == 0
+
+    return {
+        "float32": of("tb_exp_float32"),
+        "fixed16": of("tb_exp_fixed16"),
+        "table": of("tb_exp_table", ctypes.c_void_p(exact().ctypes.data)),
+        f"kernel {isa}": kernel,
+        "copy": lambda source, out: np.copyto(out, source),
+    }
+
+
+def errors(method: Method, fixed: bool) -> dict[str, float]:
+    """The largest and the mean error over all FP16 numbers from -16 to 0."""
+    source = np.arange(0x8000, 0x8000 + 0x4C00, dtype=np.uint16)[: 0x4C00 // 64 * 64]
+    out = np.zeros_like(source)
+    method(source, out)
+    want = exact()[: source.size]
+    values = out / 32768.0 if fixed else out.view(np.float16).astype(np.float64)
+    if fixed:
+        wrong = np.abs(values - want.view(np.float16).astype(np.float64))
+        return {"max_abs_error": float(wrong.max())}
+    ulps = np.abs(out.astype(np.int64) - want.astype(np.int64))
+    return {"max_ulp": int(ulps.max()), "wrong_share": float(np.mean(ulps > 0))}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds")
+    parser.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
+    args = parser.parse_args()
+    shapes = [(q, kv) for q in (1, 4, 16) for kv in (1024, 4096, 16384)]
+    if args.quick:
+        shapes = [(1, 1024), (16, 4096)]
+    rounds, least = (5, 0.01) if args.quick else (15, 0.05)
+    ways = methods(args.isa)
+    rng = np.random.default_rng(1)
+    rows: list[dict[str, Any]] = []
+    copies: list[float] = []
+    for queries, cells in shapes:
+        # Scores of a softmax lie within some units of the largest; in units of log2.
+        source = (-np.abs(rng.standard_normal(queries * cells) * 6)).astype(np.float16).view(np.uint16)
+        out = np.zeros_like(source)
+        work = source.size * 1e-9
+        copy = report.interleave(lambda: ways["copy"](source, out), lambda: None, 3, least, 0.0)  # noqa: B023
+        copies.append(work / min(copy.ours))
+        for name, way in ways.items():
+            if name in ("copy", "float32"):
+                continue
+            pairs = report.interleave(
+                lambda: way(source, out),  # noqa: B023
+                lambda: ways["float32"](source, out),  # noqa: B023
+                rounds,
+                least,
+                0.0,
+            )
+            shape = f"{queries} queries x {cells} cells"
+            rows.append(report.row(f"{name}, {shape}", pairs, work, "G/s", copies[-1]) | errors(way, name == "fixed16"))
+            if not args.json:
+                report.show(rows[-1])
+    if args.json:
+        report.emit("softmax_exp", {"copy_g_per_s": round(max(copies), 2)}, rows)
+    else:
+        for name, way in ways.items():
+            if name != "copy":
+                print(f"{name:24} {errors(way, name == 'fixed16')}")
+
+
+if __name__ == "__main__":
+    main()
