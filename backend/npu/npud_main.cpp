@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dirent.h>
-#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string>
@@ -14,7 +12,9 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <vector>
+#if defined(__GLIBC__)
+#    include <malloc.h>
+#endif
 
 #include "build_id.h"
 #include "sandbox.h"
@@ -50,30 +50,6 @@ int number(const char * arg, const char * name) {
 bool is_socket(int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
-}
-
-// Descriptors that the program had open without close-on-exec are none of our business.
-void close_above(int last) {
-#ifdef SYS_close_range
-    if (syscall(SYS_close_range, last + 1, ~0U, 0) == 0) {
-        return;
-    }
-#endif
-    DIR * dir = opendir("/proc/self/fd");
-    if (!dir) {
-        return;
-    }
-    std::vector<int> open;
-    while (const dirent * e = readdir(dir)) {
-        const int fd = std::atoi(e->d_name);
-        if (fd > last && fd != dirfd(dir)) {
-            open.push_back(fd);
-        }
-    }
-    closedir(dir);
-    for (const int fd : open) {
-        close(fd);
-    }
 }
 
 // The socket's other end was made by the process that started this one: the kernel tells who did.
@@ -139,7 +115,7 @@ int main(int argc, char ** argv) {
         std::fputs("tilebeam-npud: this program is started by Tilebeam itself, not by hand (see --help)\n", stderr);
         return 2;
     }
-    close_above(region > socket ? region : socket);
+    tb::session::close_above(region > socket ? region : socket);
     int parent_handle = -1;
 #ifdef SYS_pidfd_open
     parent_handle = static_cast<int>(syscall(SYS_pidfd_open, parent, 0));

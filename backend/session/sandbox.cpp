@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -133,6 +135,29 @@ uint32_t enter_sandbox() {
         guards |= TB_GUARD_SYSCALLS;
     }
     return guards;
+}
+
+void close_above(int last) {
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, last + 1, ~0U, 0) == 0) {
+        return;
+    }
+#endif
+    DIR * dir = opendir("/proc/self/fd");
+    if (!dir) {
+        return;
+    }
+    std::vector<int> open;
+    while (const dirent * e = readdir(dir)) {
+        const int fd = std::atoi(e->d_name);
+        if (fd > last && fd != dirfd(dir)) {
+            open.push_back(fd);
+        }
+    }
+    closedir(dir);
+    for (const int fd : open) {
+        close(fd);
+    }
 }
 
 } // namespace tb::session

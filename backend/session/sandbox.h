@@ -12,6 +12,9 @@ namespace tb::session {
 // under a sanitizer (which reads files of its own), TB_GUARD_SYSCALLS is missing.
 uint32_t enter_sandbox();
 
+// Close every descriptor above `last`: what the program had open without close-on-exec is none of our business.
+void close_above(int last);
+
 } // namespace tb::session
 
 #endif // TILEBEAM_SESSION_SANDBOX_H
