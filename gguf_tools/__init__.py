@@ -14,15 +14,20 @@ from .conversion import convert
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
 from .model_check import check_model
-from .repack import Report, pack, unpack
+from .policy import Policy, Rule
+from .repack import Report, TensorReport, pack, unpack
+from .split import open_gguf
 from .verification import Verified, inspect, verify
 
 __all__ = [
     "GGUFError",
     "GGUFFile",
     "Manifest",
+    "Policy",
     "Report",
+    "Rule",
     "TensorInfo",
+    "TensorReport",
     "TiledTensor",
     "Verified",
     "check_model",
@@ -30,6 +35,7 @@ __all__ = [
     "inspect",
     "is_repacked",
     "manifest",
+    "open_gguf",
     "pack",
     "unpack",
     "verify",

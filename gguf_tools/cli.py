@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,8 @@ from tqdm import tqdm
 
 from .conversion import convert as convert_file
 from .errors import GGUFError
+from .imatrix import load_imatrix
+from .policy import Policy
 from .repack import Report
 from .repack import pack as pack_file
 from .repack import unpack as unpack_file
@@ -29,10 +32,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
-class Group(StrEnum):
+class Grouping(StrEnum):
     """Elements that share a scale."""
 
     column = "column"
@@ -45,6 +49,22 @@ class PackType(StrEnum):
     keep = "keep"
     q4_0 = "q4_0"
     q8_0 = "q8_0"
+    iq4_nl = "iq4_nl"
+
+
+class Preset(StrEnum):
+    """Policies with a name."""
+
+    lossless = "lossless"
+    paper = "paper"
+
+
+class OutputWeight(StrEnum):
+    """Where a model with tied embeddings gets its output matrix from."""
+
+    at_will = "auto"
+    separate = "split"  # a str has a method called split
+    runtime = "runtime"
 
 
 class ConvertType(StrEnum):
@@ -57,11 +77,27 @@ class ConvertType(StrEnum):
 
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
+Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help="The same as OUT.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
 MIB = 1 << 20
+
+
+def _target(target: Path | None, output: Path | None) -> Path:
+    """The file to write."""
+    if (target is None) == (output is None):
+        raise typer.BadParameter("name one file to write: OUT, or -o OUT")
+    path = target or output
+    assert path is not None
+    if str(path) == "-":
+        raise typer.BadParameter(
+            "cannot write to a pipe: the digests in the header are known only when all tensors are written, and a "
+            "partial file must never be taken for a whole one. Name a file"
+        )
+    return path
 
 
 @contextlib.contextmanager
@@ -79,13 +115,16 @@ def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
         yield progress
 
 
-def _say(report: Report, quiet: bool) -> None:
+def _say(report: Report, quiet: bool, as_json: bool) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}", err=True)
-    if not quiet:
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "path": str(report.path)}, indent=1))
+    elif not quiet:
         kind = "lossless" if report.lossless else "not lossless"
+        would = "" if report.written else "would be "
         typer.echo(
-            f"{report.path}: {report.size / MIB:.1f} MiB, {report.n_tensors} tensors, {report.n_tiled} tiled "
+            f"{report.path}: {would}{report.size / MIB:.1f} MiB, {report.n_tensors} tensors, {report.n_tiled} tiled "
             f"({report.tiled_bytes / MIB:.1f} MiB), {report.n_requantized} quantized or converted, {kind}",
             err=True,
         )
@@ -94,26 +133,102 @@ def _say(report: Report, quiet: bool) -> None:
 @app.command()
 def pack(
     source: Source,
-    target: Target,
-    group: Annotated[
-        Group, typer.Option(help="Elements that share a scale: ggml's (column) or 2 x 16 (tile).")
-    ] = Group("column"),
-    type: Annotated[PackType, typer.Option(help="Quantize weight matrices first.")] = PackType.keep,
+    target: Target = None,
+    output: Output = None,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="lossless: no type changes (the default). paper: Q4_0, the down projections in Q8_0, tile grouping."
+        ),
+    ] = None,
+    type: Annotated[PackType | None, typer.Option(help="Quantize weight matrices; keep: leave them.")] = None,
+    grouping: Annotated[
+        Grouping | None,
+        typer.Option(
+            "--grouping", "--group", help="Elements that share a scale: ggml's 32 of a row (column), or 2 x 16 (tile)."
+        ),
+    ] = None,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=TYPE[:GROUPING]",
+            help="Type of the tensors whose names match, for instance ffn_down=q8_0. May be repeated; the first that "
+            "matches counts. Types: keep, q4_0, q8_0, iq4_nl, f16, f32.",
+        ),
+    ] = None,
+    output_weight: Annotated[
+        OutputWeight,
+        typer.Option(
+            help="Output matrix of a model with tied embeddings: made of them at load time (runtime), or written as "
+            "tiles of its own (split). auto: split where weights are quantized and the embeddings are of a type that "
+            "cannot be tiled at load time."
+        ),
+    ] = OutputWeight.at_will,
+    output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")] = None,
+    token_embedding_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option(help="Choose every scale for the smallest squared error, not by the largest weight.")
+    ] = False,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Importance matrix of llama-imatrix (GGUF): --search, with each input's error weighted by it.",
+        ),
+    ] = None,
     threads: Threads = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite an ordinary GGUF into the tile layout."""
-    with _bar("pack", quiet) as progress:
-        report = pack_file(source, target, group=group.value, type=type.value, threads=threads, progress=progress)
-    _say(report, quiet)
+    """Rewrite an ordinary GGUF (of a split model: any part) into the tile layout.
+
+    Without options every Q4_0, Q8_0 and IQ4_NL matrix is packed, bit for bit, and `unpack` gives the source back.
+    """
+    path = _target(target, output)
+    try:
+        policy = Policy.make(
+            preset=preset,
+            type=type,
+            grouping=grouping,
+            tensor_types=tensor_type or (),
+            output_weight=output_weight,
+            output_tensor_type=output_tensor_type,
+            token_embedding_type=token_embedding_type,
+        )
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from None
+    importance = load_imatrix(imatrix) if imatrix is not None else None
+    with _bar("pack", quiet or dry_run) as progress:
+        report = pack_file(
+            source,
+            path,
+            policy=policy,
+            search=search,
+            importance=importance,
+            threads=threads,
+            progress=progress,
+            dry_run=dry_run,
+        )
+    _say(report, quiet, as_json)
 
 
 @app.command()
-def unpack(source: Source, target: Target, threads: Threads = None, quiet: Quiet = False) -> None:
+def unpack(
+    source: Source,
+    target: Target = None,
+    output: Output = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
     """Rewrite a repacked GGUF into an ordinary one."""
+    path = _target(target, output)
     with _bar("unpack", quiet) as progress:
-        report = unpack_file(source, target, threads=threads, progress=progress)
-    _say(report, quiet)
+        report = unpack_file(source, path, threads=threads, progress=progress)
+    _say(report, quiet, as_json)
 
 
 @app.command()
@@ -121,13 +236,23 @@ def verify(
     source: Source,
     against: Annotated[Path | None, typer.Option(metavar="SRC", help="The GGUF it was made from.")] = None,
     threads: Threads = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a repacked GGUF: structure, digests, and that it unpacks to (or is made by) its source."""
+    """Check a repacked GGUF: structure, digests, and that it holds the values of its source."""
     with _bar("verify", quiet) as progress:
         found = verify_file(source, against=against, threads=threads, progress=progress)
-    if not quiet:
-        how = "made again from its source" if found.against else "unpacks to its source" if found.unpacks else "intact"
+    if as_json:
+        typer.echo(json.dumps({"path": str(source), **asdict(found)}, indent=1))
+    elif not quiet:
+        how = "unpacks to its source" if found.unpacks else "intact"
+        if found.errors is not None:
+            how = f"{found.exact} tensors hold the source's very values"
+            if found.errors:
+                name, error = max(found.errors.items(), key=lambda item: item[1])
+                how += (
+                    f", {len(found.errors)} hold them within their type's error (at most {100 * error:.2g} %, {name})"
+                )
         typer.echo(f"{source}: OK, {found.n_tensors} tensors, {found.n_tiled} tiled, {how}")
 
 
@@ -167,15 +292,20 @@ def _text(info: dict[str, Any]) -> str:
 @app.command()
 def convert(
     source: Source,
-    target: Target,
-    type: Annotated[ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)],
+    target: Target = None,
+    output: Output = None,
+    type: Annotated[
+        ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
+    ] = ...,  # type: ignore[assignment]
     threads: Threads = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Write an ordinary GGUF whose weight matrices all have one type."""
+    path = _target(target, output)
     with _bar("convert", quiet) as progress:
-        report = convert_file(source, target, type=type.value, threads=threads, progress=progress)
-    _say(report, quiet)
+        report = convert_file(source, path, type=type.value, threads=threads, progress=progress)
+    _say(report, quiet, as_json)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

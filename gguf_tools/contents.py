@@ -30,6 +30,10 @@ K_SOURCE = PREFIX + "source_sha256"
 K_DATA = PREFIX + "data_sha256"
 K_TENSORS = PREFIX + "tensors.sha256"
 K_META = PREFIX + "meta_sha256"
+K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers; absent in files of Tilebeam 0.1
+K_ADDED = PREFIX + "tensors.added"  # absent: none
+K_SCALES = PREFIX + "scales"  # absent: "nearest"
+SCALES = ("nearest", "search", "imatrix")
 MIN_ALIGNMENT = 128
 
 
@@ -51,6 +55,9 @@ class Manifest:
     Digests are SHA-256, hexadecimal. ``source_sha256`` covers the source's metadata, tensor headers and data
     (:func:`content_digest`); ``data_sha256`` the digests in ``tensor_sha256``, which has one for each tensor of the
     file; ``meta_sha256`` all metadata and tensor headers. ``lossless``: unpacking gives the source's very bytes.
+    ``added``: tensors that the source does not have (an output matrix of its own for a model with tied embeddings).
+    ``scales``: how quantized tensors got theirs: "nearest" (round to nearest), "search", or "imatrix" (a search for
+    the smallest error weighted by an importance matrix).
     """
 
     path: Path
@@ -64,6 +71,8 @@ class Manifest:
     meta_sha256: str
     tensor_sha256: dict[str, str]
     tensors: tuple[TiledTensor, ...]
+    added: tuple[str, ...]
+    scales: str
 
     def announcement(self) -> dict[str, Any]:
         """What the plugin is told before the load, to be sent as JSON."""
@@ -107,7 +116,13 @@ def read_manifest(f: GGUFFile) -> Manifest:
     lossless = f.kv.get(K_LOSSLESS)
     if lossless is None or not isinstance(lossless.value, bool):
         raise GGUFError(f"{f.path}: the metadata has no truth value {K_LOSSLESS!r}")
+    if K_VERSION in f.kv and f.number(K_VERSION) != f.version:
+        raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
+    added = _array(f, K_ADDED, str) if K_ADDED in f.kv else []
+    scales = f.text(K_SCALES) if K_SCALES in f.kv else SCALES[0]
+    if scales not in SCALES or len(added) != len(set(added)) or not f.tensors.keys() > set(added):
+        raise GGUFError(f"{f.path}: its list of added tensors is damaged")
     if not names or len(names) != len(types) or len(set(names)) != len(names) or len(sums) != len(f.tensors):
         raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     digests = {key: f.text(key) for key in (K_SOURCE, K_DATA, K_META)}
@@ -128,12 +143,15 @@ def read_manifest(f: GGUFFile) -> Manifest:
         meta_sha256=digests[K_META],
         tensor_sha256=dict(zip(f.tensors, sums, strict=True)),
         tensors=tuple(_tiled(f, name, number) for name, number in zip(names, types, strict=True)),
+        added=tuple(added),
+        scales=scales,
     )
 
 
 def _array(f: GGUFFile, key: str, kind: type) -> list[Any]:
     kv = f.kv.get(key)
-    value = kv.value if kv is not None else None
+    array = kv.array if kv is not None else None
+    value = kv.value if kv is not None and array is not None and array[1] <= len(f.tensors) else None
     if not isinstance(value, list) or not all(type(v) is kind for v in value):
         raise GGUFError(f"{f.path}: the metadata has no list {key!r}")
     return value

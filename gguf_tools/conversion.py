@@ -8,15 +8,16 @@ from pathlib import Path
 
 from . import gguf_write as w
 from .errors import GGUFError
-from .gguf_file import GGUFFile, Q, TensorInfo
-from .repack import FILE_TYPE, K_FILE_TYPE, Report, Target, replaced, require_ordinary
+from .gguf_file import Q, TensorInfo
+from .policy import Target
+from .repack import FILE_TYPE, K_FILE_TYPE, Maker, Report, added_error, replaced, require_ordinary
+from .split import open_gguf
 from .stream import Progress, run, write_at
-from .weights import FLOAT_TYPES, has_values, is_weight
+from .weights import BLOCK, FLOAT_TYPES, has_values, is_weight
 
 TYPES = {"f32": Q.F32, "f16": Q.F16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}
 K_QUANTIZATION = "general.quantization_version"
 QUANTIZATION_VERSION = 2
-BLOCK = 32
 
 
 def _target(t: TensorInfo, wanted: Q) -> Target:
@@ -52,22 +53,24 @@ def convert(
     if type not in TYPES:
         raise ValueError(f"type is one of {tuple(TYPES)}")
     wanted, dst = TYPES[type], Path(dst)
-    with GGUFFile(src) as f:
+    with open_gguf(src) as f:
         require_ordinary(f)
         targets = [_target(t, wanted) for t in f.tensors.values()]
         changed = {K_FILE_TYPE: w.kv_u32(K_FILE_TYPE, FILE_TYPE[wanted])}
         if wanted not in FLOAT_TYPES:
             changed[K_QUANTIZATION] = w.kv_u32(K_QUANTIZATION, QUANTIZATION_VERSION)
+        makers = [Maker(t) for t in targets]
         names = [(t.source.name, t.type, t.source.ne) for t in targets]
         head, offsets, size = w.header(f.version, replaced(f, changed), names, f.alignment)
-        with w.complete_file(dst, size, sources=[f.path]) as out:
+        with w.complete_file(dst, size, sources=f.paths) as out:
             out.write(head)
-            run(f, [t.job for t in targets], write_at(out, offsets), threads=threads, progress=progress)
-    again = Counter(t.source.type.name for t in targets if t.type != t.source.type and t.source.type not in FLOAT_TYPES)
+            run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
+    again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
     notes = []
-    if again and wanted != Q.F32:
-        which = ", ".join(f"{n} {name}" for name, n in sorted(again.items()))
-        notes.append(f"Quantized before, and now converted again: {which}. This loses some accuracy.")
+    if again:
+        count = Counter(x.target.source.type.name for x in again)
+        which = ", ".join(f"{n} {name}" for name, n in sorted(count.items()))
+        notes.append(f"Quantized before, and now converted again: {which}.{added_error(again)}")
     return Report(
         path=dst,
         size=size,
@@ -75,6 +78,7 @@ def convert(
         n_tiled=0,
         n_requantized=sum(t.type != t.source.type for t in targets),
         tiled_bytes=0,
-        lossless=all(t.lossless for t in targets),
+        lossless=all(t.exact for t in targets),
         notes=tuple(notes),
+        tensors=tuple(x.report for x in makers),
     )

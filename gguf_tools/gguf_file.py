@@ -1,7 +1,9 @@
 """Strict GGUF reader: everything in the header is checked before it is believed.
 
 Keeps each key-value pair's raw bytes, so that a file written from them has the very metadata of its source. Reads
-tensor data in pieces with ``pread``; never holds a whole file.
+with ``pread``, the header as far as it turns out to go and tensors in pieces: never holds a whole file, and a file
+that is cut while it is read is an error, not a SIGBUS. Counts and sizes have limits far above real models', so that a
+lying header costs bounded time and memory.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
@@ -9,10 +11,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
 from __future__ import annotations
 
 import math
-import mmap
 import os
+import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +38,9 @@ MAX_NAME = 63  # bytes, as ggml
 MAX_KEY = 65535  # bytes, as the format's document
 MAX_DIMS = 4
 MAX_ELEMENTS = 1 << 48
+MAX_HEADER = 64 << 20  # bytes; the largest real ones, vocabulary and merges, have about 20 MiB
+MAX_ENTRIES = 1 << 16  # keys, and tensors
+READ_AHEAD = 1 << 18
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
 # value type -> (struct format, bytes)
@@ -48,16 +53,28 @@ def pad(n: int, alignment: int) -> int:
 
 
 class _Cursor:
-    """Bounds-checked reads from the start of a file."""
+    """Bounds-checked reads from the start of a file, which is read as far as they go."""
 
-    def __init__(self, data: Any, name: str) -> None:
-        self.data, self.name, self.pos, self.end = data, name, 0, len(data)
+    def __init__(self, data: bytearray, end: int, name: str, more: Callable[[int, int], Bytes] | None = None) -> None:
+        """``data``: the first bytes of ``end``; ``more(offset, n)`` reads further ones."""
+        self.data, self.end, self.name, self.more, self.pos = data, end, name, more, 0
+
+    def fill(self, upto: int) -> None:
+        """Have the bytes before ``upto``."""
+        if upto > self.end:
+            raise GGUFError(f"{self.name} is truncated: its header goes on to byte {upto}, the file has {self.end}")
+        if upto <= len(self.data):
+            return
+        if upto > MAX_HEADER:
+            raise GGUFError(f"{self.name}: a header of more than {MAX_HEADER >> 20} MiB")
+        assert self.more is not None
+        n = min(max(upto - len(self.data), READ_AHEAD), self.end - len(self.data))
+        self.data += self.more(len(self.data), n).data
 
     def need(self, n: int) -> int:
         """Position of the next ``n`` bytes, which are skipped."""
         at = self.pos
-        if n > self.end - at:
-            raise GGUFError(f"{self.name} is truncated: {n} bytes of header at {at}, the file has {self.end}")
+        self.fill(at + n)
         self.pos = at + n
         return at
 
@@ -94,13 +111,13 @@ class _Cursor:
         if type == STRING:
             if n > (self.end - self.pos) // 8:
                 raise GGUFError(f"{self.name} is truncated: key {key!r} claims {n} strings")
-            unpack, pos, end = struct.Struct("<Q").unpack_from, self.pos, self.end
+            unpack, pos, have = struct.Struct("<Q").unpack_from, self.pos, len(self.data)
             for _ in range(n):
-                if end - pos < 8:
-                    break
+                if pos + 8 > have:
+                    self.fill(pos + 8)
+                    have = len(self.data)
                 pos += 8 + unpack(self.data, pos)[0]
-            if pos > end:
-                raise GGUFError(f"{self.name} is truncated inside the array {key!r}")
+            self.fill(pos)
             self.pos = pos
         elif type in SCALARS:
             self.need(n * struct.calcsize("<" + SCALARS[type]))
@@ -120,7 +137,7 @@ class KeyValue:
     @property
     def value(self) -> Any:
         """The value; arrays as lists. Bytes that are not UTF-8 in strings are replaced."""
-        c = _Cursor(self.raw, self.key)
+        c = _Cursor(bytearray(self.raw), len(self.raw), self.key)
         c.pos = self.body
         if self.type != ARRAY:
             return c.value(self.type, self.key)
@@ -129,6 +146,11 @@ class KeyValue:
             return [c.value(STRING, self.key) for _ in range(n)]
         values = np.frombuffer(self.raw, np.dtype("<" + _NUMPY[type]), n, c.pos)
         return values.astype(bool).tolist() if type == BOOL else values.tolist()
+
+    @property
+    def array(self) -> tuple[int, int] | None:
+        """``(element type, length)`` of an array, without reading its elements; None for any other value."""
+        return None if self.type != ARRAY else struct.unpack_from("<IQ", self.raw, self.body)
 
 
 _NUMPY = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
@@ -143,6 +165,7 @@ class TensorInfo:
     ne: tuple[int, ...]
     offset: int
     nbytes: int
+    part: int = 0  # which file of a split model
 
     @property
     def k(self) -> int:
@@ -177,11 +200,13 @@ class GGUFFile:
         self.path = Path(path)
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self.size = os.fstat(self.fd).st_size
+            status = os.fstat(self.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise GGUFError(f"{self.path} is not a regular file")
+            self.size, self._modified = status.st_size, status.st_mtime_ns
             if self.size == 0:
                 raise GGUFError(f"{self.path} is empty")
-            with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as m:
-                self._parse(_Cursor(m, str(self.path)))
+            self._parse(_Cursor(bytearray(), self.size, str(self.path), self.read))
         except BaseException:
             os.close(self.fd)
             raise
@@ -198,6 +223,7 @@ class GGUFFile:
         self.close()
 
     def _parse(self, c: _Cursor) -> None:
+        c.fill(min(4, c.end))
         magic = bytes(c.data[:4])
         if magic != MAGIC:
             raise GGUFError(f"{self.path} is not a GGUF file (it begins with {magic!r})")
@@ -211,6 +237,8 @@ class GGUFFile:
         # the smallest key-value pair has 13 bytes, the smallest tensor 33: a larger count cannot be true
         if n_kv * 13 + n_tensors * 33 > c.end:
             raise GGUFError(f"{self.path} is truncated: it claims {n_kv} metadata keys and {n_tensors} tensors")
+        if max(n_kv, n_tensors) > MAX_ENTRIES:
+            raise GGUFError(f"{self.path}: {n_kv} metadata keys and {n_tensors} tensors, at most {MAX_ENTRIES} of each")
         self.kv: dict[str, KeyValue] = {}
         for _ in range(n_kv):
             self._parse_kv(c)
@@ -308,6 +336,21 @@ class GGUFFile:
                 raise GGUFError(f"{self.path} became shorter while it was read")
             done += got
         return out
+
+    def read_tensor(self, t: TensorInfo, at: int, n: int) -> Bytes:
+        """``n`` bytes of a tensor from its byte ``at`` on, as uint8."""
+        return self.read(t.offset + at, n)
+
+    def require_unchanged(self) -> None:
+        """Raises GGUFError if the file was written to since it was opened."""
+        status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
+            raise GGUFError(f"{self.path} was changed while it was read")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that the tensors lie in."""
+        return (self.path,)
 
     def padding(self) -> Iterator[tuple[int, int]]:
         """``(offset, length)`` of the gaps that alignment leaves, the last one up to the file's end."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,30 +18,40 @@ from ggml_ext import LAYOUT_VERSION, Type
 from . import contents as m
 from . import gguf_write as w
 from .errors import GGUFError
-from .gguf_file import DEFAULT_ALIGNMENT, GGUFFile, Q, TensorInfo, tensor_bytes
+from .gguf_file import DEFAULT_ALIGNMENT, GGUFFile, Q
+from .policy import KEEP, OUTPUT, Policy, Target, plan
+from .quantize import ErrorSum
+from .split import Source, open_gguf
 from .stream import Digests, Job, Progress, run, write_at
-from .weights import (
-    FLOAT_TYPES,
-    TB_TYPE,
-    fits_tiles,
-    has_values,
-    is_weight,
-    make_rows,
-    tiled_type,
-    unpack_rows,
-)
+from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, unpack_rows
 
-GROUPS = ("column", "tile")
-PACK_TYPES = {"keep": None, "q4_0": Q.Q4_0, "q8_0": Q.Q8_0}
-FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7}  # general.file_type
+FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
 ZERO = "0" * 64
 NOT_MODELS = ("adapter", "mmproj", "imatrix")  # general.type of files that llama_model_load does not take
 
+# Importance of each input of each tensor, by the tensor's name.
+Importance = Mapping[str, Floats]
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """What became of a tensor. ``error``: root mean square over the values' own, None where nothing was rounded."""
+
+    name: str
+    ne: tuple[int, ...]
+    source_type: str
+    type: str
+    nbytes: int
+    error: float | None
+
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a file: sizes in bytes; ``notes`` are sentences the user should read."""
+    """What became of a file: sizes in bytes; ``notes`` are sentences the user should read.
+
+    ``written`` is False after a dry run, whose tensors have no errors.
+    """
 
     path: Path
     size: int
@@ -50,33 +61,35 @@ class Report:
     tiled_bytes: int
     lossless: bool
     notes: tuple[str, ...]
+    tensors: tuple[TensorReport, ...] = ()
+    written: bool = True
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a tensor becomes: ggml type, and tiled type if it is stored as tiles."""
+class Maker:
+    """Makes a target's bytes, piece by piece, and sums up the error."""
 
-    source: TensorInfo
-    type: gguf.GGMLQuantizationType
-    tiled: Type | None
-
-    @property
-    def lossless(self) -> bool:
-        """Can the source's bytes be had back?"""
-        t = self.source.type
-        return self.type == t and (self.tiled is None or self.tiled == ggml_ext.column_type(TB_TYPE[t]))
+    def __init__(self, target: Target, *, search: bool = False, weights: Floats | None = None) -> None:
+        self.target = target
+        self.error = ErrorSum()
+        self._rounding = Rounding(search, weights, self.error if target.quantizes else None)
 
     @property
     def job(self) -> Job:
-        if self.tiled is None and self.type == self.source.type:
-            return Job(self.source)
+        t = self.target
+        return Job(t.source, None if t.tiled is None and t.type == t.source.type else self._make)
 
-        def make(data: ggml_ext.Bytes, k: int, rows: int) -> ggml_ext.Bytes:
-            return make_rows(self.source.type, data, k, rows, self.type, self.tiled)
+    def _make(self, data: ggml_ext.Bytes, k: int, rows: int, _first: int) -> ggml_ext.Bytes:
+        t = self.target
+        return make_rows(t.source.type, data, k, rows, t.type, t.tiled, self._rounding)
 
-        return Job(self.source, make)
+    @property
+    def report(self) -> TensorReport:
+        t = self.target
+        error = self.error.relative_rms if t.quantizes and self.error.count else None
+        return TensorReport(t.name, t.source.ne, t.source.type.name.lower(), t.label, t.nbytes, error)
 
 
+@cache
 def tool_version() -> str:
     """Version of the installed distribution; "0" in a source tree."""
     try:
@@ -85,52 +98,44 @@ def tool_version() -> str:
         return "tilebeam 0"
 
 
-def require_ordinary(f: GGUFFile) -> None:
-    """Raises GGUFError if the file is repacked already, or one part of several."""
+def require_ordinary(f: Source) -> None:
+    """Raises GGUFError if the file is repacked already, or is empty."""
     if f.architecture == m.ARCHITECTURE or any(key.startswith(m.PREFIX) for key in f.kv):
         raise GGUFError(f"{f.path} is repacked already; unpack it first")
-    if "split.count" in f.kv and f.kv["split.count"].value not in (0, 1):
-        raise GGUFError(f"{f.path} is one part of a split model; merge the parts first (llama-gguf-split --merge)")
     if not f.tensors:
         raise GGUFError(f"{f.path} has no tensors")
-
-
-def plan(f: GGUFFile, group: str, type: str) -> list[Target]:
-    """What each tensor becomes, in the file's order."""
-    wanted = PACK_TYPES[type]
-    targets = []
-    for t in f.tensors.values():
-        to = t.type
-        if wanted is not None and is_weight(t) and has_values(t.type):
-            to = wanted
-        tiled = tiled_type(to, group) if fits_tiles(t) else None
-        targets.append(Target(t, to if tiled is not None else t.type, tiled))
-    return targets
 
 
 def _count(types: Counter[str]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(types.items()))
 
 
-def _notes(targets: list[Target], group: str) -> list[str]:
+def added_error(makers: Sequence[Maker]) -> str:
+    """How much quantizing again changed the values, over all tensors together; nothing before they are made."""
+    total = ErrorSum()
+    for maker in makers:
+        e = maker.error
+        total.add(e.squared, e.weighted, e.energy, e.weighted_energy, e.count)
+    return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
+
+
+def _notes(makers: Sequence[Maker]) -> list[str]:
     notes = []
-    again = Counter(t.source.type.name for t in targets if t.type != t.source.type and t.source.type not in FLOAT_TYPES)
-    regrouped = Counter(t.type.name for t in targets if t.type == t.source.type and not t.lossless)
-    column = sum(t.tiled == Type.IQ4_NL_COL for t in targets) if group == "tile" else 0
-    left = [t.source for t in targets if t.tiled is None and is_weight(t.source)]
+    again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
+    retyped = Counter(x.target.source.type.name for x in again if x.target.type != x.target.source.type)
+    regrouped = Counter(x.target.type.name for x in again if x.target.type == x.target.source.type)
+    left = [x.target.source for x in makers if x.target.tiled is None and is_weight(x.target.source)]
     plain = Counter(t.type.name for t in left if t.type not in FLOAT_TYPES)
-    if again:
-        notes.append(
-            f"Quantized before, and now quantized again: {_count(again)}. This loses some accuracy, and unpacking does "
-            "not bring it back."
-        )
+    what = []
+    if retyped:
+        what.append(f"Quantized before, and now quantized again: {_count(retyped)}.")
     if regrouped:
-        notes.append(
-            f"Dequantized, and quantized again with one scale per 2 x 16 block: {_count(regrouped)}. This loses some "
-            "accuracy, and unpacking does not bring it back."
-        )
-    if column:
-        notes.append(f"IQ4_NL has no tile grouping; its tensors ({column}) keep column grouping.")
+        what.append(f"Dequantized, and quantized again with one scale per 2 x 16 block: {_count(regrouped)}.")
+    if what:
+        loss = " This loses some accuracy, and unpacking does not bring it back."
+        notes.append(" ".join(what) + added_error(again) + loss)
+    if any(x.target.added for x in makers):
+        notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
     if plain:
         notes.append(f"Not tiled (embedding tables, experts, other types or shapes): {_count(plain)}.")
     return notes
@@ -140,87 +145,121 @@ def pack(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    group: str = "column",
-    type: str = "keep",
+    policy: Policy | None = None,
+    type: str = KEEP,
+    grouping: str = "column",
+    search: bool = False,
+    importance: Importance | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> Report:
-    """Write ``src``, an ordinary GGUF, to ``dst`` in the tile layout.
+    """Write ``src``, an ordinary GGUF or any part of a split one, to ``dst`` in the tile layout.
 
     Args:
-        group: "column" (ggml's own grouping, lossless) or "tile" (one scale per 2 x 16 block; quantizes again).
-        type: "keep", or "q4_0" / "q8_0" to quantize the weight matrices first.
+        policy: what becomes of each tensor; if None, ``Policy(type, grouping)``: "keep", or "q4_0", "q8_0", "iq4_nl"
+            to quantize the weight matrices first; "column" (ggml's own grouping, lossless if types are kept) or
+            "tile" (one scale per 2 x 16 block; quantizes again).
+        search: choose scales for the smallest error instead of rounding to nearest.
+        importance: of each input, by tensor name (:func:`gguf_tools.load_imatrix`); implies ``search``.
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
+        dry_run: only plan, write nothing.
 
     Raises:
-        GGUFError: the source is damaged, repacked already, or has nothing to tile.
+        GGUFError: the source is damaged, repacked already, changes meanwhile, or has nothing to tile.
         OSError: reading or writing failed. In either case ``dst`` is as it was.
+        ValueError: unknown options.
     """
-    if group not in GROUPS or type not in PACK_TYPES:
-        raise ValueError(f"group is one of {GROUPS}, type one of {tuple(PACK_TYPES)}")
+    policy = policy or Policy(type, grouping)
     dst = Path(dst)
-    with GGUFFile(src) as f:
+    with open_gguf(src) as f:
         require_ordinary(f)
         if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
             raise GGUFError(f"{f.path} is no model (general.type is {f.kv['general.type'].value!r})")
-        targets = plan(f, group, type)
-        tiled = [t for t in targets if t.tiled is not None]
-        if not tiled:
+        targets = plan(f, policy)
+        if not any(t.tiled is not None for t in targets):
             types = _count(Counter(t.type.name for t in f.tensors.values() if is_weight(t)))
             raise GGUFError(f"{f.path} has no Q4_0, Q8_0 or IQ4_NL matrix to tile ({types}); try --type q8_0 or q4_0")
-        lossless = all(t.lossless for t in targets)
-        requantized = sum(t.type != t.source.type for t in targets)
-        alignment = max(m.MIN_ALIGNMENT, f.alignment)
-        kv = _packed_kv(f, alignment, PACK_TYPES[type] if requantized else None)
-        own = [
-            w.kv_text(m.K_ARCHITECTURE, f.architecture),
-            w.kv_u32(m.K_LAYOUT, LAYOUT_VERSION),
-            w.kv_text(m.K_TOOL, tool_version()),
-            w.kv_u32(m.K_ALIGNMENT, f.alignment if "general.alignment" in f.kv else 0),
-            w.kv_bool(m.K_LOSSLESS, lossless),
-            w.kv_texts(m.K_NAMES, [t.source.name for t in tiled]),
-            w.kv_u32s(m.K_TYPES, [int(t.tiled) for t in tiled if t.tiled is not None]),
+        makers = [
+            Maker(t, search=search or importance is not None, weights=_weights_of(t, importance)) for t in targets
         ]
-        names = [(t.source.name, t.type, t.source.ne) for t in targets]
-
-        def head(d: Digests | None) -> tuple[bytes, list[int], int]:
-            """The header; digests that are not known yet are zeros of the same length."""
-            sums = [x.hex() for x in d.output] if d else [ZERO] * len(targets)
-            content = m.content_digest((x.raw for x in f.kv.values()), f.tensors.values(), d.source) if d else ZERO
-            records = [
-                *kv,
-                *own,
-                w.kv_text(m.K_SOURCE, content),
-                w.kv_text(m.K_DATA, m.data_digest(d.output) if d else ZERO),
-                w.kv_texts(m.K_TENSORS, sums),
-            ]
-            blank, offsets, size = w.header(f.version, [*records, w.kv_text(m.K_META, ZERO)], names, alignment)
-            if d is None:
-                return blank, offsets, size
-            infos = [replace(t.source, type=t.type, offset=o) for t, o in zip(targets, offsets, strict=True)]
-            records.append(w.kv_text(m.K_META, m.meta_digest(records, infos)))
-            return w.header(f.version, records, names, alignment)
-
-        blank, offsets, size = head(None)
-        with w.complete_file(dst, size, sources=[f.path]) as out:
-            out.write(blank)
-            digests = run(f, [t.job for t in targets], write_at(out, offsets), threads=threads, progress=progress)
-            out.seek(0)
-            out.write(head(digests)[0])
+        scales = "imatrix" if importance is not None else "search" if search else "nearest"
+        write = _Writer(f, targets, scales)
+        blank, offsets, size = write.head(None)
+        if not dry_run:
+            with w.complete_file(dst, size, sources=f.paths) as out:
+                out.write(blank)
+                digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
+                out.seek(0)
+                out.write(write.head(digests)[0])
     return Report(
         path=dst,
         size=size,
         n_tensors=len(targets),
-        n_tiled=len(tiled),
-        n_requantized=requantized,
-        tiled_bytes=sum(tensor_bytes(t.type, t.source.ne) for t in tiled),
-        lossless=lossless,
-        notes=tuple(_notes(targets, group)),
+        n_tiled=sum(t.tiled is not None for t in targets),
+        n_requantized=sum(t.type != t.source.type for t in targets),
+        tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
+        lossless=write.lossless,
+        notes=tuple(_notes(makers)),
+        tensors=tuple(x.report for x in makers),
+        written=not dry_run,
     )
 
 
-def _packed_kv(f: GGUFFile, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
+def _weights_of(t: Target, importance: Importance | None) -> Floats | None:
+    if importance is None or not t.quantizes:
+        return None
+    return importance.get(t.name, importance.get(t.source.name))
+
+
+class _Writer:
+    """The header of a repacked file."""
+
+    def __init__(self, f: Source, targets: list[Target], scales: str) -> None:
+        self._f, self._targets = f, targets
+        self.lossless = all(t.exact for t in targets if not t.added)
+        self._alignment = max(m.MIN_ALIGNMENT, f.alignment)
+        tiled = [t for t in targets if t.tiled is not None]
+        retyped = [t.type for t in targets if t.type != t.source.type and not t.added]
+        self._kv = _packed_kv(f, self._alignment, Counter(retyped).most_common(1)[0][0] if retyped else None)
+        self._kv += [
+            w.kv_text(m.K_ARCHITECTURE, f.architecture),
+            w.kv_u32(m.K_LAYOUT, LAYOUT_VERSION),
+            w.kv_text(m.K_TOOL, tool_version()),
+            w.kv_u32(m.K_ALIGNMENT, f.alignment if "general.alignment" in f.kv else 0),
+            w.kv_bool(m.K_LOSSLESS, self.lossless),
+            w.kv_texts(m.K_NAMES, [t.name for t in tiled]),
+            w.kv_u32s(m.K_TYPES, [int(t.tiled) for t in tiled if t.tiled is not None]),
+            w.kv_text(m.K_SCALES, scales),
+            w.kv_u32(m.K_VERSION, f.version),
+        ]
+        added = [t.name for t in targets if t.added]
+        if added:
+            self._kv.append(w.kv_texts(m.K_ADDED, added))
+
+    def head(self, digests: Digests | None) -> tuple[bytes, list[int], int]:
+        """Its bytes, the tensors' offsets, the file's size. Digests not known yet are zeros of the same length."""
+        f, d, targets = self._f, digests, self._targets
+        sums = [x.hex() for x in d.output] if d else [ZERO] * len(targets)
+        own = [x for x, t in zip(d.source, targets, strict=True) if not t.added] if d else []
+        content = m.content_digest((x.raw for x in f.kv.values()), f.tensors.values(), own) if d else ZERO
+        records = [
+            *self._kv,
+            w.kv_text(m.K_SOURCE, content),
+            w.kv_text(m.K_DATA, m.data_digest(d.output) if d else ZERO),
+            w.kv_texts(m.K_TENSORS, sums),
+        ]
+        names = [(t.name, t.type, t.source.ne) for t in targets]
+        blank = w.header(f.version, [*records, w.kv_text(m.K_META, ZERO)], names, self._alignment)
+        if d is None:
+            return blank
+        infos = [replace(t.source, name=t.name, type=t.type, offset=o) for t, o in zip(targets, blank[1], strict=True)]
+        records.append(w.kv_text(m.K_META, m.meta_digest(records, infos)))
+        return w.header(f.version, records, names, self._alignment)
+
+
+def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
     """The source's records with another architecture and alignment, in the same order."""
     changed = {
         "general.architecture": w.kv_text("general.architecture", m.ARCHITECTURE),
@@ -231,7 +270,7 @@ def _packed_kv(f: GGUFFile, alignment: int, file_type: gguf.GGMLQuantizationType
     return replaced(f, changed)
 
 
-def replaced(f: GGUFFile, changed: dict[str, bytes]) -> list[bytes]:
+def replaced(f: Source, changed: dict[str, bytes]) -> list[bytes]:
     """A file's records with some replaced in place, or appended where the key is new."""
     records = [changed.get(key, kv.raw) for key, kv in f.kv.items()]
     return records + [record for key, record in changed.items() if key not in f.kv]
@@ -253,7 +292,17 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
 def unpack_jobs(f: GGUFFile, manifest: m.Manifest) -> list[Job]:
     """What each tensor of a repacked file becomes when it is unpacked."""
     tiled = {t.name: t.type for t in manifest.tensors}
-    return [Job(t, partial(unpack_rows, tiled[t.name])) if t.name in tiled else Job(t) for t in f.tensors.values()]
+
+    def unpack(type: Type, data: ggml_ext.Bytes, k: int, rows: int, _first: int) -> ggml_ext.Bytes:
+        return unpack_rows(type, data, k, rows)
+
+    return [Job(t, partial(unpack, tiled[t.name]) if t.name in tiled else None) for t in f.tensors.values()]
+
+
+def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:
+    """:func:`contents.content_digest` of the source, from a repacked file and its unpacked tensors' digests."""
+    own = [(t, d) for t, d in zip(f.tensors.values(), digests, strict=True) if t.name not in manifest.added]
+    return m.content_digest(unpacked_kv(f, manifest), (t for t, _ in own), (d for _, d in own))
 
 
 def check_digests(f: GGUFFile, manifest: m.Manifest, digests: list[bytes]) -> None:
@@ -286,16 +335,20 @@ def unpack(
         manifest = m.read_manifest(f)
         alignment = manifest.source_alignment or DEFAULT_ALIGNMENT
         kv = unpacked_kv(f, manifest)
-        infos = list(f.tensors.values())
+        infos = [t for t in f.tensors.values() if t.name not in manifest.added]
         head, offsets, size = w.header(f.version, kv, [(t.name, t.type, t.ne) for t in infos], alignment)
-        with w.complete_file(dst, size, sources=[f.path]) as out:
+        at = dict(zip((t.name for t in infos), offsets, strict=True))
+        with w.complete_file(dst, size, sources=f.paths) as out:
             out.write(head)
-            digests = run(f, unpack_jobs(f, manifest), write_at(out, offsets), threads=threads, progress=progress)
+            # added tensors are read, too, for their digests, but not written
+            write = write_at(out, [at.get(name) for name in f.tensors])
+            digests = run(f, unpack_jobs(f, manifest), write, threads=threads, progress=progress)
             check_digests(f, manifest, digests.source)
-            if manifest.lossless and m.content_digest(kv, infos, digests.output) != manifest.source_sha256:
+            if manifest.lossless and source_digest(f, manifest, digests.output) != manifest.source_sha256:
                 raise GGUFError(f"{f.path} does not unpack to the source it was made from")
     notes = []
-    regrouped = sum(t.type in (Type.Q4_0_TILE, Type.Q8_0_TILE) for t in manifest.tensors)
+    tiled = [t for t in manifest.tensors if t.name not in manifest.added]
+    regrouped = sum(t.type != ggml_ext.column_type(ggml_ext.source_type(t.type)) for t in tiled)
     if regrouped:
         notes.append(f"Quantized again from tile grouping: {regrouped} tensors. This loses some accuracy.")
     if not manifest.lossless:
@@ -304,9 +357,9 @@ def unpack(
         path=dst,
         size=size,
         n_tensors=len(infos),
-        n_tiled=len(manifest.tensors),
+        n_tiled=len(tiled),
         n_requantized=regrouped,
-        tiled_bytes=sum(t.nbytes for t in manifest.tensors),
+        tiled_bytes=sum(t.nbytes for t in tiled),
         lossless=manifest.lossless,
         notes=tuple(notes),
     )

@@ -12,7 +12,8 @@ from typing import BinaryIO, TypeVar
 
 from ggml_ext import TILE
 
-from .gguf_file import Bytes, GGUFFile, TensorInfo
+from .gguf_file import Bytes, TensorInfo
+from .split import Source
 from .weights import refuse
 
 ELEMENTS = 1 << 21  # of one piece, about; whole panels
@@ -23,8 +24,8 @@ R = TypeVar("R")
 
 # progress(done bytes, total bytes) of what is read
 Progress = Callable[[int, int], None]
-# (data of whole rows, K, rows) -> output bytes
-Make = Callable[[Bytes, int, int], Bytes]
+# (data of whole rows, K, rows, number of the first row) -> output bytes
+Make = Callable[[Bytes, int, int, int], Bytes]
 
 
 @dataclass(frozen=True)
@@ -65,26 +66,26 @@ def _pieces(job: Job) -> Iterator[tuple[int, int]]:
         yield at, min(step, t.nbytes - at)
 
 
-def pieces(file: GGUFFile, jobs: Sequence[Job], threads: int) -> Iterator[tuple[Job, int, Bytes, Bytes]]:
-    """``(job, offset in the source tensor, source bytes, output bytes)`` of all jobs, in order.
+def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
+    """``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order.
 
     Raises:
         GGUFError: a tensor cannot be converted, or the file became shorter.
     """
 
-    def work(item: tuple[Job, int, int]) -> tuple[Job, int, Bytes, Bytes]:
-        job, at, n = item
-        t = job.source
-        data = file.read(t.offset + at, n)
-        if job.make is None:
-            return job, at, data, data
+    def work(item: tuple[int, int, int]) -> tuple[int, Bytes, Bytes]:
+        i, at, n = item
+        t, make = jobs[i].source, jobs[i].make
+        data = file.read_tensor(t, at, n)
+        if make is None:
+            return i, data, data
         try:
-            return job, at, data, job.make(data, t.k, n // t.row_bytes)
+            return i, data, make(data, t.k, n // t.row_bytes, at // t.row_bytes)
         except ValueError as e:
             raise refuse(t, e) from e
 
     with ThreadPoolExecutor(threads, "gguf") as pool:
-        items = ((job, at, n) for job in jobs for at, n in _pieces(job))
+        items = ((i, at, n) for i, job in enumerate(jobs) for at, n in _pieces(job))
         yield from in_order(pool, work, items, threads + 1)
 
 
@@ -97,7 +98,7 @@ class Digests:
 
 
 def run(
-    file: GGUFFile,
+    file: Source,
     jobs: Sequence[Job],
     consume: Callable[[int, int, Bytes], None],
     *,
@@ -107,17 +108,18 @@ def run(
     """Make all tensors; ``consume(index, offset in the output, bytes)`` gets them in order; hash both sides.
 
     Output offsets within a tensor count the bytes made so far.
+
+    Raises:
+        GGUFError: a tensor cannot be converted, or the file was changed meanwhile.
     """
     total, done = sum(j.source.nbytes for j in jobs), 0
-    index = {j.source.name: i for i, j in enumerate(jobs)}
     reads = [hashlib.sha256() for _ in jobs]
     makes = [reads[i] if j.make is None else hashlib.sha256() for i, j in enumerate(jobs)]
     made = [0] * len(jobs)
     if progress:
         progress(0, total)
     with ThreadPoolExecutor(2, "sha256") as hashing:
-        for job, _, data, out in pieces(file, jobs, threads or default_threads()):
-            i = index[job.source.name]
+        for i, data, out in pieces(file, jobs, threads or default_threads()):
             hashed = [hashing.submit(reads[i].update, data.data)]
             if makes[i] is not reads[i]:
                 hashed.append(hashing.submit(makes[i].update, out.data))
@@ -128,14 +130,17 @@ def run(
             done += data.size
             if progress:
                 progress(done, total)
+    file.require_unchanged()
     return Digests([h.digest() for h in reads], [h.digest() for h in makes])
 
 
-def write_at(f: BinaryIO, offsets: Sequence[int]) -> Callable[[int, int, Bytes], None]:
-    """A consumer for :func:`run` that writes each tensor at its absolute offset."""
+def write_at(f: BinaryIO, offsets: Sequence[int | None]) -> Callable[[int, int, Bytes], None]:
+    """A consumer for :func:`run` that writes each tensor at its absolute offset, if it has one."""
 
     def consume(i: int, at: int, data: Bytes) -> None:
-        f.seek(offsets[i] + at)
-        f.write(data.data)
+        offset = offsets[i]
+        if offset is not None:
+            f.seek(offset + at)
+            f.write(data.data)
 
     return consume

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+import ggml_ext
+
+from . import bounds
 from . import contents as m
 from .errors import GGUFError
-from .gguf_file import ARRAY, Bytes, GGUFFile
-from .repack import Target, check_digests, require_ordinary, unpack_jobs, unpacked_kv
+from .gguf_file import Bytes, GGUFFile, KeyValue, TensorInfo
+from .policy import EMBEDDING, OUTPUT
+from .quantize import ErrorSum
+from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
+from .split import Source, open_gguf
 from .stream import Job, Progress, run
+from .weights import TB_TYPE, has_values, to_float, unpack_rows
 
 LONG_TEXT = 200
+NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was proved: ``unpacks`` the source's own digest came out; ``against`` every tensor was made again."""
+    """What was proved.
+
+    Attributes:
+        unpacks: the source's own digest came out of the tiles.
+        against: every tensor holds the source's values, bit for bit or within its type's error.
+        exact: tensors that hold the source's very bytes, if ``against``.
+        errors: of the others, the root mean square error over the values' own.
+    """
 
     n_tensors: int
     n_tiled: int
     lossless: bool
     unpacks: bool
     against: bool
+    exact: int = 0
+    errors: dict[str, float] | None = None
 
 
 def _nothing(_i: int, _at: int, _data: Bytes) -> None:
@@ -44,8 +61,8 @@ def verify(
     """Check a repacked file: the metadata as :func:`gguf_tools.manifest` does, every tensor's digest, padding, size.
 
     Args:
-        against: the ordinary GGUF it was made from: its contents must have the recorded digest, and making every
-            tensor again must give the file's bytes.
+        against: the ordinary GGUF it was made from: its contents must have the recorded digest, and every tensor must
+            hold its values: bit for bit where nothing was quantized, else within the error of its type.
         deep: also unpack in memory, where the packing was lossless, and compare with the source's recorded digest.
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
@@ -57,18 +74,17 @@ def verify(
     with GGUFFile(path) as f:
         manifest = m.read_manifest(f)
         _check_padding(f)
-        if against is not None:
-            _check_against(f, manifest, against, threads, progress)
         unpacks = deep and manifest.lossless and against is None
+        jobs = unpack_jobs(f, manifest) if unpacks else [Job(t) for t in f.tensors.values()]
+        digests = run(f, jobs, _nothing, threads=threads, progress=progress)
+        check_digests(f, manifest, digests.source)
+        if unpacks and source_digest(f, manifest, digests.output) != manifest.source_sha256:
+            raise GGUFError(f"{f.path} does not unpack to the source it was made from")
+        result = Verified(len(f.tensors), len(manifest.tensors), manifest.lossless, unpacks, against is not None)
         if against is None:
-            jobs = unpack_jobs(f, manifest) if unpacks else [Job(t) for t in f.tensors.values()]
-            digests = run(f, jobs, _nothing, threads=threads, progress=progress)
-            check_digests(f, manifest, digests.source)
-            if unpacks:
-                content = m.content_digest(unpacked_kv(f, manifest), f.tensors.values(), digests.output)
-                if content != manifest.source_sha256:
-                    raise GGUFError(f"{f.path} does not unpack to the source it was made from")
-        return Verified(len(f.tensors), len(manifest.tensors), manifest.lossless, unpacks, against is not None)
+            return result
+        with open_gguf(against) as source:
+            return _check_against(f, manifest, source, result, threads, progress)
 
 
 def _check_padding(f: GGUFFile) -> None:
@@ -79,30 +95,79 @@ def _check_padding(f: GGUFFile) -> None:
             raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
 
 
+class _Comparison:
+    """Compares a tensor with the source's, piece by piece."""
+
+    def __init__(self, f: GGUFFile, manifest: m.Manifest, made: TensorInfo, source: TensorInfo, src: Source) -> None:
+        self._f, self._made, self._source, self._src, self._scales = f, made, source, src, manifest.scales
+        self._tiled = {t.name: t.type for t in manifest.tensors}.get(made.name)
+        plain = TB_TYPE.get(made.type)
+        self._column = self._tiled is None or (plain is not None and self._tiled == ggml_ext.column_type(plain))
+        self.exact = made.type == source.type and self._column
+        if not self.exact and not (has_values(source.type) and made.type in TB_TYPE):
+            raise GGUFError(f"{f.path}: tensor {made.name!r} is {made.type.name}, its source {source.type.name}")
+        self.error = ErrorSum()
+
+    @property
+    def job(self) -> Job:
+        return Job(self._source, self._compare)
+
+    def _refuse(self) -> GGUFError:
+        return GGUFError(f"{self._f.path}: tensor {self._made.name!r} is not what {self._src.path} gives")
+
+    def _compare(self, data: Bytes, k: int, rows: int, first: int) -> Bytes:
+        t = self._made
+        stored = self._f.read_tensor(t, first * t.row_bytes, rows * t.row_bytes)
+        if self.exact:
+            if not np.array_equal(data, stored if self._tiled is None else unpack_rows(self._tiled, stored, k, rows)):
+                raise self._refuse()
+            return NOTHING
+        x = to_float(self._source.type, data, k, rows)
+        y = (
+            to_float(t.type, stored, k, rows)
+            if self._tiled is None
+            else ggml_ext.dequantize(self._tiled, stored, k, rows)
+        )
+        if bounds.worst(x, y, t.type, not self._column, self._scales) > 1:
+            raise self._refuse()
+        self.error.add_values(x, y)
+        return NOTHING
+
+    def finish(self) -> None:
+        """Check what only the whole tensor shows."""
+        limit = bounds.TENSOR.get(self._made.type) if self._scales == "imatrix" and not self.exact else None
+        if limit is not None and self.error.relative_rms > limit:
+            raise self._refuse()
+
+
 def _check_against(
     f: GGUFFile,
     manifest: m.Manifest,
-    against: str | os.PathLike[str],
+    src: Source,
+    result: Verified,
     threads: int | None,
     progress: Progress | None,
-) -> None:
-    tiled = {t.name: t.type for t in manifest.tensors}
-    with GGUFFile(against) as src:
-        require_ordinary(src)
-        if [(t.name, t.ne) for t in src.tensors.values()] != [(t.name, t.ne) for t in f.tensors.values()]:
+) -> Verified:
+    require_ordinary(src)
+    own = [(t.name, t.ne) for t in f.tensors.values() if t.name not in manifest.added]
+    if [(t.name, t.ne) for t in src.tensors.values()] != own:
+        raise GGUFError(f"{f.path} was not made from {src.path}: it has other tensors")
+    pairs = [(f.tensors[name], t) for name, t in src.tensors.items()]
+    for name in manifest.added:
+        origin = src.tensors.get(EMBEDDING)
+        if name != OUTPUT or origin is None or f.tensors[name].ne != origin.ne:
             raise GGUFError(f"{f.path} was not made from {src.path}: it has other tensors")
-        made = list(f.tensors.values())
-        jobs = [Target(s, t.type, tiled.get(t.name)).job for s, t in zip(src.tensors.values(), made, strict=True)]
-
-        def compare(i: int, at: int, data: Bytes) -> None:
-            if not np.array_equal(f.read(made[i].offset + at, data.size), data):
-                raise GGUFError(f"{f.path}: tensor {made[i].name!r} is not what {src.path} gives")
-
-        digests = run(src, jobs, compare, threads=threads, progress=progress)
-        check_digests(f, manifest, digests.output)
-        content = m.content_digest((kv.raw for kv in src.kv.values()), src.tensors.values(), digests.source)
-        if content != manifest.source_sha256:
-            raise GGUFError(f"{f.path} was not made from {src.path}: its metadata differs")
+        pairs.append((f.tensors[name], origin))
+    comparisons = [_Comparison(f, manifest, made, source, src) for made, source in pairs]
+    digests = run(src, [c.job for c in comparisons], _nothing, threads=threads, progress=progress)
+    for c in comparisons:
+        c.finish()
+    of_source = digests.source[: len(src.tensors)]
+    content = m.content_digest((kv.raw for kv in src.kv.values()), src.tensors.values(), of_source)
+    if content != manifest.source_sha256:
+        raise GGUFError(f"{f.path} was not made from {src.path}: its contents differ")
+    errors = {made.name: c.error.relative_rms for (made, _), c in zip(pairs, comparisons, strict=True) if not c.exact}
+    return replace(result, exact=len(pairs) - len(errors), errors=errors)
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -145,7 +210,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "data_sha256": manifest.data_sha256,
                 "meta_sha256": manifest.meta_sha256,
             },
-            "metadata": {key: _brief(kv.type, kv.value) for key, kv in f.kv.items()},
+            "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
             "types": {kind: {"tensors": count[kind], "bytes": size[kind]} for kind in count},
             "tensors": [
                 {
@@ -161,9 +226,10 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
-def _brief(type: int, value: Any) -> Any:
-    if type == ARRAY:
-        return {"array": len(value)}
+def _brief(kv: KeyValue) -> Any:
+    if kv.array is not None:
+        return {"array": kv.array[1]}
+    value = kv.value
     if isinstance(value, str) and len(value) > LONG_TEXT:
         return value[:LONG_TEXT] + "..."
     if isinstance(value, float) and not np.isfinite(value):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf.quants import dequantize as gguf_dequantize
 
 import ggml_ext
 from ggml_ext import TILE, Type
 
+from . import ggml_values
 from .errors import GGUFError
 from .gguf_file import Bytes, Q, TensorInfo
+from .quantize import ErrorSum
 
 Floats = npt.NDArray[np.float32]
 
@@ -25,6 +26,7 @@ TB_TYPE = {
     Q.Q8_0: Type.Q8_0,
     Q.IQ4_NL: Type.IQ4_NL,
 }
+BLOCK = 32  # elements of a block of each quantized type in TB_TYPE
 GGML_TYPE = {t: q for q, t in TB_TYPE.items()}
 FLOAT_TYPES = (Q.F32, Q.F16, Q.BF16)
 INTEGER_TYPES = (Q.I8, Q.I16, Q.I32, Q.I64, Q.F64)
@@ -86,29 +88,48 @@ def is_weight(t: TensorInfo) -> bool:
     return t.name.endswith(".weight") and not any(part in t.name for part in KEPT)
 
 
-@cache
 def has_values(type: gguf.GGMLQuantizationType) -> bool:
     """Can :func:`to_float` read this type?"""
-    if type in TB_TYPE:
-        return True
-    try:
-        gguf_dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[type][1]), np.uint8), type)
-    except (NotImplementedError, KeyError):
-        return False
-    return type not in INTEGER_TYPES
+    return type in TB_TYPE or (type not in INTEGER_TYPES and ggml_values.conversion(type) is not None)
 
 
 def to_float(type: gguf.GGMLQuantizationType, data: Bytes, k: int, rows: int) -> Floats:
     """Values of whole rows: uint8 in, float32 (rows, k) out."""
     if type in TB_TYPE:
         return ggml_ext.dequantize(TB_TYPE[type], data, k, rows)
-    with np.errstate(all="ignore"):  # values that make no sense are refused when they are quantized
-        out = gguf_dequantize(data.reshape(rows, -1), type)
-    return np.ascontiguousarray(out, np.float32).reshape(rows, k)
+    return ggml_values.to_float(type, data, k * rows).reshape(rows, k)
 
 
-def from_float(type: gguf.GGMLQuantizationType, x: Floats) -> Bytes:
-    """Float32 (rows, k) to plain F32, F16, Q8_0 or Q4_0 rows, uint8. Raises ValueError if a value does not fit."""
+@dataclass(frozen=True)
+class Rounding:
+    """How floats become quants, and where the error goes.
+
+    Attributes:
+        search: choose scales for the smallest error; else ggml's round to nearest.
+        weights: importance of the K inputs, for the search.
+        error: what it cost is added here.
+    """
+
+    search: bool = False
+    weights: Floats | None = None
+    error: ErrorSum | None = None
+
+    def quantize(self, tiled: Type, x: Floats) -> Bytes:
+        """Float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
+        sums = np.zeros(4)
+        tiles = ggml_ext.quantize(tiled, x, search=self.search, weights=self.weights, sums=sums)
+        if self.error is not None:
+            squared, weighted, energy, weighted_energy = map(float, sums)
+            self.error.add(squared, weighted, energy, weighted_energy, x.size)
+        return tiles
+
+
+NEAREST = Rounding()
+
+
+def from_float(type: gguf.GGMLQuantizationType, x: Floats, rounding: Rounding = NEAREST) -> Bytes:
+    """Float32 (rows, k) to plain F32, F16, Q8_0, Q4_0 or IQ4_NL rows, uint8. Raises ValueError if a value does not
+    fit."""
     rows, k = x.shape
     if type == Q.F32:
         return x.reshape(-1).view(np.uint8)
@@ -117,19 +138,20 @@ def from_float(type: gguf.GGMLQuantizationType, x: Floats) -> Bytes:
             half = x.astype(np.float16)
         if np.isinf(half).any():
             raise ValueError("a weight is too large for F16")
+        if rounding.error is not None:
+            rounding.error.add_values(x, half.astype(np.float32))
         return half.reshape(-1).view(np.uint8)
     column = ggml_ext.column_type(TB_TYPE[type])
-    if column is None or type == Q.IQ4_NL:
+    if column is None:
         raise ValueError(f"nothing quantizes to {type.name}")
-    return ggml_ext.unpack(column, ggml_ext.quantize(column, x), k, rows)
+    return ggml_ext.unpack(column, rounding.quantize(column, x), k, rows)
 
 
-def tiled_type(type: gguf.GGMLQuantizationType, group: str) -> Type | None:
-    """Tiled type for plain blocks; IQ4_NL has column grouping only. None if the type is not tiled."""
+def tiled_type(type: gguf.GGMLQuantizationType, grouping: str) -> Type | None:
+    """Tiled type for plain blocks; None if the type is not tiled."""
     if type not in TB_TYPE:
         return None
-    column = ggml_ext.column_type(TB_TYPE[type])
-    return (ggml_ext.tile_type(TB_TYPE[type]) or column) if group == "tile" else column
+    return (ggml_ext.tile_type if grouping == "tile" else ggml_ext.column_type)(TB_TYPE[type])
 
 
 def make_rows(
@@ -139,6 +161,7 @@ def make_rows(
     rows: int,
     type: gguf.GGMLQuantizationType,
     tiled: Type | None,
+    rounding: Rounding = NEAREST,
 ) -> Bytes:
     """Plain rows of one type to plain rows or tiles of another, the shortest way.
 
@@ -151,10 +174,10 @@ def make_rows(
         ValueError: a value is not finite or does not fit.
     """
     if tiled is None:
-        return data if type == source else from_float(type, to_float(source, data, k, rows))
+        return data if type == source else from_float(type, to_float(source, data, k, rows), rounding)
     if type == source and tiled == ggml_ext.column_type(TB_TYPE[type]):
         return ggml_ext.pack(tiled, data, k, rows)
-    return ggml_ext.quantize(tiled, to_float(source, data, k, rows))
+    return rounding.quantize(tiled, to_float(source, data, k, rows))
 
 
 def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int) -> Bytes:

@@ -1,0 +1,221 @@
+"""What a tensor is to become: the options of ``gguf-repack pack``, and the plan they give for a file's tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import gguf
+
+import ggml_ext
+from ggml_ext import Type
+
+from .errors import GGUFError
+from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes
+from .split import Source
+from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, tiled_type
+
+GROUPINGS = ("column", "tile")
+KEEP = "keep"
+TYPES = {"q4_0": Q.Q4_0, "q8_0": Q.Q8_0, "iq4_nl": Q.IQ4_NL}  # of tiles
+RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
+PRESETS = ("lossless", "paper")
+OUTPUT_WEIGHT = ("auto", "split", "runtime")
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+
+# Tied models of these architectures are not loaded with an output matrix of their own: llama-model.cpp and models/ of
+# ggml 0.25.3 make it from the embeddings and have no place for another.
+ALWAYS_TIED = ("command-r", "exaone-moe", "gemma", "gemma2", "openelm", "plm")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose name a regular expression matches (anywhere) get a type, and a grouping if one is given."""
+
+    pattern: re.Pattern[str]
+    type: str
+    grouping: str | None = None
+    of_preset: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``REGEX=TYPE`` or ``REGEX=TYPE:GROUPING``. Raises ValueError with a sentence."""
+        regex, equals, value = text.rpartition("=")
+        type, colon, grouping = value.lower().partition(":")
+        if not equals or not regex:
+            raise ValueError(f"{text!r} is not REGEX=TYPE, for instance ffn_down=q8_0")
+        if type != KEEP and type not in RULE_TYPES:
+            raise ValueError(f"{text!r}: the type is one of {', '.join((KEEP, *RULE_TYPES))}")
+        if colon and grouping not in GROUPINGS:
+            raise ValueError(f"{text!r}: the grouping is one of {', '.join(GROUPINGS)}")
+        try:
+            return cls(re.compile(regex), type, grouping or None)
+        except re.error as e:
+            raise ValueError(f"{text!r}: {regex!r} is not a regular expression ({e})") from None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How to pack.
+
+    Attributes:
+        type: "keep", or what weight matrices are quantized to: "q4_0", "q8_0", "iq4_nl".
+        grouping: elements that share a scale: "column" (ggml's 32 of a row) or "tile" (2 x 16).
+        rules: the first that matches a tensor's name decides, before ``type`` and ``grouping``.
+        output_weight: a model with tied embeddings gets its output matrix at load time ("runtime"), or a quantized
+            one in the file ("split"); "auto" splits where weights are quantized and the device could not tile the
+            embeddings as they are.
+    """
+
+    type: str = KEEP
+    grouping: str = "column"
+    rules: tuple[Rule, ...] = ()
+    output_weight: str = "auto"
+
+    def __post_init__(self) -> None:
+        for value, allowed in (
+            (self.type, (KEEP, *TYPES)),
+            (self.grouping, GROUPINGS),
+            (self.output_weight, OUTPUT_WEIGHT),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        preset: str | None = None,
+        type: str | None = None,
+        grouping: str | None = None,
+        tensor_types: Iterable[str] = (),
+        output_weight: str = "auto",
+        output_tensor_type: str | None = None,
+        token_embedding_type: str | None = None,
+    ) -> Self:
+        """From the command line's options; explicit ones come before the preset's.
+
+        "lossless" keeps every type and ggml's own grouping. "paper" is the policy of "Scaling LLM Test-Time Compute
+        with Mobile NPU on Smartphones": Q4_0 with the down projections in Q8_0, one scale per 2 x 16 block.
+
+        Raises:
+            ValueError: options that contradict each other or are unknown.
+        """
+        rules = [Rule.parse(text) for text in tensor_types]
+        for option, name in ((output_tensor_type, OUTPUT), (token_embedding_type, EMBEDDING)):
+            if option is not None:
+                rules.insert(0, Rule.parse(f"^{re.escape(name)}$={option}"))
+        if preset == "lossless":
+            if (type or KEEP) != KEEP or (grouping or "column") != "column" or rules or output_weight == "split":
+                raise ValueError("the preset lossless changes no type and no grouping: leave out the other options")
+        elif preset == "paper":
+            rules.append(Rule(re.compile(r"ffn_down(_shexp)?\.weight$"), "q8_0", of_preset=True))
+            type, grouping = type or "q4_0", grouping or "tile"
+        elif preset is not None:
+            raise ValueError(f"{preset!r} is not one of {', '.join(PRESETS)}")
+        return cls(type or KEEP, grouping or "column", tuple(rules), output_weight)
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule that decides about a tensor."""
+        return next((rule for rule in self.rules if rule.pattern.search(name)), None)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tensor becomes: its name, ggml type, and tiled type if it is stored as tiles.
+
+    ``added``: the source has no tensor of that name, it is made from ``source``.
+    """
+
+    source: TensorInfo
+    type: gguf.GGMLQuantizationType
+    tiled: Type | None
+    added: bool = field(default=False)
+
+    @property
+    def name(self) -> str:
+        return OUTPUT if self.added else self.source.name
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.type, self.source.ne)
+
+    @property
+    def label(self) -> str:
+        """Type and grouping for people, e.g. q4_0_tile."""
+        return self.tiled.label if self.tiled is not None else self.type.name.lower()
+
+    @property
+    def exact(self) -> bool:
+        """Can the source's bytes be had back from it?"""
+        t = self.source.type
+        return self.type == t and (self.tiled is None or self.tiled == ggml_ext.column_type(TB_TYPE[t]))
+
+    @property
+    def quantizes(self) -> bool:
+        """Are values rounded to a type with fewer bits, or to other scales?"""
+        return not self.exact and self.type != Q.F32
+
+
+def plan(f: Source, policy: Policy) -> list[Target]:
+    """What each tensor becomes, in the file's order; an added output matrix comes last.
+
+    Raises:
+        GGUFError: a rule cannot be followed, or matches no matrix.
+    """
+    targets = [_target(t, policy) for t in f.tensors.values()]
+    output = _output(f, policy)
+    if output is not None:
+        targets.append(output)
+    for rule in policy.rules:
+        if not rule.of_preset and not any(rule.pattern.search(t.name) for t in targets if is_weight(t.source)):
+            raise GGUFError(f"{f.path} has no weight matrix for the rule {rule.pattern.pattern}={rule.type}")
+    return targets
+
+
+def _target(t: TensorInfo, policy: Policy) -> Target:
+    rule = policy.rule(t.name) if is_weight(t) else None
+    grouping = (rule and rule.grouping) or policy.grouping
+    name = rule.type if rule is not None else policy.type if is_weight(t) and fits_tiles(t) else KEEP
+    to = t.type if name == KEEP else RULE_TYPES[name]
+    if to != t.type and not has_values(t.type):
+        if rule is None:
+            return Target(t, t.type, None)
+        raise GGUFError(f"tensor {t.name!r} is {t.type.name}, which cannot be converted to {to.name}")
+    if to not in FLOAT_TYPES and to != t.type and t.k % BLOCK:
+        raise GGUFError(f"tensor {t.name!r} has rows of {t.k}, which are not whole {to.name} blocks")
+    return Target(t, to, tiled_type(to, grouping) if fits_tiles(t) else None)
+
+
+def _output(f: Source, policy: Policy) -> Target | None:
+    """The output matrix of its own that a model with tied embeddings gets, or None."""
+    embedding = f.tensors.get(EMBEDDING)
+    if embedding is None or OUTPUT in f.tensors:
+        if policy.output_weight == "split" and OUTPUT not in f.tensors:
+            raise GGUFError(f"{f.path} has no {EMBEDDING} to make an output matrix from")
+        return None
+    rule = policy.rule(OUTPUT)
+    if policy.output_weight == "runtime":
+        return None
+    as_weight = replace(embedding, name=OUTPUT)
+    why = (
+        f"its architecture, {f.architecture}, has no place for one"
+        if f.architecture in ALWAYS_TIED
+        else f"the embeddings, {embedding.type.name} {list(embedding.ne)}, do not fill whole tiles"
+        if not fits_tiles(as_weight) or not has_values(embedding.type)
+        else "the file has too many tensors"
+        if len(f.tensors) >= MAX_ENTRIES
+        else None
+    )
+    if policy.output_weight == "auto":
+        tiled_at_load = embedding.type in TYPES.values()
+        if why is not None or (rule is None and (policy.type == KEEP or tiled_at_load)):
+            return None
+    elif why is not None:
+        raise GGUFError(f"{f.path} cannot get an output matrix of its own: {why}; use --output-weight runtime")
+    name = rule.type if rule is not None else policy.type
+    grouping = (rule and rule.grouping) or policy.grouping
+    to = RULE_TYPES.get(name) or (embedding.type if embedding.type in TYPES.values() else Q.Q8_0)
+    return Target(embedding, to, tiled_type(to, grouping), added=True)
