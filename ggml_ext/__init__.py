@@ -196,14 +196,14 @@ def quantize(
     values: Floats,
     out: Bytes | None = None,
     *,
-    search: bool = False,
+    search: int = 0,
     weights: Floats | None = None,
     sums: npt.NDArray[np.float64] | None = None,
 ) -> Bytes:
     """Float32 values of shape (N, K) to tiles: rounded as ggml's reference does, or with searched scales.
 
     Args:
-        search: choose each scale for the smallest sum of squared errors (quantize.h).
+        search: 1 chooses each scale for the smallest sum of squared errors (quantize.h has the other values).
         weights: importance of the K inputs, finite and not negative, heeded by the search.
         sums: float64 (4,), added to: ``struct tb_quantize_error``.
 

@@ -44,6 +44,15 @@ def matrix(n: int, k: int, seed: int, kind: str = "gauss") -> Array:
     return x.astype(np.float32)
 
 
+def has_lanes(lanes: int) -> bool:
+    try:
+        ggml_ext.quantize(Type.Q4_0_COL, matrix(1, 32, 0), search=lanes)
+    except ValueError:
+        return False
+    return True
+
+
+SEARCH_LANES = [n for n in (4, 8, 16) if has_lanes(n)]
 KINDS = ("gauss", "outliers", "mixed sizes", "one sided", "sparse", "on a grid")
 
 
@@ -185,6 +194,16 @@ def test_large_matrices_are_cut_into_pieces_for_threads() -> None:
     assert one.squared == pytest.approx(many.squared, rel=1e-12)
 
 
+@settings(max_examples=60, deadline=None)
+@given(tiled_types, st.integers(1, 4), st.integers(1, 70), seeds, st.sampled_from(KINDS), st.booleans())
+def test_all_instruction_sets_find_the_same(type: Type, kt: int, n: int, seed: int, kind: str, weighted: bool) -> None:
+    x = matrix(n, 32 * kt, seed, kind)
+    w = importance(32 * kt, seed) if weighted else None
+    best = ggml_ext.quantize(type, x, search=1, weights=w)
+    for lanes in SEARCH_LANES:
+        assert np.array_equal(ggml_ext.quantize(type, x, search=lanes, weights=w), best)
+
+
 # ---- llama.cpp's own
 
 
@@ -242,6 +261,12 @@ def test_importance_that_makes_no_sense_is_refused(bad: float) -> None:
     out = np.zeros(ggml_ext.tiled_bytes(Type.Q4_0_COL, 64, 32), np.uint8)
     with pytest.raises(ValueError, match="not finite"):  # the C code looks for itself
         ggml_ext.quantize(Type.Q4_0_COL, matrix(32, 64, 1), out, weights=w)
+
+
+def test_vector_lengths_that_no_cpu_has_are_refused() -> None:
+    assert 4 in SEARCH_LANES
+    for lanes in (-1, 2, 3, 5, 32):
+        assert not has_lanes(lanes)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -86,11 +86,11 @@ static void group_errors(const struct batch * b, double e[LANES]) {
 }
 
 // The search's result, or round to nearest's where that is as good: the search sums in float, this compares in double.
-static void improve(enum code code, struct batch * b) {
+static void improve(int lanes, enum code code, struct batch * b) {
     struct batch first = *b;
     double before[LANES], after[LANES];
     group_errors(&first, before);
-    tb_search_scales(code, b);
+    tb_search_scales(lanes, code, b);
     group_errors(b, after);
     for (int l = 0; l < LANES; l++) {
         if (after[l] < before[l]) continue;
@@ -183,7 +183,7 @@ static void add_error(const struct place * p, const struct batch * b, struct tb_
     error->weighted_energy += e.weighted_energy;
 }
 
-static int quantize_tile(struct place p, int search, uint8_t * tile, size_t tile_bytes,
+static int quantize_tile(struct place p, int lanes, uint8_t * tile, size_t tile_bytes,
                          struct tb_quantize_error * error) {
     memset(tile, 0, tile_bytes);
     for (p.first = 0; p.first < TILE; p.first += LANES) {
@@ -192,9 +192,9 @@ static int quantize_tile(struct place p, int search, uint8_t * tile, size_t tile
         gather(&p, &b);
         const int st = round_to_nearest(p.code, &b);
         if (st != TB_OK) return st;
-        if (search) {
+        if (lanes) {
             gather_weights(&p, &b);
-            improve(p.code, &b);
+            improve(lanes, p.code, &b);
         }
         if (error) add_error(&p, &b, error);
         for (uint32_t l = 0; l < LANES; l++) {
@@ -214,6 +214,8 @@ int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const 
     const size_t tile_bytes = tb_tile_bytes(type);
     if (tile_bytes == 0) return TB_E_UNSUPPORTED;
     if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
+    const int lanes = search ? tb_search_lanes(search) : 0;
+    if (search && lanes == 0) return TB_E_UNSUPPORTED;
     for (uint64_t i = 0; weights && i < k; i++) {
         if (!(weights[i] >= 0.0f && weights[i] <= HUGEST)) return TB_E_UNSUPPORTED;
     }
@@ -224,7 +226,7 @@ int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const 
         for (uint64_t at = 0; at < k; at += TILE, tile += tile_bytes) {
             p.src = src + row * k + at;
             p.weights = weights ? weights + at : NULL;
-            const int st = quantize_tile(p, search, tile, tile_bytes, error);
+            const int st = quantize_tile(p, lanes, tile, tile_bytes, error);
             if (st != TB_OK) return st;
         }
     }

@@ -20,6 +20,9 @@ struct batch {
     int n_references;
 };
 
-void tb_search_scales(enum code code, struct batch * b);
+// Vector length for tb_quantize's `search`; 0 if this CPU has no such vectors.
+int tb_search_lanes(int search);
+
+void tb_search_scales(int lanes, enum code code, struct batch * b);
 
 #endif // TILEBEAM_SRC_QUANTIZE_BATCH_H
