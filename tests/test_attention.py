@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from test_vector_ops import alibi_slopes
 from tilebeam import _npu
 
+from ggml_ext import lib
+
+EXACT_EXP: int = lib.TB_FLAG_EXACT_EXP
 runs = pytest.mark.parametrize("isa", t.ISAS)
 threads = pytest.mark.parametrize("n_threads", t.THREADS)
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,6 +86,7 @@ class Case:
         permuted: bool = False,
         spread: float = 1.0,
         mask_rows: int = 0,
+        exact: bool = False,
         arena: int = 1 << 23,
     ) -> None:
         heads = kv_heads * group
@@ -114,6 +118,7 @@ class Case:
         scale = 1 / math.sqrt(dk)
         params: dict[int, int | float] = {0: scale, 1: max_bias, 2: softcap}
         self.op = t.make_op("FLASH_ATTN", self.dst, [q, k, v, mask, sink], params)
+        self.op.flags = EXACT_EXP if exact else 0
         self._scores = scores(q.floats(), k.floats(), m, scale, max_bias, softcap)
         self._v = v.floats()
         self._sinks = sink.floats() if sink else None
@@ -129,6 +134,9 @@ class Case:
         exact, model = self.reference(False), self.reference(True)
         assert np.all(np.isfinite(got))
         size = float(np.sqrt(np.mean(exact**2))) + 1e-6
+        if self.op.flags & EXACT_EXP:
+            assert np.max(np.abs(got - exact)) < 1e-4 * size
+            return
         assert np.sqrt(np.mean((got - exact) ** 2)) < 2e-3 * size
         assert np.sqrt(np.mean((got - model) ** 2)) < 2e-3 * size
         assert np.max(np.abs(got - exact)) < 2e-2 * size
@@ -153,6 +161,7 @@ class Case:
     softcap=st.sampled_from([0.0, 5.0]),
     sinks=st.booleans(),
     permuted=st.booleans(),
+    exact=st.booleans(),
     seed=SEEDS,
 )
 def test_shapes_and_options(
@@ -171,6 +180,7 @@ def test_shapes_and_options(
     softcap: float,
     sinks: bool,
     permuted: bool,
+    exact: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -194,6 +204,7 @@ def test_shapes_and_options(
         sinks=sinks,
         permuted=permuted,
         mask_rows=seed % 3,
+        exact=exact,
         arena=1 << 24,
     ).check(isa, n_threads)
 

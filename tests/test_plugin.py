@@ -312,6 +312,7 @@ def test_an_impossible_allocation_fails_with_a_reason(device: Device) -> None:
 def test_wrong_options_change_nothing(device: Device) -> None:
     before = device.control.options()
     bad: list[dict[str, Any]] = [{"n_threads": -1}, {"n_threads": 10**6}, {"deadline_ms": 0}, {"isa": "sse9"}]
+    bad += [{"numerics": "int4"}, {"softmax": "log2"}]
     for changes in bad:
         with pytest.raises(TilebeamError):
             device.control.configure(**changes)

@@ -26,21 +26,24 @@ struct backend {
 
     // nullptr: `why` says which op cannot run. Cached graphs are found by number.
     lowered_graph * lowered(const ggml_cgraph * graph, std::string & why) {
+        const int32_t numerics = state::get().numerics();
+        lowered_graph * same = nullptr;
         if (graph->uid != 0) {
             for (lowered_graph & g : cache)
-                if (g.uid == graph->uid) return &g;
+                if (g.uid == graph->uid) same = &g;
         }
-        lowered_graph & g = cache[next++ % kept_graphs];
+        if (same && same->numerics == numerics) return same;
+        lowered_graph & g = same ? *same : cache[next++ % kept_graphs];
         g = lowered_graph();
         state::get().count.lowered++;
-        if (lower(graph, device, state::get().fp16(), g, why)) return &g;
+        if (lower(graph, device, numerics, g, why)) return &g;
         // Kept graphs hold address space in other sessions: perhaps there is enough without them.
         bool held = false;
         for (lowered_graph & kept : cache) {
             held = held || !kept.windows.empty();
             kept = lowered_graph();
         }
-        if (held && lower(graph, device, state::get().fp16(), g, why)) return &g;
+        if (held && lower(graph, device, numerics, g, why)) return &g;
         g = lowered_graph();
         return nullptr;
     }

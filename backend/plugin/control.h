@@ -26,6 +26,8 @@ enum tilebeam_executor {
 enum tilebeam_numerics {
     TILEBEAM_NUMERICS_INT8 = 0, // activations int8 per 32 k (design section 5)
     TILEBEAM_NUMERICS_FP16 = 1, // the matrix unit's own: FP16 operands and output
+    // Added to either:
+    TILEBEAM_NUMERICS_EXACT_EXP = 16, // flash attention with float32 exponentials instead of the FP16 table
 };
 
 // A tensor that a repacked file holds as tiles.
@@ -47,7 +49,7 @@ typedef struct tilebeam_manifest {
 typedef struct tilebeam_options {
     uint32_t version;     // TILEBEAM_CONTROL_VERSION
     int32_t executor;     // enum tilebeam_executor
-    int32_t numerics;     // enum tilebeam_numerics
+    int32_t numerics;     // enum tilebeam_numerics, with what is added
     int32_t n_threads;    // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
     int32_t deadline_ms;  // longest wait for one reply
     uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "control.h"
 #include "device.h"
 #include "ggml-impl.h"
 #include "tilebeam/layout.h"
@@ -156,8 +157,20 @@ bool describe(const ggml_tensor * t, const ggml_tensor * user, tb_tensor & out, 
     return true;
 }
 
+// How an op is to compute, by enum tilebeam_numerics.
+uint32_t flags_of(uint32_t code, int32_t numerics) {
+    switch (code) {
+    case TB_OP_MUL_MAT:
+        return (numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0;
+    case TB_OP_FLASH_ATTN:
+        return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP : 0;
+    default:
+        return 0;
+    }
+}
+
 // The descriptor of a node but for buffers and offsets: buffer 0 stands for "present".
-bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** why) {
+bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const char ** why) {
     rule r;
     if (!find_rule(node->op, r)) {
         *why = "no such op on the NPU";
@@ -165,7 +178,7 @@ bool describe_op(const ggml_tensor * node, bool fp16, tb_op & op, const char ** 
     }
     std::memset(&op, 0, sizeof op);
     op.code = r.code;
-    op.flags = fp16 && r.code == TB_OP_MUL_MAT ? TB_FLAG_FP16 : 0;
+    op.flags = flags_of(r.code, numerics);
     std::memcpy(op.params, node->op_params, sizeof op.params);
     std::memcpy(op.name, node->name, std::min(sizeof op.name - 1, strnlen(node->name, sizeof node->name)));
     if (!describe(node, node, op.dst, why)) return false;
@@ -331,11 +344,12 @@ bool can_run(const ggml_tensor * node) {
     if (is_free(node)) return true;
     tb_op op;
     const char * why = "";
-    return describe_op(node, false, op, &why);
+    return describe_op(node, TILEBEAM_NUMERICS_INT8, op, &why);
 }
 
-bool lower(const ggml_cgraph * graph, int device, bool fp16, lowered_graph & out, std::string & why) {
+bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_graph & out, std::string & why) {
     out.uid = graph->uid;
+    out.numerics = numerics;
     lowering work{device, out};
     for (int i = 0; i < graph->n_nodes; ++i) {
         const ggml_tensor * node = graph->nodes[i];
@@ -343,7 +357,7 @@ bool lower(const ggml_cgraph * graph, int device, bool fp16, lowered_graph & out
         tb_op op;
         const char * reason = "";
         std::string text;
-        bool ok = describe_op(node, fp16, op, &reason);
+        bool ok = describe_op(node, numerics, op, &reason);
         if (!ok) text = reason;
         op.tag = static_cast<uint32_t>(i);
         ok = ok && work.add(node, op, text);

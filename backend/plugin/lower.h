@@ -32,14 +32,15 @@ struct lowered_graph {
         session_ptr session;
         std::vector<tb_op> ops;
     };
-    uint64_t uid = 0; // ggml's number for it
+    uint64_t uid = 0;     // ggml's number for it
+    int32_t numerics = 0; // that its ops were told of
     std::vector<stage> stages;
     std::vector<std::shared_ptr<buffer_health>> buffers;
     std::vector<window_ptr> windows; // of this device's buffers in other sessions
 };
 
 // False: `why` says which op cannot be run and why.
-bool lower(const ggml_cgraph * graph, int device, bool fp16, lowered_graph & out, std::string & why);
+bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_graph & out, std::string & why);
 
 } // namespace tb::plugin
 

@@ -134,7 +134,7 @@ state::state() {
     read_environment(opt);
     listed = read_device_count();
     opt.n_devices = static_cast<uint32_t>(listed);
-    fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
+    numerics_in_force = opt.numerics;
 }
 
 int state::wanted_threads() const { return opt.n_threads > 0 ? opt.n_threads : asked_threads; }
@@ -201,8 +201,8 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     }
     if (o.executor != TILEBEAM_EXECUTOR_THREAD && o.executor != TILEBEAM_EXECUTOR_PROCESS) {
         why = "executor must be thread or process";
-    } else if (o.numerics != TILEBEAM_NUMERICS_INT8 && o.numerics != TILEBEAM_NUMERICS_FP16) {
-        why = "numerics must be int8 or fp16";
+    } else if ((o.numerics & ~(TILEBEAM_NUMERICS_FP16 | TILEBEAM_NUMERICS_EXACT_EXP)) != 0) {
+        why = "numerics must be int8 or fp16, with or without exact exponentials";
     } else if (o.n_threads < 0 || o.n_threads > max_threads) {
         why = "n_threads must be between 0 and " + std::to_string(max_threads);
     } else if (o.deadline_ms <= 0) {
@@ -225,7 +225,7 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
         std::lock_guard<std::mutex> hold(lock);
         opt = o;
         opt.n_devices = static_cast<uint32_t>(listed);
-        fp16_numerics = opt.numerics == TILEBEAM_NUMERICS_FP16;
+        numerics_in_force = opt.numerics;
         threads = wanted_threads();
         changed = take_threads();
     }

@@ -54,7 +54,8 @@ class state {
     // llama.cpp's wish; obeyed unless options fix the number.
     void ask_threads(int n);
     int n_threads(int device); // 0 without a session
-    bool fp16() const { return fp16_numerics.load(std::memory_order_relaxed); }
+    // enum tilebeam_numerics, with what is added.
+    int32_t numerics() const { return numerics_in_force.load(std::memory_order_relaxed); }
 
     // Remember and log a failure. The same sentence twice in a row is logged once.
     void fail(const std::string & why);
@@ -81,7 +82,7 @@ class state {
     int listed = 1;
     int asked_threads = 0;
     std::array<slot, TILEBEAM_MAX_DEVICES> slots;
-    std::atomic<bool> fp16_numerics{false};
+    std::atomic<int32_t> numerics_in_force{TILEBEAM_NUMERICS_INT8};
 
     std::mutex error_lock;
     std::string error;

@@ -21,6 +21,9 @@ from tilebeam.registration import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}
 EXECUTORS = ("thread", "process")
+# enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
+NUMERICS = {"int8": 0, "fp16": 1}
+SOFTMAX = {"table": 0, "exact": 16}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,23 @@ def _ffi() -> FFI:
     ffi = FFI()
     ffi.cdef(declarations([_paths.header("control.h", "backend/plugin/control.h")]))
     return ffi
+
+
+def _numerics(now: int, numerics: str | None, softmax: str | None) -> int:
+    """The field of tilebeam_options with parts of it replaced."""
+    parts = _arithmetic(now)
+    for name, value, known in (("numerics", numerics, NUMERICS), ("softmax", softmax, SOFTMAX)):
+        if value is not None and value not in known:
+            raise TilebeamError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
+    return NUMERICS[numerics or parts["numerics"]] | SOFTMAX[softmax or parts["softmax"]]
+
+
+def _arithmetic(value: int) -> dict[str, str]:
+    """The field's parts by name."""
+    return {
+        "numerics": next(name for name, v in NUMERICS.items() if v == value & 1),
+        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~1),
+    }
 
 
 class Control:
@@ -132,14 +152,14 @@ class Control:
         return int(self._tiled_count(self._ffi.new("char[]", os.fsencode(path))))
 
     def options(self) -> dict[str, Any]:
-        """The options in force: executor, numerics, n_threads, deadline_ms, isa, npud_path, n_devices, memory_limit.
+        """The options in force: executor, numerics, softmax, n_threads, deadline_ms, isa, npud_path, n_devices, memory_limit.
 
         memory_limit has an entry per device, in bytes of address space, 0 for none.
         """
         options = self._options()
         return {
             "executor": EXECUTORS[options.executor],
-            "numerics": "fp16" if options.numerics else "int8",
+            **_arithmetic(options.numerics),
             "n_threads": options.n_threads,
             "deadline_ms": options.deadline_ms,
             "n_devices": options.n_devices,
@@ -156,8 +176,10 @@ class Control:
         deadline_ms: int | None = None,
         memory_limit: int | Sequence[int] | None = None,
         isa: str | None = None,
+        numerics: str | None = None,
+        softmax: str | None = None,
     ) -> None:
-        """Change options for sessions started from now on; n_threads also changes those that run.
+        """Change options for sessions started from now on; n_threads, numerics and softmax also change those that run.
 
         memory_limit is in bytes, 0 for none: one number for all devices, or a list whose last entry counts for all
         further devices.
@@ -178,6 +200,7 @@ class Control:
             options.memory_limit = self.limits(memory_limit)
         if isa is not None:
             options.isa = isa.encode()
+        options.numerics = _numerics(options.numerics, numerics, softmax)
         if self._configure(options) != 0:
             raise TilebeamError(f"The NPU cannot be configured so: {self.last_error() or 'no reason was given'}")
 
@@ -186,7 +209,7 @@ class Control:
         status = self._ffi.new("tilebeam_status *")
         if self._status(status) != 0:
             raise TilebeamError(f"The NPU tells no status: {self.last_error() or 'no reason was given'}")
-        return {**self._fields(status), "numerics": "fp16" if status.numerics else "int8"}
+        return {**self._fields(status), **_arithmetic(status.numerics)}
 
     def device_status(self, index: int) -> dict[str, Any]:
         """Everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.

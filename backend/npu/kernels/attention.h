@@ -5,6 +5,7 @@
 // mask hides are never read at all. ops/flash_attn.cpp decides which rows meet which cells; the kernels do
 //   scores      s[r][c] = sum_d q[r][d] * k[c][d]                                              float32 sums
 //   softmax     t = (s - running max) * log2(e) rounded to FP16, p = exp2 table entry (FP16)     per row
+//               (or, asked for exact ones, p = exp(s - running max) in float32)
 //   accumulate  o[r][:] = o[r][:] * alpha[r] + sum_c p[r][c] * v[c][:]                         float32 sums
 // exp2 of FP16 is defined by a table over the 32768 non-positive inputs; a set may evaluate it in registers if it
 // returns the same bits for every one of them.
@@ -38,9 +39,10 @@ struct attention_softmax_args {
     const float * bias; // [attention_tile_cells] added to the scaled (and capped) score; nullptr: none
     float scale;
     float softcap; // 0: none; else s = softcap * tanh(s * scale / softcap)
-    float * s;     // [attention_tile_cells] in: scores, out: p (FP16 values as floats); past `cells`: scratch
+    float * s;     // [attention_tile_cells] in: scores, out: p; past `cells`: scratch
     float * max;   // running maximum, -inf at first
     float * sum;   // running sum of p
+    bool exact;    // float32 exponentials instead of the table
 };
 
 struct attention_accumulate_args {

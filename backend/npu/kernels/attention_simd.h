@@ -269,8 +269,8 @@ template <int vecs> float softmax_vecs(const attention_softmax_args & a, uint64_
     vec sum = simd::zero();
 #pragma GCC unroll 8
     for (int v = 0; v < vecs; v++) {
-        const vec t = simd::round_to_half(simd::mul(simd::sub(s[v], base), simd::set1(log2e)));
-        const vec p = exp2_half(t);
+        const vec x = simd::sub(s[v], base);
+        const vec p = a.exact ? exp_vec(x) : exp2_half(simd::round_to_half(simd::mul(x, simd::set1(log2e))));
         simd::store(a.s + v * lanes, p);
         sum = simd::add(sum, p);
     }

@@ -133,6 +133,7 @@ class item_runner {
         output = workspace + p.output_at;
         max_bias = ctx.param_f(1);
         softcap = ctx.param_f(2);
+        exact = (ctx.op->flags & TB_FLAG_EXACT_EXP) != 0;
     }
 
     void run(int64_t item, int64_t split) {
@@ -201,6 +202,7 @@ class item_runner {
     float * v_floats;
     float * output;
     float max_bias, softcap;
+    bool exact;
 
     // The item: tokens x heads. Rows with the same mask form a line: a token with all its heads, or (if the mask
     // differs between heads) a single row.
@@ -415,8 +417,8 @@ class item_runner {
                     }
                 }
                 const uint64_t seen = visible != nullptr ? visible[line] : ~uint64_t{0};
-                alpha[r] = kernels.softmax(
-                    {cells, seen, added, scale, softcap, scores + r * attention_tile_cells, &max[row], &sum[row]});
+                alpha[r] = kernels.softmax({cells, seen, added, scale, softcap, scores + r * attention_tile_cells,
+                                            &max[row], &sum[row], exact});
             }
         }
         kernels.accumulate(

@@ -55,7 +55,8 @@ enum tb_op_code {
 };
 
 // tb_op.flags
-#define TB_FLAG_FP16 1 // MUL_MAT: the matrix unit's own numerics (design section 5) instead of int8
+#define TB_FLAG_FP16 1      // MUL_MAT: the matrix unit's own numerics (design section 5) instead of int8
+#define TB_FLAG_EXACT_EXP 2 // FLASH_ATTN: float32 exponentials instead of the FP16 table
 
 typedef struct tb_tensor {
     uint32_t buffer; // TB_NO_BUFFER: this operand is absent

@@ -84,8 +84,12 @@ float softmax(const attention_softmax_args & a) {
     }
     float sum = 0.0f;
     for (int c = 0; c < a.cells; c++) {
-        const uint16_t t = tb_float_to_half((a.s[c] - max) * log2e);
-        a.s[c] = tb_half_to_float(table[t & 0x7fff]);
+        if (a.exact) {
+            a.s[c] = std::exp(a.s[c] - max);
+        } else {
+            const uint16_t t = tb_float_to_half((a.s[c] - max) * log2e);
+            a.s[c] = tb_half_to_float(table[t & 0x7fff]);
+        }
         sum += a.s[c];
     }
     const float alpha = std::exp2((old_max - max) * log2e);
