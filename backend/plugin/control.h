@@ -16,7 +16,7 @@ extern "C" {
 
 // cffi: begin
 #define TILEBEAM_CONTROL_VERSION 2
-#define TILEBEAM_MAX_DEVICES 16 // HMX0 to HMX15: as many as llama.cpp spreads a model over
+#define TILEBEAM_MAX_DEVICES 15 // HMX0 to HMX14: ggml schedules over 16 backends, the CPU is one of them
 
 enum tilebeam_executor {
     TILEBEAM_EXECUTOR_THREAD = 0,

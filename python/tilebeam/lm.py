@@ -32,6 +32,8 @@ class LoadInfo:
         tiled_tensors: tensors that the device holds as tiles.
         n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
         executor: "thread" or "process", None on the CPU.
+        layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
+        divided: matrices that are cut over several devices.
     """
 
     path: str
@@ -44,6 +46,8 @@ class LoadInfo:
     n_seq_max: int
     threads: int
     executor: str | None
+    layers: tuple[int, ...] = ()
+    divided: tuple[str, ...] = ()
 
 
 class LM:
@@ -225,6 +229,16 @@ class LM:
     def bos(self) -> int:
         """The begin-of-text token, -1 if the model has none."""
         return self._model.vocab.bos
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model wants its texts to begin with `bos`."""
+        return self._model.vocab.adds_bos
+
+    @property
+    def max_outputs(self) -> int:
+        """Most positions of one batch that may have logits."""
+        return self._context.max_outputs
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.control import Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
+from tilebeam.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
 
 if TYPE_CHECKING:
     from gguf_tools import GGUFFile
     from tilebeam.lm import LM
 
 DEVICES = ("npu", "cpu")
-NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
+MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 # One load at a time: the count of tiled tensors is compared before and after.
 _loading = threading.Lock()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
+_KV_BYTES = {0: 4.0, 1: 2.0, 8: 34 / 32}  # per element, by ggml type
 
 
 @dataclass
@@ -39,6 +42,7 @@ class _File:
     path: str
     architecture: str  # the real one
     on_npu: bool
+    weights: Weights
     repacked: bool = False
     tensors: list[TiledTensor] = field(default_factory=list)
 
@@ -57,6 +61,8 @@ def load(
     type_k: str = "f16",
     type_v: str = "f16",
     n_gpu_layers: int = -1,
+    devices: int | None = None,
+    memory_limit: int | str | Sequence[int | str] | None = None,
     verify: bool = True,
     verbose: bool = False,
 ) -> LM:
@@ -74,6 +80,11 @@ def load(
         flash_attn: use flash attention; without it attention runs as several slower ops.
         type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
+        devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one, or
+            TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
+        memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
+            has one for each device, and its last entry counts for all further ones. None keeps what is configured
+            (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
         verify: check the digests of a repacked file's tensors and metadata first (reads it once per process). Its
             structure is always checked.
         verbose: show llama.cpp's log.
@@ -82,7 +93,19 @@ def load(
         TilebeamError: with a sentence that says why not; nothing stays loaded.
     """
     options = _check_options(
-        device, n_ctx, n_seq_max, threads, n_batch, n_ubatch, executor, flash_attn, type_k, type_v, n_gpu_layers
+        device,
+        n_ctx,
+        n_seq_max,
+        threads,
+        n_batch,
+        n_ubatch,
+        executor,
+        flash_attn,
+        type_k,
+        type_v,
+        n_gpu_layers,
+        devices,
+        memory_limit,
     )
     file = _inspect(model, verify)
     if device == "cpu" and file.repacked:
@@ -110,6 +133,8 @@ class _Options:
     type_k: int
     type_v: int
     n_gpu_layers: int
+    devices: int | None
+    memory_limit: list[int] | None
 
 
 def _check_options(
@@ -124,6 +149,8 @@ def _check_options(
     type_k: str,
     type_v: str,
     n_gpu_layers: int,
+    devices: int | None,
+    memory_limit: int | str | Sequence[int | str] | None,
 ) -> _Options:
     def need(ok: bool, what: str) -> None:
         if not ok:
@@ -146,6 +173,7 @@ def _check_options(
         need(kind in KV_TYPES, f"{name} must be one of {', '.join(KV_TYPES)}, not {kind!r}.")
     need(flash_attn or type_v != "q8_0", "A quantized V cache needs flash attention.")
     need(within(n_gpu_layers, -1, 2**31 - 1), f"n_gpu_layers must be -1 (all) or a count, not {n_gpu_layers!r}.")
+    need(devices is None or within(devices, 1, MAX_DEVICES), f"devices must lie between 1 and {MAX_DEVICES}.")
     return _Options(
         n_ctx=(n_ctx + 255) // 256 * 256,
         n_seq_max=n_seq_max,
@@ -157,7 +185,28 @@ def _check_options(
         type_k=KV_TYPES[type_k],
         type_v=KV_TYPES[type_v],
         n_gpu_layers=n_gpu_layers,
+        devices=devices,
+        memory_limit=None if memory_limit is None else parse_limits(memory_limit),
     )
+
+
+def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
+    """Bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
+
+    Raises:
+        TilebeamError: one of them is no size.
+    """
+    entries = [given] if isinstance(given, int | str) else list(given)
+    sizes = []
+    for entry in entries:
+        match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(entry), re.IGNORECASE)
+        size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
+        if not 0 <= size < 2**63:
+            raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {entry!r}.')
+        sizes.append(size)
+    if not 1 <= len(sizes) <= MAX_DEVICES:
+        raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
+    return sizes
 
 
 def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
@@ -172,10 +221,11 @@ def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
         raise TilebeamError(str(error)) from None
     try:
         with gguf_tools.GGUFFile(path) as gguf:
-            file = _File(str(path), gguf.architecture, _on_npu(gguf))
             stamp = os.fstat(gguf.fd)
-            real = gguf.kv.get("tilebeam.architecture")
-            gguf_tools.check_model(gguf, str(real.value) if real is not None else gguf.architecture)
+            entry = gguf.kv.get("tilebeam.architecture")
+            real = str(entry.value) if entry is not None else gguf.architecture
+            gguf_tools.check_model(gguf, real)
+            file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
             manifest = gguf_tools.manifest(path) if gguf_tools.is_repacked(path) else None
         if manifest is None:
             return file
@@ -236,29 +286,22 @@ class _Loader:
         self._verbose = verbose
         self._stack = stack
         self._control: Control | None = None
+        self._placement = Placement(())
+        self._logits_bytes = _LOGITS_BYTES
 
     def run(self) -> LM:
         from tilebeam.lm import LM, LoadInfo
 
-        devices: list[int] = []
         if self._device == "npu":
             from tilebeam.registration import register
 
-            devices = register().devices()
-            if not devices:
+            if not register().devices():
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
+            self._placement = self._place(self._control)
             self._configure(self._control)
-        before = self._tiles()
-        model = self._logged("load the model", lambda: self._load_model(devices))
-        self._stack.callback(model.close)
-        if not model.decodes:
-            raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
-        tiled = self._count_tiles(before)
-        n_outputs = max(self._n_ids(), min(self._o.n_batch, _LOGITS_BYTES // (4 * model.vocab.size)))
-        self._check_memory(model)
-        context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
-        self._stack.callback(context.close)
+        with self._limits():
+            model, context, tiled = self._start()
         info = LoadInfo(
             path=self._file.path,
             device=self._device,
@@ -270,15 +313,74 @@ class _Loader:
             n_seq_max=self._o.n_seq_max,
             threads=self._o.threads,
             executor=self._control.status()["executor"] if self._control else None,
+            layers=self._placement.counts,
+            divided=tuple(d.name for d in self._placement.divisions),
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
-    def _load_model(self, devices: list[int]) -> Any:
+    def _start(self) -> tuple[Any, Any, int]:
+        """The model, its context, and how many tensors became tiles."""
+        before = self._held()
+        model = self._logged("load the model", self._load_model)
+        self._stack.callback(model.close)
+        if not model.decodes:
+            raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
+        tiled = self._check_held(before)
+        n_outputs = self._n_outputs(model.vocab.size)
+        self._check_memory(model)
+        context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
+        self._stack.callback(context.close)
+        return model, context, tiled
+
+    def _place(self, npu: Control) -> Placement:
+        """Which layers go to which device; one device for all if nothing else is asked for.
+
+        Raises:
+            TilebeamError: the model does not fit; the running sessions have other limits.
+        """
+        o, options = self._o, npu.options()
+        limits = npu.limits(o.memory_limit) if o.memory_limit is not None else options["memory_limit"]
+        rooms = []
+        for d, limit in enumerate(limits):
+            status = npu.device_status(d)
+            alive = status["session"] == "alive"
+            if alive and (o.devices is None or d < o.devices) and o.memory_limit and status["memory_limit"] != limit:
+                raise TilebeamError(
+                    f"{status['name']} already runs with memory_limit={status['memory_limit']}; close the models that "
+                    "use it first."
+                )
+            limit = status["memory_limit"] if alive else limit
+            rooms.append(max(1, limit - status["memory_used"]) if limit else 0)
+        least = o.devices or options["n_devices"]
+        if least == 1 and not any(rooms[: o.devices]):
+            return Placement((self._file.weights.n_layer + 1,))
+        if o.n_gpu_layers >= 0:
+            raise TilebeamError("Several devices and memory limits need n_gpu_layers=-1: all layers on the NPU.")
+        most = o.devices or (MAX_DEVICES if any(rooms) and options["n_devices"] == 1 else options["n_devices"])
+        weights = self._file.weights
+        if limited := [room for room in rooms[:most] if room]:
+            self._logits_bytes = min(_LOGITS_BYTES, min(limited) // 8)
+        use = Use(
+            n_ctx=o.n_ctx,
+            n_ubatch=o.n_ubatch,
+            n_outputs=min(o.n_ubatch, self._n_outputs(weights.n_vocab)),
+            flash_attn=o.flash_attn,
+            kv_bytes=_KV_BYTES[o.type_k] + _KV_BYTES[o.type_v],
+        )
+        return Planner(weights, use).place(rooms, least if o.devices or not any(rooms) else 1, most)
+
+    def _load_model(self) -> Any:
         c = self._c
+        devices = []
+        if self._control is not None:
+            devices = [self._control.device(i) for i in range(len(self._placement.counts))]
         params = c.llama_model_default_params()
         array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(array, ctypes.c_void_p)
         params.n_gpu_layers = self._o.n_gpu_layers if devices else 0
+        if len(devices) > 1:
+            # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
+            params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
         params.load_mode = c.LLAMA_LOAD_MODE_MMAP
         if self._file.repacked:
             overrides = (c.llama_model_kv_override * 2)()
@@ -286,7 +388,7 @@ class _Loader:
             overrides[0].key = b"general.architecture"
             overrides[0].value.val_str = self._file.architecture.encode()
             params.kv_overrides = overrides
-        with self._announcement():
+        with self._announcement(), self._division():
             pointer = c.llama_model_load_from_file(os.fsencode(self._file.path), params)
         return self._llama.Model(pointer) if pointer else None
 
@@ -295,24 +397,48 @@ class _Loader:
             return nullcontext()
         return self._control.announced(self._file.path, self._file.tensors)
 
+    def _division(self) -> Any:
+        if self._control is None or not self._placement.divisions:
+            return nullcontext()
+        return self._control.divided(self._placement.divisions)
+
     def _configure(self, npu: Control) -> None:
-        status = npu.status()
         wanted = self._o.executor
-        if status["session"] == "alive" and wanted not in (None, status["executor"]):
-            raise TilebeamError(
-                f'The NPU already runs with executor="{status["executor"]}"; close the models that use it first.'
-            )
+        for i in range(len(self._placement.counts)):
+            status = npu.device_status(i)
+            if status["session"] == "alive" and wanted not in (None, status["executor"]):
+                raise TilebeamError(
+                    f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
+                    "it first."
+                )
         npu.configure(executor=wanted, n_threads=self._o.threads)
 
-    def _tiles(self) -> tuple[int, int]:
-        """Tiled tensors on the device: of this file, and of all models."""
-        if self._control is None:
-            return 0, 0
-        return self._control.tiled_count(self._file.path), self._control.status()["tiled_tensors"]
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """The memory limit of this load is for the sessions that it starts, not for later ones."""
+        npu, wanted = self._control, self._o.memory_limit
+        if npu is None or wanted is None:
+            yield
+            return
+        before = npu.options()["memory_limit"]
+        npu.configure(memory_limit=wanted)
+        try:
+            yield
+        finally:
+            npu.configure(memory_limit=before)
 
-    def _count_tiles(self, before: tuple[int, int]) -> int:
+    def _held(self) -> tuple[int, int, int]:
+        """Tiled tensors on the devices, of this file and of all models, and buffers that went wrong."""
+        if self._control is None:
+            return 0, 0, 0
+        status = self._control.status()
+        return self._control.tiled_count(self._file.path), status["tiled_tensors"], status["bad_buffers"]
+
+    def _check_held(self, before: tuple[int, int, int]) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
-        of_file, of_all = (now - then for now, then in zip(self._tiles(), before, strict=True))
+        of_file, of_all, bad = (now - then for now, then in zip(self._held(), before, strict=True))
+        if bad > 0 and self._control is not None:
+            raise TilebeamError(f"{self._file.path} cannot be loaded: {self._control.last_error()}")
         wanted = len(self._file.tensors)
         if self._file.repacked and of_file != wanted:
             raise TilebeamError(
@@ -323,9 +449,8 @@ class _Loader:
 
     def _check_memory(self, model: Any) -> None:
         """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
-        sizes = {0: 4.0, 1: 2.0, 8: 34 / 32}
         row = model.n_head_kv * model.head_size(self._file.architecture)
-        wanted = self._o.n_ctx * model.n_layer * row * (sizes[self._o.type_k] + sizes[self._o.type_v])
+        wanted = self._o.n_ctx * model.n_layer * row * (_KV_BYTES[self._o.type_k] + _KV_BYTES[self._o.type_v])
         free = available_memory()
         if wanted > free:
             raise TilebeamError(
@@ -351,6 +476,10 @@ class _Loader:
         params.no_perf = True
         pointer = c.llama_init_from_model(model.pointer, params)
         return self._llama.Context(pointer, model, o.n_batch, n_outputs) if pointer else None
+
+    def _n_outputs(self, n_vocab: int) -> int:
+        """Positions of one batch that may have logits."""
+        return max(self._n_ids(), min(self._o.n_batch, self._logits_bytes // (4 * n_vocab)))
 
     def _n_ids(self) -> int:
         """Sequences: one per sample, and one that keeps a prompt for samples that wait for a slot."""
