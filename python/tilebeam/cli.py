@@ -1,4 +1,4 @@
-"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench.
+"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity.
 
 Options have llama.cpp's names where it has them. Only this module knows typer; what the commands do is in the library
 and in the modules named after them, imported when needed so that `--help` is quick.
@@ -39,6 +39,28 @@ class Executor(StrEnum):
 
     thread = "thread"
     process = "process"
+
+
+class Numerics(StrEnum):
+    """The NPU's matrix arithmetic."""
+
+    int8 = "int8"
+    fp16 = "fp16"
+
+
+class Softmax(StrEnum):
+    """The NPU's exponentials in flash attention."""
+
+    table = "table"
+    exact = "exact"
+
+
+class CacheType(StrEnum):
+    """Types of the KV cache."""
+
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
 
 
 class Output(StrEnum):
@@ -274,6 +296,90 @@ def bench(
         cpu_model=cpu_model,
     )
     bench_cli.run(what, output.value)
+
+
+@app.command()
+@console.sentences
+def perplexity(
+    model: Model,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="The text; - reads it from stdin.")] = None,
+    kl_base: Annotated[
+        Path | None,
+        typer.Option(
+            "--kl-base",
+            "--kl-divergence-base",
+            help="What to compare with: a GGUF file of the unquantized model, run beside; or a file of "
+            "--save-all-logits, which brings its own text.",
+        ),
+    ] = None,
+    base_device: Annotated[
+        Device | None,
+        typer.Option("--kl-base-device", help="Where a GGUF base runs; default: cpu, unless it is repacked."),
+    ] = None,
+    save_all_logits: Annotated[
+        Path | None, typer.Option("--save-all-logits", help="Write all log-probabilities, in llama.cpp's format.")
+    ] = None,
+    device: Annotated[
+        Device, typer.Option("-dev", "--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
+    ] = Device.npu,
+    numerics: Annotated[
+        Numerics | None, typer.Option("--numerics", help="NPU: 8-bit activations (default), or FP16 operands.")
+    ] = None,
+    softmax: Annotated[
+        Softmax | None,
+        typer.Option("--softmax", help="NPU: exponentials from the FP16 table (default), or in float32."),
+    ] = None,
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512,
+    batch_size: Annotated[
+        int,
+        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
+    ] = 2048,
+    ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512,
+    threads: Threads = None,
+    cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.")] = (
+        CacheType.f16
+    ),
+    cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.")] = (
+        CacheType.f16
+    ),
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Measure so many windows; -1: all.")] = -1,
+    flash_attn: Annotated[
+        bool, typer.Option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")
+    ] = True,
+    executor: ExecutorOption = None,
+    json_: Json = False,
+) -> None:
+    """Perplexity of a model on a text, as llama-perplexity measures it.
+
+    The text is cut into windows of -c tokens; the second half of each is scored. With --kl-base also the KL divergence
+    from that model's predictions, and how often both think the same token likeliest.
+
+    Example: tilebeam perplexity -m model-q4_0.gguf -f text.txt --kl-base model-f16.gguf
+    """
+    from tilebeam import perplexity_cli
+
+    perplexity_cli.run(
+        perplexity_cli.Request(
+            model=model,
+            file=file,
+            kl_base=kl_base,
+            base_device=base_device.value if base_device else None,
+            save_all_logits=save_all_logits,
+            device=device.value,
+            numerics=numerics.value if numerics else None,
+            softmax=softmax.value if softmax else None,
+            ctx_size=ctx_size,
+            batch_size=batch_size,
+            ubatch_size=ubatch_size,
+            threads=threads,
+            cache_type_k=cache_type_k.value,
+            cache_type_v=cache_type_v.value,
+            chunks=chunks,
+            flash_attn=flash_attn,
+            executor=executor.value if executor else None,
+            json=json_,
+        )
+    )
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Control:
         return int(self._tiled_count(self._ffi.new("char[]", os.fsencode(path))))
 
     def options(self) -> dict[str, Any]:
-        """The options in force: executor, numerics, softmax, n_threads, deadline_ms, isa, npud_path, n_devices, memory_limit.
+        """The options in force, by the names of `configure`, and n_devices, npud_path.
 
         memory_limit has an entry per device, in bytes of address space, 0 for none.
         """
