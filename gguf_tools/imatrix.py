@@ -59,7 +59,7 @@ def _mean(path: Path, name: str, sums: Floats, counts: Floats) -> Floats:
         raise GGUFError(f"{path}: the sums of {name!r} have a value that is negative or not finite")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise GGUFError(f"{path}: the counts of {name!r} have a value that is negative or not finite")
-    seen = counts.astype(np.float64)[:, None]
+    seen = np.rint(counts.astype(np.float64))[:, None]
     mean = np.divide(sums, seen, out=np.ones(sums.shape, np.float64), where=seen > 0).astype(np.float32)
     return mean[0] if len(mean) == 1 else mean
 
