@@ -97,6 +97,20 @@ bool is_tiny(const tb_op & op) {
     }
 }
 
+// No exception may leave a worker. An op that allocates has no barrier inside at which the others would wait for the
+// thread that failed.
+void run_guarded(const op_entry & entry, const op_context & ctx) {
+#if defined(__cpp_exceptions)
+    try {
+        entry.run(ctx);
+    } catch (const std::bad_alloc &) {
+        ctx.fail(TB_E_NOMEM, "no memory for the op's own tables");
+    }
+#else
+    entry.run(ctx);
+#endif
+}
+
 } // namespace
 
 struct graph::impl {
@@ -156,6 +170,7 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
         self->kernels = find_kernels(nullptr);
     }
     self->memory_limit = cfg.memory_limit;
+    attention_exp2_table(); // made here and not in the middle of an op, where there may be no memory
     set_threads(cfg.n_threads);
 }
 
@@ -310,7 +325,7 @@ void executor::impl::work(void * arg, int thread) {
             if (s.solo) {
                 j.state.solo_chunks = 0;
             }
-            s.entry->run(ctx);
+            run_guarded(*s.entry, ctx);
             if (thread == 0 && self.progress) {
                 __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
             }

@@ -62,7 +62,20 @@ struct backend {
         return true;
     }
 
+    // Whatever came of a graph: if a file that it read has changed, it was computed from something else.
+    static bool files_intact(const lowered_graph & g, std::string & why) {
+        for (const auto & health : g.buffers) {
+            if (std::string lost; health->file && !health->file->intact(lost)) {
+                why = why.empty() ? lost : lost + " (" + why + ")";
+                health->spoil(why);
+                return false;
+            }
+        }
+        return true;
+    }
+
     bool compute(const ggml_cgraph * graph, std::string & why) {
+        tb::session::keep_bus_handler();
         const lowered_graph * g = lowered(graph, why);
         if (!g) return false;
         for (const auto & health : g->buffers) {
@@ -75,9 +88,13 @@ struct backend {
         for (size_t i = 0; i < g->stages.size(); ++i) {
             const lowered_graph::stage & stage = g->stages[i];
             // A session keeps graphs by number: a stage's own is made of ggml's, which are counted from 1.
-            if (!send(stage, g->uid == 0 ? 0 : g->uid | uint64_t{i} << 48, why)) return false;
+            if (!send(stage, g->uid == 0 ? 0 : g->uid | uint64_t{i} << 48, why)) {
+                files_intact(*g, why);
+                return false;
+            }
             n += stage.ops.size();
         }
+        if (!files_intact(*g, why)) return false;
         if (n == 0) return true;
         state::get().count.graphs++;
         state::get().count.ops += n;

@@ -87,6 +87,7 @@ const ggml_backend_buffer_i callbacks = {
 buffer::buffer(kind w, int d, session_ptr s) : what(w), device(d), session(std::move(s)) {}
 
 buffer::~buffer() {
+    if (health->file) health->file->unguard();
     if (what == kind::mapped && file.fd >= 0) close(file.fd);
     {
         std::lock_guard<std::mutex> hold(registry_lock());
@@ -161,6 +162,7 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
         st.fail("announced " + m->path + " but " + file.path + " is being loaded");
         return nullptr;
     }
+    b->health->file = std::make_unique<file_watch>(file);
     b->base = static_cast<uint8_t *>(ptr);
     b->size = bytes;
     b->manifest = m;
@@ -175,10 +177,12 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
     return nullptr;
 }
 
-void buffer::spoil(const std::string & why) {
-    if (!health->bad.exchange(true)) state::get().count.bad_buffers++;
+void buffer_health::spoil(const std::string & why) {
+    if (!bad.exchange(true)) state::get().count.bad_buffers++;
     state::get().fail(why);
 }
+
+void buffer::spoil(const std::string & why) { health->spoil(why); }
 
 // Windows whose pages touch become one: no page is then charged twice, and a device needs few of them.
 bool buffer::map_range(int to_device, uint64_t first, uint64_t last, std::string & why) {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "division.h"
+#include "file_watch.h"
 #include "ggml-backend-impl.h"
 #include "manifest.h"
 #include "state.h"
@@ -32,9 +33,13 @@
 
 namespace tb::plugin {
 
-// Set when something went wrong that a callback without a result could not report: graphs on this buffer then fail.
+// What graphs must know of a buffer. `bad` is set when something went wrong that a callback without a result could not
+// report: graphs on this buffer then fail.
 struct buffer_health {
     std::atomic<bool> bad{false};
+    std::unique_ptr<file_watch> file; // of a mapped buffer
+
+    void spoil(const std::string & why);
 };
 
 class buffer {

@@ -59,6 +59,30 @@ bool find_region(uint64_t begin, uint64_t end, region & found) {
     return false;
 }
 
+// Does `next` go on where `r` ends, in memory and in the file?
+bool follows(const region & next, const region & r) {
+    return next.begin == r.end && next.inode == r.inode && next.device == r.device &&
+           next.offset - r.offset == next.begin - r.begin;
+}
+
+// All of the mapping of which `at` is an address.
+region whole_mapping(uint64_t at) {
+    std::ifstream maps("/proc/self/maps");
+    region all;
+    for (std::string line; std::getline(maps, line);) {
+        region r;
+        if (!parse_region(line, r)) continue;
+        if (follows(r, all)) {
+            all.end = r.end;
+        } else if (all.end > at) {
+            break;
+        } else {
+            all = r;
+        }
+    }
+    return all;
+}
+
 // Is fd the very file of region `r`? The kernel is asked in its own words, by mapping a page of fd and comparing the
 // lines: on stacked file systems the device that stat() reports is not the one that the line shows.
 bool same_file(int fd, const region & r) {
@@ -100,6 +124,10 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
         out.id.device = st.st_dev;
         out.id.inode = st.st_ino;
         out.path = path;
+        out.stat = st;
+        const region all = whole_mapping(begin);
+        out.mapping = reinterpret_cast<const void *>(all.begin);
+        out.mapping_size = static_cast<size_t>(all.end - all.begin);
         return true;
     }
     why = "the mapped file " + r.path + " cannot be opened any more";

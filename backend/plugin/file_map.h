@@ -2,6 +2,8 @@
 #ifndef TILEBEAM_PLUGIN_FILE_MAP_H
 #define TILEBEAM_PLUGIN_FILE_MAP_H
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,6 +17,9 @@ struct mapped_file {
     uint64_t offset = 0; // in the file, of the pointer
     file_id id;
     std::string path;
+    struct stat stat = {};          // when it was opened
+    const void * mapping = nullptr; // all of the mapping that the pointer lies in
+    size_t mapping_size = 0;
 };
 
 // Find and open the file of which [ptr, ptr + size) is a mapping. `hint` is a path to try if the recorded one does not

@@ -80,6 +80,7 @@ class angle_memo {
     }
 
     void start(const rope_params & p, const float * f) {
+        used = false; // until there is memory for all of it
         params = p;
         factors.assign(f, f == nullptr ? f : f + p.n_dims / 2);
         known.assign(slots, 0);
