@@ -241,16 +241,6 @@ class LM:
         return self._context.max_outputs
 
     @property
-    def adds_bos(self) -> bool:
-        """Whether the model wants its texts to begin with `bos`."""
-        return self._model.vocab.adds_bos
-
-    @property
-    def max_outputs(self) -> int:
-        """Most positions of one batch that may have logits."""
-        return self._context.max_outputs
-
-    @property
     def metadata(self) -> dict[str, str]:
         """The file's metadata as text."""
         self._usable()
