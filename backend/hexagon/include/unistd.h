@@ -20,6 +20,7 @@ int close(int fd);
 long sysconf(int name);
 pid_t getpid(void);
 pid_t getppid(void);
+unsigned geteuid(void);
 long syscall(long number, ...);
 __attribute__((noreturn)) void _exit(int code);
 

@@ -1,8 +1,13 @@
-// What libc++'s headers and the compiler expect of the C++ runtime: operator new, guards of local statics, the few
-// members of std::string that are instantiated out of line, and ends of the process where an exception would be.
+// What libc++'s headers and the compiler expect of the C++ runtime: operator new, guards of local statics, the members
+// of std::string that are instantiated out of line, and ends of the process where an exception would be.
+//
+// session/ is written with try and catch and compiled so, but nothing is ever thrown: there is no unwinder. The process
+// ends instead, which the CPU side reports like any other end of it.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <sched.h>
 #include <string>
@@ -53,6 +58,20 @@ void __libcpp_verbose_abort(const char * format, ...) {
 }
 
 template class basic_string<char>;
+template string operator+(const char *, const string &);
+
+// std::sort of numbers in their own order; with another order it is all in the headers.
+template <class Less, class Iterator> void __sort(Iterator first, Iterator last, Less) {
+    std::make_heap(first, last);
+    std::sort_heap(first, last);
+}
+template void __sort<__less<int> &, int *>(int *, int *, __less<int> &);
+template void __sort<__less<unsigned> &, unsigned *>(unsigned *, unsigned *, __less<unsigned> &);
+template void __sort<__less<long long> &, long long *>(long long *, long long *, __less<long long> &);
+template void __sort<__less<unsigned long long> &, unsigned long long *>(unsigned long long *, unsigned long long *,
+                                                                         __less<unsigned long long> &);
+template void __sort<__less<float> &, float *>(float *, float *, __less<float> &);
+
 
 namespace {
 template <class T> string decimal(T value) {
@@ -71,7 +90,35 @@ string to_string(unsigned long long value) { return decimal(value); }
 
 _LIBCPP_END_NAMESPACE_STD
 
+// Their first virtual functions: with these come the type information and tables that catch clauses refer to.
+std::exception::~exception() noexcept {}
+const char * std::exception::what() const noexcept { return "exception"; }
+std::bad_alloc::~bad_alloc() noexcept {}
+const char * std::bad_alloc::what() const noexcept { return "out of memory"; }
+
+void std::terminate() noexcept { give_up(134, "terminated"); }
+
+namespace __cxxabiv1 {
+
+// Type information points at these classes' tables, which only a search for a handler would read.
+class __class_type_info {
+    virtual void unused();
+};
+class __si_class_type_info {
+    virtual void unused();
+};
+void __class_type_info::unused() {}
+void __si_class_type_info::unused() {}
+
+} // namespace __cxxabiv1
+
 extern "C" {
+
+int __gxx_personality_v0() { return 0; }
+void * __cxa_begin_catch(void *) { give_up(134, "a handler without an exception"); }
+void __cxa_end_catch() {}
+[[noreturn]] void __cxa_rethrow() { give_up(134, "an exception"); }
+[[noreturn]] void _Unwind_Resume(void *) { give_up(134, "an exception"); }
 
 void * __dso_handle = nullptr;
 
@@ -102,4 +149,6 @@ void __cxa_guard_release(char * guard) {
     __atomic_store_n(guard, 1, __ATOMIC_RELEASE);
     __atomic_store_n(guard + 1, 0, __ATOMIC_RELEASE);
 }
+
+void __cxa_guard_abort(char * guard) { __atomic_store_n(guard + 1, 0, __ATOMIC_RELEASE); }
 }

@@ -15,6 +15,8 @@ enum {
     NR_sched_yield = 124,
     NR_getpid = 172,
     NR_getppid = 173,
+    NR_geteuid = 175,
+    NR_getsockopt = 209,
     NR_recvmsg = 212,
     NR_munmap = 215,
     NR_clone = 220,

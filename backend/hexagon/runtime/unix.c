@@ -33,6 +33,7 @@ ssize_t write(int fd, const void * from, size_t n) { return call3(NR_write, fd, 
 int close(int fd) { return (int)call1(NR_close, fd); }
 pid_t getpid(void) { return (pid_t)call1(NR_getpid, 0); }
 pid_t getppid(void) { return (pid_t)call1(NR_getppid, 0); }
+unsigned geteuid(void) { return (unsigned)call1(NR_geteuid, 0); }
 int sched_yield(void) { return (int)call1(NR_sched_yield, 0); }
 int fstat(int fd, struct stat * to) { return (int)call3(NR_fstat64, fd, (long)to, 0); }
 
@@ -90,6 +91,10 @@ int poll(struct pollfd * fds, nfds_t n, int timeout_ms) {
 }
 
 ssize_t recvmsg(int socket, struct msghdr * m, int flags) { return call3(NR_recvmsg, socket, (long)m, flags); }
+
+int getsockopt(int socket, int level, int option, void * to, socklen_t * size) {
+    return (int)tb_result(tb_syscall(NR_getsockopt, socket, level, option, (long)to, (long)size, 0));
+}
 
 struct cmsghdr * tb_cmsg_next(struct msghdr * m, struct cmsghdr * c) {
     const char * end = (const char *)m->msg_control + m->msg_controllen;

@@ -9,6 +9,7 @@
 #define SOCK_CLOEXEC 02000000
 #define SOL_SOCKET 1
 #define SCM_RIGHTS 1
+#define SO_PEERCRED 17
 #define MSG_DONTWAIT 0x40
 #define MSG_NOSIGNAL 0x4000
 #define MSG_CMSG_CLOEXEC 0x40000000
@@ -44,9 +45,15 @@ struct cmsghdr {
     ((m)->msg_controllen >= sizeof(struct cmsghdr) ? (struct cmsghdr *)(m)->msg_control : (struct cmsghdr *)0)
 #define CMSG_NXTHDR(m, c) tb_cmsg_next(m, c)
 
+struct ucred {
+    int pid;
+    unsigned uid, gid;
+};
+
 struct cmsghdr * tb_cmsg_next(struct msghdr * m, struct cmsghdr * c);
 int socketpair(int domain, int type, int protocol, int sockets[2]);
 ssize_t sendmsg(int socket, const struct msghdr * m, int flags);
+int getsockopt(int socket, int level, int option, void * to, socklen_t * size);
 ssize_t recvmsg(int socket, struct msghdr * m, int flags);
 
 #ifdef __cplusplus

@@ -4,5 +4,6 @@
 
 #define SYS_futex 422
 #define SYS_gettid 178
+#define SYS_pidfd_open 434
 
 #endif
