@@ -434,6 +434,36 @@ def test_interleaved_views_do_not_overlap() -> None:
     assert bounds(make(lib.TB_OP_CPY, left, [right]), [(256, 1, 1)])[0] == lib.TB_OK
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 3), st.integers(1, 300), st.sampled_from([0, 1, 2]))
+def test_elements_on_top_of_each_other(axis: int, size: int, stride: int) -> None:
+    """No element of dst shares bytes with another; those of an operand may, within reason: a buffer of a few bytes
+    must not be work for hours."""
+    ne = [1, 1, 1, 1]
+    ne[axis] = size
+    nb = [4, 4, 4, 4]
+    nb[axis] = 4 * stride
+    piled = Tensor(F32, *ne, nb=nb)
+    flat = Tensor(F32, *ne)
+    shared = stride == 0 and size > 1
+    assert len(piled.bytes()) == (4 if shared else 4 * size)
+    assert (shape(make(lib.TB_OP_SCALE, piled, [flat]))[0] == lib.TB_OK) == (not shared)
+    assert (shape(make(lib.TB_OP_SCALE, flat, [piled]))[0] == lib.TB_OK) == (not shared or size <= 256)
+
+
+@pytest.mark.parametrize(("dimensions", "stride"), [(1, 0), (2, 0), (3, 0), (2, 4), (3, 4)])
+def test_no_op_runs_for_ever_on_a_small_buffer(dimensions: int, stride: int) -> None:
+    """2^35 elements or more in a few bytes, by strides of 0 or by strides that are all alike."""
+    many = [2 ** min(31, 36 // dimensions)] * dimensions
+    piled = Tensor(F32, 16, *many, nb=[4, stride, stride, stride])
+    for op in (
+        make(lib.TB_OP_SCALE, piled, [piled]),
+        make(lib.TB_OP_SUM, Tensor(F32, 1), [piled]),
+        make(lib.TB_OP_CPY, piled, [piled]),
+    ):
+        assert shape(op) == (lib.TB_E_SHAPE, "elements lie on top of each other")
+
+
 # ---- fuzz
 
 

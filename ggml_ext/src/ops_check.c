@@ -3,6 +3,7 @@
 //
 // Common to all ops:
 //   * offsets and strides are multiples of the element's alignment, nothing overflows, at most 2^40 elements;
+//   * no two elements of dst share bytes (as far as their number tells), those of operands seldom;
 //   * "rows dense" in the table means nb[0] is the type's own size; all other strides are free;
 //   * tiled types appear only as MUL_MAT's src0; ne[0] of any block type is a multiple of 32;
 //   * an op whose dst has no elements passes when its types do, and does nothing: the executor skips it. An op with a
@@ -22,6 +23,7 @@
 
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)
+#define MOST_OVERLAP 256 // of an operand's elements, on average: enough for views that repeat rows
 #define TILED_ALIGN 64
 #define MAX_HEAD 576
 #define GLU_KINDS 7
@@ -326,8 +328,16 @@ uint64_t tb_tensor_span(const tb_tensor * t, int * empty) {
     return span;
 }
 
-// What holds for any operand of any op: a known type, sane numbers, alignment.
-static int check_tensor(const tb_tensor * t, const char ** why) {
+// Bytes that all elements take if none share any.
+static uint64_t element_bytes(const tb_tensor * t) {
+    if (tb_type_is_tiled(t->type)) return tb_tiled_bytes(t->type, t->ne[0], t->ne[1]) * t->ne[2] * t->ne[3];
+    return n_elements(t) / tb_type_block(t->type) * tb_type_size(t->type);
+}
+
+// What holds for any operand of any op: a known type, sane numbers, alignment, and elements that lie on top of each
+// other at most `overlap` times on average. Else a small buffer would be work for hours, and threads would write one
+// element of dst at the same time.
+static int check_tensor(const tb_tensor * t, uint64_t overlap, const char ** why) {
     uint64_t n = 1;
     for (int i = 0; i < 4; i++) {
         if (t->ne[i] != 0 && n > MAX_ELEMENTS / t->ne[i]) return refuse(TB_E_SHAPE, "too many elements", why);
@@ -335,7 +345,11 @@ static int check_tensor(const tb_tensor * t, const char ** why) {
         if (t->nb[i] > MAX_STRIDE) return refuse(TB_E_SHAPE, "a stride is too large", why);
     }
     int empty;
-    if (tb_tensor_span(t, &empty) == 0 && !empty) return refuse(TB_E_SHAPE, "not whole blocks, or too large", why);
+    const uint64_t span = tb_tensor_span(t, &empty);
+    if (span == 0 && !empty) return refuse(TB_E_SHAPE, "not whole blocks, or too large", why);
+    if (!empty && (element_bytes(t) - 1) / overlap >= span) {
+        return refuse(TB_E_SHAPE, "elements lie on top of each other", why);
+    }
     const int tiled = tb_type_is_tiled(t->type);
     const uint64_t align = tiled ? TILED_ALIGN : tb_type_block(t->type) > 1 ? 2 : tb_type_size(t->type);
     int odd = t->offset % align != 0;
@@ -366,9 +380,9 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
             return refuse(TB_E_UNSUPPORTED, "type of an operand", why);
         }
     }
-    int st = check_tensor(&op->dst, why);
+    int st = check_tensor(&op->dst, 1, why);
     for (uint32_t i = 0; i < TB_MAX_SRC && st == TB_OK; i++)
-        st = has(op, i) ? check_tensor(&op->src[i], why) : TB_OK;
+        st = has(op, i) ? check_tensor(&op->src[i], MOST_OVERLAP, why) : TB_OK;
     if (st != TB_OK) return st;
 
     if (is_empty(&op->dst)) return TB_OK;
