@@ -12,13 +12,12 @@
 extern "C" {
 #endif
 
-typedef long long time_t;
+typedef long time_t; // 32 bits: qemu-hexagon 7.2 has no system calls with wider times; good for a monotonic clock
 typedef long clock_t;
 typedef int clockid_t;
 struct timespec {
     time_t tv_sec;
     long tv_nsec;
-    long tv_pad; // the kernel's is 64 bits wide
 };
 struct tm;
 

@@ -7,10 +7,12 @@ enum {
     NR_close = 57,
     NR_read = 63,
     NR_write = 64,
+    NR_ppoll = 73,
     NR_fstat64 = 80,
     NR_exit = 93,
     NR_exit_group = 94,
-    NR_set_tid_address = 96,
+    NR_futex = 98,
+    NR_clock_gettime = 113,
     NR_sched_getaffinity = 123,
     NR_sched_yield = 124,
     NR_getpid = 172,
@@ -22,9 +24,6 @@ enum {
     NR_clone = 220,
     NR_mmap2 = 222,
     NR_madvise = 233,
-    NR_clock_gettime64 = 403,
-    NR_ppoll_time64 = 414,
-    NR_futex_time64 = 422,
 };
 
 static inline long tb_syscall(long number, long a, long b, long c, long d, long e, long f) {

@@ -63,7 +63,7 @@ struct tb_thread {
 enum { stack_bytes = 1 << 20 };
 
 static void futex(const int32_t * word, int op, int32_t value) {
-    tb_syscall(NR_futex_time64, (long)word, op, value, 0, 0, 0);
+    tb_syscall(NR_futex, (long)word, op, value, 0, 0, 0);
 }
 
 __attribute__((used, noreturn)) static void thread_main(struct tb_thread * t) {

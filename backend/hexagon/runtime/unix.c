@@ -81,13 +81,13 @@ int munmap(void * at, size_t size) {
 int madvise(void * at, size_t size, int advice) { return (int)call3(NR_madvise, (long)at, (long)size, advice); }
 
 int clock_gettime(clockid_t clock, struct timespec * to) {
-    return (int)call3(NR_clock_gettime64, clock, (long)to, 0);
+    return (int)call3(NR_clock_gettime, clock, (long)to, 0);
 }
 
 int poll(struct pollfd * fds, nfds_t n, int timeout_ms) {
-    struct timespec limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L, 0};
+    struct timespec limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
     return (int)tb_result(
-        tb_syscall(NR_ppoll_time64, (long)fds, (long)n, timeout_ms < 0 ? 0 : (long)&limit, 0, 0, 0));
+        tb_syscall(NR_ppoll, (long)fds, (long)n, timeout_ms < 0 ? 0 : (long)&limit, 0, 0, 0));
 }
 
 ssize_t recvmsg(int socket, struct msghdr * m, int flags) { return call3(NR_recvmsg, socket, (long)m, flags); }
