@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -339,6 +340,7 @@ def measure(
     threads: int = 1,
     progress: Progress | None = None,
     sink: Sink | None = None,
+    seconds: dict[str, float] | None = None,
 ) -> dict[str, TokenScores]:
     """Score all windows with each subject, against the base if there is one.
 
@@ -350,6 +352,7 @@ def measure(
         progress: called after every group of windows with the number of windows done and the scores so far.
         sink: called with all scored logits of a single subject in text order: (rows [n, n_vocab], targets [n]). Then
             windows are decoded one at a time.
+        seconds: the time that each subject's decoding took is added here.
 
     Returns:
         Scores of every scored token by subject.
@@ -376,7 +379,7 @@ def measure(
             expected = base.predictions(windows, wanted, scorer) if base is not None else None
             for subject in subjects:
                 subject.prepare()
-                for piece in decode(subject.lm, windows, wanted):
+                for piece in _timed(decode(subject.lm, windows, wanted), subject.name, seconds):
                     begin = piece.position - windows.first
                     for i, rows in enumerate(piece.rows):
                         part = slice(begin, begin + len(rows))
@@ -388,3 +391,15 @@ def measure(
             if progress is not None:
                 progress(wanted.stop, scores)
     return scores
+
+
+def _timed(pieces: Iterator[Slice], name: str, seconds: dict[str, float] | None) -> Iterator[Slice]:
+    """The same pieces; the time until each is there is added to seconds[name]."""
+    while True:
+        started = time.monotonic()
+        piece = next(pieces, None)
+        if seconds is not None:
+            seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
+        if piece is None:
+            return
+        yield piece

