@@ -308,22 +308,22 @@ def convert(
     _say(report, quiet, as_json)
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> None:
+def stop(_signal: int, _frame: FrameType | None) -> None:
     """SIGTERM as an exception, so that a partial output is removed."""
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def run(call: Callable[[], object]) -> int:
+def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     """Exit status of a command; expected failures become one line on stderr."""
     try:
         call()
     except GGUFError as e:
-        typer.echo(f"gguf-repack: {e}", err=True)
+        typer.echo(f"{program}: {e}", err=True)
     except OSError as e:
         at = f"{e.filename}: " if e.filename else ""
-        typer.echo(f"gguf-repack: {at}{e.strerror or e}", err=True)
+        typer.echo(f"{program}: {at}{e.strerror or e}", err=True)
     except KeyboardInterrupt:
-        typer.echo("gguf-repack: interrupted", err=True)
+        typer.echo(f"{program}: interrupted", err=True)
         return 130
     else:
         return 0
@@ -332,7 +332,7 @@ def run(call: Callable[[], object]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(run(app))
 
 
