@@ -62,8 +62,14 @@ int32_t state_of(const session_ptr & session) {
 
 int32_t executor_of(const session_ptr & session, const tilebeam_options & o) {
     if (!session) return o.executor;
-    return session->opts().kind == tb::session::executor_kind::process ? TILEBEAM_EXECUTOR_PROCESS
-                                                                       : TILEBEAM_EXECUTOR_THREAD;
+    switch (session->opts().kind) {
+    case tb::session::executor_kind::process:
+        return TILEBEAM_EXECUTOR_PROCESS;
+    case tb::session::executor_kind::hexagon:
+        return TILEBEAM_EXECUTOR_HEXAGON;
+    default:
+        return TILEBEAM_EXECUTOR_THREAD;
+    }
 }
 
 int status(tilebeam_status * out) try {

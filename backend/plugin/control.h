@@ -21,6 +21,7 @@ extern "C" {
 enum tilebeam_executor {
     TILEBEAM_EXECUTOR_THREAD = 0,
     TILEBEAM_EXECUTOR_PROCESS = 1,
+    TILEBEAM_EXECUTOR_HEXAGON = 2, // a process for Hexagon, in an emulator: qemu-hexagon from PATH
 };
 
 enum tilebeam_numerics {
@@ -51,10 +52,10 @@ typedef struct tilebeam_options {
     int32_t executor;     // enum tilebeam_executor
     int32_t numerics;     // enum tilebeam_numerics, with what is added
     int32_t n_threads;    // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
-    int32_t deadline_ms;  // longest wait for one reply
+    int32_t deadline_ms;  // longest wait for one op; the default of an executor goes when another one is chosen
     uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed
     char isa[32];         // kernel set, "" = best
-    char npud_path[4096]; // the tilebeam-npud executable, "" = beside the plugin
+    char npud_path[4096]; // the executable of the NPU process, "" = tilebeam-npud(-hexagon) beside the plugin
     uint64_t memory_limit[TILEBEAM_MAX_DEVICES]; // per device: address space for mapped buffers, bytes; 0 = none
 } tilebeam_options;
 
@@ -71,7 +72,7 @@ typedef struct tilebeam_status {
     int32_t executor; // of the running session, or of the next one
     int32_t numerics;
     int32_t n_threads; // of the running session; 0 without one
-    int32_t npu_pid;   // process executor: its pid; else this process's; 0 without a session
+    int32_t npu_pid;   // a process: its pid; else this process's; 0 without a session
     char isa[32];      // kernel set of the running session, "" without one
     char device[16];
     char description[112];

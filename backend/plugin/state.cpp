@@ -74,8 +74,10 @@ void read_environment(tilebeam_options & opt) {
     if (const char * v = std::getenv("TILEBEAM_NPU"); v && *v) {
         if (std::strcmp(v, "process") == 0) {
             opt.executor = TILEBEAM_EXECUTOR_PROCESS;
+        } else if (std::strcmp(v, "qemu-hexagon") == 0) {
+            opt.executor = TILEBEAM_EXECUTOR_HEXAGON;
         } else if (std::strcmp(v, "thread") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is neither thread nor process: using thread\n", v);
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is none of thread, process, qemu-hexagon: using thread\n", v);
         }
     }
     if (const char * v = std::getenv("TILEBEAM_THREADS"); v && *v) {
@@ -111,6 +113,24 @@ int read_device_count() {
     return 1;
 }
 
+tb::session::executor_kind kind_of(int32_t executor) {
+    switch (executor) {
+    case TILEBEAM_EXECUTOR_PROCESS:
+        return tb::session::executor_kind::process;
+    case TILEBEAM_EXECUTOR_HEXAGON:
+        return tb::session::executor_kind::hexagon;
+    default:
+        return tb::session::executor_kind::thread;
+    }
+}
+
+// Kernel sets that an executor has.
+std::vector<std::string> isas_of(int32_t executor) {
+    if (executor == TILEBEAM_EXECUTOR_HEXAGON) return {"hvx", "portable"};
+    const std::vector<const char *> names = tb::npu::kernel_isas();
+    return {names.begin(), names.end()};
+}
+
 template <size_t N> bool terminated(const char (&text)[N]) { return std::memchr(text, 0, N) != nullptr; }
 
 } // namespace
@@ -130,8 +150,8 @@ state & state::get() {
 
 state::state() {
     opt.version = TILEBEAM_CONTROL_VERSION;
-    opt.deadline_ms = tb::session::options().deadline_ms;
     read_environment(opt);
+    opt.deadline_ms = tb::session::default_deadline_ms(kind_of(opt.executor));
     listed = read_device_count();
     opt.n_devices = static_cast<uint32_t>(listed);
     numerics_in_force = opt.numerics;
@@ -141,12 +161,13 @@ int state::wanted_threads() const { return opt.n_threads > 0 ? opt.n_threads : a
 
 tb::session::options state::session_options(int device) const {
     tb::session::options o;
-    o.kind = opt.executor == TILEBEAM_EXECUTOR_PROCESS ? tb::session::executor_kind::process
-                                                       : tb::session::executor_kind::thread;
+    o.kind = kind_of(opt.executor);
     o.n_threads = wanted_threads();
     o.deadline_ms = opt.deadline_ms;
-    o.memory_limit = opt.memory_limit[device];
-    o.npud_path = opt.npud_path[0] ? opt.npud_path : plugin_directory() + "/tilebeam-npud";
+    o.memory_limit = tb::session::address_limit(o.kind, opt.memory_limit[device]);
+    const bool hexagon = o.kind == tb::session::executor_kind::hexagon;
+    o.npud_path =
+        opt.npud_path[0] ? opt.npud_path : plugin_directory() + (hexagon ? "/tilebeam-npud-hexagon" : "/tilebeam-npud");
     o.isa = opt.isa;
     return o;
 }
@@ -185,7 +206,7 @@ uint64_t state::started(int device) {
 uint64_t state::limit_of(int device) {
     std::lock_guard<std::mutex> hold(lock);
     const session_ptr session = slots[static_cast<size_t>(device)].running.lock();
-    return session && session->alive() ? session->opts().memory_limit : opt.memory_limit[device];
+    return session && session->alive() ? session->opts().memory_limit : session_options(device).memory_limit;
 }
 
 tilebeam_options state::options() {
@@ -199,8 +220,8 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
               std::to_string(TILEBEAM_CONTROL_VERSION);
         return TB_E_VERSION;
     }
-    if (o.executor != TILEBEAM_EXECUTOR_THREAD && o.executor != TILEBEAM_EXECUTOR_PROCESS) {
-        why = "executor must be thread or process";
+    if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
+        why = "executor must be thread, process or hexagon";
     } else if ((o.numerics & ~(TILEBEAM_NUMERICS_FP16 | TILEBEAM_NUMERICS_EXACT_EXP)) != 0) {
         why = "numerics must be int8 or fp16, with or without exact exponentials";
     } else if (o.n_threads < 0 || o.n_threads > max_threads) {
@@ -210,11 +231,12 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     } else if (!terminated(o.isa) || !terminated(o.npud_path)) {
         why = "isa and npud_path must end with NUL";
     } else if (o.isa[0]) {
-        const auto isas = tb::npu::kernel_isas();
-        if (std::none_of(isas.begin(), isas.end(), [&](const char * name) { return std::strcmp(name, o.isa) == 0; })) {
-            why = std::string("no kernel set '") + o.isa + "' on this CPU; there are:";
-            for (const char * name : isas)
-                why += std::string(" ") + name;
+        const std::vector<std::string> isas = isas_of(o.executor);
+        if (std::find(isas.begin(), isas.end(), o.isa) == isas.end()) {
+            why = std::string("no kernel set '") + o.isa + "' ";
+            why += o.executor == TILEBEAM_EXECUTOR_HEXAGON ? "for Hexagon; there are:" : "on this CPU; there are:";
+            for (const std::string & name : isas)
+                why += " " + name;
         }
     }
     if (!why.empty()) return TB_E_UNSUPPORTED;
@@ -223,7 +245,11 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     int threads = 0;
     {
         std::lock_guard<std::mutex> hold(lock);
+        const int32_t before = opt.executor;
         opt = o;
+        if (o.executor != before && o.deadline_ms == tb::session::default_deadline_ms(kind_of(before))) {
+            opt.deadline_ms = tb::session::default_deadline_ms(kind_of(o.executor));
+        }
         opt.n_devices = static_cast<uint32_t>(listed);
         numerics_in_force = opt.numerics;
         threads = wanted_threads();

@@ -1,4 +1,4 @@
-// The NPU side as the CPU side holds it: a thread of this process, or a tilebeam-npud process.
+// The NPU side as the CPU side holds it: a thread of this process, or a tilebeam-npud process, natively or emulated.
 #ifndef TILEBEAM_SESSION_PEER_H
 #define TILEBEAM_SESSION_PEER_H
 
@@ -25,9 +25,12 @@ class peer {
     virtual int pid() const = 0;
 };
 
-// Both start serve(region_fd, socket_fd) on copies of the descriptors. nullptr: `why` says what went wrong.
+// All start serve(region_fd, socket_fd) on copies of the descriptors. nullptr: `why` says what went wrong.
 std::unique_ptr<peer> start_thread(int region_fd, int socket_fd, std::string & why);
 std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why);
+// emulator: "" = qemu-hexagon from PATH; path: tilebeam-npud-hexagon.
+std::unique_ptr<peer> start_hexagon(const std::string & emulator, const std::string & path, int region_fd,
+                                    int socket_fd, std::string & why);
 
 } // namespace tb::session
 

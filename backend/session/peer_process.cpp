@@ -1,7 +1,8 @@
-// The NPU as a process of its own, tilebeam-npud. See peer.h.
+// The NPU as a process of its own: tilebeam-npud, or tilebeam-npud-hexagon in an emulator. See peer.h.
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
@@ -147,13 +148,8 @@ struct spawn_settings {
     spawn_settings & operator=(const spawn_settings &) = delete;
 };
 
-} // namespace
-
-std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why) {
-    if (path.empty()) {
-        why = "the process executor needs the path of tilebeam-npud";
-        return nullptr;
-    }
+// `command` gets the descriptors' numbers and this process's as further arguments.
+std::unique_ptr<peer> start(std::vector<std::string> command, int region_fd, int socket_fd, std::string & why) {
     collect_abandoned();
     // Above the numbers they are to get, so that neither overwrites the other.
     const int region = fcntl(region_fd, F_DUPFD_CLOEXEC, 10);
@@ -176,11 +172,18 @@ std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int
         posix_spawnattr_setsigdefault(&s.attributes, &all);
         posix_spawnattr_setpgroup(&s.attributes, 0);
         posix_spawnattr_setflags(&s.attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-        const std::string region_arg = "--region-fd=" + std::to_string(child_region_fd);
-        const std::string socket_arg = "--socket-fd=" + std::to_string(child_socket_fd);
-        const std::string parent_arg = "--parent=" + std::to_string(getpid());
-        const char * argv[] = {path.c_str(), region_arg.c_str(), socket_arg.c_str(), parent_arg.c_str(), nullptr};
-        error = posix_spawn(&child, path.c_str(), &s.actions, &s.attributes, const_cast<char **>(argv), environ);
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+        posix_spawn_file_actions_addclosefrom_np(&s.actions, child_socket_fd + 1);
+#endif
+        command.push_back("--region-fd=" + std::to_string(child_region_fd));
+        command.push_back("--socket-fd=" + std::to_string(child_socket_fd));
+        command.push_back("--parent=" + std::to_string(getpid()));
+        std::vector<char *> argv;
+        for (std::string & argument : command) {
+            argv.push_back(argument.data());
+        }
+        argv.push_back(nullptr);
+        error = posix_spawn(&child, argv[0], &s.actions, &s.attributes, argv.data(), environ);
     }
     for (const int fd : {region, socket}) {
         if (fd >= 0) {
@@ -188,10 +191,53 @@ std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int
         }
     }
     if (error != 0) {
-        why = "the NPU process '" + path + "' could not be started: " + std::strerror(error);
+        why = "the NPU process '" + command[0] + "' could not be started: " + std::strerror(error);
         return nullptr;
     }
     return std::make_unique<process_peer>(child);
+}
+
+// The executable that a shell would start: `name` itself if it has a slash, else from PATH. "" = there is none.
+std::string find_program(const std::string & name) {
+    if (name.find('/') != std::string::npos) {
+        return access(name.c_str(), X_OK) == 0 ? name : "";
+    }
+    const char * path = std::getenv("PATH");
+    const std::string folders = path ? path : "/usr/local/bin:/usr/bin:/bin";
+    for (size_t at = 0; at <= folders.size();) {
+        const size_t end = std::min(folders.find(':', at), folders.size());
+        const std::string file = folders.substr(at, end - at) + "/" + name;
+        if (end > at && access(file.c_str(), X_OK) == 0) {
+            return file;
+        }
+        at = end + 1;
+    }
+    return "";
+}
+
+} // namespace
+
+std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why) {
+    if (path.empty()) {
+        why = "the process executor needs the path of tilebeam-npud";
+        return nullptr;
+    }
+    return start({path}, region_fd, socket_fd, why);
+}
+
+std::unique_ptr<peer> start_hexagon(const std::string & emulator, const std::string & path, int region_fd,
+                                    int socket_fd, std::string & why) {
+    const std::string name = emulator.empty() ? "qemu-hexagon" : emulator;
+    const std::string program = find_program(name);
+    if (program.empty()) {
+        why = name + " was not found: install the package qemu-user";
+        return nullptr;
+    }
+    if (access(path.c_str(), R_OK) != 0) {
+        why = "'" + path + "' was not built: install the packages clang-19, lld-19 and libc++-19-dev, and build again";
+        return nullptr;
+    }
+    return start({program, path}, region_fd, socket_fd, why);
 }
 
 } // namespace tb::session

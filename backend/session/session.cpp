@@ -78,7 +78,11 @@ struct session::impl {
     std::atomic<bool> failed{false};
     result why_failed;
 
-    const char * noun() const { return opt.kind == executor_kind::process ? "NPU process" : "NPU thread"; }
+    const char * noun() const {
+        return opt.kind == executor_kind::thread    ? "NPU thread"
+               : opt.kind == executor_kind::process ? "NPU process"
+                                                    : "Hexagon NPU process";
+    }
     int64_t most_spin_ns() const { return int64_t{std::max(opt.spin_us, 0)} * 1000; }
     uint8_t * payload() const { return static_cast<uint8_t *>(region->data()) + payload_offset; }
     void put(const void * data, size_t size) {
@@ -124,8 +128,17 @@ bool session::impl::start(std::string & why) {
         return false;
     }
     socket = sockets[0];
-    npu = opt.kind == executor_kind::process ? start_process(opt.npud_path, region->fd(), sockets[1], why)
-                                             : start_thread(region->fd(), sockets[1], why);
+    switch (opt.kind) {
+    case executor_kind::thread:
+        npu = start_thread(region->fd(), sockets[1], why);
+        break;
+    case executor_kind::process:
+        npu = start_process(opt.npud_path, region->fd(), sockets[1], why);
+        break;
+    case executor_kind::hexagon:
+        npu = start_hexagon(opt.emulator, opt.npud_path, region->fd(), sockets[1], why);
+        break;
+    }
     close(sockets[1]);
     return npu && shake_hands(why);
 }
@@ -356,6 +369,10 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
     if (s->self->opt.isa.empty()) {
         if (const char * isa = std::getenv("TILEBEAM_ISA")) {
             s->self->opt.isa = isa;
+    s->self->opt.memory_limit = address_limit(opt.kind, opt.memory_limit);
+    if (opt.deadline_ms <= 0) {
+        s->self->opt.deadline_ms = default_deadline_ms(opt.kind);
+    }
         }
     }
     if (!s->self->start(why)) {

@@ -12,15 +12,28 @@
 
 namespace tb::session {
 
-enum class executor_kind { thread, process };
+// hexagon: tilebeam-npud-hexagon, a process like the other but for another instruction set, run by qemu-hexagon.
+enum class executor_kind { thread, process, hexagon };
+
+constexpr int default_deadline_ms(executor_kind kind) {
+    return kind == executor_kind::hexagon ? 600000 : 60000; // the emulator takes some hundred times as long
+}
+
+// What a session may map at most, given the limit asked for (0 = none): with 32-bit addresses never more than 3 GiB,
+// which leaves the rest to the program and its scratch memory.
+constexpr uint64_t address_limit(executor_kind kind, uint64_t wanted) {
+    constexpr uint64_t most = uint64_t{3} << 30;
+    return kind == executor_kind::hexagon && (wanted == 0 || wanted > most) ? most : wanted;
+}
 
 struct options {
     executor_kind kind = executor_kind::thread;
     int n_threads = 0;         // NPU worker threads; 0 = one per usable CPU
-    int deadline_ms = 60000;   // longest wait for one op; starts anew whenever an op of the graph ends
+    int deadline_ms = 0;       // longest wait for one op; starts anew whenever an op of the graph ends. 0 = the default
     int spin_us = 50;          // spin this long before sleeping
     uint64_t memory_limit = 0; // address space for mapped buffers; 0 = none
-    std::string npud_path;     // process: the tilebeam-npud executable
+    std::string npud_path;     // process: the tilebeam-npud executable; hexagon: tilebeam-npud-hexagon
+    std::string emulator;      // hexagon: the emulator's executable, "" = qemu-hexagon from PATH
     std::string isa;           // kernel set, "" = best
 };
 

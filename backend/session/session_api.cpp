@@ -55,12 +55,14 @@ tb_session * tb_session_start(const tb_session_options * o, tb_session_result * 
     tb_session * started = nullptr;
     guarded(result, [&] {
         tb::session::options opt;
-        opt.kind = o->process ? tb::session::executor_kind::process : tb::session::executor_kind::thread;
+        using kind = tb::session::executor_kind;
+        opt.kind = o->process == 0 ? kind::thread : o->process == 2 ? kind::hexagon : kind::process;
         opt.n_threads = o->n_threads;
         opt.deadline_ms = o->deadline_ms > 0 ? o->deadline_ms : opt.deadline_ms;
         opt.spin_us = o->spin_us != 0 ? std::max(o->spin_us, 0) : opt.spin_us;
         opt.memory_limit = o->memory_limit;
         opt.npud_path = o->npud_path ? o->npud_path : "";
+        opt.emulator = o->emulator ? o->emulator : "";
         opt.isa = o->isa ? o->isa : "";
         tb::session::result r;
         auto s = tb::session::session::start(opt, r.why);

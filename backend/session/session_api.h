@@ -18,12 +18,13 @@ typedef struct tb_session tb_session;
 
 // 0 and NULL mean the defaults of session.h.
 typedef struct tb_session_options {
-    int process; // 0: thread, else process
+    int process; // 0: thread, 1: process, 2: Hexagon in an emulator
     int n_threads;
     int deadline_ms;
     int spin_us; // -1: never spin
     uint64_t memory_limit;
     const char * npud_path;
+    const char * emulator;
     const char * isa;
 } tb_session_options;
 

@@ -39,6 +39,7 @@ class Executor(StrEnum):
 
     thread = "thread"
     process = "process"
+    qemu_hexagon = "qemu-hexagon"
 
 
 class Numerics(StrEnum):
@@ -90,7 +91,9 @@ DeviceOption = Annotated[Device, typer.Option("--device", help="npu: Tilebeam; c
 Threads = Annotated[int | None, typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.")]
 CtxSize = Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.")]
 Sequences = Annotated[int, typer.Option("-np", "--parallel", min=1, max=256, help="Samples that decode together.")]
-ExecutorOption = Annotated[Executor | None, typer.Option("--executor", help="NPU as threads or as a process.")]
+ExecutorOption = Annotated[
+    Executor | None, typer.Option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 Budget = Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Candidates per prompt.")]

@@ -20,7 +20,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.registration import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}
-EXECUTORS = ("thread", "process")
+EXECUTORS = ("thread", "process", "qemu-hexagon")  # the order of enum tilebeam_executor
 # enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
 NUMERICS = {"int8": 0, "fp16": 1}
 SOFTMAX = {"table": 0, "exact": 16}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -96,6 +97,7 @@ def examine() -> Report:
             f"TILEBEAM_NPU={'thread' if executor == 'process' else 'process'}.",
             lambda r, e=executor: _executor(r, e),  # type: ignore[misc]
         )
+    report.attempt("executor: qemu-hexagon", "The other executors do without it.", _hexagon)
     report.attempt(
         "kernels",
         "Do not trust results of this build: set TILEBEAM_ISA=portable, and report this with `tilebeam doctor --json`.",
@@ -211,10 +213,15 @@ def _executor(report: Report, kind: str) -> str:
     from tilebeam import _npu, _paths
 
     ffi, lib = _npu.load()
-    options = ffi.new("tb_session_options *", {"process": int(kind == "process"), "n_threads": 1, "deadline_ms": 10000})
-    path = ffi.new("char[]", os.fsencode(_paths.native("tilebeam-npud")))
+    number, program = {
+        "thread": (0, "tilebeam-npud"),
+        "process": (1, "tilebeam-npud"),
+        "qemu-hexagon": (2, "tilebeam-npud-hexagon"),
+    }[kind]
+    options = ffi.new("tb_session_options *", {"process": number, "n_threads": 1, "deadline_ms": 10000})
+    path = ffi.new("char[]", os.fsencode(_paths.native(program)))
     options.npud_path = path
-    wanted = ffi.new("char[]", os.environ.get("TILEBEAM_ISA", "").encode())
+    wanted = ffi.new("char[]", b"hvx" if kind == "qemu-hexagon" else os.environ.get("TILEBEAM_ISA", "").encode())
     options.isa = wanted
     result = ffi.new("tb_session_result *")
     session = lib.tb_session_start(options, result)
@@ -231,8 +238,21 @@ def _executor(report: Report, kind: str) -> str:
         lib.tb_session_stop(session)
     fact = {"isa": isa, "noop_microseconds": microseconds, "own_process": pid != os.getpid()}
     report.facts.setdefault("executors", {})[kind] = fact
-    where = f"tilebeam-npud (pid {pid})" if fact["own_process"] else "threads of this process"
+    where = f"{program} (pid {pid})" if fact["own_process"] else "threads of this process"
     return f"{where}, kernel set {isa}, answers in {microseconds:.1f} us"
+
+
+def _hexagon(report: Report) -> str:
+    """The emulated executor where it is there; nothing is wrong where it is not."""
+    from tilebeam import _paths
+
+    try:
+        _paths.native("tilebeam-npud-hexagon")
+    except FileNotFoundError:
+        return "not built (optional): install the packages clang-19, lld-19 and libc++-19-dev, and build again"
+    if shutil.which("qemu-hexagon") is None:
+        return "qemu-hexagon was not found (optional): install the package qemu-user"
+    return _executor(report, "qemu-hexagon")
 
 
 def _words(ffi: Any, result: Any) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.control import Control, TiledTensor, control
+from tilebeam.control import EXECUTORS, Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
 from tilebeam.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
 
@@ -76,7 +76,8 @@ def load(
         threads: NPU worker threads, or CPU threads on the CPU; None: one per usable CPU.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
-        executor: "thread" or "process"; None keeps what is configured (default "thread", or TILEBEAM_NPU).
+        executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
+            None keeps what is configured (default "thread", or TILEBEAM_NPU).
         flash_attn: use flash attention; without it attention runs as several slower ops.
         type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
@@ -168,7 +169,7 @@ def _check_options(
     need(
         n_ubatch is None or within(n_ubatch, 1, n_batch), f"n_ubatch must lie between 1 and n_batch, not {n_ubatch!r}."
     )
-    need(executor in (None, "thread", "process"), f'executor must be "thread" or "process", not {executor!r}.')
+    need(executor in (None, *EXECUTORS), f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}.")
     for name, kind in (("type_k", type_k), ("type_v", type_v)):
         need(kind in KV_TYPES, f"{name} must be one of {', '.join(KV_TYPES)}, not {kind!r}.")
     need(flash_attn or type_v != "q8_0", "A quantized V cache needs flash attention.")
