@@ -364,15 +364,15 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
     count_forks();
     std::unique_ptr<session> s(new session);
     s->self->opt = opt;
+    s->self->opt.memory_limit = address_limit(opt.kind, opt.memory_limit);
+    if (opt.deadline_ms <= 0) {
+        s->self->opt.deadline_ms = default_deadline_ms(opt.kind);
+    }
     s->self->fork_count = forks.load();
     s->self->budget = spin_budget(s->self->most_spin_ns());
     if (s->self->opt.isa.empty()) {
         if (const char * isa = std::getenv("TILEBEAM_ISA")) {
             s->self->opt.isa = isa;
-    s->self->opt.memory_limit = address_limit(opt.kind, opt.memory_limit);
-    if (opt.deadline_ms <= 0) {
-        s->self->opt.deadline_ms = default_deadline_ms(opt.kind);
-    }
         }
     }
     if (!s->self->start(why)) {
