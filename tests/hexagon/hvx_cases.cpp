@@ -1,8 +1,9 @@
 // Runs kernels on what it is sent: the far end of tests/test_hvx.py. Compiled for Hexagon (run by qemu-hexagon) and for
 // the host over the emulated intrinsics, so that one request can be answered by both.
 //
-// stdin: requests, each nine uint32 (op, set, five parameters, 0, bytes) and that many bytes. stdout: answers, each a
-// uint32 with the number of bytes and the bytes. Ends with its input; exit status 1 for a request that makes no sense.
+// stdin: requests, each nine uint32 (op, set, five parameters, count, bytes) and that many bytes. stdout: answers, each
+// a uint32 with the number of bytes and the bytes. With count != 0 the answer is instead one uint32: the instruction
+// packets that qemu executed in the kernel. Ends with its input; exit status 1 for a request that makes no sense.
 #include <cstdint>
 #include <cstring>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 #include "kernels/hvx/hmx_model.h"
 #include "kernels/kernels.h"
 
+#include "../../bench/hvx/exponents.h"
+#include "../../bench/hvx/layouts.h"
 #include "hvx_intrinsic_cases.h"
 
 using namespace tb::npu;
@@ -34,12 +37,15 @@ enum op : uint32_t {
     op_to_float,
     op_round,
     op_intrinsic,
-    op_hmx
+    op_hmx,
+    op_layout,
+    op_polynomial,
+    op_gather,
 };
 enum set : uint32_t { set_portable, set_hvx };
 
 struct request {
-    uint32_t op, set, p[5], zero, bytes;
+    uint32_t op, set, p[5], count, bytes;
 };
 
 bool read_all(void * to, size_t n) {
@@ -62,6 +68,23 @@ bool write_all(const void * from, size_t n) {
     return true;
 }
 
+uint32_t packets; // executed by the last kernel
+
+// qemu-hexagon's own count of packets, control register 20: no assembler has a name for it. 0 on the host.
+uint32_t packet_count() {
+    uint32_t n = 0;
+#if defined(__hexagon__)
+    __asm__ volatile("{ r0 = r0 }\n\t.word 0x6a14c000\n\t%0 = r0" : "=r"(n) : : "r0", "memory");
+#endif
+    return n;
+}
+
+template <class F> void counted(F && f) {
+    const uint32_t before = packet_count();
+    f();
+    packets = packet_count() - before;
+}
+
 // p: format, rows, k_tiles, add. in: panel, float x[rows][32 * k_tiles], float out[rows][32]. out: the last again.
 size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
     const auto format = static_cast<gemm_format>(p[0]);
@@ -81,12 +104,12 @@ size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
             const uint8_t * row = x + static_cast<size_t>(first + m) * row_bytes;
             t.gemm.quantize(reinterpret_cast<const float *>(row), tiles, kernel.offset, work, n, m);
         }
-        kernel.run({input, work, tiles, n, p[3] != 0, at});
+        counted([&] { kernel.run({input, work, tiles, n, p[3] != 0, at}); });
     }
     return out_bytes;
 }
 
-// p: type, tiles, whether `out` starts 64 bytes off. To floats [k][32], or to FP16 tiles.
+// p: type, tiles. To floats [k][32], or to FP16 tiles.
 size_t dequantize(const kernel_table & t, const uint32_t (&p)[5]) {
     t.gemm.dequantize(p[0], input, p[1], reinterpret_cast<float *>(output));
     return p[1] * 4096;
@@ -95,8 +118,65 @@ size_t dequantize(const kernel_table & t, const uint32_t (&p)[5]) {
 size_t tiles(const uint32_t (&p)[5]) {
     const hvx::dequantize_function f = hvx::dequantize_of(p[0]);
     if (f == nullptr) return 0;
-    f(input, p[1], reinterpret_cast<uint16_t *>(output));
+    counted([&] { f(input, p[1], reinterpret_cast<uint16_t *>(output)); });
     return p[1] * 2048;
+}
+
+// p: layout, tiles. in: blocks of each tile one after another, 128 bytes more. out: FP16 tiles.
+size_t layout(const uint32_t (&p)[5]) {
+    using namespace tb::bench;
+    uint16_t * out = reinterpret_cast<uint16_t *>(output);
+    void (*columns)(const uint8_t *, uint32_t, uint16_t *) = nullptr;
+    void (*whole)(const uint8_t *, uint32_t, uint16_t *) = nullptr;
+    switch (p[0]) {
+    case 0:
+        columns = conventional_one;
+        break;
+    case 1:
+        columns = conventional_tuned;
+        break;
+    case 2:
+        whole = tile_groups;
+        break;
+    case 3:
+        whole = super_blocks;
+        break;
+#if TILEBEAM_HVX_FLOAT
+    case 4:
+        columns = conventional_arithmetic;
+        break;
+#endif
+    default:
+        return 0;
+    }
+    counted([&] {
+        if (whole != nullptr) return whole(input, p[1], out);
+        for (uint32_t t = 0; t < p[1]; t++)
+            columns(input + t * 32 * block_bytes, block_bytes, out + t * hmx::tile_halves);
+    });
+    return p[1] * tile_bytes;
+}
+
+// p: 0 FP16, 1 float. FP16 numbers, whole vectors.
+size_t polynomial(const request & r) {
+#if TILEBEAM_HVX_FLOAT
+    const auto f = r.p[0] == 0 ? bench::exp2_fp16_polynomial : bench::exp2_fp32_polynomial;
+    f(reinterpret_cast<const uint16_t *>(input), r.bytes / 128, reinterpret_cast<uint16_t *>(output));
+    return r.bytes;
+#else
+    (void)r;
+    return 0;
+#endif
+}
+
+// FP16 numbers, whole vectors: the table look-up alone.
+size_t gather(const request & r) {
+    const uint16_t * table = attention_exp2_table();
+    counted([&] {
+        hvx::exp2_vectors(table, reinterpret_cast<const uint16_t *>(input), r.bytes / 128,
+                          reinterpret_cast<uint16_t *>(output));
+    });
+    return r.bytes;
 }
 
 // p: cells, has bias. in: uint64 visible, float scale, softcap, max, sum, s[64], bias[64].
@@ -163,6 +243,12 @@ size_t answer(const request & r) {
         return hvx_cases::run(r.p[0], static_cast<int32_t>(r.p[1]), input, output);
     case op_hmx:
         return hmx_product(r.p);
+    case op_layout:
+        return layout(r.p);
+    case op_polynomial:
+        return polynomial(r);
+    case op_gather:
+        return gather(r);
     default:
         return 0;
     }
@@ -174,9 +260,11 @@ int main() {
     request r;
     while (read_all(&r, sizeof(r))) {
         if (r.bytes > capacity || !read_all(input, r.bytes)) return 1;
+        packets = 0;
         const size_t n = answer(r);
-        const uint32_t bytes = static_cast<uint32_t>(n);
-        if (n == 0 || !write_all(&bytes, sizeof(bytes)) || !write_all(output, n)) return 1;
+        const uint32_t bytes = r.count != 0 ? sizeof(packets) : static_cast<uint32_t>(n);
+        const void * bytes_of = r.count != 0 ? static_cast<const void *>(&packets) : output;
+        if (n == 0 || !write_all(&bytes, sizeof(bytes)) || !write_all(bytes_of, bytes)) return 1;
     }
     return 0;
 }

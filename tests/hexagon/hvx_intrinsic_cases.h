@@ -25,6 +25,7 @@ using function = HVX_VectorPair (*)(const operands & o);
 inline constexpr function functions[] = {
     [](const operands & o) -> HVX_VectorPair { return o.xy(); },
     [](const operands & o) -> HVX_VectorPair { return one(Q6_V_vsplat_R(o.r)); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_Vh_vsplat_R(o.r)); },
     [](const operands & o) -> HVX_VectorPair { return one(Q6_V_vmux_QVV(o.halves(), o.u, o.v)); },
     [](const operands & o) -> HVX_VectorPair { return one(shown(Q6_Q_and_QQn(o.words(), o.halves()))); },
     [](const operands & o) -> HVX_VectorPair { return one(Q6_Vw_vadd_VwVw(o.u, o.v)); },
@@ -53,6 +54,10 @@ inline constexpr function functions[] = {
     [](const operands & o) -> HVX_VectorPair { return Q6_W_vshuff_VVR(o.u, o.v, -2); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuw_vunpack_Vuh(o.u); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuw_vzxt_Vuh(o.u); },
+    [](const operands & o) -> HVX_VectorPair { return Q6_Wuh_vunpack_Vub(o.u); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_V_vror_VR(o.u, o.r)); },
+    [](const operands & o) -> HVX_VectorPair { return one(shown(Q6_Q_vsetq_R(o.r))); },
+    [](const operands & o) -> HVX_VectorPair { return one(shown(Q6_Q_and_QQ(o.words(), o.halves()))); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuh_vzxt_Vub(o.u); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wh_vsxt_Vb(o.u); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wh_vlut16_VbVhR(o.u, o.v, o.r); },

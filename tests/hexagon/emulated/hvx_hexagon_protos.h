@@ -106,7 +106,18 @@ inline HVX_Vector Q6_V_vxor_VV(HVX_Vector u, HVX_Vector v) { return u ^ v; }
 inline HVX_Vector Q6_V_vsplat_R(int32_t r) {
     return hvx_emulated::make<int32_t>([=](int) { return r; });
 }
+inline HVX_Vector Q6_Vh_vsplat_R(int32_t r) {
+    return hvx_emulated::make<int16_t>([=](int) { return r; });
+}
 inline HVX_Vector Q6_V_vmux_QVV(HVX_VectorPred q, HVX_Vector u, HVX_Vector v) { return (q & u) | (~q & v); }
+inline HVX_Vector Q6_V_vror_VR(HVX_Vector u, int32_t r) {
+    const hvx_emulated::lanes<uint8_t> a(u);
+    return hvx_emulated::make<uint8_t>([&](int i) { return a.at[(i + r) & 127]; });
+}
+inline HVX_VectorPred Q6_Q_vsetq_R(int32_t r) {
+    return hvx_emulated::make<int8_t>([=](int i) { return i < (r & 127) ? -1 : 0; });
+}
+inline HVX_VectorPred Q6_Q_and_QQ(HVX_VectorPred s, HVX_VectorPred t) { return s & t; }
 inline HVX_VectorPred Q6_Q_and_QQn(HVX_VectorPred s, HVX_VectorPred t) { return s & ~t; }
 
 // ---- words
@@ -190,6 +201,11 @@ inline HVX_VectorPair Q6_Wuw_vunpack_Vuh(HVX_Vector u) {
     return hvx_emulated::pair(hvx_emulated::make<uint32_t>([&](int i) { return a.at[i]; }),
                               hvx_emulated::make<uint32_t>([&](int i) { return a.at[32 + i]; }));
 }
+inline HVX_VectorPair Q6_Wuh_vunpack_Vub(HVX_Vector u) {
+    const hvx_emulated::lanes<uint8_t> a(u);
+    return hvx_emulated::pair(hvx_emulated::make<uint16_t>([&](int i) { return a.at[i]; }),
+                              hvx_emulated::make<uint16_t>([&](int i) { return a.at[64 + i]; }));
+}
 inline HVX_VectorPair Q6_Wuw_vzxt_Vuh(HVX_Vector u) {
     const hvx_emulated::lanes<uint16_t> a(u);
     return hvx_emulated::pair(hvx_emulated::make<uint32_t>([&](int i) { return a.at[2 * i]; }),
@@ -231,11 +247,15 @@ inline void Q6_vgather_ARMVh(HVX_Vector * out, intptr_t base, int32_t last, HVX_
         if (at.at[i] <= last) std::memcpy(reinterpret_cast<char *>(out) + 2 * i, from, 2);
     }
 }
-inline void Q6_vscatter_RMVhV(intptr_t base, int32_t last, HVX_Vector offsets, HVX_Vector values) {
-    const hvx_emulated::lanes<uint16_t> at(offsets), x(values);
+inline void Q6_vscatter_QRMVhV(HVX_VectorPred q, intptr_t base, int32_t last, HVX_Vector offsets, HVX_Vector values) {
+    const hvx_emulated::lanes<uint16_t> at(offsets), x(values), wanted(q);
     for (int i = 0; i < 64; i++) {
-        if (at.at[i] <= last) std::memcpy(reinterpret_cast<char *>(base) + at.at[i], &x.at[i], 2);
+        char * to = reinterpret_cast<char *>(base) + at.at[i];
+        if (at.at[i] <= last && wanted.at[i] != 0) std::memcpy(to, &x.at[i], 2);
     }
+}
+inline void Q6_vscatter_RMVhV(intptr_t base, int32_t last, HVX_Vector offsets, HVX_Vector values) {
+    Q6_vscatter_QRMVhV(Q6_V_vsplat_R(-1), base, last, offsets, values);
 }
 
 // ---- multiplication
@@ -290,6 +310,20 @@ TB_QFLOAT32(Q6_Vqf32_vadd_Vqf32Vsf, a + b)
 TB_QFLOAT32(Q6_Vqf32_vsub_VsfVsf, a - b)
 #undef TB_QFLOAT32
 
+// Words of the even halves, then of the odd ones, and back.
+inline HVX_VectorPair Q6_Wqf32_vmpy_VhfVhf(HVX_Vector u, HVX_Vector v) {
+    const hvx_emulated::lanes<uint16_t> a(u), b(v);
+    const auto product = [&](int i) {
+        return tb_float_bits(hvx_emulated::half(a.at[i]) * hvx_emulated::half(b.at[i]));
+    };
+    return hvx_emulated::pair(hvx_emulated::make<uint32_t>([&](int i) { return product(2 * i); }),
+                              hvx_emulated::make<uint32_t>([&](int i) { return product(2 * i + 1); }));
+}
+inline HVX_Vector Q6_Vhf_equals_Wqf32(HVX_VectorPair p) {
+    const hvx_emulated::lanes<uint32_t> even(Q6_V_lo_W(p)), odd(Q6_V_hi_W(p));
+    return hvx_emulated::make<uint16_t>(
+        [&](int i) { return tb_float_to_half(hvx_emulated::real(i & 1 ? odd.at[i / 2] : even.at[i / 2])); });
+}
 inline HVX_Vector Q6_Vhf_equals_Vqf16(HVX_Vector u) { return u; }
 inline HVX_Vector Q6_Vsf_equals_Vqf32(HVX_Vector u) { return u; }
 

@@ -36,16 +36,11 @@ HVX_Vector constant(const table & t) { return load_aligned(t.at); }
 // The tile's 32 scales, in the upper half of a vector that starts inside its quants: nothing past a tile is read.
 HVX_Vector scales_of(const uint8_t * tile, uint32_t quants) { return load(tile + quants - scale_bytes); }
 
-// s[n] at 2n and 2n + 1: for every row pair of a tile.
-HVX_Vector column_scales(const uint8_t * tile, uint32_t quants) {
-    const HVX_Vector s = scales_of(tile, quants);
-    return Q6_V_hi_W(Q6_W_vshuff_VVR(s, s, -2));
-}
+// `column`: s[n] at 2n and 2n + 1, for every row pair of a tile.
+HVX_Vector twice(HVX_Vector s) { return Q6_V_hi_W(Q6_W_vshuff_VVR(s, s, -2)); }
 
-// s[g] in word g, as a table for vlut16.
-HVX_Vector scale_table(const uint8_t * tile, uint32_t quants) {
-    return Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(scales_of(tile, quants)));
-}
+// `tile`: s[g] in word g, as a table for vlut16.
+HVX_Vector scale_table(HVX_Vector s) { return Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(s)); }
 
 // Indices that spread scales 4i .. 4i + 3 over two row pairs: 32 halves each, even bytes then odd bytes.
 constexpr table spread_indices(int i) {
@@ -91,20 +86,44 @@ struct widened {
 };
 #endif
 
-__attribute__((always_inline)) inline void column_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * out,
+// A 4-bit tile in registers. Loops load the next tile while they work on one, or each iteration would begin with
+// packets that only load; the last one loads itself again.
+struct tile_4bit {
+    static constexpr uint32_t quants = 512;
+    HVX_Vector chunk[4], scales;
+    explicit tile_4bit(const uint8_t * p)
+        : chunk{load(p), load(p + 128), load(p + 256), load(p + 384)}, scales(scales_of(p, quants)) {}
+};
+
+// f(tile, out) for each tile.
+template <class F>
+__attribute__((always_inline)) inline void each_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out,
+                                                     F && f) {
+    if (tiles == 0) return;
+    constexpr uint32_t bytes = tile_4bit::quants + scale_bytes;
+    const uint8_t * last = panel + (tiles - 1) * bytes;
+    tile_4bit next(panel);
+    for (; tiles != 0; tiles--, out += tile_halves) {
+        const tile_4bit now = next;
+        panel = panel == last ? panel : panel + bytes;
+        next = tile_4bit(panel);
+        f(now, out);
+    }
+}
+
+__attribute__((always_inline)) inline void column_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out,
                                                        const table & t) {
     const HVX_Vector values = constant(t);
-    for (; tiles != 0; tiles--, panel += 512 + scale_bytes, out += tile_halves) {
-        const scales s(column_scales(panel, 512));
+    each_4bit(panel, tiles, out, [&](const tile_4bit & tile, uint16_t * __restrict to) {
+        const scales s(twice(tile.scales));
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            const HVX_Vector chunk = load(panel + 128 * c);
-            const HVX_VectorPair low = look_up(chunk, values);
-            const HVX_VectorPair high = look_up(Q6_Vuh_vlsr_VuhR(chunk, 4), values);
-            store_pair(out + 256 * c, s.times(Q6_V_lo_W(low)), s.times(Q6_V_hi_W(low)));
-            store_pair(out + 256 * c + 128, s.times(Q6_V_lo_W(high)), s.times(Q6_V_hi_W(high)));
+        for (int c = 0; c < 4; c++, to += 256) {
+            const HVX_VectorPair low = look_up(tile.chunk[c], values);
+            const HVX_VectorPair high = look_up(Q6_Vuh_vlsr_VuhR(tile.chunk[c], 4), values);
+            store_pair(to, s.times(Q6_V_lo_W(low)), s.times(Q6_V_hi_W(low)));
+            store_pair(to + 128, s.times(Q6_V_lo_W(high)), s.times(Q6_V_hi_W(high)));
         }
-    }
+    });
 }
 
 #if !TILEBEAM_HVX_FLOAT
@@ -142,46 +161,45 @@ HVX_VectorPair look_up_in_four(HVX_Vector indices, HVX_Vector tables) {
 
 #endif
 
-__attribute__((always_inline)) inline void tile_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * out,
-                                                     const table & t) {
+__attribute__((always_inline)) inline void group_4bit(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out,
+                                                      const table & t) {
     const HVX_Vector values = constant(t);
-    for (; tiles != 0; tiles--, panel += 512 + scale_bytes, out += tile_halves) {
-        const HVX_Vector all = scale_table(panel, 512);
+    each_4bit(panel, tiles, out, [&](const tile_4bit & tile, uint16_t * __restrict to) {
+        const HVX_Vector all = scale_table(tile.scales);
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            const HVX_Vector chunk = load(panel + 128 * c), upper = Q6_Vuh_vlsr_VuhR(chunk, 4);
+        for (int c = 0; c < 4; c++, to += 256) {
+            const HVX_Vector upper = Q6_Vuh_vlsr_VuhR(tile.chunk[c], 4);
 #if TILEBEAM_HVX_FLOAT
-            const HVX_VectorPair low = look_up(chunk, values), high = look_up(upper, values);
+            const HVX_VectorPair low = look_up(tile.chunk[c], values), high = look_up(upper, values);
             const HVX_VectorPair s0 = look_up(constant(spread[2 * c]), all, c / 2);
             const HVX_VectorPair s1 = look_up(constant(spread[2 * c + 1]), all, c / 2);
-            store_pair(out + 256 * c, scales(Q6_V_lo_W(s0)).times(Q6_V_lo_W(low)),
-                       scales(Q6_V_hi_W(s0)).times(Q6_V_hi_W(low)));
-            store_pair(out + 256 * c + 128, scales(Q6_V_lo_W(s1)).times(Q6_V_lo_W(high)),
+            store_pair(to, scales(Q6_V_lo_W(s0)).times(Q6_V_lo_W(low)), scales(Q6_V_hi_W(s0)).times(Q6_V_hi_W(low)));
+            store_pair(to + 128, scales(Q6_V_lo_W(s1)).times(Q6_V_lo_W(high)),
                        scales(Q6_V_hi_W(s1)).times(Q6_V_hi_W(high)));
 #else
             const HVX_VectorPair s = look_up(constant(quadruple[c]), all, c / 2);
-            const HVX_VectorPair low = look_up_in_four(chunk, scales(Q6_V_lo_W(s)).times(values));
+            const HVX_VectorPair low = look_up_in_four(tile.chunk[c], scales(Q6_V_lo_W(s)).times(values));
             const HVX_VectorPair high = look_up_in_four(upper, scales(Q6_V_hi_W(s)).times(values));
-            store_pair(out + 256 * c, Q6_V_lo_W(low), Q6_V_hi_W(low));
-            store_pair(out + 256 * c + 128, Q6_V_lo_W(high), Q6_V_hi_W(high));
+            store_pair(to, Q6_V_lo_W(low), Q6_V_hi_W(low));
+            store_pair(to + 128, Q6_V_lo_W(high), Q6_V_hi_W(high));
 #endif
         }
-    }
+    });
 }
 
 } // namespace
 
-void dequantize_q4_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+void dequantize_q4_column(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     column_4bit(panel, tiles, out, q4_table);
 }
 
-void dequantize_iq4nl_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+void dequantize_iq4nl_column(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     column_4bit(panel, tiles, out, iq4nl_table);
 }
 
-void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const scales s(column_scales(panel, 1024));
+        const scales s(twice(scales_of(panel, 1024)));
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));
@@ -190,17 +208,17 @@ void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * out)
     }
 }
 
-void dequantize_q4_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
-    tile_4bit(panel, tiles, out, q4_table);
+void dequantize_q4_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
+    group_4bit(panel, tiles, out, q4_table);
 }
 
-void dequantize_iq4nl_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
-    tile_4bit(panel, tiles, out, iq4nl_table);
+void dequantize_iq4nl_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
+    group_4bit(panel, tiles, out, iq4nl_table);
 }
 
-void dequantize_q8_tile(const uint8_t * panel, uint32_t tiles, uint16_t * out) {
+void dequantize_q8_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const HVX_Vector all = scale_table(panel, 1024);
+        const HVX_Vector all = scale_table(scales_of(panel, 1024));
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));

@@ -27,7 +27,7 @@ inline HVX_Vector load_aligned(const void * p) { return *static_cast<const HVX_V
 inline void store_aligned(void * p, HVX_Vector v) { *static_cast<HVX_Vector *>(p) = v; }
 
 inline HVX_Vector words(uint32_t x) { return Q6_V_vsplat_R(static_cast<int32_t>(x)); }
-inline HVX_Vector halves(uint32_t x) { return words(x << 16 | (x & 0xffff)); }
+inline HVX_Vector halves(uint32_t x) { return Q6_Vh_vsplat_R(static_cast<int32_t>(x)); }
 
 // 32 FP16 numbers, one in the low half of each word, to float bits. Exact; NaN stays NaN.
 inline HVX_Vector half_to_float(HVX_Vector h) {
