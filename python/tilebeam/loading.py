@@ -288,7 +288,7 @@ class _Loader:
         self._stack = stack
         self._control: Control | None = None
         self._placement = Placement(())
-        self._logits_bytes = _LOGITS_BYTES
+        self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
 
     def run(self) -> LM:
         from tilebeam.lm import LM, LoadInfo
@@ -359,16 +359,25 @@ class _Loader:
             raise TilebeamError("Several devices and memory limits need n_gpu_layers=-1: all layers on the NPU.")
         most = o.devices or (MAX_DEVICES if any(rooms) and options["n_devices"] == 1 else options["n_devices"])
         weights = self._file.weights
-        if limited := [room for room in rooms[:most] if room]:
-            self._logits_bytes = min(_LOGITS_BYTES, min(limited) // 8)
-        use = Use(
-            n_ctx=o.n_ctx,
-            n_ubatch=o.n_ubatch,
-            n_outputs=min(o.n_ubatch, self._n_outputs(weights.n_vocab)),
-            flash_attn=o.flash_attn,
-            kv_bytes=_KV_BYTES[o.type_k] + _KV_BYTES[o.type_v],
-        )
-        return Planner(weights, use).place(rooms, least if o.devices or not any(rooms) else 1, most)
+
+        def planner(n_outputs: int) -> Planner:
+            kv_bytes = _KV_BYTES[o.type_k] + _KV_BYTES[o.type_v]
+            return Planner(weights, Use(o.n_ctx, o.n_ubatch, min(o.n_ubatch, n_outputs), o.flash_attn, kv_bytes))
+
+        most_outputs = self._n_outputs(weights.n_vocab)
+        if not any(rooms[:most]):
+            return planner(most_outputs).place(rooms, least, most)
+        # As few devices as do with the fewest rows of logits, then as many rows as these have room for.
+        found = planner(self._n_ids()).place(rooms, o.devices or 1, most)
+        n_outputs = most_outputs
+        while n_outputs > self._n_ids():
+            roomy = planner(n_outputs).on(rooms[: len(found.counts)])
+            if roomy is not None and len(roomy.divisions) <= len(found.divisions):
+                found = roomy
+                break
+            n_outputs = max(self._n_ids(), n_outputs // 2)
+        self._most_outputs = n_outputs
+        return found
 
     def _load_model(self) -> Any:
         c = self._c
@@ -480,7 +489,7 @@ class _Loader:
 
     def _n_outputs(self, n_vocab: int) -> int:
         """Positions of one batch that may have logits."""
-        return max(self._n_ids(), min(self._o.n_batch, self._logits_bytes // (4 * n_vocab)))
+        return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
     def _n_ids(self) -> int:
         """Sequences: one per sample, and one that keeps a prompt for samples that wait for a slot."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 PAGE = 4096
 PANEL = 32  # columns of a tile
 NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
-_CUT_SEARCH = 40  # steps of bisection for the fill level; more do not move a layer
+_MOST_TRIED = 64  # cut matrices of which each is tried whole again
+_FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
 
 
 def pages(size: float) -> int:
@@ -202,6 +203,11 @@ class Planner:
                 break
             cut = list(dict.fromkeys([*cut, *group]))
             found = self._with_cuts(room, cut)
+        # Those that came first may not be needed now.
+        for m in list(cut) if found is not None and len(cut) <= _MOST_TRIED else []:
+            fewer = [other for other in cut if other is not m]
+            if (better := self._with_cuts(room, fewer)) is not None:
+                cut, found = fewer, better
         return found
 
     def _with_cuts(self, room: list[int], cut: list[Matrix]) -> Placement | None:
@@ -211,7 +217,7 @@ class Planner:
         # The lower the level that all devices are filled to, the more even; a cut matrix then takes what is left.
         low, high = 0.0, 1.0
         best = self._fill(items, room, high)
-        for _ in range(_CUT_SEARCH if best else 0):
+        for _ in range(_FILL_STEPS if best else 0):
             middle = (low + high) / 2
             tried = self._fill(items, room, middle)
             if tried is None:
@@ -260,7 +266,7 @@ class Planner:
         lent = pages(4 * rows * m.columns) + pages(4 * rows * m.depth) + 2 * PAGE
         free = []
         for d, size in enumerate(room):
-            left = size - used[d] - PAGE - (0 if d == home else lent)
+            left = size - used[d] - 2 * PAGE - (0 if d == home else lent)
             free.append(max(0, left // m.panel))
         panels = -(-m.columns // PANEL)
         if sum(free) < panels:

@@ -1,0 +1,594 @@
+"""Several devices: models spread by layers, matrices cut over sessions, limits on address space, faults of one of them.
+
+Whatever the placement, the logits are those of one device bit for bit: the kernels are the same, and each output is
+computed by one of them alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ggml_kit as kit
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tilebeam
+from accuracy import compare
+from ggml_kit import Context, Device, ffi
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tilebeam import NpuError, SamplingParams, TilebeamError, loading
+from tilebeam.control import Division, control
+from tilebeam.placement import PAGE, Matrix, Placement, Planner, Use, Weights, weights_of
+
+import gguf_tools
+from gguf_tools.synth import preset, write_model
+
+F32 = npt.NDArray[np.float32]
+KIB = 1024
+PROMPT = "the question is how many times two plus two is less than ten"
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 2, "n_batch": 32}
+VOCAB = 8000  # the output matrix is then as large as all layers together
+MODELS: dict[str, dict[str, Any]] = {
+    "ordinary": {"arch": "llama", "type": "q4_0"},
+    "tied": {"arch": "gemma3", "type": "q8_0"},
+    "float output": {"arch": "qwen2", "type": "iq4_nl", "types": {"output": "f16"}},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    found = {
+        name: write_model(folder / f"{i}.gguf", preset("tiny", n_vocab=VOCAB, **changes))
+        for i, (name, changes) in enumerate(MODELS.items())
+    }
+    found["repacked"] = folder / "repacked.gguf"
+    gguf_tools.pack(found["ordinary"], found["repacked"])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = held()
+    yield
+    assert held() == before
+
+
+def held() -> tuple[Any, ...]:
+    status = control().status()
+    alive = [d["name"] for d in control().devices() if d["session"] == "alive"]
+    return status["buffers"], status["buffer_bytes"], status["tiled_tensors"], status["bad_buffers"], alive
+
+
+def answer(path: Path, **options: Any) -> tuple[tilebeam.LoadInfo, list[dict[str, Any]], F32, list[int]]:
+    """How it was loaded, the devices then, logits of a prompt in batches of 8 and 1, and what it says."""
+    with tilebeam.load(path, **{**SMALL, **options}) as lm:
+        tokens = lm.tokenize(PROMPT)
+        logits = np.concatenate([lm.logits(tokens, chunk=8), lm.logits(tokens[:5], chunk=1)])
+        said = lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        devices = [control().device_status(d) for d in range(len(lm.info.layers))]
+        return lm.info, devices, logits, said
+
+
+def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that finds the same packages."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    full = {**os.environ, "PYTHONPATH": path, **env}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=full, timeout=120)
+
+
+# --- the same logits whatever the placement ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(files: dict[str, Path]) -> dict[str, tuple[F32, list[int]]]:
+    """Logits and text of each model on one device without a limit."""
+    result = {}
+    for name, path in files.items():
+        info, _, logits, said = answer(path)
+        assert (len(info.layers), info.divided) == (1, ())
+        result[name] = logits, said
+    return result
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("name", ["ordinary", "repacked"])
+@pytest.mark.parametrize(
+    ("options", "devices", "divided"),
+    [
+        ({"devices": 2}, 2, ()),
+        ({"devices": 4}, 4, ()),
+        ({"devices": 2, "memory_limit": 2400 * KIB}, 2, ()),
+        ({"devices": 2, "memory_limit": [2900 * KIB, 1500 * KIB]}, 2, ("output.weight",)),
+        ({"devices": 4, "memory_limit": 1360 * KIB}, 4, ("output.weight",)),
+        ({"memory_limit": "1360KiB"}, 4, ("output.weight",)),
+    ],
+)
+def test_spread_and_cut(
+    files: dict[str, Path],
+    alone: dict[str, tuple[F32, list[int]]],
+    name: str,
+    executor: str,
+    options: dict[str, Any],
+    devices: int,
+    divided: tuple[str, ...],
+) -> None:
+    info, states, logits, said = answer(files[name], executor=executor, **options)
+    assert info.divided == divided
+    assert len(info.layers) == devices
+    assert sum(info.layers) == 5  # the output counts as one
+    assert min(info.layers) > 0
+    np.testing.assert_array_equal(logits, alone[name][0])
+    assert said == alone[name][1]
+    for d in states:
+        assert d["executor"] == executor
+        assert (d["npu_pid"] == os.getpid()) == (executor == "thread")
+        assert d["memory_used"] > 0
+        if d["memory_limit"]:
+            assert d["memory_used"] <= d["memory_limit"] == d["memory_total"]
+            assert d["memory_free"] <= d["memory_limit"] - d["memory_used"]
+    assert len({d["npu_pid"] for d in states}) == (1 if executor == "thread" else devices)
+
+
+@pytest.mark.parametrize("name", ["tied", "float output"])
+def test_other_output_matrices_are_cut(
+    files: dict[str, Path], alone: dict[str, tuple[F32, list[int]]], name: str
+) -> None:
+    """A tied one, of which the device has a copy of its own; one in plain rows, mapped from the file."""
+    info, devices, logits, said = answer(files[name], memory_limit="1536KiB")
+    assert info.divided == ("token_embd.weight" if name == "tied" else "output.weight",)
+    assert len(info.layers) > 2
+    np.testing.assert_array_equal(logits, alone[name][0])
+    assert said == alone[name][1]
+    assert all(0 < d["memory_used"] <= 1536 * KIB for d in devices)
+
+
+def test_layer_matrices_are_cut_too(tmp_path: Path) -> None:
+    """A limit below what one layer takes."""
+    path = write_model(tmp_path / "wide.gguf", preset("tiny", arch="llama", type="q4_0", n_ff=4096, n_layer=2))
+    _, _, logits, said = answer(path, n_batch=8)
+    info, devices, spread_logits, spread_said = answer(path, n_batch=8, memory_limit="1900KiB")
+    assert any(name.startswith("blk.0.ffn") for name in info.divided)
+    assert any(name.startswith("blk.1.ffn") for name in info.divided)
+    np.testing.assert_array_equal(spread_logits, logits)
+    assert spread_said == said
+    assert all(d["memory_used"] <= 1900 * KIB for d in devices)
+
+
+def test_against_the_stock_backend(files: dict[str, Path], alone: dict[str, tuple[F32, list[int]]]) -> None:
+    """What all placements agree on is right."""
+    for name in MODELS:
+        with tilebeam.load(files[name], "cpu", **SMALL) as lm:
+            tokens = lm.tokenize(PROMPT)
+            stock = np.concatenate([lm.logits(tokens, chunk=8), lm.logits(tokens[:5], chunk=1)])
+        assert compare(stock, alone[name][0]).kl < 2e-3, name
+
+
+# --- placements -------------------------------------------------------------------------------------------------------
+
+
+def needs(w: Weights, use: Use, p: Placement) -> list[int]:
+    """Bytes of each device for weights and KV cache alone, counted anew: what every placement must leave room for."""
+    home = [d for d, count in enumerate(p.counts) for _ in range(count)]
+    used = [0] * len(p.counts)
+    cut = {d.name for d in p.divisions}
+    for i, size in enumerate(w.layers):
+        used[home[i]] += size - sum(m.size for m in w.matrices if m.home == i and m.name in cut)
+        if i < w.n_layer:
+            used[home[i]] += int(use.n_ctx * w.kv_row * use.kv_bytes)
+    for division in p.divisions:
+        m = next(m for m in w.matrices if m.name == division.name)
+        for device, columns in division.parts:
+            used[device] += m.size * columns // m.columns
+    return used
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Weights, Use, list[int]]:
+    n_layer = draw(st.integers(1, 6))
+    layers, matrices = [], []
+    for home in range(n_layer + 1):
+        total = draw(st.integers(1, 40)) * PAGE
+        for i in range(draw(st.integers(0, 2))):
+            columns = draw(st.integers(64, 3000))
+            size = columns * draw(st.sampled_from([36, 144, 544]))
+            matrices.append(Matrix(f"m{home}.{i}", home, columns, size, 64))
+            total += size
+        layers.append(total)
+    w = Weights(tuple(layers), tuple(matrices), 64, 128, 512, 64, 32, 2, draw(st.integers(1, 2)))
+    use = Use(256, draw(st.integers(1, 64)), draw(st.integers(1, 32)), draw(st.booleans()), 4.0)
+    one = st.integers(200_000, 6_000_000)
+    limits = draw(st.one_of(st.just([0] * 15), st.lists(one, min_size=15, max_size=15), one.map(lambda n: [n] * 15)))
+    return w, use, limits
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases(), st.integers(1, 15))
+def test_placements_keep_their_promises(case: tuple[Weights, Use, list[int]], n: int) -> None:
+    w, use, limits = case
+    p = Planner(w, use).on(limits[:n])
+    if p is None:
+        assert any(limits), "without a limit everything fits"
+        return
+    assert len(p.counts) == n
+    assert sum(p.counts) == len(w.layers)
+    if not any(limits):
+        assert not p.divisions
+        # no device idles while another could give it a layer
+        assert 0 not in p.counts or max(p.counts) == 1
+    for division in p.divisions:
+        m = next(m for m in w.matrices if m.name == division.name)
+        assert sum(columns for _, columns in division.parts) == m.columns
+        assert all(columns % 32 == 0 for _, columns in division.parts[:-1])
+        assert [d for d, _ in division.parts] == sorted({d for d, _ in division.parts})
+    for least, planned, limit in zip(needs(w, use, p), p.planned, limits, strict=False):
+        assert least <= planned + PAGE
+        assert limit == 0 or planned <= limit
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["ordinary", "repacked", "tied", "float output"]), st.integers(500, 4000), st.integers(8, 64))
+def test_what_is_planned_can_be_loaded(files: dict[str, Path], name: str, limit: int, n_batch: int) -> None:
+    """Any limit either gives a model that works within it, or a refusal by the plan: never a failure half way."""
+    try:
+        lm = tilebeam.load(files[name], **{**SMALL, "n_batch": n_batch}, memory_limit=limit * KIB)
+    except TilebeamError as error:
+        if "does not fit" not in str(error):
+            raise
+        return
+    with lm:
+        assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        assert all(d["memory_used"] <= limit * KIB for d in control().devices() if d["session"] == "alive")
+
+
+def test_the_advice_of_a_refusal_works(files: dict[str, Path]) -> None:
+    with pytest.raises(TilebeamError, match="does not fit") as refusal:
+        tilebeam.load(files["ordinary"], **SMALL, devices=2, memory_limit="1360KiB")
+    advice = str(refusal.value)
+    assert "the output" in advice
+    devices = int(advice.partition("devices=")[2].partition(",")[0])
+    with tilebeam.load(files["ordinary"], **SMALL, devices=devices, memory_limit="1360KiB") as lm:
+        assert len(lm.info.layers) == devices
+    with pytest.raises(TilebeamError, match="Use a memory_limit of at least") as refusal:
+        tilebeam.load(files["ordinary"], **SMALL, devices=1, memory_limit="300KiB")
+    least = float(str(refusal.value).partition("at least ")[2].partition(" MiB")[0])
+    with tilebeam.load(files["ordinary"], **SMALL, devices=1, memory_limit=int(least * 2**20)) as lm:
+        assert lm.info.layers == (5,)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"devices": 0}, "between 1 and 15"),
+        ({"devices": 16}, "between 1 and 15"),
+        ({"memory_limit": "much"}, "size such as"),
+        ({"memory_limit": -1}, "size such as"),
+        ({"memory_limit": []}, "between 1 and 15 sizes"),
+        ({"devices": 2, "n_gpu_layers": 1}, "n_gpu_layers=-1"),
+    ],
+)
+def test_bad_options(files: dict[str, Path], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TilebeamError, match=text):
+        tilebeam.load(files["ordinary"], **SMALL, **options)
+
+
+def test_sizes() -> None:
+    assert loading.parse_limits("2GiB") == [2 << 30]
+    assert loading.parse_limits(["512M", "1kb", 7, "0"]) == [512 << 20, 1024, 7, 0]
+
+
+def test_a_limit_is_for_one_load(files: dict[str, Path]) -> None:
+    before = control().options()["memory_limit"]
+    with tilebeam.load(files["ordinary"], **SMALL, memory_limit="8MiB") as limited:
+        assert limited.info.layers == (5,)
+        used = control().device_status(0)["memory_used"]
+        assert control().options()["memory_limit"] == before
+        # what is left of a running session's limit counts for the next model
+        with tilebeam.load(files["tied"], **SMALL) as second:
+            assert len(second.info.layers) == 2
+            assert used < control().device_status(0)["memory_used"] <= 8 << 20
+        with pytest.raises(TilebeamError, match="HMX0 already runs with memory_limit=8388608"):
+            tilebeam.load(files["tied"], **SMALL, memory_limit="9MiB")
+    with tilebeam.load(files["ordinary"], **SMALL) as free:
+        assert free.info.layers == (5,)
+        assert control().device_status(0)["memory_limit"] == before[0]
+
+
+# --- one matrix over several sessions ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return kit.device()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([kit.Q4_0, kit.Q8_0, kit.IQ4_NL]),
+    st.integers(1, 6),
+    st.integers(33, 300),
+    st.integers(1, 20),
+    st.data(),
+)
+def test_a_cut_matrix_multiplies_as_a_whole_one(kind: int, kt: int, n: int, m: int, data: st.DataObject) -> None:
+    """Any cut between tiles, over any devices, also the same one twice."""
+    panels = (n + 31) // 32
+    cuts = sorted(data.draw(st.sets(st.integers(1, panels - 1), max_size=3))) if panels > 1 else []
+    ends = [32 * c for c in cuts] + [n]
+    parts = tuple((data.draw(st.integers(0, 3)), end - start) for start, end in itertools.pairwise([0, *ends]))
+    rng = np.random.default_rng(kt * n * m)
+    weights = kit.blocks(rng, kind, (32 * kt, n))
+    inputs = rng.standard_normal((m, 32 * kt)).astype(np.float32)
+    results = []
+    for division in ((), (Division("w", parts),)):
+        with Context() as c, control().divided(division):
+            w = c.tensor(kind, 32 * kt, n, name="w")
+            c.allocate(c.device.tiled)
+            x = c.tensor(kit.F32, 32 * kt, m)
+            y = kit.lib.ggml_mul_mat(c.ctx, w, x)
+            z = kit.lib.ggml_add(c.ctx, y, y)  # the next op sees all parts
+            c.allocate(c.device.plain)
+            kit.put(w, weights)
+            kit.put(x, inputs)
+            for _ in range(2):  # the second run sends the graphs that the sessions kept
+                assert c.compute(z) == kit.SUCCESS
+            np.testing.assert_array_equal(kit.get(w), weights)
+            results.append((kit.floats(y), kit.floats(z)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+    np.testing.assert_array_equal(results[1][1], 2 * results[1][0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (((0, 32), (1, 33)), "does not fit"),
+        (((0, 33), (1, 31)), "through a tile"),
+        (((0, 0), (1, 64)), "0 columns"),
+        (((0, 32), (15, 32)), "no device 15"),
+    ],
+)
+def test_divisions_that_make_no_sense(device: Device, parts: tuple[tuple[int, int], ...], text: str) -> None:
+    with Context() as c:
+        w = c.tensor(kit.Q4_0, 64, 64, name="w")
+        try:
+            with control().divided([Division("w", parts)]):
+                assert kit.lib.ggml_backend_alloc_ctx_tensors_from_buft(c.ctx, device.tiled) == ffi.NULL
+            said = control().last_error()
+        except TilebeamError as error:
+            said = str(error)
+        assert text in said
+        w.buffer = w.data = ffi.NULL
+
+
+def test_devices_do_not_take_each_others_memory(device: Device) -> None:
+    """ggml then copies what crosses from one to another."""
+    others = [ffi.cast("void *", control().device(i)) for i in range(3)]
+    assert others[0] == device.pointer
+    for i, j in itertools.product(range(3), repeat=2):
+        buft = kit.lib.ggml_backend_dev_buffer_type(others[j])
+        assert ffi.string(kit.lib.ggml_backend_buft_name(buft)) == f"HMX{j}".encode()
+        assert kit.lib.ggml_backend_dev_supports_buft(others[i], buft) == (i == j)
+    with pytest.raises(TilebeamError, match="no device 15"):
+        control().device_status(15)
+
+
+# --- limits that are met late, or not at all --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ordinary", "repacked", "float output"])
+@pytest.mark.parametrize("limit", [64, 1200, 2000, 3000, 4400, 12000])
+def test_the_plugin_refuses_what_no_plan_kept_out(
+    files: dict[str, Path], name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, KV cache or intermediate results past the limit: an error with the numbers, and nothing stays."""
+    monkeypatch.setattr(Planner, "place", lambda *_: Placement((5,)))
+    before = len(os.listdir("/proc/self/fd"))
+    said = ""
+    try:
+        with tilebeam.load(files[name], **{**SMALL, "n_ctx": 1024}, memory_limit=limit * KIB) as lm:
+            assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    except TilebeamError as error:
+        said = str(error)
+    if limit < 12000:
+        assert "HMX0 has" in said
+        assert f"its {limit * KIB} bytes of address space in use" in said
+        assert "use more devices, a larger memory limit" in said
+    else:
+        assert said == ""
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+STOCK = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+import tilebeam
+from tilebeam.control import control
+registry = tilebeam.register()
+from llama_cpp import Llama
+out = {"names": registry.device_names()}
+try:
+    llm = Llama(sys.argv[1], n_gpu_layers=-1, flash_attn=True, n_ctx=256, n_batch=32, logits_all=True, verbose=False)
+    llm.eval(llm.tokenize(sys.argv[2].encode()))
+    np.save(sys.argv[3], llm.scores[: llm.n_tokens])
+except Exception as error:
+    out["error"] = str(error)
+out["devices"], out["last_error"] = control().devices(), control().last_error()
+print(json.dumps(out))
+"""
+
+
+def stock(path: Path, folder: Path, **env: str) -> tuple[dict[str, Any], F32 | None]:
+    """Run llama-cpp-python's own Llama in a fresh process: (its report, logits)."""
+    target = folder / "logits.npy"
+    target.unlink(missing_ok=True)
+    done = python(STOCK, str(path), PROMPT, str(target), **env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1]), np.load(target) if target.exists() else None
+
+
+def test_stock_llama(files: dict[str, Path], tmp_path: Path) -> None:
+    """One device unless the environment says otherwise; then layers by free memory, and matrices cut past a limit."""
+    report, reference = stock(files["ordinary"], tmp_path)
+    assert report["names"] == ["HMX0"] == [d["name"] for d in report["devices"]]
+    assert reference is not None
+
+    report, logits = stock(files["ordinary"], tmp_path, TILEBEAM_DEVICES="3")
+    assert report["names"] == ["HMX0", "HMX1", "HMX2"]
+    assert all(d["memory_used"] > 0 for d in report["devices"])
+    np.testing.assert_array_equal(logits, reference)
+
+    # 1152 KB of output matrix, cut over both; what is in use besides leaves enough room
+    limits = {"TILEBEAM_DEVICES": "2", "TILEBEAM_MEMORY_LIMIT": "3300K,1100KiB"}
+    report, logits = stock(files["ordinary"], tmp_path, **limits)
+    assert [d["memory_limit"] for d in report["devices"]] == [3300 * KIB, 1100 * KIB]
+    if logits is None:
+        assert "HMX" in report["last_error"]
+        assert "address space" in report["last_error"]
+    else:
+        np.testing.assert_array_equal(logits, reference)
+
+    report, logits = stock(files["ordinary"], tmp_path, TILEBEAM_MEMORY_LIMIT="900K")
+    assert logits is None
+    assert report["error"]
+    assert "HMX0 has" in report["last_error"]
+
+
+def test_environment(files: dict[str, Path]) -> None:
+    code = (
+        "from tilebeam.control import control; o = control().options(); print(o['n_devices'], o['memory_limit'][:4]);"
+        "import tilebeam, sys; lm = tilebeam.load(sys.argv[1], n_ctx=256, n_seq_max=2, n_batch=32, threads=1);"
+        "print(len(lm.info.layers), len(lm.info.divided)); lm.close()"
+    )
+    path = str(files["ordinary"])
+    good = python(code, path, TILEBEAM_DEVICES="4", TILEBEAM_MEMORY_LIMIT="2GiB,1M,1360k")
+    assert good.stdout.splitlines() == ["4 [2147483648, 1048576, 1392640, 1392640]", "1 0"]
+    cut = python(code, path, TILEBEAM_MEMORY_LIMIT="1392640")
+    assert cut.stdout.splitlines()[1] == "4 1"
+    for devices, limit in (("0", "2GiBs"), ("16", "-1"), ("two", "1,,2"), ("2x", "99999999999G")):
+        bad = python(code, path, TILEBEAM_DEVICES=devices, TILEBEAM_MEMORY_LIMIT=limit)
+        assert bad.stdout.splitlines() == ["1 [0, 0, 0, 0]", "1 0"]
+
+
+# --- faults of one session --------------------------------------------------------------------------------------------
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end:
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("which", [0, 1, 3])
+def test_one_session_dies(files: dict[str, Path], which: int) -> None:
+    """The spread model ends with an error; a model on other sessions goes on; the next load starts what is missing."""
+    options = {**SMALL, "executor": "process"}
+    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1360KiB") as spread:
+        said = spread.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        pids = [control().device_status(d)["npu_pid"] for d in range(4)]
+        assert len(set(pids)) == 4
+        kill(pids[which])
+        with pytest.raises(NpuError, match="killed by signal 9"):
+            spread.generate(PROMPT, GREEDY)
+        states = [control().device_status(d)["session"] for d in range(4)]
+        assert states == ["dead" if d == which else "alive" for d in range(4)]
+    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1360KiB") as again:
+        assert again.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == said
+
+
+def test_other_models_go_on(files: dict[str, Path]) -> None:
+    options = {**SMALL, "executor": "process"}
+    with tilebeam.load(files["tied"], **options) as other, tilebeam.load(files["repacked"], **options, devices=3) as lm:
+        said = other.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        lm.generate(PROMPT, GREEDY)
+        kill(control().device_status(2)["npu_pid"])
+        with pytest.raises(NpuError):
+            lm.generate(PROMPT, GREEDY)
+        assert other.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == said
+        with tilebeam.load(files["repacked"], **options, devices=3) as new:
+            new.generate(PROMPT, GREEDY)
+        assert other.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == said
+
+
+# --- one copy of the weights ------------------------------------------------------------------------------------------
+
+
+def memory(pids: set[int]) -> int:
+    """Anonymous and shared-memory bytes of processes; pages that several of them map count once. No file pages."""
+    kb = 0
+    for pid in pids | {os.getpid()}:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                kb += int(line.split()[1])
+    return kb * 1024
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("options", [{}, {"devices": 2}, {"devices": 3, "memory_limit": "24MiB"}])
+@pytest.mark.parametrize("repacked", [False, True])
+def test_prefill_and_decode_share_one_copy(
+    big_files: tuple[Path, Path], repacked: bool, options: dict[str, Any], executor: str
+) -> None:
+    """Packed at load, the weights are in memory once; from a repacked file they are in the page cache alone."""
+    path = big_files[repacked]
+    with gguf_tools.GGUFFile(path) as gguf:
+        tiles = sum(t.nbytes for t in gguf.tensors.values() if t.type.name == "Q4_0" and t.name != "token_embd.weight")
+    settings_ = {"n_ctx": 512, "n_seq_max": 2, "n_batch": 64, "threads": 2, "executor": executor, **options}
+    with tilebeam.load(path, **settings_):  # once before, so that what stays with the process is there
+        pass
+    before = memory(set())
+    status = control().status()
+    bytes_before = status["buffer_bytes"] - status["mapped_bytes"]
+    with tilebeam.load(path, **settings_) as lm:
+        pids = {control().device_status(d)["npu_pid"] for d in range(len(lm.info.layers))}
+        status = control().status()
+        buffers = status["buffer_bytes"] - status["mapped_bytes"] - bytes_before
+        slack = tiles // 2
+        assert tiles > 24 << 20
+        # what the plugin allocated: KV cache, intermediate results, and the tiles if the file has none
+        assert (buffers > tiles) == (not repacked)
+        assert buffers < slack + (0 if repacked else tiles)
+        loaded = memory(pids) - before
+        assert loaded < buffers + slack
+        lm.generate([PROMPT * 6] * 2, SamplingParams(max_tokens=16, seed=1))
+        assert memory(pids) - before < buffers + slack
+        assert control().status()["buffer_bytes"] - status["buffer_bytes"] == 0
+
+
+@pytest.fixture(scope="module")
+def big_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("big")
+    shape = {"n_layer": 8, "n_embd": 768, "n_head": 12, "n_head_kv": 4, "n_ff": 2304, "n_vocab": 6000}
+    ordinary = write_model(folder / "ordinary.gguf", preset("tiny", arch="llama", type="q4_0", **shape))
+    gguf_tools.pack(ordinary, folder / "repacked.gguf")
+    return ordinary, folder / "repacked.gguf"
+
+
+def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
+    with gguf_tools.GGUFFile(files["ordinary"]) as gguf:
+        w = weights_of(gguf, "llama")
+        sizes = {t.name: t.nbytes for t in gguf.tensors.values()}
+    assert w.n_layer == 4
+    assert (w.n_embd, w.n_ff, w.n_vocab, w.q_row, w.kv_row) == (256, 512, VOCAB, 256, 128)
+    for i in range(4):
+        exact = sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}."))
+        assert exact <= w.layers[i] <= exact + 2 * PAGE * 9
+    output = sizes["output.weight"] + sizes["output_norm.weight"]
+    assert output <= w.layers[4] <= output + 4 * PAGE
+    assert {m.name for m in w.matrices if m.home == 4} == {"output.weight"}
