@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 import struct
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ MAX_ELEMENTS = 1 << 48
 MAX_HEADER = 64 << 20  # bytes; the largest real ones, vocabulary and merges, have about 20 MiB
 MAX_ENTRIES = 1 << 16  # keys, and tensors
 READ_AHEAD = 1 << 18
+ARCHITECTURE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
 # value type -> (struct format, bytes)
@@ -309,8 +311,11 @@ class GGUFFile:
 
     @cached_property
     def architecture(self) -> str:
-        """``general.architecture``. Raises GGUFError if it is missing."""
-        return self.text("general.architecture")
+        """``general.architecture``. Raises GGUFError if it is missing or no name."""
+        name = self.text("general.architecture")
+        if not ARCHITECTURE.fullmatch(name):
+            raise GGUFError(f"{self.path}: general.architecture is {name[:60]!r}, which is no name")
+        return name
 
     def text(self, key: str) -> str:
         """A string value. Raises GGUFError if the key is missing or no string."""
@@ -329,17 +334,21 @@ class GGUFFile:
     def read(self, offset: int, n: int) -> Bytes:
         """``n`` bytes at ``offset`` as uint8. Raises GGUFError if the file has become shorter."""
         out = np.empty(n, np.uint8)
-        view, done = out.data, 0
+        self.read_into(offset, out)
+        return out
+
+    def read_into(self, offset: int, out: Bytes) -> None:
+        """Fill ``out``, contiguous, with the bytes at ``offset``. Raises GGUFError as :meth:`read` does."""
+        view, n, done = out.data, out.size, 0
         while done < n:
             got = os.preadv(self.fd, [view[done:]], offset + done)
             if got == 0:
                 raise GGUFError(f"{self.path} became shorter while it was read")
             done += got
-        return out
 
-    def read_tensor(self, t: TensorInfo, at: int, n: int) -> Bytes:
-        """``n`` bytes of a tensor from its byte ``at`` on, as uint8."""
-        return self.read(t.offset + at, n)
+    def read_tensor(self, t: TensorInfo, at: int, out: Bytes) -> None:
+        """Fill ``out`` with a tensor's bytes from its byte ``at`` on."""
+        self.read_into(t.offset + at, out)
 
     def require_unchanged(self) -> None:
         """Raises GGUFError if the file was written to since it was opened."""

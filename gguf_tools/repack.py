@@ -18,11 +18,11 @@ from ggml_ext import LAYOUT_VERSION, Type
 from . import contents as m
 from . import gguf_write as w
 from .errors import GGUFError
-from .gguf_file import DEFAULT_ALIGNMENT, GGUFFile, Q
+from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .split import Source, open_gguf
-from .stream import Digests, Job, Progress, run, write_at
+from .stream import Digests, Job, Piece, Progress, run, write_at
 from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
@@ -76,11 +76,12 @@ class Maker:
     @property
     def job(self) -> Job:
         t = self.target
-        return Job(t.source, None if t.tiled is None and t.type == t.source.type else self._make)
+        copied = t.tiled is None and t.type == t.source.type
+        return Job(t.source, None if copied else self._make, floats=not t.exact)
 
-    def _make(self, data: ggml_ext.Bytes, k: int, rows: int, _first: int) -> ggml_ext.Bytes:
+    def _make(self, p: Piece) -> Bytes:
         t = self.target
-        return make_rows(t.source.type, data, k, rows, t.type, t.tiled, self._rounding)
+        return make_rows(t.source.type, p.data, p.k, p.rows, t.type, t.tiled, self._rounding, p.out)
 
     @property
     def report(self) -> TensorReport:
@@ -293,10 +294,16 @@ def unpack_jobs(f: GGUFFile, manifest: m.Manifest) -> list[Job]:
     """What each tensor of a repacked file becomes when it is unpacked."""
     tiled = {t.name: t.type for t in manifest.tensors}
 
-    def unpack(type: Type, data: ggml_ext.Bytes, k: int, rows: int, _first: int) -> ggml_ext.Bytes:
-        return unpack_rows(type, data, k, rows)
+    def unpack(type: Type, p: Piece) -> Bytes:
+        return unpack_rows(type, p.data, p.k, p.rows, p.out)
 
-    return [Job(t, partial(unpack, tiled[t.name]) if t.name in tiled else None) for t in f.tensors.values()]
+    def job(t: TensorInfo) -> Job:
+        type = tiled.get(t.name)
+        if type is None:
+            return Job(t)
+        return Job(t, partial(unpack, type), floats=type != ggml_ext.column_type(ggml_ext.source_type(type)))
+
+    return [job(t) for t in f.tensors.values()]
 
 
 def source_digest(f: GGUFFile, manifest: m.Manifest, digests: Sequence[bytes]) -> str:

@@ -88,9 +88,9 @@ class SplitFile:
     def __exit__(self, a: type[BaseException] | None, b: BaseException | None, c: TracebackType | None) -> None:
         self.close()
 
-    def read_tensor(self, t: TensorInfo, at: int, n: int) -> Bytes:
-        """``n`` bytes of a tensor from its byte ``at`` on, as uint8."""
-        return self.parts[t.part].read_tensor(t, at, n)
+    def read_tensor(self, t: TensorInfo, at: int, out: Bytes) -> None:
+        """Fill ``out`` with a tensor's bytes from its byte ``at`` on."""
+        self.parts[t.part].read_tensor(t, at, out)
 
     def require_unchanged(self) -> None:
         """Raises GGUFError if a part was written to since it was opened."""

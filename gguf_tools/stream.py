@@ -10,30 +10,58 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
+import numpy as np
+
 from ggml_ext import TILE
 
 from .gguf_file import Bytes, TensorInfo
+from .gguf_write import start_writeback
 from .split import Source
 from .weights import refuse
 
-ELEMENTS = 1 << 21  # of one piece, about; whole panels
-COPY_BYTES = 1 << 22
+# Size of one piece, about. Small where the values go through float arrays several times the source's size: with all
+# threads at work a few dozen MiB are in memory.
+COPY_BYTES = 1 << 21
+PACK_ELEMENTS = 1 << 21
+FLOAT_ELEMENTS = 1 << 18
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # progress(done bytes, total bytes) of what is read
 Progress = Callable[[int, int], None]
-# (data of whole rows, K, rows, number of the first row) -> output bytes
-Make = Callable[[Bytes, int, int, int], Bytes]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole rows of a tensor, panels of them if they become tiles.
+
+    Attributes:
+        data: their bytes, uint8.
+        k: elements of a row.
+        rows: how many.
+        first: number of the first.
+        out: as many bytes as ``data`` for what is made of it, if it has that size.
+    """
+
+    data: Bytes
+    k: int
+    rows: int
+    first: int
+    out: Bytes
+
+
+# What a piece becomes: all of it, in ``piece.out`` or in an array of its own.
+Make = Callable[[Piece], Bytes]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One tensor and what becomes of it; ``make`` None copies."""
+    """One tensor and what becomes of it; ``make`` None copies. ``floats``: ``make`` needs the values as floats."""
 
     source: TensorInfo
     make: Make | None = None
+    floats: bool = False
 
 
 def default_threads() -> int:
@@ -56,37 +84,62 @@ def in_order(pool: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T],
             f.cancel()
 
 
-def _pieces(job: Job) -> Iterator[tuple[int, int]]:
-    """``(offset in the tensor, bytes)``: whole panels of rows, or any bytes of a copy."""
+def _step(job: Job) -> int:
+    """Bytes of a piece: whole panels of rows, or any bytes of a copy."""
     t = job.source
-    step = COPY_BYTES
-    if job.make is not None:
-        step = max(1, ELEMENTS // (t.k * TILE)) * TILE * t.row_bytes
-    for at in range(0, t.nbytes, step):
-        yield at, min(step, t.nbytes - at)
+    if job.make is None:
+        return min(COPY_BYTES, t.nbytes)
+    elements = FLOAT_ELEMENTS if job.floats else PACK_ELEMENTS
+    return min(max(1, elements // (t.k * TILE)) * TILE * t.row_bytes, t.nbytes)
+
+
+class _Buffers:
+    """Arrays that are used again and again: fresh ones cost a page fault for every 4 KiB, a fifth of all time."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: list[Bytes] = []
+
+    def take(self) -> Bytes:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return np.empty(self._size, np.uint8)
+
+    def give(self, *buffers: Bytes) -> None:
+        self._free.extend(buffers)
 
 
 def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[int, Bytes, Bytes]]:
-    """``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order.
+    """``(index of the job, source bytes, output bytes)`` of all jobs' pieces, in order; valid until the next one.
 
     Raises:
         GGUFError: a tensor cannot be converted, or the file became shorter.
     """
+    steps = [_step(job) for job in jobs]
+    buffers = _Buffers(max(steps, default=0))
 
-    def work(item: tuple[int, int, int]) -> tuple[int, Bytes, Bytes]:
-        i, at, n = item
+    def work(item: tuple[int, int]) -> tuple[int, Bytes, Bytes, tuple[Bytes, ...]]:
+        i, at = item
         t, make = jobs[i].source, jobs[i].make
-        data = file.read_tensor(t, at, n)
+        n = min(steps[i], t.nbytes - at)
+        room = buffers.take()
+        data = room[:n]
+        file.read_tensor(t, at, data)
         if make is None:
-            return i, data, data
+            return i, data, data, (room,)
+        result = buffers.take()
         try:
-            return i, data, make(data, t.k, n // t.row_bytes, at // t.row_bytes)
+            made = make(Piece(data, t.k, n // t.row_bytes, at // t.row_bytes, result[:n]))
         except ValueError as e:
             raise refuse(t, e) from e
+        return i, data, made, (room, result)
 
     with ThreadPoolExecutor(threads, "gguf") as pool:
-        items = ((i, at, n) for i, job in enumerate(jobs) for at, n in _pieces(job))
-        yield from in_order(pool, work, items, threads + 1)
+        items = ((i, at) for i, job in enumerate(jobs) for at in range(0, job.source.nbytes, steps[i]))
+        for i, data, made, used in in_order(pool, work, items, threads + 1):
+            yield i, data, made
+            buffers.give(*used)
 
 
 @dataclass(frozen=True)
@@ -142,5 +195,6 @@ def write_at(f: BinaryIO, offsets: Sequence[int | None]) -> Callable[[int, int, 
         if offset is not None:
             f.seek(offset + at)
             f.write(data.data)
+            start_writeback(f.fileno(), offset + at, data.size)
 
     return consume

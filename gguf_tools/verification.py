@@ -19,7 +19,7 @@ from .policy import EMBEDDING, OUTPUT
 from .quantize import ErrorSum
 from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
 from .split import Source, open_gguf
-from .stream import Job, Progress, run
+from .stream import Job, Piece, Progress, run
 from .weights import TB_TYPE, has_values, to_float, unpack_rows
 
 LONG_TEXT = 200
@@ -110,19 +110,21 @@ class _Comparison:
 
     @property
     def job(self) -> Job:
-        return Job(self._source, self._compare)
+        return Job(self._source, self._compare, floats=not self.exact)
 
     def _refuse(self) -> GGUFError:
         return GGUFError(f"{self._f.path}: tensor {self._made.name!r} is not what {self._src.path} gives")
 
-    def _compare(self, data: Bytes, k: int, rows: int, first: int) -> Bytes:
-        t = self._made
-        stored = self._f.read_tensor(t, first * t.row_bytes, rows * t.row_bytes)
+    def _compare(self, p: Piece) -> Bytes:
+        t, k, rows = self._made, p.k, p.rows
+        stored = p.out if self.exact else np.empty(rows * t.row_bytes, np.uint8)
+        self._f.read_tensor(t, p.first * t.row_bytes, stored)
         if self.exact:
-            if not np.array_equal(data, stored if self._tiled is None else unpack_rows(self._tiled, stored, k, rows)):
+            plain = stored if self._tiled is None else unpack_rows(self._tiled, stored, k, rows)
+            if not np.array_equal(p.data, plain):
                 raise self._refuse()
             return NOTHING
-        x = to_float(self._source.type, data, k, rows)
+        x = to_float(self._source.type, p.data, k, rows)
         y = (
             to_float(t.type, stored, k, rows)
             if self._tiled is None

@@ -162,6 +162,7 @@ def make_rows(
     type: gguf.GGMLQuantizationType,
     tiled: Type | None,
     rounding: Rounding = NEAREST,
+    out: Bytes | None = None,
 ) -> Bytes:
     """Plain rows of one type to plain rows or tiles of another, the shortest way.
 
@@ -169,6 +170,7 @@ def make_rows(
         data: uint8, ``rows`` whole rows of ``k`` elements of type ``source``. For tiles, rows is a multiple of 32.
         type: ggml type of the result.
         tiled: its tiled type, None for plain rows.
+        out: as many bytes as ``data``, used where the result has that size; a new array otherwise.
 
     Raises:
         ValueError: a value is not finite or does not fit.
@@ -176,15 +178,15 @@ def make_rows(
     if tiled is None:
         return data if type == source else from_float(type, to_float(source, data, k, rows), rounding)
     if type == source and tiled == ggml_ext.column_type(TB_TYPE[type]):
-        return ggml_ext.pack(tiled, data, k, rows)
+        return ggml_ext.pack(tiled, data, k, rows, out)
     return rounding.quantize(tiled, to_float(source, data, k, rows))
 
 
-def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int) -> Bytes:
-    """Tiles to plain rows: bit for bit from column grouping, rounded again from tile grouping."""
+def unpack_rows(tiled: Type, tiles: Bytes, k: int, rows: int, out: Bytes | None = None) -> Bytes:
+    """Tiles to plain rows: bit for bit from column grouping (into ``out``), rounded again from tile grouping."""
     plain = ggml_ext.source_type(tiled)
     if tiled == ggml_ext.column_type(plain):
-        return ggml_ext.unpack(tiled, tiles, k, rows)
+        return ggml_ext.unpack(tiled, tiles, k, rows, out)
     return from_float(GGML_TYPE[plain], ggml_ext.dequantize(tiled, tiles, k, rows))
 
 

@@ -76,7 +76,7 @@ def test_pieces_of_a_tensor_are_joined_right(tmp_path: Path, monkeypatch: pytest
     """The same files whatever the size of a piece."""
     model = write_gguf(tmp_path / "model.gguf", big=32 * 13)
     gguf_tools.pack(model, tmp_path / "whole.gguf")
-    monkeypatch.setattr(stream, "ELEMENTS", 1)
+    monkeypatch.setattr(stream, "PACK_ELEMENTS", 1)
     monkeypatch.setattr(stream, "COPY_BYTES", 97)
     gguf_tools.pack(model, tmp_path / "pieces.gguf", threads=3)
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
