@@ -10,9 +10,11 @@ extern "C" const char * __asan_default_options() { return "allocator_may_return_
 extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     std::atexit([] {
         const tb::fuzz::totals & t = tb::fuzz::counted();
-        std::fprintf(stderr, "messages answered: %llu, accepted: %llu; ops computed: %llu; too large to send: %llu\n",
-                     static_cast<unsigned long long>(t.messages), static_cast<unsigned long long>(t.accepted),
-                     static_cast<unsigned long long>(t.computed), static_cast<unsigned long long>(t.skipped));
+        const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
+        std::fprintf(stderr,
+                     "messages answered: %llu, accepted: %llu; graphs among them: %llu; ops computed: %llu; graphs too "
+                     "large to send: %llu\n",
+                     number(t.messages), number(t.accepted), number(t.graphs), number(t.computed), number(t.skipped));
     });
     return 0;
 }

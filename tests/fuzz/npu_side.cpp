@@ -329,6 +329,7 @@ bool deliver(const message & m, uint32_t seq, int socket, session::inline_servic
     const bool goes_on = npu.answer(seq);
     require(session::load_word(&c.rep_seq) == seq, "a message was not answered");
     check_reply(c, seq);
+    count.graphs += m.head.kind == TB_REQ_COMPUTE || m.head.kind == TB_REQ_PATCH;
     if (c.reply.status == TB_OK) {
         count.computed += ops_of(m).count;
     }

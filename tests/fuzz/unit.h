@@ -107,6 +107,7 @@ void set_dense(tb_tensor & t);
 struct totals {
     uint64_t messages = 0; // answered
     uint64_t accepted = 0; // of these with TB_OK
+    uint64_t graphs = 0;   // of these COMPUTE and PATCH, whatever became of them
     uint64_t computed = 0; // ops in graphs that ran to their end
     uint64_t skipped = 0;  // not sent: more arithmetic than a fuzz run has time for
 };
