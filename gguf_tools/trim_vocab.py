@@ -1,0 +1,347 @@
+"""Cuts a model's vocabulary down to what a corpus needs: smaller embedding and output matrices, faster decoding.
+
+As the vocabulary trimming of mobile inference services, but so that the model stays a drop-in: special tokens, bytes
+and everything that kept tokens are made of stay (trim_vocab_tokens.py), rows of the two matrices are copied as they
+are, whatever their type, and the file is put in place only after llama.cpp has cut the corpus with it and got its text
+back. Logits of the tokens that are left are the source's, bit for bit where the matrix multiplication treats rows
+alike.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from . import gguf_write as w
+from .errors import GGUFError
+from .gguf_file import ARRAY, STRING, UINT32, GGUFFile, KeyValue, TensorInfo
+from .model_check import check_model
+from .repack import replaced, require_ordinary
+from .trim_vocab_llama import Ids, Tokenizer
+from .trim_vocab_tokens import PREFIX, Kept, Vocabulary, array_parts, close, keep_list, read_vocabulary, strings
+
+# progress(what is done, units done, units in all); units are bytes
+Progress = Callable[[str, int, int], None]
+
+MULTIPLE = 32  # of kept tokens: the output matrix then fits tiles, and the CPU backend's interleaved rows
+CORPUS_PIECE = 1 << 18  # bytes that are tokenized at once, about
+CHECKED = 1 << 23  # bytes of the corpus that the trimmed tokenizer must reproduce
+COPY_BYTES = 1 << 24
+HF_JSON = "tokenizer.huggingface.json"
+# Tensors with one row (or element) for each token.
+PER_TOKEN = ("token_embd.weight", "output.weight", "output.bias", "per_layer_token_embd.weight")
+PER_TOKEN_ENDS = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight")
+
+
+@dataclass(frozen=True)
+class TrimReport:
+    """What became of a vocabulary: sizes in bytes, tokens by why they were kept, and the corpus before and after."""
+
+    path: Path | None  # None: nothing was written
+    source_size: int
+    size: int
+    n_vocab: int
+    n_kept: int
+    kept_special: int
+    kept_corpus: int
+    kept_listed: int
+    kept_intermediate: int
+    kept_filled: int
+    n_merges: int
+    n_merges_kept: int
+    corpus_bytes: int
+    corpus_tokens: int
+    corpus_covered: float  # share of the corpus' tokens that are kept
+    checked_tokens: int  # of the corpus as the source cuts it
+    checked_tokens_after: int  # of the same text as the trimmed tokenizer cuts it
+    notes: tuple[str, ...]
+
+
+def corpus_pieces(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
+    """The text of files in pieces that end at the ends of lines; bytes that are not UTF-8 replaced."""
+    for path in paths:
+        with Path(path).open("rb") as f:
+            while piece := f.read(CORPUS_PIECE):
+                piece += f.readline(CORPUS_PIECE)
+                yield piece.decode("utf-8", "replace").encode()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    counts: Counter[int]
+    n_bytes: int
+    sample: list[tuple[bytes, Ids]]  # the first pieces, for the check
+
+
+def _count(tokenizer: Tokenizer, paths: Sequence[str | os.PathLike[str]], progress: Progress | None) -> _Counted:
+    total = sum(Path(p).stat().st_size for p in paths)
+    counts: Counter[int] = Counter()
+    sample: list[tuple[bytes, Ids]] = []
+    done = 0
+    for piece in corpus_pieces(paths):
+        ids = tokenizer(piece)
+        values, n = np.unique(ids, return_counts=True)
+        counts.update(dict(zip(values.tolist(), n.tolist(), strict=True)))
+        if done < CHECKED:
+            sample.append((piece, ids))
+        done += len(piece)
+        if progress:
+            progress("count", min(done, total), total)
+    return _Counted(counts, done, sample)
+
+
+# ---- metadata
+
+
+def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
+    """An array's record with only some of its elements."""
+    kind, count, at = array_parts(kv)
+    head = kv.raw[: kv.body] + struct.pack("<IQ", kind, len(keep))
+    if kind == STRING:
+        items = strings(kv)
+        return head + b"".join(struct.pack("<Q", len(items[i])) + items[i] for i in keep)
+    size = (len(kv.raw) - at) // count
+    elements = np.frombuffer(kv.raw, np.uint8, offset=at).reshape(count, size)
+    return head + elements[np.asarray(keep, np.int64)].tobytes()
+
+
+def _renumber(f: GGUFFile, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
+    """New records for all metadata that has a token's number or one entry for each token."""
+    n = len(v.tokens)
+    new = {old: i for i, old in enumerate(kept.tokens)}
+    changed: dict[str, bytes] = {}
+    for key, kv in f.kv.items():
+        if key == PREFIX + "merges":
+            changed[key] = _select(kv, kept.merges)
+        elif key == PREFIX + "suppress_tokens" and kv.type == ARRAY:
+            ids = [new[i] for i in kv.value if i in new]
+            kind = array_parts(kv)[0]
+            changed[key] = kv.raw[: kv.body] + struct.pack(f"<IQ{len(ids)}i", kind, len(ids), *ids)
+        elif key.startswith(PREFIX) and kv.type == ARRAY and array_parts(kv)[1] == n:
+            changed[key] = _select(kv, kept.tokens)
+        elif key.startswith(PREFIX) and key.endswith("_token_id") and isinstance(kv.value, int) and kv.value < n:
+            if kv.value not in new:  # cannot be: special ids are wanted
+                raise GGUFError(f"{f.path}: {key} is {kv.value}, which would be dropped")
+            changed[key] = _scalar(kv, new[kv.value])
+        elif key == f"{f.architecture}.vocab_size" and kv.value == n:
+            changed[key] = _scalar(kv, len(kept.tokens))
+    return changed
+
+
+def _scalar(kv: KeyValue, value: int) -> bytes:
+    """An integer's record with another value."""
+    if kv.type == UINT32:
+        return w.kv_u32(kv.key, value)
+    return kv.raw[: kv.body] + value.to_bytes(len(kv.raw) - kv.body, "little", signed=True)
+
+
+def _special_ids(f: GGUFFile, n: int) -> set[int]:
+    values = (kv.value for key, kv in f.kv.items() if key.startswith(PREFIX) and key.endswith("_token_id"))
+    return {v for v in values if isinstance(v, int) and 0 <= v < n}
+
+
+# ---- tensors
+
+
+def _per_token(f: GGUFFile, n: int) -> set[str]:
+    """Names of the tensors to cut.
+
+    Raises:
+        GGUFError: a tensor's size is not the vocabulary's though it should be, or the other way round.
+    """
+    cut = set()
+    for t in f.tensors.values():
+        if t.name in PER_TOKEN or t.name.endswith(PER_TOKEN_ENDS):
+            if t.ne[-1] != n:
+                raise GGUFError(f"{f.path}: tensor {t.name!r} is for {t.ne[-1]} tokens, the vocabulary has {n}")
+            cut.add(t.name)
+        elif not t.name.startswith("blk.") and n in t.ne:
+            raise GGUFError(f"{f.path}: tensor {t.name!r} {list(t.ne)} depends on the vocabulary in an unknown way")
+    if "token_embd.weight" not in cut:
+        raise GGUFError(f"{f.path} has no token embeddings to cut")
+    return cut
+
+
+def _shape(t: TensorInfo, n_kept: int) -> tuple[int, ...]:
+    return (*t.ne[:-1], n_kept)
+
+
+def _copy(f: GGUFFile, t: TensorInfo, out: BinaryIO, at: int, rows: npt.NDArray[np.bool_] | None) -> Iterator[int]:
+    """Copy a tensor's bytes, or of its entries for each token only those in ``rows``; yields bytes read."""
+    entry = 1 if rows is None else t.nbytes // t.ne[-1]
+    n = t.nbytes // entry
+    step = max(1, COPY_BYTES // entry)
+    out.seek(at)
+    for first in range(0, n, step):
+        count = min(step, n - first)
+        data = f.read(t.offset + first * entry, count * entry)
+        if rows is not None:
+            data = data.reshape(count, entry)[rows[first : first + count]]
+        out.write(data.tobytes())
+        yield count * entry
+
+
+# ---- the whole
+
+
+def trim_vocab(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    corpus: Sequence[str | os.PathLike[str]],
+    min_count: int = 1,
+    keep_tokens: str | os.PathLike[str] | None = None,
+    drop_unused: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> TrimReport:
+    """Write ``src`` to ``dst`` with only the tokens that special texts, bytes and a corpus need.
+
+    Any text whose tokens are all kept is cut as before; other text is cut into smaller pieces, down to bytes. The
+    number of tokens is filled up to a multiple of 32.
+
+    Args:
+        corpus: text files (UTF-8).
+        min_count: drop tokens that the corpus has less often. Above 1 the corpus itself may be cut anew.
+        keep_tokens: a file of further tokens to keep, one a line.
+        drop_unused: also drop control tokens named "unused", which no template uses.
+        dry_run: only report what would be done.
+        progress: called with ("count" | "write", bytes done, bytes in all).
+
+    Raises:
+        GGUFError: the model is damaged, repacked, of a kind whose tokenizer or tensors are not understood, or there
+            is nothing to drop; or the trimmed tokenizer would not give the corpus back.
+        OSError: reading or writing failed. In either case ``dst`` is as it was.
+    """
+    if min_count < 1:
+        raise ValueError("min_count is at least 1")
+    if not corpus:
+        raise GGUFError("a corpus is needed: its tokens are what is kept")
+    with GGUFFile(src) as f:
+        require_ordinary(f)
+        check_model(f, f.architecture)
+        v = read_vocabulary(f)
+        n = len(v.tokens)
+        cut = _per_token(f, n)
+        tokenizer = Tokenizer(f.path)
+        try:
+            counted = _count(tokenizer, corpus, progress)
+            special = {*v.essential(drop_unused), *_special_ids(f, n)}
+            used = {i for i, count in counted.counts.items() if count >= min_count} - special
+            listed: set[int] = set()
+            if keep_tokens is not None:
+                lines = Path(keep_tokens).read_text("utf-8", "surrogateescape").split("\n")
+                listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
+            kept = close(v, special | used | listed, MULTIPLE)
+            if len(kept.tokens) >= n:
+                raise GGUFError(f"{f.path}: all {n} tokens are needed, there is nothing to drop")
+            changed = _renumber(f, v, kept)
+            records = [r for r in replaced(f, changed) if not _is_key(r, HF_JSON)]
+            names = [
+                (t.name, t.type, _shape(t, len(kept.tokens)) if t.name in cut else t.ne) for t in f.tensors.values()
+            ]
+            head, offsets, size = w.header(f.version, records, names, f.alignment)
+            notes = _notes(f, counted)
+            after = 0
+            if not dry_run:
+                with w.complete_file(Path(dst), size, sources=[f.path, *map(Path, corpus)]) as out:
+                    _write(f, out, head, offsets, kept, n, cut, progress)
+                    after = _check(out, tokenizer, counted, kept, n)
+        finally:
+            tokenizer.close()
+    before = sum(len(ids) for _, ids in counted.sample)
+    total = sum(counted.counts.values())
+    covered = sum(count for i, count in counted.counts.items() if i in set(kept.tokens))
+    return TrimReport(
+        path=None if dry_run else Path(dst),
+        source_size=f.size,
+        size=size,
+        n_vocab=n,
+        n_kept=len(kept.tokens),
+        kept_special=len(special),
+        kept_corpus=len(used),
+        kept_listed=len(listed),
+        kept_intermediate=kept.intermediate,
+        kept_filled=kept.filled,
+        n_merges=len(v.merges),
+        n_merges_kept=len(kept.merges),
+        corpus_bytes=counted.n_bytes,
+        corpus_tokens=total,
+        corpus_covered=covered / total if total else 1.0,
+        checked_tokens=before,
+        checked_tokens_after=after,
+        notes=tuple(notes),
+    )
+
+
+def _is_key(record: bytes, key: str) -> bool:
+    raw = key.encode()
+    return record[: 8 + len(raw)] == struct.pack("<Q", len(raw)) + raw
+
+
+def _notes(f: GGUFFile, counted: _Counted) -> list[str]:
+    notes = ["Token numbers change: adapters, draft models and saved states of the source do not fit this file."]
+    if HF_JSON in f.kv:
+        notes.append(f"{HF_JSON} describes the whole vocabulary and was left out.")
+    if not counted.counts:
+        notes.append("The corpus is empty: only special tokens and bytes are kept.")
+    return notes
+
+
+def _write(
+    f: GGUFFile,
+    out: BinaryIO,
+    head: bytes,
+    offsets: Sequence[int],
+    kept: Kept,
+    n: int,
+    cut: set[str],
+    progress: Progress | None,
+) -> None:
+    rows, total, done = kept.mask(n), sum(t.nbytes for t in f.tensors.values()), 0
+    out.write(head)
+    for t, at in zip(f.tensors.values(), offsets, strict=True):
+        for read in _copy(f, t, out, at, rows if t.name in cut else None):
+            done += read
+            if progress:
+                progress("write", done, total)
+    out.flush()
+
+
+def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n: int) -> int:
+    """The corpus through the trimmed tokenizer: the same text must come back, and the same tokens where all are kept.
+
+    Returns:
+        How many tokens it takes.
+    """
+    new = np.full(n, -1, np.int32)
+    new[kept.tokens] = np.arange(len(kept.tokens), dtype=np.int32)
+    trimmed, after = Tokenizer(f"/proc/self/fd/{out.fileno()}"), 0
+    try:
+        for piece, ids in counted.sample:
+            got = trimmed(piece)
+            after += len(got)
+            renumbered = new[ids]
+            if (renumbered >= 0).all():
+                same = np.array_equal(got, renumbered)
+            else:
+                same = trimmed.text(got) == tokenizer.text(ids)
+            if not same:
+                raise GGUFError("the trimmed tokenizer does not cut the corpus as the whole one does: nothing written")
+    finally:
+        trimmed.close()
+    return after
+
+
+def as_json(report: TrimReport) -> dict[str, Any]:
+    """A report for scripts."""
+    out: dict[str, Any] = {**report.__dict__, "path": None if report.path is None else str(report.path)}
+    return {**out, "notes": list(report.notes)}

@@ -1,0 +1,110 @@
+"""``gguf-trim-vocab``: cut a model's vocabulary down to what a corpus needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from .cli import MIB, run, stop
+from .trim_vocab import Progress, TrimReport, as_json, trim_vocab
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@contextlib.contextmanager
+def _bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on stderr, one for the corpus and one for the tensors."""
+    if quiet:
+        yield None
+        return
+    bars: dict[str, Any] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+        bars[what].update(done - bars[what].n)
+
+    try:
+        yield progress
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+@app.command()
+def trim(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="GGUF model, not repacked.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)],
+    corpus: Annotated[list[Path], typer.Option(metavar="FILE", help="Text in UTF-8; its tokens are kept. Repeatable.")],
+    min_count: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Drop tokens that the corpus has less than N times.")
+    ] = 1,
+    keep_tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Further tokens to keep, one a line, as in text.")
+    ] = None,
+    drop_unused: Annotated[
+        bool, typer.Option("--drop-unused", help='Also drop control tokens named "unused".')
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Report in JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")] = False,
+) -> None:
+    """Write IN to OUT with only the tokens that special texts, bytes and a corpus need.
+
+    Embedding and output matrices lose the rows of all other tokens, so the file is smaller and decoding faster. Text
+    whose tokens are all kept is cut into the same tokens as before, with the same logits; any other text is cut into
+    smaller pieces, down to bytes. Before OUT appears, llama.cpp cuts the corpus with it and must get its text back.
+
+    Tile the result afterwards: gguf-repack pack OUT OUT.tb.gguf
+    """
+    with _bar(quiet) as progress:
+        report = trim_vocab(
+            source,
+            target,
+            corpus=corpus,
+            min_count=min_count,
+            keep_tokens=keep_tokens,
+            drop_unused=drop_unused,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if json_:
+        typer.echo(json.dumps(as_json(report), indent=1))
+    elif not quiet:
+        _say(report)
+
+
+def _say(r: TrimReport) -> None:
+    for note in r.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"{r.n_vocab} tokens, {r.n_kept} kept: {r.kept_special} special tokens and bytes, ", nl=False)
+    typer.echo(
+        f"{r.kept_corpus} of the corpus, {r.kept_listed} listed, {r.kept_intermediate} on the way to others, ", nl=False
+    )
+    typer.echo(f"{r.kept_filled} to fill up")
+    if r.n_merges:
+        typer.echo(f"{r.n_merges} merges, {r.n_merges_kept} kept")
+    typer.echo(f"corpus: {r.corpus_tokens} tokens, {100 * r.corpus_covered:.2f} % of them kept", nl=r.path is None)
+    if r.path is not None:
+        typer.echo(f"; {r.checked_tokens} tokens checked, now {r.checked_tokens_after}")
+    what = "would be" if r.path is None else str(r.path)
+    ratio = r.size / r.source_size
+    typer.echo(f"{what}: {r.size / MIB:.1f} MiB, {100 * ratio:.1f} % of {r.source_size / MIB:.1f} MiB")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, stop)
+    sys.exit(run(app, "gguf-trim-vocab"))
+
+
+if __name__ == "__main__":
+    main()
