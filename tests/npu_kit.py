@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -223,9 +227,54 @@ class Session:
         return bool(LIB.tb_session_alive(self.handle))
 
     @property
+    def guards(self) -> int:
+        return int(LIB.tb_session_guards(self.handle))
+
+    @property
+    def counters(self) -> Any:
+        counters = FFI.new("tb_session_counters *")
+        LIB.tb_session_count(self.handle, counters)
+        return counters
+
+    @property
     def channel(self) -> Any:
         return LIB.tb_session_channel(self.handle)
 
     @property
     def channel_bytes(self) -> Any:
         return FFI.buffer(self.channel, LIB.tb_session_channel_size(self.handle))
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP, and wait until no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 20
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            assert time.monotonic() < end, "the process does not stop"
+            time.sleep(0.001)
+
+
+@dataclass(frozen=True)
+class Possessions:
+    """What a process holds of the system, and could leak."""
+
+    descriptors: tuple[str, ...]
+    threads: int
+    children: tuple[str, ...]
+    memory_files: int  # mapped
+
+
+def possessions() -> Possessions:
+    """Those of this process now."""
+    files = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            files.append(os.readlink(f"/proc/self/fd/{name}").split(":[")[0])
+    tasks = list(Path("/proc/self/task").iterdir())
+    return Possessions(
+        descriptors=tuple(sorted(f for f in files if not f.startswith("/proc"))),
+        threads=len(tasks),
+        children=tuple(c for t in tasks for c in (t / "children").read_text().split()),
+        memory_files=sum("memfd:tilebeam" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    )

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from npu_kit import FFI, LIB, OK, REQUEST, STATUS, Outcome, Session, SharedArray, Vec, graph, scale
+from npu_kit import FFI, LIB, OK, REQUEST, STATUS, Outcome, Session, SharedArray, Vec, graph, scale, stop_process
 
 N = 1 << 20
 DEADLINE_MS = 400
@@ -56,16 +56,6 @@ def compute_while(s: Session, action: Callable[[], None], delay: float) -> Outco
     finally:
         timer.join()
     raise AssertionError("no call failed")
-
-
-def stop_process(pid: int) -> None:
-    """SIGSTOP, and wait until no thread of the process runs any more."""
-    os.kill(pid, signal.SIGSTOP)
-    end = time.monotonic() + SLACK_S
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        while (task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-            assert time.monotonic() < end, "the process does not stop"
-            time.sleep(0.001)
 
 
 def check_stays_dead(s: Session, first: Outcome) -> None:
@@ -276,6 +266,83 @@ def test_overwritten_page(process: bool, memory: SharedArray, round_: int) -> No
         assert s.compute(ops).status == OK
 
 
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"npu_sleeping": 0},
+        {"cpu_sleeping": 7},
+        {"req_seq": 77},
+        {"req_seq": 77, "rep_seq": 77},
+        {"rep_seq": 12345},
+        {"rep_seq": 0},
+        {"npu_progress": 2**32 - 1},
+        {"npu_ready": 0},
+        {"npu_ready": 3, "req_seq": 0},
+    ],
+    ids=str,
+)
+def test_counters_heal(process: bool, damage: dict[str, int], memory: SharedArray) -> None:
+    """Words that only one side may change, changed while nothing runs: graphs run all the same, and exactly once."""
+    ops = [scale(Vec(0, 256), Vec(0, 256), 2.0)]
+    memory.floats[:] = 1
+    with Session(process, n_threads=1, spin_us=-1) as s:
+        s.map(memory)
+        for i in range(4):
+            before = s.channel.req_seq
+            for name, value in damage.items():
+                setattr(s.channel, name, value)
+            time.sleep(0.03)
+            if "req_seq" in damage and i % 2:
+                s.channel.req_seq = before  # the last request again
+                LIB.tb_service_wake(FFI.addressof(s.channel, "req_seq"))
+                time.sleep(0.03)
+            assert s.compute(ops, 1).status == OK
+            assert np.all(memory.floats[:256] == 2 ** (i + 1))
+
+
+def test_progress_of_nothing_does_not_delay_the_deadline(memory: SharedArray) -> None:
+    """A stopped NPU is late, whatever somebody writes where it tells how far it is."""
+    ending = threading.Event()
+    with Session(True, n_threads=1, deadline_ms=DEADLINE_MS) as s:
+        s.map(memory)
+        stop_process(s.pid)
+
+        def write() -> None:
+            rng = np.random.default_rng(1)
+            while not ending.wait(0.001):
+                s.channel.npu_progress = int(rng.integers(2**32))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            assert s.compute(long_graph()).name == "TB_E_DEADLINE"
+        finally:
+            ending.set()
+            thread.join()
+
+
+def test_damaged_messages_are_refused_whole(memory: SharedArray) -> None:
+    """Every word of a request and of its payload, changed between the two sides: nothing runs, and the NPU says so."""
+    ops = graph([scale(Vec(0, 8), Vec(0, 8), 2.0)])
+    head = FFI.new("tb_graph *", {"slot": 0, "n_ops": 1, "serial": 1})
+    payload = bytes(FFI.buffer(head)) + bytes(FFI.buffer(ops))
+    mapping = FFI.new("tb_map *", {"buffer": 0, "writable": 1, "offset": 0, "size": memory.size})
+    with Peer() as p:
+        assert p.send(REQUEST["TB_REQ_MAP"], bytes(FFI.buffer(mapping)), fd=memory.fd).status == OK
+        assert p.send(REQUEST["TB_REQ_COMPUTE"], payload).status == OK
+        for at in range(0, len(payload), 4):
+            r = p.send(REQUEST["TB_REQ_COMPUTE"], payload, flip=at)
+            assert (r.name, "damaged" in r.why) == ("TB_E_PROTOCOL", True)
+        for name in ("kind", "payload_offset", "payload_size", "check"):
+            for bit in (0, 7, 31):
+                r = p.send(REQUEST["TB_REQ_COMPUTE"], payload, toggle=(name, bit))
+                assert (r.name, "damaged" in r.why) == ("TB_E_PROTOCOL", True)
+        assert p.send(REQUEST["TB_REQ_COMPUTE"], payload).status == OK
+    assert np.all(memory.floats[:8] == 4)
+    assert np.all(memory.floats[8:] == 1)
+
+
 def test_npu_ends_with_its_program() -> None:
     """A killed program leaves no tilebeam-npud behind, even while a forked child still holds its descriptors."""
     script = """
@@ -346,8 +413,18 @@ class Peer:
     def _serve(self) -> None:
         self.code = LIB.tb_service_serve(self.fd, self.theirs.fileno())
 
-    def send(self, kind: int, payload: bytes = b"", fd: int | None = None, **wrong: int) -> Outcome:
-        """One request with the right digest unless told otherwise; the reply."""
+    def send(
+        self,
+        kind: int,
+        payload: bytes = b"",
+        fd: int | None = None,
+        *,
+        flip: int | None = None,
+        toggle: tuple[str, int] | None = None,
+        **wrong: int,
+    ) -> Outcome:
+        """One request and its reply. `wrong` fields get the right digest unless they are it; after the digest is made,
+        `flip` changes a byte of the payload and `toggle` a bit of a field."""
         c, seq = self.channel, (self.channel.req_seq + 1) & 0xFFFFFFFF
         r = c.request
         r.kind, r.payload_offset, r.payload_size = kind, 4096, len(payload)
@@ -356,6 +433,10 @@ class Peer:
             setattr(r, name, value)
         if "check" not in wrong and r.payload_size <= len(payload):
             r.check = LIB.tb_service_check(seq, FFI.addressof(r), FFI.from_buffer(self._map) + 4096)
+        if flip is not None:
+            self._map[4096 + flip] ^= 0x40
+        if toggle is not None:
+            setattr(r, toggle[0], getattr(r, toggle[0]) ^ (1 << toggle[1]))
         if fd is not None:
             socket.send_fds(self.ours, [seq.to_bytes(4, sys.byteorder)], [fd])
         c.req_seq = seq

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from npu_kit import FFI, LIB, OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, scale
+from npu_kit import FFI, LIB, OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, possessions, scale
 from npu_ops import I32
 from tilebeam import _npu, _paths
 
+from ggml_ext import ffi as contract
+
+GUARDS: dict[str, int] = dict(contract.typeof("enum tb_guard").relements)
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 N = 20000
 
@@ -226,43 +231,17 @@ def test_largest_graph(process: bool, memory: SharedArray) -> None:
     assert memory.floats[0] == 16384
 
 
-def open_files() -> list[str]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:
-            continue  # the descriptor of the listing itself
-    return sorted(f for f in found if not f.startswith("/proc"))
-
-
-def children() -> list[str]:
-    tasks = Path("/proc/self/task")
-    return [c for t in tasks.iterdir() for c in (t / "children").read_text().split()]
-
-
-def mappings() -> int:
-    return sum("memfd:tilebeam" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
-
-
 @BOTH
 def test_start_and_stop_leave_nothing_behind(process: bool, memory: SharedArray) -> None:
-    def state() -> tuple[list[str], list[str], int, int]:
-        return open_files(), children(), mappings(), threads()
-
-    before = state()
-    for i in range(50):
+    before = possessions()
+    for i in range(1000):
         with Session(process, n_threads=2) as s:
             s.map(memory)
             s.map_fd(memory.fd, 4096)
             assert s.compute([scale(vec(0), vec(0), 1.0)], 1).status == OK
             if i % 2:
                 s.unmap(0)
-    assert state() == before
+    assert possessions() == before
 
 
 def test_several_sessions_at_once(memory: SharedArray) -> None:
@@ -312,6 +291,123 @@ def test_npud_gives_up_what_it_does_not_need(memory: SharedArray) -> None:
             status = dict(line.split(":\t") for line in Path(f"/proc/{s.pid}/status").read_text().splitlines())
             assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1")
     os.close(secret)
+
+
+SANDBOX = """
+import ctypes, errno, mmap, os, socket, sys, threading
+from npu_kit import FFI, LIB
+secret = os.open("/proc/self/status", os.O_RDONLY)
+libc = ctypes.CDLL(None, use_errno=True)
+granted = LIB.tb_session_enter_sandbox()
+
+def refused(what, action):
+    try:
+        action()
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            os.write(2, f"{what}: {error}\\n".encode())
+    else:
+        os.write(2, f"{what} is possible\\n".encode())
+
+def call(name, *args):
+    ctypes.set_errno(0)
+    if getattr(libc, name)(*args) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+refused("reading a file", lambda: os.open("/etc/hostname", os.O_RDONLY))
+refused("making a file", lambda: os.open("/tmp/tilebeam-sandbox", os.O_CREAT | os.O_WRONLY))
+refused("making a memory file", lambda: os.memfd_create("x"))
+refused("deleting", lambda: os.unlink("/tmp/tilebeam-sandbox"))
+refused("a network socket", lambda: socket.socket(socket.AF_INET))
+refused("a local socket", lambda: socket.socket(socket.AF_UNIX))
+refused("a new process", os.fork)
+refused("another program", lambda: os.execv("/bin/true", ["true"]))
+refused("a signal to the parent", lambda: os.kill(os.getppid(), 0))
+refused("looking into the parent", lambda: call("ptrace", 16, os.getppid(), None, None))
+refused("writing into a descriptor", lambda: os.write(secret, b"x"))
+refused("executable memory", lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC))
+refused("executable memory later", lambda: call("mprotect", ctypes.c_void_p(id(secret) // 4096 * 4096), 4096, 5))
+refused("being looked into", lambda: call("prctl", 4, 1, 0, 0, 0))
+refused("another filter", lambda: call("prctl", 22, 2, None))
+# What the NPU needs still works.
+thread = threading.Thread(target=lambda: mmap.mmap(-1, 1 << 20).close())
+thread.start()
+thread.join()
+os._exit(granted)
+"""
+
+
+@pytest.mark.skipif("libasan" in Path("/proc/self/maps").read_text(), reason="sanitizers read files of their own")
+def test_sandbox() -> None:
+    """The same filter as tilebeam-npud's, and everything tried that must not work."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    run = subprocess.run(
+        [sys.executable, "-c", SANDBOX],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        timeout=60,
+    )
+    assert run.stderr == ""
+    assert run.returncode == GUARDS["TB_GUARD_SYSCALLS"] | GUARDS["TB_GUARD_PRIVATE"]
+
+
+def test_guards_are_reported() -> None:
+    with Session(False) as s:
+        assert s.guards == 0
+    with Session(True) as s:
+        sanitized = "libasan" in Path("/proc/self/maps").read_text()
+        assert s.guards == sum(GUARDS.values()) - (GUARDS["TB_GUARD_SYSCALLS"] if sanitized else 0)
+
+
+def test_npud_serves_its_parent_only() -> None:
+    """With descriptors from somebody else, or started for another process, it ends at once."""
+    npud = str(_paths.native("tilebeam-npud"))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    region = os.memfd_create("tilebeam-test")
+    os.ftruncate(region, 1 << 20)
+    code = f"""
+import os, subprocess, sys
+args = ["--region-fd={region}", "--socket-fd={theirs.fileno()}", f"--parent={{int(sys.argv[1]) or os.getpid()}}"]
+sys.exit(subprocess.run([{npud!r}, *args], pass_fds=[{region}, {theirs.fileno()}]).returncode)
+"""
+    for parent, status, told in ((0, 2, "the socket is not its parent's"), (os.getpid(), 0, "")):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(parent)],
+            pass_fds=[region, theirs.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (run.returncode, told in run.stderr) == (status, True)
+    for end in (ours, theirs):
+        end.close()
+    os.close(region)
+
+
+def test_npud_of_another_build(tmp_path: Path) -> None:
+    """Both sides must come from the same sources, whatever their protocol version says."""
+    image = _paths.native("tilebeam-npud").read_bytes()
+    build = bytes.fromhex(FFI.string(LIB.tb_session_build_id()).decode())
+    assert build in image
+    other = tmp_path / "tilebeam-npud"
+    other.write_bytes(image.replace(build, bytes(reversed(build))))
+    other.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"refused to serve: it was built from other sources than the program"):
+        Session(True, npud_path=str(other))
+
+
+@BOTH
+def test_counters(process: bool, memory: SharedArray) -> None:
+    with Session(process, n_threads=1) as s:
+        s.map(memory)
+        for i in range(5):
+            assert s.compute([scale(vec(0), vec(0), 1.0 + i)], 1).status == OK
+        assert s.noop().status == OK
+        count = s.counters
+        assert (count.requests, count.patched) == (7, 4)
+        assert count.spun + count.slept == 7
 
 
 def test_npud_alone() -> None:

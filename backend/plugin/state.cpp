@@ -178,7 +178,7 @@ session_ptr state::acquire(int device) {
         std::lock_guard<std::mutex> hold(lock);
         slot & s = slots[static_cast<size_t>(device)];
         session_ptr session = s.running.lock();
-        if (session && session->alive()) return session;
+        if (session && session->alive() && !session->starved()) return session;
         const tb::session::options o = session_options(device);
         session = tb::session::session::start(o, why);
         if (session) {

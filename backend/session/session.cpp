@@ -75,6 +75,7 @@ struct session::impl {
     sent_graph sent[TB_MAX_GRAPHS];
     spin_budget budget;
     // Set once, for good.
+    std::atomic<bool> starved{false};
     std::atomic<bool> failed{false};
     result why_failed;
 
@@ -99,7 +100,7 @@ struct session::impl {
     result exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply);
     result request(uint32_t kind, const void * payload, size_t size, tb_reply * reply);
     bool peer_ended(std::string & how) { return npu->ended(how); }
-    result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const;
+    result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops);
     sent_graph & slot_for(uint64_t serial);
     void stop();
 };
@@ -296,12 +297,16 @@ result session::impl::request(uint32_t kind, const void * data, size_t size, tb_
     return r.ok() ? describe(*reply, nullptr, 0) : r;
 }
 
-result session::impl::describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) const {
+result session::impl::describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops) {
     if (r.status == TB_OK) {
         return {};
     }
+    if (r.status == TB_E_NOMEM && opt.kind == executor_kind::process && opt.memory_limit == 0) {
+        starved.store(true, std::memory_order_relaxed);
+    }
     std::string why = std::string("the ") + noun() + " reports: " + r.why;
-    if (ops && r.op_index < n_ops) {
+    // A message that was refused as a whole names no op.
+    if (ops && r.op_index < n_ops && r.op_code != TB_OP_NOP && r.op_code == ops[r.op_index].code) {
         const tb_op & op = ops[r.op_index];
         why += " (op " + std::to_string(r.op_index) + ", " + tb_op_name(op.code);
         const std::string name(op.name, strnlen(op.name, sizeof op.name));
@@ -521,6 +526,8 @@ bool session::alive() const {
     }
     return true;
 }
+
+bool session::starved() const { return self->starved.load(std::memory_order_relaxed); }
 
 int session::npu_pid() const { return self->npu->pid(); }
 

@@ -88,7 +88,10 @@ class session {
     result set_threads(int n);
 
     bool alive() const;
-    int npu_pid() const;   // process executor: its pid; else this process's
+    // The NPU process once could not get memory that no limit of the session's own forbids: what comes next is better
+    // off with a process of its own.
+    bool starved() const;
+    int npu_pid() const;   // a process: its pid; else this process's
     int n_threads() const; // NPU threads in use
     const options & opts() const;
     uint32_t guards() const; // enum tb_guard, or'ed: how the NPU side is shut in
