@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import secrets
 import stat
 import struct
@@ -109,7 +111,8 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
     """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
 
     Written in the target's folder without a name where the file system can do that, so that even a killed process
-    leaves nothing; else under a temporary name, removed on failure. Synced, then renamed over the target.
+    leaves nothing; else under a temporary name, removed on failure, or by the next run for the same target. Synced,
+    then renamed over the target.
 
     Raises:
         GGUFError: the target is one of the ``sources``, or not a regular file.
@@ -123,7 +126,8 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             raise GGUFError(f"{path} exists and is not a regular file")
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    _remove_leftovers(path)
+    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
     fd, named = _open_output(temporary)
     try:
         with os.fdopen(fd, "w+b") as f:
@@ -152,9 +156,49 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             os.close(directory)
 
 
+SUFFIX = ".part"
+
+
+def _prefix(path: Path) -> str:
+    """How temporary names for a target begin; the longest file name is 255 bytes."""
+    return "." + os.fsdecode(os.fsencode(path.name)[:200]) + "."
+
+
 def _open_output(temporary: Path) -> tuple[int, bool]:
-    """``(descriptor, has it a name)`` of a new file; nameless if the file system and /proc allow it."""
+    """``(descriptor, has it a name)`` of a new file, locked; nameless if the file system and /proc allow it."""
     if os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            return os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), False
-    return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666), True
+            fd = os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            _lock(fd)
+            return fd, False
+    while True:
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        _lock(fd)
+        if os.fstat(fd).st_nlink:
+            return fd, True
+        os.close(fd)  # another process took it for a leftover before it was locked
+
+
+def _lock(fd: int) -> bool:
+    """Mark a temporary file as in use while this process lives. False if somebody else does."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use; or the file system has no locks, then leftovers stay
+        return False
+    return True
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of runs for the same target that were killed. Whatever cannot be removed stays."""
+    leftover = re.compile(re.escape(_prefix(path)) + "[0-9a-f]{8}" + re.escape(SUFFIX))
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if not leftover.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    if _lock(fd):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(fd)
