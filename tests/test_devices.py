@@ -592,3 +592,17 @@ def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
     output = sizes["output.weight"] + sizes["output_norm.weight"]
     assert output <= w.layers[4] <= output + 4 * PAGE
     assert {m.name for m in w.matrices if m.home == 4} == {"output.weight"}
+
+
+def test_command_line(files: dict[str, Path]) -> None:
+    """The same options there, with llama.cpp's manner of lists."""
+    start = "from tilebeam.cli import main; main()"
+    command = [sys.executable, "-c", start, "generate", "-m", str(files["ordinary"]), "-p", PROMPT]
+    command += ["-n", "4", "-np", "2", "-c", "256", "--temp", "0", "--devices", "2", "--json"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([*command, "--memory-limit", "24MiB,20MiB"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 devices" in " ".join(done.stderr.split())
+    refused = subprocess.run([*command, "--memory-limit", "1MiB"], capture_output=True, text=True, env=env)
+    assert refused.returncode != 0
+    assert "does not fit" in " ".join(refused.stderr.split())

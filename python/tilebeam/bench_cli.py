@@ -310,6 +310,8 @@ class Plan:
     repetitions: int
     warmup: bool
     executor: str | None = None
+    n_devices: int | None = None
+    memory_limit: list[str] | None = None
     cpu_model: Path | None = None
 
     @property
@@ -340,6 +342,8 @@ class Plan:
                             n_batch=n_batch,
                             n_ubatch=min(n_ubatch, n_batch),
                             executor=self.executor,
+                            devices=self.n_devices,
+                            memory_limit=self.memory_limit,
                         )
                     )
                 for case in self.cases:
@@ -362,6 +366,8 @@ def plan(
     warmup: bool,
     shared: bool,
     executor: str | None,
+    n_devices: int | None,
+    memory_limit: list[str] | None,
     cpu_model: Path | None,
 ) -> Plan:
     """Turn the command's flags into a plan.
@@ -395,7 +401,9 @@ def plan(
     for n_batch, _, _ in batches:
         if n_batch < most:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
-    return Plan(list(models), devices, batches, cases, repetitions, warmup, executor, cpu_model)
+    return Plan(
+        list(models), devices, batches, cases, repetitions, warmup, executor, n_devices, memory_limit, cpu_model
+    )
 
 
 def run(what: Plan, output: str) -> None:

@@ -94,6 +94,14 @@ Sequences = Annotated[int, typer.Option("-np", "--parallel", min=1, max=256, hel
 ExecutorOption = Annotated[
     Executor | None, typer.Option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
 ]
+Devices = Annotated[
+    int | None,
+    typer.Option("--devices", min=1, max=15, help="NPU sessions to spread the model over; default: one, or as needed."),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 Budget = Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Candidates per prompt.")]
@@ -157,6 +165,8 @@ def generate(
     ctx_size: CtxSize = 4096,
     parallel: Sequences = 16,
     executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
     json_: Json = False,
 ) -> None:
     """Generate text: one sample streams as it is written, several come as they are complete."""
@@ -164,7 +174,8 @@ def generate(
 
     text = search_cli.one_prompt(prompt, file)
     params = _params(n_samples, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    with _load(model, device, threads, ctx_size, min(parallel, n_samples), executor) as lm:
+    n_seq_max = min(parallel, n_samples)
+    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
         search_cli.generate(lm, search_cli.wrap(lm, text, chat), params, json_)
 
 
@@ -193,6 +204,8 @@ def best_of_n(
     ctx_size: CtxSize = 4096,
     parallel: Sequences = 16,
     executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
     json_: Json = False,
 ) -> None:
     """Draw N candidates for each prompt, score them, choose the best."""
@@ -201,7 +214,8 @@ def best_of_n(
     prompts = search_cli.prompts(prompt, file)
     chosen = search_cli.scorer(scorer)
     params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    with _load(model, device, threads, ctx_size, min(parallel, n_samples), executor) as lm:
+    n_seq_max = min(parallel, n_samples)
+    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
         search_cli.best_of_n(lm, [search_cli.wrap(lm, p, chat) for p in prompts], chosen, n_samples, params, json_)
 
 
@@ -231,6 +245,8 @@ def vote(
     ctx_size: CtxSize = 4096,
     parallel: Sequences = 16,
     executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
     json_: Json = False,
 ) -> None:
     """Self-consistency: draw N candidates, extract their answers, take the most frequent one."""
@@ -239,7 +255,8 @@ def vote(
     prompts = search_cli.prompts(prompt, file)
     find = search_cli.extractor(extract)
     params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    with _load(model, device, threads, ctx_size, min(parallel, n_samples), executor) as lm:
+    n_seq_max = min(parallel, n_samples)
+    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
         search_cli.vote(lm, [search_cli.wrap(lm, p, chat) for p in prompts], find, n_samples, params, json_)
 
 
@@ -270,6 +287,8 @@ def bench(
     ] = "cpu,npu",
     no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False,
     executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
     cpu_model: Annotated[
         Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
     ] = None,
@@ -296,6 +315,8 @@ def bench(
         warmup=not no_warmup,
         shared=shared,
         executor=executor.value if executor else None,
+        n_devices=devices,
+        memory_limit=memory_limit.split(",") if memory_limit else None,
         cpu_model=cpu_model,
     )
     bench_cli.run(what, output.value)
@@ -414,7 +435,14 @@ def _params(
 
 
 def _load(
-    model: Path, device: Device, threads: int | None, ctx_size: int, n_seq_max: int, executor: Executor | None
+    model: Path,
+    device: Device,
+    threads: int | None,
+    ctx_size: int,
+    n_seq_max: int,
+    executor: Executor | None,
+    devices: int | None,
+    memory_limit: str | None,
 ) -> Any:
     import tilebeam
 
@@ -426,6 +454,8 @@ def _load(
             n_seq_max=n_seq_max,
             threads=threads,
             executor=executor.value if executor else None,
+            devices=devices,
+            memory_limit=memory_limit.split(",") if memory_limit else None,
         )
     console.err().print(console.about(lm), style="dim")
     return lm

@@ -123,6 +123,7 @@ def loading(path: str) -> Iterator[None]:
 def about(lm: LM) -> str:
     """One line about a loaded model."""
     info = lm.info
-    where = f"npu ({info.executor} executor)" if info.device == "npu" else "cpu (stock backend)"
+    spread = f", layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices" if len(info.layers) > 1 else ""
+    where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
     form = " (repacked)" if info.repacked else ""
     return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"
