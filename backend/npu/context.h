@@ -55,7 +55,7 @@ struct op_context {
 struct op_entry {
     void (*run)(const op_context & ctx);
     // Shared scratch the op wants, for this many threads; nullptr = none.
-    size_t (*scratch_bytes)(const tb_op & op, int n_threads, const kernel_table & kernels);
+    uint64_t (*scratch_bytes)(const tb_op & op, int n_threads, const kernel_table & kernels);
 };
 
 // Table over tb_op_code; run == nullptr for codes without an implementation.

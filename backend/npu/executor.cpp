@@ -33,7 +33,7 @@ struct step {
     const op_entry * entry = nullptr; // nullptr: nothing to do
     view dst;
     view src[TB_MAX_SRC];
-    size_t scratch = 0;
+    uint64_t scratch = 0;
     bool solo = false;    // thread 0 alone
     bool meet = true;     // barrier after it
     bool checked = false; // cleared when the op changes
@@ -117,7 +117,7 @@ struct graph::impl {
     std::vector<tb_op> ops;
     std::vector<step> steps;
     uint64_t epoch = 0; // of the executor's state that the steps were checked against; 0 = none
-    size_t scratch = 0;
+    uint64_t scratch = 0;
 };
 
 graph::graph() : self(std::make_unique<impl>()) {}
@@ -295,7 +295,7 @@ outcome executor::impl::prepare(graph::impl & g) {
             g.steps[i].meet = i + 1 == n ? false : !(g.steps[i].solo && g.steps[i + 1].solo);
         }
     }
-    if (!scratch.reserve(g.scratch)) {
+    if (g.scratch > SIZE_MAX / 2 || !scratch.reserve(static_cast<size_t>(g.scratch))) {
         return {TB_E_NOMEM, 0, "no memory for scratch space"};
     }
     return out;

@@ -23,6 +23,9 @@ namespace tb::session {
 
 namespace {
 
+// The exit code of tilebeam-npud-hexagon, which throws no exceptions, where others would (hexagon/runtime/cxx.cpp).
+constexpr int exit_no_memory = 112;
+
 // Where tilebeam-npud finds its two descriptors; npud_main.cpp closes everything above.
 constexpr int child_region_fd = 3;
 constexpr int child_socket_fd = 4;
@@ -121,7 +124,8 @@ class process_peer : public peer {
                 fate += "; the system does that when memory runs out";
             }
         } else {
-            fate = "has exited with code " + std::to_string(WEXITSTATUS(status));
+            const int code = WEXITSTATUS(status);
+            fate = code == exit_no_memory ? "ran out of memory" : "has exited with code " + std::to_string(code);
         }
     }
 

@@ -223,6 +223,9 @@ answer service::map_buffer(uint32_t seq) {
     if (m.size == 0 || m.offset % page != 0 || m.offset > INT64_MAX || m.size > INT64_MAX - m.offset) {
         return refuse(TB_E_BOUNDS, "a range to map that is empty, overflows or does not start on a page");
     }
+    if (m.size > SIZE_MAX - page) {
+        return refuse(TB_E_NOMEM, "a range to map that is larger than the address space");
+    }
     if (file.fd < 0) {
         return refuse(TB_E_PROTOCOL, "a map request without a descriptor");
     }

@@ -15,13 +15,13 @@ size_t tb_tile_bytes(uint32_t type) {
     return is_8bit(type) ? Q8_QUANTS + SCALES : Q4_QUANTS + SCALES;
 }
 
-size_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
-    const size_t tile = tb_tile_bytes(type);
+uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
+    const uint64_t tile = tb_tile_bytes(type);
     if (tile == 0 || k == 0 || n == 0 || k % TILE != 0) return 0;
     const uint64_t kt = k / TILE;
     const uint64_t nt = n / TILE + (n % TILE != 0);
-    if (kt > SIZE_MAX / tile || nt > SIZE_MAX / (kt * tile)) return 0;
-    return (size_t)(kt * nt * tile);
+    if (kt > UINT64_MAX / tile || nt > UINT64_MAX / (kt * tile)) return 0;
+    return kt * nt * tile;
 }
 
 uint32_t tb_tiled_source(uint32_t type) {

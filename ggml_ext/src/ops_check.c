@@ -26,6 +26,7 @@
 #define MOST_OVERLAP 256 // of an operand's elements, on average: enough for views that repeat rows
 #define TILED_ALIGN 64
 #define MAX_HEAD 576
+#define MAX_ROTATED 65536
 #define GLU_KINDS 7
 
 static int is_in(uint32_t type, uint32_t set) { return type < 32 && (set >> type & 1u) != 0; }
@@ -165,6 +166,7 @@ static int rope(const tb_op * op, const char ** why) {
     if (n_dims < 0 || n_dims % 2 != 0 || offset < 0 || offset % 2 != 0 || n_dims + offset > x->ne[0]) {
         return refuse(TB_E_SHAPE, "rotated dimensions do not fit", why);
     }
+    if (n_dims > MAX_ROTATED) return refuse(TB_E_UNSUPPORTED, "too many rotated dimensions", why);
     if (!has_shape(&op->src[1], x->ne[2], 1, 1, 1)) return refuse(TB_E_SHAPE, "not one position per token", why);
     if (has(op, 2) && (int64_t)op->src[2].ne[0] < n_dims / 2) return refuse(TB_E_SHAPE, "too few freq factors", why);
     return same_as_src0(op, why);

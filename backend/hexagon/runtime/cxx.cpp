@@ -16,7 +16,7 @@
 namespace {
 
 // No exceptions on this side. The CPU side sees the process end with this code and says what it means.
-constexpr int exit_no_memory = 112;
+constexpr int exit_no_memory = 112; // session/peer_process.cpp knows it too
 
 [[noreturn]] void give_up(int code, const char * why) {
     std::fprintf(stderr, "tilebeam-npud-hexagon: %s\n", why);

@@ -27,7 +27,7 @@ constexpr int prefetch_rows = 16;      // with more rows on a tile, arithmetic h
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-size_t align64(size_t n) { return (n + 63) & ~static_cast<size_t>(63); }
+uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
 
 // How an op is cut into items, and where everything lies in its scratch memory. Depends on the descriptor and the
 // number of threads only.
@@ -44,10 +44,10 @@ struct attention_plan {
     int64_t mask_heads, mask_streams; // 0 without a mask
     bool convert;                     // K and V are of a type that the kernels do not read
     // scratch
-    size_t bits_at, biased_at, partials_at, workspace_at;
-    size_t workspace_bytes, total;
+    uint64_t bits_at, biased_at, partials_at, workspace_at;
+    uint64_t workspace_bytes, total; // may exceed a 32-bit address space, which the executor refuses
     // workspace of one thread, in floats
-    size_t scores_at, tile_at, k_at, v_at, output_at;
+    uint64_t scores_at, tile_at, k_at, v_at, output_at;
 
     int64_t item_rows() const { return item_heads * item_tokens; }
     int64_t partial_floats() const { return item_rows() * (dv + 2); }
@@ -83,33 +83,33 @@ attention_plan make_plan(const tb_op & op, int n_threads) {
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
     p.convert = !kernel_reads(k.type) || !kernel_reads(v.type);
 
-    size_t at = 0;
-    const auto take = [&at](size_t bytes) {
-        const size_t start = at;
+    uint64_t at = 0;
+    const auto take = [&at](uint64_t bytes) {
+        const uint64_t start = at;
         at += align64(bytes);
         return start;
     };
-    p.bits_at = take(static_cast<size_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
-    p.biased_at = take(static_cast<size_t>(p.mask_lines() * n_threads));
+    p.bits_at = take(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
+    p.biased_at = take(static_cast<uint64_t>(p.mask_lines() * n_threads));
     p.partials_at =
-        take(p.splits > 1 ? static_cast<size_t>(p.items * p.splits * p.partial_floats()) * sizeof(float) : 0);
+        take(p.splits > 1 ? static_cast<uint64_t>(p.items * p.splits * p.partial_floats()) * sizeof(float) : 0);
     p.workspace_at = at;
 
     at = 0;
-    const size_t cells = attention_tile_cells;
-    const size_t rows = static_cast<size_t>(p.item_rows());
-    const size_t dim = static_cast<size_t>(std::max(p.dk, p.dv));
+    const uint64_t cells = attention_tile_cells;
+    const uint64_t rows = static_cast<uint64_t>(p.item_rows());
+    const uint64_t dim = static_cast<uint64_t>(std::max(p.dk, p.dv));
     p.scores_at = take(rows * cells * sizeof(float)) / sizeof(float);
     p.tile_at = take(dim * cells * sizeof(float)) / sizeof(float);
-    p.k_at = take(p.convert ? static_cast<size_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
-    p.v_at = take(p.convert ? static_cast<size_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
-    p.output_at = take(rows * static_cast<size_t>(p.dv) * sizeof(float)) / sizeof(float);
+    p.k_at = take(p.convert ? static_cast<uint64_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
+    p.v_at = take(p.convert ? static_cast<uint64_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
+    p.output_at = take(rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
     p.workspace_bytes = at;
-    p.total = p.workspace_at + p.workspace_bytes * static_cast<size_t>(n_threads);
+    p.total = p.workspace_at + p.workspace_bytes * static_cast<uint64_t>(n_threads);
     return p;
 }
 
-size_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) { return make_plan(op, n_threads).total; }
+uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) { return make_plan(op, n_threads).total; }
 
 // Cells waiting to become a tile, and per line (see item_runner) which of them it sees.
 struct pending_tile {

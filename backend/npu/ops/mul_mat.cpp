@@ -341,9 +341,9 @@ void run(const op_context & ctx) {
     }
 }
 
-size_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
+uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
     const plan p = make_plan(op, n_threads, kernels);
-    return static_cast<size_t>(p.converted_bytes() + n_threads * 2 * stage_bytes);
+    return static_cast<uint64_t>(p.converted_bytes() + n_threads * 2 * stage_bytes);
 }
 
 } // namespace

@@ -31,7 +31,7 @@ uint64_t key_ascending(float x, int64_t i) {
     return static_cast<uint64_t>(rank_of(x)) << 32 | static_cast<uint32_t>(i);
 }
 
-size_t align64(size_t n) { return (n + 63) / 64 * 64; }
+uint64_t align64(uint64_t n) { return (n + 63) / 64 * 64; }
 
 constexpr int radix_bits = 11;
 constexpr int radix_size = 1 << radix_bits;
@@ -58,8 +58,8 @@ uint64_t * radix_sort(uint64_t * keys, uint64_t * other, int64_t n) {
     return keys;
 }
 
-size_t argsort_scratch(const tb_op & op, int n_threads, const kernel_table &) {
-    return static_cast<size_t>(n_threads) * 2 * align64(op.src[0].ne[0] * sizeof(uint64_t));
+uint64_t argsort_scratch(const tb_op & op, int n_threads, const kernel_table &) {
+    return static_cast<uint64_t>(n_threads) * 2 * align64(uint64_t{op.src[0].ne[0]} * sizeof(uint64_t));
 }
 
 void argsort(const op_context & ctx) {
@@ -67,7 +67,7 @@ void argsort(const op_context & ctx) {
     const view & dst = ctx.dst;
     const int64_t n = x.ne(0);
     const bool descending = ctx.param_i(0) != 0;
-    const size_t bytes = align64(static_cast<size_t>(n) * sizeof(uint64_t));
+    const uint64_t bytes = align64(static_cast<uint64_t>(n) * sizeof(uint64_t));
     uint8_t * own = ctx.scratch + static_cast<size_t>(ctx.thread) * 2 * bytes;
     uint64_t * keys = reinterpret_cast<uint64_t *>(own);
     uint64_t * other = reinterpret_cast<uint64_t *>(own + bytes);
@@ -103,11 +103,12 @@ int64_t parts_of(int64_t rows, int n_threads) { return rows < n_threads ? n_thre
 // Candidates of one part: k that stay and at least as many that wait to be thrown out.
 int64_t pool_size(int64_t k) { return k + std::max<int64_t>(k, 1024); }
 
-size_t top_k_scratch(const tb_op & op, int n_threads, const kernel_table &) {
+uint64_t top_k_scratch(const tb_op & op, int n_threads, const kernel_table &) {
     const int64_t rows = static_cast<int64_t>(op.dst.ne[1]) * op.dst.ne[2] * op.dst.ne[3];
     const int64_t parts = parts_of(rows, n_threads);
-    const size_t pools = static_cast<size_t>(n_threads) * align64(static_cast<size_t>(pool_size(op.dst.ne[0])) * 8);
-    const size_t winners = parts == 1 ? 0 : static_cast<size_t>(rows * parts * op.dst.ne[0]) * 8;
+    const uint64_t pools =
+        static_cast<uint64_t>(n_threads) * align64(static_cast<uint64_t>(pool_size(op.dst.ne[0])) * 8);
+    const uint64_t winners = parts == 1 ? 0 : static_cast<uint64_t>(rows * parts * op.dst.ne[0]) * 8;
     return pools + winners;
 }
 
@@ -154,7 +155,7 @@ void top_k(const op_context & ctx) {
     const int64_t k = dst.ne(0);
     const int64_t rows = dst.rows();
     const int64_t parts = parts_of(rows, ctx.n_threads);
-    const size_t pool_bytes = align64(static_cast<size_t>(pool_size(k)) * 8);
+    const uint64_t pool_bytes = align64(static_cast<uint64_t>(pool_size(k)) * 8);
     uint64_t * pool = reinterpret_cast<uint64_t *>(ctx.scratch + static_cast<size_t>(ctx.thread) * pool_bytes);
     uint64_t * winners = reinterpret_cast<uint64_t *>(ctx.scratch + static_cast<size_t>(ctx.n_threads) * pool_bytes);
     int64_t first = 0;

@@ -34,7 +34,7 @@ uint32_t tb_layout_version(void);
 size_t tb_tile_bytes(uint32_t type);
 
 // Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K % 32 != 0.
-size_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
+uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
 
 // The ggml type (TB_Q4_0, TB_Q8_0, TB_IQ4_NL) whose blocks a tiled type holds, and the other way round for
 // `column` grouping; TB_TYPE_COUNT if there is none.
