@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 import ggml_ext
 from ggml_ext import LAYOUT_VERSION, Type
@@ -19,6 +21,7 @@ from . import contents as m
 from . import gguf_write as w
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
+from .imatrix import importance_of
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .split import Source, open_gguf
@@ -69,9 +72,11 @@ class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
     def __init__(self, target: Target, *, search: bool = False, weights: Floats | None = None) -> None:
+        """``weights``: importance of the inputs, (M, K) for a stack of M matrices."""
         self.target = target
         self.error = ErrorSum()
-        self._rounding = Rounding(search, weights, self.error if target.quantizes else None)
+        error = self.error if target.quantizes else None
+        self._roundings = [Rounding(search, w, error) for w in (weights if weights is not None else [None])]
 
     @property
     def job(self) -> Job:
@@ -81,7 +86,16 @@ class Maker:
 
     def _make(self, p: Piece) -> Bytes:
         t = self.target
-        return make_rows(t.source.type, p.data, p.k, p.rows, t.type, t.tiled, self._rounding, p.out)
+        s, each, n = t.source, self._roundings, t.source.rows // len(self._roundings)
+        if p.first // n == (p.first + p.rows - 1) // n:
+            return make_rows(s.type, p.data, p.k, p.rows, t.type, t.tiled, each[p.first // n], p.out)
+        # rows of several matrices, each with an importance of its own
+        cuts = [p.first, *range((p.first // n + 1) * n, p.first + p.rows, n), p.first + p.rows]
+        parts = []
+        for a, b in pairwise(cuts):
+            data = p.data[(a - p.first) * s.row_bytes : (b - p.first) * s.row_bytes]
+            parts.append(make_rows(s.type, data, p.k, b - a, t.type, t.tiled, each[a // n]))
+        return np.concatenate(parts)
 
     @property
     def report(self) -> TensorReport:
@@ -211,7 +225,8 @@ def pack(
 def _weights_of(t: Target, importance: Importance | None) -> Floats | None:
     if importance is None or not t.quantizes:
         return None
-    return importance.get(t.name, importance.get(t.source.name))
+    found = importance_of(importance, replace(t.source, name=t.name))
+    return found if found is not None else importance_of(importance, t.source)
 
 
 class _Writer:
