@@ -11,7 +11,8 @@ import struct
 from typing import Any
 
 from .errors import GGUFError
-from .gguf_file import ARRAY, STRING, GGUFFile, KeyValue
+from .gguf_file import ARRAY, STRING, KeyValue
+from .split import Source
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -24,7 +25,7 @@ EQUAL_HEADS = ("llama", "qwen2", "qwen3")
 DENSE = ("llama", "qwen2", "qwen3", "gemma3")
 
 
-def check_model(f: GGUFFile, architecture: str) -> None:
+def check_model(f: Source, architecture: str) -> None:
     """Raises GGUFError if the metadata of a model of this architecture would make llama.cpp abort."""
 
     def need(ok: bool, key: str, why: str) -> None:
@@ -83,7 +84,7 @@ def check_model(f: GGUFFile, architecture: str) -> None:
     _check_vocabulary(f)
 
 
-def _check_vocabulary(f: GGUFFile) -> None:
+def _check_vocabulary(f: Source) -> None:
     """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to."""
     tokens = f.kv.get("tokenizer.ggml.tokens")
     kind, count, at = _array(tokens)

@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from . import gguf_write as w
 from .errors import GGUFError
-from .gguf_file import ARRAY, STRING, UINT32, GGUFFile, KeyValue, TensorInfo
+from .gguf_file import ARRAY, STRING, UINT32, KeyValue, TensorInfo
 from .model_check import check_model
 from .repack import replaced, require_ordinary
+from .split import Source, open_gguf
 from .trim_vocab_llama import Ids, Tokenizer
 from .trim_vocab_tokens import PREFIX, Kept, Vocabulary, array_parts, close, keep_list, read_vocabulary, strings
 
@@ -113,7 +114,7 @@ def _select(kv: KeyValue, keep: Sequence[int]) -> bytes:
     return head + elements[np.asarray(keep, np.int64)].tobytes()
 
 
-def _renumber(f: GGUFFile, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
+def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
     """New records for all metadata that has a token's number or one entry for each token."""
     n = len(v.tokens)
     new = {old: i for i, old in enumerate(kept.tokens)}
@@ -143,7 +144,7 @@ def _scalar(kv: KeyValue, value: int) -> bytes:
     return kv.raw[: kv.body] + value.to_bytes(len(kv.raw) - kv.body, "little", signed=True)
 
 
-def _special_ids(f: GGUFFile, n: int) -> set[int]:
+def _special_ids(f: Source, n: int) -> set[int]:
     values = (kv.value for key, kv in f.kv.items() if key.startswith(PREFIX) and key.endswith("_token_id"))
     return {v for v in values if isinstance(v, int) and 0 <= v < n}
 
@@ -151,7 +152,7 @@ def _special_ids(f: GGUFFile, n: int) -> set[int]:
 # ---- tensors
 
 
-def _per_token(f: GGUFFile, n: int) -> set[str]:
+def _per_token(f: Source, n: int) -> set[str]:
     """Names of the tensors to cut.
 
     Raises:
@@ -174,19 +175,21 @@ def _shape(t: TensorInfo, n_kept: int) -> tuple[int, ...]:
     return (*t.ne[:-1], n_kept)
 
 
-def _copy(f: GGUFFile, t: TensorInfo, out: BinaryIO, at: int, rows: npt.NDArray[np.bool_] | None) -> Iterator[int]:
+def _copy(f: Source, t: TensorInfo, out: BinaryIO, at: int, rows: npt.NDArray[np.bool_] | None) -> Iterator[int]:
     """Copy a tensor's bytes, or of its entries for each token only those in ``rows``; yields bytes read."""
     entry = 1 if rows is None else t.nbytes // t.ne[-1]
     n = t.nbytes // entry
-    step = max(1, COPY_BYTES // entry)
+    step = min(n, max(1, COPY_BYTES // entry))
+    buffer = np.empty(step * entry, np.uint8)
     out.seek(at)
     for first in range(0, n, step):
-        count = min(step, n - first)
-        data = f.read(t.offset + first * entry, count * entry)
-        if rows is not None:
-            data = data.reshape(count, entry)[rows[first : first + count]]
-        out.write(data.tobytes())
-        yield count * entry
+        data = buffer[: min(step, n - first) * entry]
+        f.read_tensor(t, first * entry, data)
+        if rows is None:
+            out.write(data.data)
+        else:
+            out.write(data.reshape(-1, entry)[rows[first : first + step]].data)
+        yield len(data)
 
 
 # ---- the whole
@@ -225,13 +228,13 @@ def trim_vocab(
         raise ValueError("min_count is at least 1")
     if not corpus:
         raise GGUFError("a corpus is needed: its tokens are what is kept")
-    with GGUFFile(src) as f:
+    with open_gguf(src) as f:
         require_ordinary(f)
         check_model(f, f.architecture)
         v = read_vocabulary(f)
         n = len(v.tokens)
         cut = _per_token(f, n)
-        tokenizer = Tokenizer(f.path)
+        tokenizer = Tokenizer(f.paths[0])
         try:
             counted = _count(tokenizer, corpus, progress)
             special = {*v.essential(drop_unused), *_special_ids(f, n)}
@@ -252,8 +255,9 @@ def trim_vocab(
             notes = _notes(f, counted)
             after = 0
             if not dry_run:
-                with w.complete_file(Path(dst), size, sources=[f.path, *map(Path, corpus)]) as out:
+                with w.complete_file(Path(dst), size, sources=[*f.paths, *map(Path, corpus)]) as out:
                     _write(f, out, head, offsets, kept, n, cut, progress)
+                    f.require_unchanged()
                     after = _check(out, tokenizer, counted, kept, n)
         finally:
             tokenizer.close()
@@ -287,7 +291,7 @@ def _is_key(record: bytes, key: str) -> bool:
     return record[: 8 + len(raw)] == struct.pack("<Q", len(raw)) + raw
 
 
-def _notes(f: GGUFFile, counted: _Counted) -> list[str]:
+def _notes(f: Source, counted: _Counted) -> list[str]:
     notes = ["Token numbers change: adapters, draft models and saved states of the source do not fit this file."]
     if HF_JSON in f.kv:
         notes.append(f"{HF_JSON} describes the whole vocabulary and was left out.")
@@ -297,7 +301,7 @@ def _notes(f: GGUFFile, counted: _Counted) -> list[str]:
 
 
 def _write(
-    f: GGUFFile,
+    f: Source,
     out: BinaryIO,
     head: bytes,
     offsets: Sequence[int],

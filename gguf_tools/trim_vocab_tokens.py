@@ -20,7 +20,8 @@ from functools import cached_property
 import numpy as np
 
 from .errors import GGUFError
-from .gguf_file import ARRAY, STRING, GGUFFile, KeyValue
+from .gguf_file import ARRAY, STRING, KeyValue
+from .split import Source
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -31,6 +32,7 @@ RAW_PRE = ("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace")
 DEFAULT_IDS = {"llama": 3, "gpt2": 12}
 # Bytes that occur in UTF-8.
 TEXT_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
+SPACE = "\u2581"  # how SentencePiece writes a space: written in bytes, it would come back as itself
 # llama.cpp finds the ends of turns and the like by their text, whatever their type says.
 LOOKS_SPECIAL = re.compile(r"_?<[^\s<>].{0,60}>|\[[A-Z_]+\]|\[e~\[")
 
@@ -65,7 +67,7 @@ def strings(kv: KeyValue) -> list[bytes]:
     return out
 
 
-def _list(f: GGUFFile, name: str, kinds: tuple[int, ...]) -> KeyValue | None:
+def _list(f: Source, name: str, kinds: tuple[int, ...]) -> KeyValue | None:
     kv = f.kv.get(PREFIX + name)
     if kv is not None and (kv.type != ARRAY or array_parts(kv)[0] not in kinds):
         raise GGUFError(f"{f.path}: {PREFIX}{name} is not a list of the right type")
@@ -132,6 +134,8 @@ class Vocabulary:
         """
         yield from range(min(DEFAULT_IDS[self.kind], len(self.tokens)))
         yield from (i for i in self.byte_tokens() if i is not None)
+        if self.kind == "llama":
+            yield self.ids[SPACE]
         for i, (text, type) in enumerate(zip(self.tokens, self.types, strict=True)):
             if drop_unused and type == CONTROL and "unused" in text:
                 continue
@@ -139,13 +143,14 @@ class Vocabulary:
                 yield i
 
 
-def read_vocabulary(f: GGUFFile) -> Vocabulary:
+def read_vocabulary(f: Source) -> Vocabulary:
     """The vocabulary of a model that can be trimmed.
 
     Raises:
         GGUFError: the tokenizer is of another kind, has no byte tokens, or its lists do not belong together.
     """
-    kind = f.text(PREFIX + "model")
+    model = f.kv.get(PREFIX + "model")
+    kind = "none" if model is None else str(model.value)
     if kind not in KINDS:
         raise GGUFError(
             f"{f.path} has a {kind!r} tokenizer; only {' and '.join(f'{v} ({k!r})' for k, v in KINDS.items())} "
@@ -173,11 +178,16 @@ def read_vocabulary(f: GGUFFile) -> Vocabulary:
         if merges is None:
             raise GGUFError(f"{f.path} has no merges, which a byte-pair tokenizer needs")
         vocabulary.merges = [split_merge(m) for m in strings(merges)]
-    missing = [b for b, i in zip(TEXT_BYTES, vocabulary.byte_tokens(), strict=True) if i is None]
-    if missing:
+    if kind == "llama" and SPACE not in vocabulary.ids:
+        raise GGUFError(f"{f.path} has no token for a space: text with dropped tokens would not come back")
+    lost = [b for b, i in zip(TEXT_BYTES, vocabulary.byte_tokens(), strict=True) if i is None]
+    if kind == "gpt2" and lost:  # bytes that no token has are lost by the source's tokenizer, too
+        characters = set().union(*(set(t) for t, type in zip(texts, vocabulary.types, strict=True) if type == NORMAL))
+        lost = [b for b in lost if BYTE_CHARACTERS[b] in characters]
+    if lost:
         raise GGUFError(
-            f"{f.path} has no token for byte 0x{missing[0]:02X} (and {len(missing) - 1} more): dropped tokens "
-            "could not be written in bytes"
+            f"{f.path} has no token for byte 0x{lost[0]:02X} (and {len(lost) - 1} more): dropped tokens could not be "
+            "written in bytes"
         )
     return vocabulary
 
@@ -252,7 +262,7 @@ def keep_list(v: Vocabulary, lines: Iterable[str], source: str) -> Iterator[int]
         text = line.rstrip("\r\n")
         if not text:
             continue
-        spelled = text.replace(" ", "\u2581") if v.kind == "llama" else _byte_characters(text)
+        spelled = text.replace(" ", SPACE) if v.kind == "llama" else _byte_characters(text)
         found = v.ids.get(text, v.ids.get(spelled))
         if found is None:
             raise GGUFError(f"{source}, line {number}: {text!r} is no token of this vocabulary")
