@@ -519,7 +519,7 @@ def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path:
     convert(
         synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model, type="f32"
     )
-    said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p")
+    said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
     found = json.loads(run("-m", other_model, "--kl-base", path, *options).stdout)["figures"]
     for name, pattern in (
         ("ppl", r"Mean PPL\(Q\) +: +([\d.]+) "),
