@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from tilebeam.lm import LM
     from tilebeam.loading import load
     from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
+    from tilebeam.reading import Reading
     from tilebeam.registration import register
+    from tilebeam.rewards import StepScorer, TokenReward
     from tilebeam.sampling import SamplingParams
     from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
     from tilebeam.search import BestOfN, SearchResult, SelfConsistency, VoteResult
+    from tilebeam.step_search import DVTS, BeamSearch, StepResult
 
 __version__ = "0.1.0"
 
@@ -46,6 +49,12 @@ _HOME = {
     "SelfConsistency": "search",
     "SearchResult": "search",
     "VoteResult": "search",
+    "BeamSearch": "step_search",
+    "DVTS": "step_search",
+    "StepResult": "step_search",
+    "StepScorer": "rewards",
+    "TokenReward": "rewards",
+    "Reading": "reading",
     "Scorer": "scorers",
     "LogProb": "scorers",
     "Verifier": "scorers",
@@ -57,19 +66,25 @@ _HOME = {
 }
 
 __all__ = [
+    "DVTS",
     "LM",
+    "BeamSearch",
     "BestOfN",
     "CompletionOutput",
     "LogProb",
     "Majority",
     "NpuError",
     "Progress",
+    "Reading",
     "RequestOutput",
     "SamplingParams",
     "Scorer",
     "SearchResult",
     "SelfConsistency",
+    "StepResult",
+    "StepScorer",
     "TilebeamError",
+    "TokenReward",
     "Usage",
     "Verifier",
     "VoteResult",

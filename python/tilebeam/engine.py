@@ -8,6 +8,8 @@ the room for chunks of prompts), decodes it, and draws a token for every sample 
   token) alive for those that come later; they fork from it and decode that one token themselves.
 - A prompt that shares a prefix with tokens already in the cache forks from there; one that shares a prefix with a
   prompt being decoded waits for it.
+- While prefixes are kept (`keep`), sequences that are done stay in the cache, the least recently used one going first
+  when room is needed: a later request that continues one of them forks it and decodes what is new.
 - When cells run out, the sample admitted last gives up its cells and queues again; what it has drawn so far is kept
   and decoded again later. The sample admitted first always goes on, so every request ends.
 
@@ -22,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -95,6 +98,7 @@ class Request:
                     seed=s.seed,
                     cumulative_logprob=sum(logprobs) if logprobs is not None else None,
                     logprobs=logprobs,
+                    stop_reason=s.stream.stop_string if s.stream else None,
                 )
             )
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
@@ -122,6 +126,8 @@ class Engine:
         self._queue: deque[Sample] = deque()
         self._running: list[Sample] = []  # in order of admission
         self._holding: list[Request] = []  # whose holder is not complete yet, in order
+        self._kept: dict[int, Sequence] = {}  # done, by id; the least recently used first
+        self.keeping = False
         self._admitted = 0
         self.progress = Progress()
 
@@ -187,7 +193,54 @@ class Engine:
         self._running.clear()
         self._queue.clear()
         self._holding.clear()
+        self._kept.clear()
         self.kv.clear()
+
+    def fail(self, code: int) -> NoReturn:
+        """llama_decode failed for good: raise why, now and on every later use."""
+        self.broken = self._on_failure(code)
+        raise self.broken
+
+    # --- kept prefixes ----------------------------------------------------------------------------------------------
+
+    def keep(self, on: bool) -> None:
+        """Keep the sequences of finished samples from now on, or forget those kept."""
+        self.keeping = on
+        while not on and self.evict():
+            pass
+
+    def retire(self, seq: Sequence) -> None:
+        """A sequence is done: keep it for others to fork, or close it."""
+        if self.keeping:
+            self._kept[seq.id] = seq
+        else:
+            self.kv.close(seq)
+
+    def evict(self, spare: Sequence | None = None) -> bool:
+        """Close the kept sequence that was not used for longest, other than `spare`. False: there is none."""
+        for seq in self._kept.values():
+            if seq is not spare:
+                del self._kept[seq.id]
+                self.kv.close(seq)
+                return True
+        return False
+
+    def best_source(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
+        """The sequence that shares most of `target`, at most `limit` tokens of it, and how many."""
+        best: tuple[Sequence | None, int] = (None, 0)
+        for seq in self.kv.live:
+            shared = self.kv.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
+            if best[1] < shared <= limit:
+                best = (seq, shared)
+        return best
+
+    def fork(self, source: Sequence | None, length: int) -> Sequence:
+        """A sequence that shares `length` tokens of `source`, which counts as used just now."""
+        if source is None or not length:
+            return self.kv.open()
+        if source.id in self._kept:
+            self._kept[source.id] = self._kept.pop(source.id)
+        return self.kv.fork(source, length)
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
@@ -209,8 +262,7 @@ class Engine:
                 self.kv.retract(seq, len(tokens))
             # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
             if code != 1 or not self._give_way():
-                self.broken = self._on_failure(code)
-                raise self.broken
+                self.fail(code)
         self._account(spans, seconds)
         self._complete_holders()
         self._draw(rows)
@@ -220,8 +272,9 @@ class Engine:
             sample = self._queue[0]
             request = sample.request
             # Followers have no sequence yet, but will.
-            if self.kv.free_ids <= sum(s.kv is None for s in self._running):
-                return
+            while self.kv.free_ids <= sum(s.kv is None for s in self._running):
+                if not self.evict():
+                    return
             if request.lead is not None:
                 # The prompt is being decoded: join. Forking at its end costs no cells.
                 request.followers.append(sample)
@@ -247,17 +300,19 @@ class Engine:
             return False
         target = sample.target()
         limit = len(target) - 1  # the last token is always decoded, for its logits
-        source, shared = self._best_source(target, limit)
+        source, shared = self.best_source(target, limit)
         coming = self._coming_prefix(target, limit)
         if coming - shared >= _SHARE_AT_LEAST:
             return False
         room = len(target) - shared + _HEADROOM * (len(self._running) + 1)
+        while self.kv.free < room and self.evict(spare=source):
+            pass
         if self._running and self.kv.free < room:
             return False
         first = not sample.tokens and request.decoded < len(request.prompt_ids)
         crowd = request.waiting > self.n_slots - len(self._running) and len(request.prompt_ids) > 1
         wants_holder = first and crowd and request.holder is None and self.kv.free_ids > 1
-        seq = self.kv.fork(source, shared) if source and shared else self.kv.open()
+        seq = self.fork(source, shared)
         if first:
             request.usage.cached_tokens += max(0, shared - request.decoded)
             request.decoded = max(request.decoded, shared)
@@ -271,14 +326,6 @@ class Engine:
         if not sample.tokens:
             request.lead = sample
         return True
-
-    def _best_source(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
-        best: tuple[Sequence | None, int] = (None, 0)
-        for seq in self.kv.live:
-            shared = self.kv.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
-            if best[1] < shared <= limit:
-                best = (seq, shared)
-        return best
 
     def _coming_prefix(self, target: list[int], limit: int) -> int:
         """The longest prefix that some prompt being decoded now will have in the cache."""
@@ -410,7 +457,7 @@ class Engine:
         sample.finish = reason
         self._running.remove(sample)
         if sample.kv is not None:
-            self.kv.close(sample.kv)
+            self.retire(sample.kv)
             sample.kv = None
         if sample.sampler is not None:
             sample.sampler.close()
@@ -427,7 +474,10 @@ class Engine:
             request.holder = None
 
     def _give_way(self) -> bool:
-        """Free cells: holders of requests with nothing running, then the sample admitted last, then other holders."""
+        """Free cells: kept sequences first, then holders of requests with nothing running, then the sample admitted
+        last, then other holders."""
+        if self.evict():
+            return True
         active = {id(s.request) for s in self._running}
         holders = [r for r in {id(s.request): s.request for s in self._queue}.values() if r.holder is not None]
         idle = [r for r in holders if id(r) not in active]

@@ -16,6 +16,7 @@ from tilebeam.engine import Engine, ProgressHook
 from tilebeam.errors import TilebeamError
 from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
 from tilebeam.outputs import RequestOutput
+from tilebeam.reading import ReadHook, Reading, read
 from tilebeam.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -72,6 +73,7 @@ class LM:
         self._lock = threading.RLock()
         self._log: list[tuple[int, str]] = []
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._kept_for = 0  # keep_prefixes() in force
         self._closed = False
 
     # --- generation -------------------------------------------------------------------------------------------------
@@ -153,6 +155,53 @@ class LM:
             return result
 
     @contextmanager
+    def keep_prefixes(self) -> Iterator[None]:
+        """While this lasts, the KV cells of finished samples stay, as long as there is room: a prompt that begins with
+        one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
+
+        Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
+        give the same texts.
+        """
+        with self._lock:
+            self._usable()
+            self._kept_for += 1
+            self._engine.keep(True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._kept_for -= 1
+                if self._kept_for == 0 and not self._closed and not self._engine.broken:
+                    self._engine.keep(False)
+
+    def read(
+        self,
+        prompts: Sequence[Prompt],
+        positions: Sequence[Sequence[int]],
+        tokens: Sequence[int] | None = None,
+        *,
+        progress: ReadHook | None = None,
+    ) -> list[Reading]:
+        """What the model expects after given positions of texts, without generating; see `keep_prefixes`.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            positions: for each prompt, indices into its tokens (negative ones count from the end), in any order.
+            tokens: whose logits are wanted; None: of the whole vocabulary.
+            progress: called after every batch with (tokens decoded, tokens to decode).
+
+        Returns:
+            One `Reading` per prompt: float32 logits [positions, tokens], and what it cost.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
+        """
+        ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+        with self._lock, log_router().capture() as self._log:
+            self._usable()
+            return read(self._engine, ids, positions, tokens, progress)
+
+    @contextmanager
     def raw_decode(self) -> Iterator[Context]:
         """The context for direct use of its batch arrays, with an empty cache before and after (for measurements)."""
         with self._lock, log_router().capture() as self._log:
@@ -165,8 +214,7 @@ class LM:
     def check_decode(self, code: int) -> None:
         """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
         if code != 0:
-            self._engine.broken = self._failed(code)
-            raise self._engine.broken
+            self._engine.fail(code)
 
     # --- text -------------------------------------------------------------------------------------------------------
 

@@ -492,8 +492,8 @@ class _Loader:
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
     def _n_ids(self) -> int:
-        """Sequences: one per sample, and one that keeps a prompt for samples that wait for a slot."""
-        return min(self._llama.MAX_SEQUENCES, self._o.n_seq_max + 1)
+        """Sequences: one per sample, as many that are kept for others to go on from, and one that keeps a prompt."""
+        return min(self._llama.MAX_SEQUENCES, 2 * self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
         """Threads of llama.cpp's own CPU backend.

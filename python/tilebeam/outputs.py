@@ -20,6 +20,7 @@ class Usage:
         completion_tokens: tokens sampled, end-of-generation tokens included.
         recomputed_tokens: tokens decoded a second time: the last prompt token of samples that started after the
             prompt's own batch, and whole sequences that had to give up their cells for a while.
+        scored_tokens: tokens decoded by a reward model (searches only).
         prefill_seconds, decode_seconds: inside llama_decode, on prompt and on sampled tokens.
         sampling_seconds: drawing tokens and turning them into text.
         scoring_seconds: inside a scorer (searches only).
@@ -29,6 +30,7 @@ class Usage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     recomputed_tokens: int = 0
+    scored_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     sampling_seconds: float = 0.0
@@ -59,6 +61,7 @@ class CompletionOutput:
         finish_reason: "stop" (end of generation or a stop string), "length" (max_tokens, or the context is full) or
             "aborted" (cancelled).
         seed: what its tokens were drawn with.
+        stop_reason: the stop string that ended it, None if something else did.
         cumulative_logprob: sum of ``logprobs``; None unless asked for.
         logprobs: natural log-probability of each token under the model; None unless asked for.
     """
@@ -70,6 +73,7 @@ class CompletionOutput:
     seed: int
     cumulative_logprob: float | None = None
     logprobs: list[float] | None = None
+    stop_reason: str | None = None
 
 
 @dataclass

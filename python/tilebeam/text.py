@@ -15,7 +15,7 @@ class TextStream:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None  # the one that appeared
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -27,11 +27,16 @@ class TextStream:
             # A stop string that ends in the new text starts at most this far before it.
             start = max(0, len(self.text) - self._longest + 1)
             self.text += new
-            found = [at for at in (self.text.find(s, start) for s in self._stop) if at >= 0]
+            found = [(at, s) for s in self._stop if (at := self.text.find(s, start)) >= 0]
             if found:
-                self.text = self.text[: min(found)]
-                self.stopped = True
+                at, self.stop_string = min(found, key=lambda f: f[0])
+                self.text = self.text[:at]
         return self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared."""
+        return self.stop_string is not None
 
     def finish(self) -> str:
         """The text; a character that was never completed is left out."""
