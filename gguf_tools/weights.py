@@ -14,7 +14,7 @@ from ggml_ext import TILE, Type
 from . import ggml_values
 from .errors import GGUFError
 from .gguf_file import Bytes, Q, TensorInfo
-from .quantize import ErrorSum
+from .quantize import ErrorSum, quantize_rows
 
 Floats = npt.NDArray[np.float32]
 
@@ -116,12 +116,7 @@ class Rounding:
 
     def quantize(self, tiled: Type, x: Floats) -> Bytes:
         """Float32 (rows, k) to tiles. Raises ValueError if a value does not fit."""
-        sums = np.zeros(4)
-        tiles = ggml_ext.quantize(tiled, x, search=self.search, weights=self.weights, sums=sums)
-        if self.error is not None:
-            squared, weighted, energy, weighted_energy = map(float, sums)
-            self.error.add(squared, weighted, energy, weighted_energy, x.size)
-        return tiles
+        return quantize_rows(tiled, x, search=self.search, weights=self.weights, threads=1, error=self.error)
 
 
 NEAREST = Rounding()
