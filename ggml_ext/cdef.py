@@ -12,7 +12,7 @@ from pathlib import Path
 
 BEGIN, END = "// cffi: begin", "// cffi: end"
 INCLUDE = Path(__file__).parent / "include" / "tilebeam"
-HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h")
+HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h")
 
 
 def declarations(headers: Iterable[Path]) -> str:

@@ -169,7 +169,7 @@ def too_much_work(op: Any) -> bool:
     """Arithmetic that would take longer than a test has: valid, and nothing to learn from."""
     matrix = int(op.src[0].ne[0]) * math.prod(op.dst.ne)
     attention = int(op.src[1].ne[1]) * math.prod(op.src[0].ne)
-    return max(matrix, attention) > 1 << 24
+    return bool(max(matrix, attention) > 1 << 24)
 
 
 @settings(max_examples=400, deadline=None)

@@ -18,6 +18,7 @@
 #include "ops/ops.h"
 #include "run_state.h"
 #include "thread_pool.h"
+#include "wait.h"
 
 namespace tb::npu {
 
@@ -151,6 +152,8 @@ struct executor::impl {
     arena scratch;
     std::unique_ptr<thread_pool> pool;
     graph once; // run(ops, n): keeps its memory between calls
+    bool stamping = false;
+    std::vector<stamp> stamps; // [worker][op] of the last run
 
     tb_status check(const tb_op & op, const char ** why) const;
     void resolve(const tb_op & op, step & s) const;
@@ -312,6 +315,7 @@ void executor::impl::work(void * arg, int thread) {
     ctx.pool = &j.state;
     ctx.thread = thread;
     uint32_t ended = self.progress_base;
+    stamp * const stamps = self.stamping ? j.self->stamps.data() + static_cast<size_t>(thread) * steps.size() : nullptr;
     for (size_t i = 0; i < steps.size(); ++i) {
         const step & s = steps[i];
         // A failure at an earlier op of a row of solo ops, where thread 0 met nobody yet.
@@ -325,7 +329,13 @@ void executor::impl::work(void * arg, int thread) {
             if (s.solo) {
                 j.state.solo_chunks = 0;
             }
+            if (stamps) {
+                stamps[i].begin = now_ns();
+            }
             run_guarded(*s.entry, ctx);
+            if (stamps) {
+                stamps[i].end = now_ns();
+            }
             if (thread == 0 && self.progress) {
                 __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
             }
@@ -340,6 +350,9 @@ void executor::impl::work(void * arg, int thread) {
 }
 
 outcome executor::run(graph & g) {
+    if (self->stamping) {
+        self->stamps.assign(static_cast<size_t>(self->pool->size()) * g.size(), stamp{});
+    }
     outcome out = self->prepare(*g.self);
     if (out.status != TB_OK) {
         g.self->epoch = 0; // steps are half resolved
@@ -361,6 +374,16 @@ outcome executor::run(graph & g) {
         out.why = job.state.why;
     }
     return out;
+}
+
+void executor::set_stamps(bool on) {
+    self->stamping = on;
+    self->stamps.clear();
+}
+
+const stamp * executor::stamps(int worker) const {
+    const size_t n = self->stamps.size() / static_cast<size_t>(self->pool->size());
+    return n == 0 ? nullptr : self->stamps.data() + static_cast<size_t>(worker) * n;
 }
 
 const char * executor::kernel_name(const tb_op & op) const {

@@ -25,6 +25,12 @@ struct outcome {
     std::string why;
 };
 
+// CLOCK_MONOTONIC, nanoseconds.
+struct stamp {
+    int64_t begin = 0;
+    int64_t end = 0;
+};
+
 // A list of ops that is run more than once. What was checked and resolved for an op is kept until the op, the mapped
 // buffers or the number of threads change. Belongs to one executor; holds its own copy of the ops.
 class graph {
@@ -65,6 +71,11 @@ class executor {
 
     const char * isa() const; // the kernel set in use
     int n_threads() const;
+
+    // Stamp the times at which each worker begins and ends its part of each op, from the next run on.
+    void set_stamps(bool on);
+    // Those of the last run, one per op in order; `begin` is 0 where this worker had no part. nullptr if there are none.
+    const stamp * stamps(int worker) const;
 
     // The kernel that an op of this shape would run; nullptr if it has none of its own or is refused.
     const char * kernel_name(const tb_op & op) const;

@@ -1,7 +1,6 @@
 // The backend (ggml's word for a stream on a device): computes graphs, synchronously.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <exception>
 #include <memory>
 
@@ -9,6 +8,8 @@
 #include "ggml-impl.h"
 #include "lower.h"
 #include "state.h"
+#include "trace.h"
+#include "wait.h"
 
 namespace tb::plugin {
 
@@ -76,7 +77,10 @@ struct backend {
 
     bool compute(const ggml_cgraph * graph, std::string & why) {
         tb::session::keep_bus_handler();
+        tb::session::trace & trace = tb::session::trace::get();
+        const int64_t began = trace.on() ? now_ns() : 0;
         const lowered_graph * g = lowered(graph, why);
+        if (began != 0) trace.span(TB_SPAN_LOWER, began, now_ns(), 0, 0, 0, static_cast<uint32_t>(graph->n_nodes));
         if (!g) return false;
         for (const auto & health : g->buffers) {
             if (health->bad) {
@@ -115,7 +119,7 @@ void synchronize(ggml_backend_t) {} // graph_compute has waited already
 
 ggml_status graph_compute(ggml_backend_t b, ggml_cgraph * graph) {
     state & st = state::get();
-    const auto start = std::chrono::steady_clock::now();
+    const int64_t start = now_ns();
     std::string why;
     bool ok = false;
     try {
@@ -123,8 +127,9 @@ ggml_status graph_compute(ggml_backend_t b, ggml_cgraph * graph) {
     } catch (const std::exception & e) {
         why = e.what();
     }
-    const auto spent = std::chrono::steady_clock::now() - start;
-    st.count.compute_ns += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());
+    const int64_t end = now_ns();
+    st.count.compute_ns += static_cast<uint64_t>(end - start);
+    tb::session::trace::get().span(TB_SPAN_GRAPH, start, end, 0, 0, 0, static_cast<uint32_t>(graph->n_nodes));
     if (ok) return GGML_STATUS_SUCCESS;
     st.count.failures++;
     st.fail("the NPU could not compute the graph: " + why);

@@ -7,10 +7,12 @@
 #include <string>
 
 #include "buffer.h"
+#include "build_id.h"
 #include "device.h"
 #include "manifest.h"
 #include "registry.h"
 #include "state.h"
+#include "trace.h"
 
 namespace tb::plugin {
 
@@ -104,6 +106,7 @@ int status(tilebeam_status * out) try {
     out->failures = st.count.failures;
     out->compute_ns = st.count.compute_ns;
     set_text(out->last_error, st.last_error());
+    set_text(out->build_id, tb::session::build_id_text);
     return TB_OK;
 } catch (const std::exception & e) {
     state::get().fail(e.what());
@@ -152,6 +155,16 @@ int divide_tensors(const tilebeam_part * parts, uint64_t n_parts) try {
     return TB_E_NOMEM;
 }
 
+void trace_start(uint64_t most_records) { tb::session::trace::get().start(most_records); }
+
+void trace_stop() { tb::session::trace::get().stop(); }
+
+uint64_t trace_take(void * records, uint64_t most, uint64_t * lost, uint64_t * damaged) {
+    tb::session::trace & t = tb::session::trace::get();
+    t.losses(lost, damaged);
+    return t.take(static_cast<tb_trace_record *>(records), most);
+}
+
 const char * last_error() {
     static thread_local std::string text;
     text = state::get().last_error();
@@ -170,6 +183,9 @@ void * control_function(const char * name) {
     static const tilebeam_device_status_t device_status_fn = device_status;
     static const tilebeam_device_t device_fn = device_pointer;
     static const tilebeam_divide_t divide_fn = divide_tensors;
+    static const tilebeam_trace_start_t trace_start_fn = trace_start;
+    static const tilebeam_trace_stop_t trace_stop_fn = trace_stop;
+    static const tilebeam_trace_take_t trace_take_fn = trace_take;
     static const tilebeam_last_error_t last_error_fn = last_error;
     const struct {
         const char * name;
@@ -183,6 +199,9 @@ void * control_function(const char * name) {
         {"tilebeam_device_status", reinterpret_cast<void *>(device_status_fn)},
         {"tilebeam_device", reinterpret_cast<void *>(device_fn)},
         {"tilebeam_divide", reinterpret_cast<void *>(divide_fn)},
+        {"tilebeam_trace_start", reinterpret_cast<void *>(trace_start_fn)},
+        {"tilebeam_trace_stop", reinterpret_cast<void *>(trace_stop_fn)},
+        {"tilebeam_trace_take", reinterpret_cast<void *>(trace_take_fn)},
         {"tilebeam_last_error", reinterpret_cast<void *>(last_error_fn)},
     };
     for (const auto & f : table)

@@ -92,6 +92,7 @@ typedef struct tilebeam_status {
     uint64_t failures;   // graphs that failed
     uint64_t compute_ns; // time spent waiting for the NPU
     char last_error[512];
+    char build_id[40]; // digest of the sources, in hexadecimal digits: the NPU process must have the same
 } tilebeam_status;
 
 // One device, whether ggml was told of it or not.
@@ -145,6 +146,15 @@ typedef void * (*tilebeam_device_t)(uint32_t index);
 // Which matrices of the file that this thread loads next are cut over several sessions, and how; replaces the rule for
 // tensors that it names. (NULL, 0) ends it. 0, or an enum tb_status with the reason in tilebeam_last_error.
 typedef int (*tilebeam_divide_t)(const tilebeam_part * parts, uint64_t n_parts);
+
+// Tracing of all graphs from now on, CPU and NPU side; forgets what was collected before. At most so many records are
+// kept, later ones are counted as lost.
+typedef void (*tilebeam_trace_start_t)(uint64_t most_records);
+typedef void (*tilebeam_trace_stop_t)(void);
+
+// Take up to `most` records (tb_trace_record of tilebeam/trace.h) out of the collection, oldest first; how many. *lost:
+// records that there was no room for. *damaged: what the NPU side stamped and cannot be true.
+typedef uint64_t (*tilebeam_trace_take_t)(void * records, uint64_t most, uint64_t * lost, uint64_t * damaged);
 
 // The last failure as a sentence, "" if there was none. Valid until this thread's next call of it.
 typedef const char * (*tilebeam_last_error_t)(void);

@@ -21,6 +21,7 @@
 #include "checksum.h"
 #include "executor.h"
 #include "tilebeam/layout.h"
+#include "trace_ring.h"
 #include "wait.h"
 
 namespace tb::session {
@@ -65,6 +66,7 @@ class service {
     struct mapping {
         void * base;
         uint64_t size;
+        bool writable;
         std::unique_ptr<guarded_range> guard; // of a file that may lose pages
     };
     struct kept_graph {
@@ -81,7 +83,9 @@ class service {
     answer compute();
     answer patch();
     answer set_threads();
+    answer set_trace();
     answer run_graph(npu::graph & g);
+    void end_trace();
     answer find_lost_file(const npu::graph & g) const;
     void reply(uint32_t seq, const answer & a, int64_t busy_ns);
 
@@ -98,6 +102,8 @@ class service {
     npu::graph unkept; // a graph without a serial; keeps its memory between requests
     tb_request request{};
     std::vector<uint8_t> payload;
+    ring_writer trace;
+    uint32_t trace_buffer = TB_NO_BUFFER; // where its ring lies
 };
 
 service::~service() {
@@ -248,6 +254,7 @@ answer service::map_buffer(uint32_t seq) {
         mapping & kept_mapping = mappings[m.buffer];
         kept_mapping.base = base;
         kept_mapping.size = m.size;
+        kept_mapping.writable = m.writable != 0;
         if (can_shrink(file.fd)) {
             kept_mapping.guard = std::make_unique<guarded_range>(base, m.size, protection, guarded_range::repair::rest);
         }
@@ -273,6 +280,9 @@ answer service::unmap_buffer() {
     if (it == mappings.end()) {
         return refuse(TB_E_BUFFER, "no such buffer");
     }
+    if (it->first == trace_buffer) {
+        end_trace();
+    }
     executor->unmap(it->first);
     it->second.guard.reset();
     munmap(it->second.base, it->second.size);
@@ -283,6 +293,9 @@ answer service::unmap_buffer() {
 answer service::run_graph(npu::graph & g) {
     executor->set_progress(&channel->npu_progress, seq_in_work << 16);
     const npu::outcome o = executor->run(g);
+    if (trace) {
+        trace.add_ops(seq_in_work, g, *executor);
+    }
     answer a;
     a.status = o.status;
     a.why = o.why;
@@ -387,6 +400,31 @@ answer service::set_threads() {
     return a;
 }
 
+void service::end_trace() {
+    trace = ring_writer();
+    trace_buffer = TB_NO_BUFFER;
+    executor->set_stamps(false);
+}
+
+answer service::set_trace() {
+    if (payload.size() != sizeof(tb_map)) {
+        return refuse(TB_E_PROTOCOL, "a trace request of the wrong size");
+    }
+    const uint32_t buffer = read_at<tb_map>(payload, 0).buffer;
+    if (buffer == TB_NO_BUFFER) {
+        end_trace();
+        return {};
+    }
+    const auto it = mappings.find(buffer);
+    if (it == mappings.end() || !it->second.writable || !ring_writer::fits(it->second.size)) {
+        return refuse(TB_E_BUFFER, "no buffer that could hold a trace");
+    }
+    trace = ring_writer(it->second.base, it->second.size);
+    trace_buffer = buffer;
+    executor->set_stamps(true);
+    return {};
+}
+
 answer service::handle(uint32_t seq) {
     seq_in_work = seq;
     try {
@@ -407,6 +445,8 @@ answer service::handle(uint32_t seq) {
             return patch();
         case TB_REQ_THREADS:
             return set_threads();
+        case TB_REQ_TRACE:
+            return set_trace();
         default:
             return refuse(TB_E_PROTOCOL, "unknown request");
         }
@@ -450,7 +490,12 @@ bool service::open() {
 bool service::serve_one(uint32_t seq) {
     const int64_t start = now_ns();
     const answer a = handle(seq);
-    reply(seq, a, now_ns() - start);
+    const int64_t end = now_ns();
+    if (trace) {
+        trace.add_message(seq, request.kind, start, end);
+        trace.publish();
+    }
+    reply(seq, a, end - start);
     const bool stop = a.status == TB_OK && request.kind == TB_REQ_STOP;
     if (stop) {
         store_word(&channel->npu_ready, TB_NPU_STOPPED);

@@ -16,6 +16,8 @@
 #include "checksum.h"
 #include "peer.h"
 #include "thread_pool.h"
+#include "trace.h"
+#include "trace_ring.h"
 #include "wait.h"
 
 namespace tb::session {
@@ -28,6 +30,8 @@ constexpr int64_t ms = 1000000;       // nanoseconds
 
 // Counts fork() calls seen from the child's side: neither threads nor child processes survive into it.
 std::atomic<uint32_t> forks{0};
+
+std::atomic<uint32_t> sessions{0}; // started in this program
 
 void count_forks() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
@@ -68,6 +72,20 @@ struct session::impl {
 
     std::mutex lock; // one request at a time; guards what follows
     uint32_t seq = 0;
+    // Where the NPU side stamps what it does, while tracing is on.
+    struct trace_ring {
+        std::unique_ptr<shared_memory> memory;
+        uint32_t buffer = 0;
+        ring_reader reader;
+        trace_ring(std::unique_ptr<shared_memory> m, uint32_t id)
+            : memory(std::move(m)), buffer(id), reader(memory->data()) {}
+    };
+    const uint32_t number = ++sessions; // in traces
+    std::unique_ptr<trace_ring> traced;
+    bool ring_refused = false; // not asked for again before tracing ends
+    int64_t doorbell_ns = 0;   // of the last request, and when its reply was seen
+    int64_t replied_ns = 0;
+
     std::vector<uint8_t> message; // the payload, before it goes where the other side could change it
     session_counters count;
     uint64_t clock = 0; // of last_used
@@ -98,6 +116,10 @@ struct session::impl {
     wait_plan plan(int64_t expected_ns);
     // Send `message` and wait for the reply.
     result exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply);
+    result map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id);
+    result unmap(uint32_t id);
+    void follow_tracing(bool on);
+    void record_graph(uint32_t kind, const tb_op * ops, uint32_t n_ops, int64_t began);
     result request(uint32_t kind, const void * payload, size_t size, tb_reply * reply);
     bool peer_ended(std::string & how) { return npu->ended(how); }
     result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops);
@@ -262,6 +284,8 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
         p.sleep_until = 0;
         p.spin_until = 0;
     }
+    doorbell_ns = start;
+    replied_ns = traced ? now_ns() : 0;
     if (p.spin_until > p.sleep_until) {
         budget.report(woken == wake_reason::seen_spinning);
     }
@@ -386,28 +410,23 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
     return s;
 }
 
-result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
-    std::lock_guard<std::mutex> hold(self->lock);
-    result r;
-    if (!self->usable(r)) {
-        return r;
-    }
-    const auto free = std::find(self->ids.begin(), self->ids.end(), false);
-    if (free == self->ids.end()) {
+result session::impl::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
+    const auto free = std::find(ids.begin(), ids.end(), false);
+    if (free == ids.end()) {
         return failure(TB_E_BUFFER, "more than " + std::to_string(TB_MAX_BUFFERS) + " buffers on one NPU");
     }
-    const auto index = static_cast<uint32_t>(free - self->ids.begin());
+    const auto index = static_cast<uint32_t>(free - ids.begin());
     const tb_map m{index, writable ? 1u : 0u, offset, size};
-    if (!send_descriptor(self->socket, self->seq + 1, fd)) {
+    if (!send_descriptor(socket, seq + 1, fd)) {
         const std::string error = std::strerror(errno);
         std::string how;
-        if (self->peer_ended(how)) {
-            return self->give_up(TB_E_DEAD, std::string("the ") + self->noun() + " " + how);
+        if (peer_ended(how)) {
+            return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
         return failure(TB_E_BUFFER, "a descriptor could not be handed to the NPU: " + error);
     }
     tb_reply reply;
-    r = self->request(TB_REQ_MAP, &m, sizeof m, &reply);
+    const result r = request(TB_REQ_MAP, &m, sizeof m, &reply);
     if (r.ok()) {
         *free = true;
         *id = index;
@@ -415,22 +434,69 @@ result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint3
     return r;
 }
 
+result session::impl::unmap(uint32_t id) {
+    const tb_map m{id, 0, 0, 0};
+    tb_reply reply;
+    result r = request(TB_REQ_UNMAP, &m, sizeof m, &reply);
+    if (r.status == TB_E_PROTOCOL && usable(r)) {
+        r = request(TB_REQ_UNMAP, &m, sizeof m, &reply); // damaged on its way: the buffer must not stay mapped
+    }
+    if (r.ok()) {
+        ids[id] = false;
+    }
+    return r;
+}
+
+// Tracing was switched since the last graph: give the NPU a ring, or take it away.
+void session::impl::follow_tracing(bool on) {
+    if (!on) {
+        if (traced) {
+            unmap(traced->buffer); // ends tracing on the other side too; if it fails the session is of no more use
+            traced.reset();
+        }
+        ring_refused = false;
+        return;
+    }
+    std::string why;
+    uint32_t buffer = 0;
+    auto memory = shared_memory::create("tilebeam-trace", ring_bytes, why);
+    if (memory && map(memory->fd(), 0, memory->size(), true, &buffer).ok()) {
+        const tb_map m{buffer, 0, 0, 0};
+        tb_reply reply;
+        if (request(TB_REQ_TRACE, &m, sizeof m, &reply).ok()) {
+            traced = std::make_unique<trace_ring>(std::move(memory), buffer);
+            return;
+        }
+        unmap(buffer);
+    }
+    ring_refused = true; // no address space left for it: the graphs go on, their NPU side is missing in the trace
+    trace::get().note_losses(1, 0);
+}
+
+void session::impl::record_graph(uint32_t kind, const tb_op * ops, uint32_t n_ops, int64_t began) {
+    const int64_t now = now_ns();
+    trace & t = trace::get();
+    t.span(TB_SPAN_SEND, began, doorbell_ns, number, seq, kind, n_ops);
+    t.span(TB_SPAN_WAIT, doorbell_ns, replied_ns, number, seq, kind, n_ops);
+    t.span(TB_SPAN_RECEIVE, replied_ns, now, number, seq, kind, n_ops);
+    std::vector<tb_trace_record> records;
+    traced->reader.take(number, seq, ops, n_ops, doorbell_ns, replied_ns, records);
+    t.add(records);
+    t.note_losses(traced->reader.lost, traced->reader.damaged);
+    traced->reader.lost = 0;
+    traced->reader.damaged = 0;
+}
+
+result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
+    std::lock_guard<std::mutex> hold(self->lock);
+    result r;
+    return self->usable(r) ? self->map(fd, offset, size, writable, id) : r;
+}
+
 result session::unmap(uint32_t id) {
     std::lock_guard<std::mutex> hold(self->lock);
     result r;
-    if (!self->usable(r)) {
-        return r;
-    }
-    const tb_map m{id, 0, 0, 0};
-    tb_reply reply;
-    r = self->request(TB_REQ_UNMAP, &m, sizeof m, &reply);
-    if (r.status == TB_E_PROTOCOL && self->usable(r)) {
-        r = self->request(TB_REQ_UNMAP, &m, sizeof m, &reply); // damaged on its way: the buffer must not stay mapped
-    }
-    if (r.ok()) {
-        self->ids[id] = false;
-    }
-    return r;
+    return self->usable(r) ? self->unmap(id) : r;
 }
 
 result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
@@ -443,6 +509,14 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
         return failure(TB_E_PROTOCOL,
                        "a graph of " + std::to_string(n_ops) + " ops; the most is " + std::to_string(TB_MAX_GRAPH_OPS));
     }
+    const bool tracing = trace::get().on();
+    if (tracing ? !self->traced && !self->ring_refused : self->traced || self->ring_refused) {
+        self->follow_tracing(tracing);
+        if (!self->usable(r)) {
+            return r;
+        }
+    }
+    const int64_t began = self->traced ? now_ns() : 0;
     tb_graph head{0, n_ops, serial};
     uint32_t kind = TB_REQ_COMPUTE;
     sent_graph * kept = serial != 0 ? &self->slot_for(serial) : nullptr;
@@ -480,6 +554,9 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
     tb_reply reply;
     r = self->exchange(kind, kept ? &kept->expected_ns : nullptr, &reply);
     if (r.ok()) {
+        if (self->traced) {
+            self->record_graph(kind, ops, n_ops, began);
+        }
         r = self->describe(reply, ops, n_ops);
     }
     if (kept) {
@@ -545,5 +622,7 @@ session_counters session::counters() const {
 const char * session::isa() const { return self->isa.c_str(); }
 
 shared_memory & session::control_region() { return *self->region; }
+
+shared_memory * session::trace_ring() { return self->traced ? self->traced->memory.get() : nullptr; }
 
 } // namespace tb::session

@@ -97,7 +97,8 @@ class session {
     uint32_t guards() const; // enum tb_guard, or'ed: how the NPU side is shut in
     session_counters counters() const;
     const char * isa() const;
-    shared_memory & control_region(); // the channel itself, for traces and fault tests
+    shared_memory & control_region(); // the channel itself, for fault tests
+    shared_memory * trace_ring();     // where the NPU side stamps what it does; nullptr while tracing is off
 
   private:
     session();

@@ -21,6 +21,7 @@
 #include "sandbox.h"
 #include "service.h"
 #include "session.h"
+#include "trace.h"
 #include "wait.h"
 
 struct tb_session {
@@ -167,6 +168,21 @@ tb_channel * tb_session_channel(tb_session * s) {
 }
 
 uint64_t tb_session_channel_size(tb_session * s) { return s->session->control_region().size(); }
+
+void tb_trace_start(uint64_t most_records) { tb::session::trace::get().start(most_records); }
+
+void tb_trace_stop(void) { tb::session::trace::get().stop(); }
+
+uint64_t tb_trace_take(tb_trace_record * records, uint64_t most, uint64_t * lost, uint64_t * damaged) {
+    tb::session::trace & t = tb::session::trace::get();
+    t.losses(lost, damaged);
+    return t.take(records, most);
+}
+
+tb_trace_ring * tb_session_trace_ring(tb_session * s) {
+    tb::session::shared_memory * memory = s->session->trace_ring();
+    return memory ? static_cast<tb_trace_ring *>(memory->data()) : nullptr;
+}
 
 int tb_service_serve(int region_fd, int socket_fd) {
     return tb::session::serve(fcntl(region_fd, F_DUPFD_CLOEXEC, 0), fcntl(socket_fd, F_DUPFD_CLOEXEC, 0));

@@ -8,6 +8,7 @@
 
 #include "tilebeam/ops.h"
 #include "tilebeam/protocol.h"
+#include "tilebeam/trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -79,12 +80,20 @@ uint32_t tb_session_enter_sandbox(void);
 tb_channel * tb_session_channel(tb_session * session);
 uint64_t tb_session_channel_size(tb_session * session);
 
+// Tracing of all sessions of this library, as tilebeam_trace_* of plugin/control.h.
+void tb_trace_start(uint64_t most_records);
+void tb_trace_stop(void);
+uint64_t tb_trace_take(tb_trace_record * records, uint64_t most, uint64_t * lost, uint64_t * damaged);
+
+// The ring that this session's NPU side writes, for fault tests; NULL while it has none.
+tb_trace_ring * tb_session_trace_ring(tb_session * session);
+
 // The NPU side alone, in the calling thread, on copies of both descriptors: returns when the peer says stop or hangs
 // up. For tests that play the CPU side themselves.
 int tb_service_serve(int region_fd, int socket_fd);
 
-// What such a test needs besides: a greeting of this build, for a region of so many bytes; and digests: of the greeting,
-// of a request whose payload lies at `payload`, of a reply.
+// What such a test needs besides: a greeting of this build, for a region of so many bytes; and digests: of the
+// greeting, of a request whose payload lies at `payload`, of a reply.
 void tb_service_hello(tb_cpu_hello * hello, uint64_t region_size);
 uint64_t tb_service_hello_check(const tb_cpu_hello * hello);
 uint64_t tb_service_reply_check(uint32_t seq, const tb_reply * reply);

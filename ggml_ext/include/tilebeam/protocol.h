@@ -53,7 +53,9 @@ enum tb_request_kind {
     TB_REQ_PATCH = 5,   // payload: tb_graph, n_ops x tb_patch: changes ops of the kept graph, then computes it
     TB_REQ_THREADS = 6, // payload: tb_graph, n_ops = threads to use from now on
     TB_REQ_STOP = 7,
-    TB_REQ_COUNT = 8,
+    TB_REQ_TRACE = 8, // payload: tb_map; the mapped buffer `buffer` is a trace ring from now on (trace.h), or, with
+                      // TB_NO_BUFFER, none is any more. Unmapping it ends tracing too
+    TB_REQ_COUNT = 9,
 };
 
 typedef struct tb_map {

@@ -1,0 +1,47 @@
+// What an op costs at least, for traces. See trace.h.
+#include "tilebeam/layout.h"
+#include "tilebeam/trace.h"
+
+static uint64_t elements(const tb_tensor * t) { return (uint64_t)t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+static uint64_t bytes_of(const tb_tensor * t) {
+    if (t->buffer == TB_NO_BUFFER || elements(t) == 0) return 0;
+    if (tb_type_is_tiled(t->type)) return tb_tiled_bytes(t->type, t->ne[0], t->ne[1]) * t->ne[2] * t->ne[3];
+    return elements(t) / tb_type_block(t->type) * tb_type_size(t->type);
+}
+
+// Bytes of n rows of a tensor.
+static uint64_t row_bytes(const tb_tensor * t, uint64_t n) {
+    return t->ne[0] / tb_type_block(t->type) * (uint64_t)tb_type_size(t->type) * n;
+}
+
+void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
+    const tb_tensor *a = &op->src[0], *b = &op->src[1], *dst = &op->dst;
+    *bytes = 0;
+    *work = 0;
+    if (op->code == TB_OP_NOP || op->code >= TB_OP_COUNT || elements(dst) == 0) return;
+    for (uint32_t i = 0; i < op->n_src && i < TB_MAX_SRC; i++)
+        *bytes += bytes_of(&op->src[i]);
+    switch (op->code) {
+    case TB_OP_MUL_MAT:
+        *bytes += bytes_of(dst);
+        *work = 2 * elements(dst) * a->ne[0];
+        break;
+    case TB_OP_FLASH_ATTN: // scores, and their sum over V
+        *bytes += bytes_of(dst);
+        *work = 2 * (uint64_t)b->ne[1] * a->ne[1] * a->ne[2] * a->ne[3] * ((uint64_t)a->ne[0] + op->src[2].ne[0]);
+        break;
+    case TB_OP_SET_ROWS: // dst is the whole cache
+        *bytes += row_bytes(dst, (uint64_t)a->ne[1] * a->ne[2] * a->ne[3]);
+        break;
+    case TB_OP_GET_ROWS: // src0 is the whole table
+        *bytes += bytes_of(dst) + row_bytes(a, elements(b)) - bytes_of(a);
+        break;
+    case TB_OP_FILL: // src0 gives the shape only
+        *bytes = bytes_of(dst);
+        break;
+    default:
+        *bytes += bytes_of(dst);
+        break;
+    }
+}
