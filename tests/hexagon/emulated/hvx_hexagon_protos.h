@@ -66,9 +66,17 @@ inline int32_t signed_amount(uint32_t amount, int width) {
     return (static_cast<int>(amount & static_cast<uint32_t>(2 * sign - 1)) ^ sign) - sign;
 }
 
-inline uint32_t shift_word(uint32_t x, int32_t left) {
+// vasl and vlsr by a vector: the other way where the amount is negative; to the right vasl keeps the sign.
+inline uint32_t shift_left(uint32_t x, uint32_t amount) {
+    const int32_t left = signed_amount(amount, 5);
+    const int64_t wide = static_cast<int32_t>(x);
+    return static_cast<uint32_t>(left >= 0 ? static_cast<uint64_t>(x) << left : static_cast<uint64_t>(wide >> -left));
+}
+
+inline uint32_t shift_right(uint32_t x, uint32_t amount) {
+    const int32_t right = signed_amount(amount, 5);
     const uint64_t wide = x;
-    return static_cast<uint32_t>(left >= 0 ? wide << left : wide >> -left);
+    return static_cast<uint32_t>(right >= 0 ? wide >> right : wide << -right);
 }
 
 template <class T, class F> HVX_VectorPred compare(HVX_Vector u, HVX_Vector v, F && f) {
@@ -130,8 +138,8 @@ TB_WORDS(Q6_Vw_vadd_VwVw, uint32_t, a + b)
 TB_WORDS(Q6_Vw_vsub_VwVw, uint32_t, a - b)
 TB_WORDS(Q6_Vw_vmin_VwVw, int32_t, a < b ? a : b)
 TB_WORDS(Q6_Vw_vmax_VwVw, int32_t, a > b ? a : b)
-TB_WORDS(Q6_Vw_vasl_VwVw, uint32_t, hvx_emulated::shift_word(a, hvx_emulated::signed_amount(b, 5)))
-TB_WORDS(Q6_Vw_vlsr_VwVw, uint32_t, hvx_emulated::shift_word(a, -hvx_emulated::signed_amount(b, 5)))
+TB_WORDS(Q6_Vw_vasl_VwVw, uint32_t, hvx_emulated::shift_left(a, b))
+TB_WORDS(Q6_Vw_vlsr_VwVw, uint32_t, hvx_emulated::shift_right(a, b))
 TB_WORDS(Q6_Vh_vadd_VhVh, uint16_t, a + b)
 TB_WORDS(Q6_Vh_vsub_VhVh, uint16_t, a - b)
 TB_WORDS(Q6_Vh_vmax_VhVh, int16_t, a > b ? a : b)

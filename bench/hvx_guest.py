@@ -1,0 +1,126 @@
+"""Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host.
+
+Used by bench/hvx_packets.py (how many packets qemu executes) and by tests/test_hvx.py (what the kernels compute).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tilebeam import _paths
+
+Array = npt.NDArray[np.generic]
+
+
+class Op(IntEnum):
+    """What can be asked for; the order is that of the enum in hvx_cases.cpp."""
+
+    GEMM = 0
+    DEQUANTIZE = 1
+    TILES = 2
+    EXP2 = 3
+    SOFTMAX = 4
+    TO_HALF = 5
+    TO_FLOAT = 6
+    ROUND = 7
+    INTRINSIC = 8
+    HMX = 9
+    LAYOUT = 10
+    POLYNOMIAL = 11
+    GATHER = 12
+
+
+PORTABLE, HVX = 0, 1
+
+# numbers of Op.LAYOUT
+CONVENTIONAL, CONVENTIONAL_TUNED, TILE_GROUPS, SUPER_BLOCKS, CONVENTIONAL_ARITHMETIC = range(5)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of one kernel: parameters as hvx_cases.cpp describes them, operands one after another."""
+
+    op: Op
+    set: int = HVX
+    params: Sequence[int] = ()
+    operands: Sequence[Array] = field(default_factory=tuple)
+
+    def encode(self, count: bool) -> bytes:
+        """The request on the wire; ``count``: answer with executed packets instead of results."""
+        body = b"".join(a.tobytes() for a in self.operands)
+        params = [p & 0xFFFFFFFF for p in self.params] + [0] * (5 - len(self.params))
+        return struct.pack("<9I", self.op, self.set, *params, count, len(body)) + body
+
+
+def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False, timeout: float = 300) -> list[bytes]:
+    """Start the program once, send all requests, return all answers.
+
+    Raises:
+        RuntimeError: it rejected a request or died.
+    """
+    data = b"".join(r.encode(count) for r in requests)
+    result = subprocess.run(list(command), input=data, capture_output=True, timeout=timeout, check=False)
+    answers, at = [], 0
+    while at < len(result.stdout):
+        (size,) = struct.unpack_from("<I", result.stdout, at)
+        answers.append(result.stdout[at + 4 : at + 4 + size])
+        at += 4 + size
+    if result.returncode != 0 or len(answers) != len(requests):
+        text = result.stderr.decode(errors="replace")[-2000:]
+        raise RuntimeError(
+            f"{command[-1]}: status {result.returncode}, {len(answers)} of {len(requests)} answers: {text}"
+        )
+    return answers
+
+
+def packets(command: Sequence[str], requests: Sequence[Request]) -> list[int]:
+    """Instruction packets that qemu executed in each kernel."""
+    return [struct.unpack("<I", a)[0] for a in ask(command, requests, count=True)]
+
+
+def missing() -> str | None:
+    """Why the program cannot be run here; None if it can."""
+    try:
+        _paths.native("hexagon/hvx_cases")
+    except FileNotFoundError:
+        return "this build has no hexagon/hvx_cases: it needs clang-19, lld-19 and libc++-19-dev"
+    return None if emulator() else "qemu-hexagon is not installed (package qemu-user)"
+
+
+def emulator() -> str | None:
+    """qemu-hexagon, if there is one."""
+    return os.environ.get("TILEBEAM_QEMU_HEXAGON") or shutil.which("qemu-hexagon")
+
+
+def command() -> list[str]:
+    """How to start the program under qemu-hexagon."""
+    return [emulator() or "qemu-hexagon", str(_paths.native("hexagon/hvx_cases"))]
+
+
+def objdump() -> str | None:
+    """A disassembler that knows Hexagon, if there is one."""
+    for name in ("llvm-objdump-19", "llvm-objdump"):
+        path = shutil.which(name)
+        if path:
+            targets = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+            if "hexagon" in targets:
+                return path
+    return None
+
+
+def library_v73() -> Path:
+    """The kernels with HVX floating point, never run.
+
+    Raises:
+        FileNotFoundError: the build has none.
+    """
+    return _paths.native("hexagon/libhvx_v73.a")
