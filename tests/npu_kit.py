@@ -152,9 +152,9 @@ class SharedArray:
 
 
 class Session:
-    """A session (`tb_session`), as a context. `process` selects the executor."""
+    """A session (`tb_session`), as a context. `process` selects the executor, as in session_api.h."""
 
-    def __init__(self, process: bool, **options: Any) -> None:
+    def __init__(self, process: int, **options: Any) -> None:
         o = FFI.new("tb_session_options *")
         keep = [FFI.new("char[]", str(_paths.native("tilebeam-npud")).encode())]
         o.process, o.npud_path = process, keep[0]
@@ -199,7 +199,11 @@ class Session:
         return self._outcome()
 
     def compute(self, ops: Sequence[Op], serial: int = 0) -> Outcome:
-        LIB.tb_session_compute(self.handle, graph(ops), len(ops), serial, self._result)
+        return self.compute_array(graph(ops), len(ops), serial)
+
+    def compute_array(self, ops: Any, n_ops: int, serial: int = 0) -> Outcome:
+        """Compute a `tb_op` array."""
+        LIB.tb_session_compute(self.handle, ops, n_ops, serial, self._result)
         return self._outcome()
 
     def noop(self) -> Outcome:

@@ -24,25 +24,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synth.write_model(tmp_path_factory.mktemp("faults") / "model.gguf", synth.preset("tiny", n_layer=2))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "kill",
-        "stop",
-        "errors",
-        "page",
-        "word",
-        pytest.param("memory", marks=pytest.mark.skipif(SANITIZED, reason="a sanitizer ends where memory does")),
-        "truncate",
-        "rewrite",
-        "unlink",
-    ],
-)
-def test_generation_survives(model: Path, kind: str) -> None:
+KINDS = [
+    ("kill", "process"),
+    ("stop", "process"),
+    ("errors", "process"),
+    ("page", "process"),
+    ("word", "process"),
+    pytest.param("memory", "process", marks=pytest.mark.skipif(SANITIZED, reason="a sanitizer ends where memory does")),
+    ("truncate", "process"),
+    ("truncate", "thread"),
+    ("rewrite", "process"),
+    ("unlink", "process"),
+]
+
+
+@pytest.mark.parametrize(("kind", "executor"), KINDS)
+def test_generation_survives(model: Path, kind: str, executor: str) -> None:
     script = Path(__file__).with_name("fault_rounds.py")
     path = os.pathsep.join(p for p in [str(script.parent), *sys.path] if p)
     run = subprocess.run(
-        [sys.executable, str(script), kind, "--rounds", str(ROUNDS), "--model", str(model)],
+        [sys.executable, str(script), kind, "--rounds", str(ROUNDS), "--model", str(model), "--executor", executor],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": path},

@@ -96,6 +96,7 @@ class service {
     uint64_t region_size = 0;
     uint32_t spin_us = 0;
     uint32_t seq_in_work = 0;
+    bool authentic = false; // the request in work is one that the CPU side sent under this number
     std::unique_ptr<npu::executor> executor;
     std::map<uint32_t, mapping> mappings;
     kept_graph kept[TB_MAX_GRAPHS];
@@ -192,6 +193,7 @@ answer service::shake_hands() {
 }
 
 answer service::take_request(uint32_t seq) {
+    authentic = false;
     tb_cache_invalidate(&channel->request, sizeof channel->request);
     std::memcpy(&request, &channel->request, sizeof request);
     if (request.payload_offset < payload_offset || request.payload_offset > region_size ||
@@ -205,6 +207,7 @@ answer service::take_request(uint32_t seq) {
     if (request_check(seq, request, payload.data()) != request.check) {
         return refuse(TB_E_PROTOCOL, "the message was damaged on its way (its digest does not match)");
     }
+    authentic = true;
     return {};
 }
 
@@ -523,7 +526,7 @@ int service::run() {
             break;
         }
         seen = load_word(&channel->req_seq);
-        if (seen != done + 1) {
+        if (static_cast<int32_t>(seen - done) <= 0) {
             continue; // not the CPU side's: a request is never run twice, nor out of order
         }
         budget.report(woken == wake_reason::seen_spinning);
@@ -531,9 +534,11 @@ int service::run() {
         if (kind == TB_REQ_COMPUTE || kind == TB_REQ_PATCH) {
             executor->wake(); // a hint only: the workers get up while the message is read and checked
         }
-        done = seen;
         if (!serve_one(seen)) {
             return 0;
+        }
+        if (authentic) {
+            done = seen; // a counter that only jumped has no request with its digest
         }
     }
     store_word(&channel->npu_ready, TB_NPU_STOPPED);

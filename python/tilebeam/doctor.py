@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -89,7 +90,8 @@ def examine() -> Report:
     report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
-    report.attempt("device", reinstall, _device)
+    report.attempt("one build", reinstall, _builds)
+    report.attempt("device", "Set the variables named in the detail right, or unset them.", _device)
     for executor in ("thread", "process"):
         report.attempt(
             f"executor: {executor}",
@@ -201,11 +203,35 @@ def _device(report: Report) -> str:
     ]
     report.facts["options"] = options
     report.facts["status"] = status
-    threads = options["n_threads"] or "as many as llama.cpp asks for"
+    if complaints := register().complaints:
+        raise TilebeamError("; ".join(complaints))
+    threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
+    limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
     return (
         f"{', '.join(names)} ({status['description']}), {status['memory_total'] / 2**30:.1f} GiB; "
-        f"{options['executor']} executor, threads: {threads}, numerics: {options['numerics']}"
+        f"{options['executor']} executor, threads: {threads}, deadline {options['deadline_ms'] / 1000:g} s per op, "
+        f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}"
     )
+
+
+def _builds(report: Report) -> str:
+    """The three native files come from the same sources: the NPU side refuses another build's program."""
+    from tilebeam import _npu, _paths
+    from tilebeam.control import control
+
+    ffi, lib = _npu.load()
+    told = subprocess.run(
+        [_paths.native("tilebeam-npud"), "--version"], capture_output=True, text=True, timeout=20, check=False
+    ).stdout.split()
+    builds = {
+        "libtilebeam_npu.so": ffi.string(lib.tb_session_build_id()).decode(),
+        "tilebeam-npud": told[-1] if "build" in told else "unknown",
+        "libggml-tilebeam.so": control().status()["build_id"],
+    }
+    report.facts["builds"] = builds
+    if len(set(builds.values())) > 1:
+        raise TilebeamError("native files of different builds: " + ", ".join(f"{k} {v}" for k, v in builds.items()))
+    return f"{builds['tilebeam-npud']}: program, plugin and NPU process have the same sources"
 
 
 def _executor(report: Report, kind: str) -> str:
@@ -234,12 +260,47 @@ def _executor(report: Report, kind: str) -> str:
         microseconds = sorted(t / 1000 for t in times)[_NOOPS // 2]
         isa = ffi.string(lib.tb_session_isa(session)).decode()
         pid = int(lib.tb_session_pid(session))
+        threads = int(lib.tb_session_n_threads(session))
+        guards = _guards(int(lib.tb_session_guards(session)))
+        count = ffi.new("tb_session_counters *")
+        lib.tb_session_count(session, count)
     finally:
         lib.tb_session_stop(session)
-    fact = {"isa": isa, "noop_microseconds": microseconds, "own_process": pid != os.getpid()}
+    fact = {
+        "isa": isa,
+        "noop_microseconds": microseconds,
+        "own_process": pid != os.getpid(),
+        "pid": pid,
+        "threads": threads,
+        "guards": guards,
+        "requests": count.requests,
+        "answers_while_spinning": count.spun,
+    }
     report.facts.setdefault("executors", {})[kind] = fact
-    where = f"{program} (pid {pid})" if fact["own_process"] else "threads of this process"
-    return f"{where}, kernel set {isa}, answers in {microseconds:.1f} us"
+    where = f"{program} (pid {pid}; {_shut_in(guards)})" if fact["own_process"] else "threads of this process"
+    return (
+        f"{where}, kernel set {isa}, answers in {microseconds:.1f} us "
+        f"({count.spun} of {count.requests} while spinning for it)"
+    )
+
+
+def _guards(bits: int) -> dict[str, bool]:
+    """Enum tb_guard by name: "syscalls", "private", "parent"."""
+    import ggml_ext
+
+    names = ggml_ext.ffi.typeof("enum tb_guard").relements
+    return {name.removeprefix("TB_GUARD_").lower(): bool(bits & bit) for name, bit in names.items()}
+
+
+def _shut_in(guards: dict[str, bool]) -> str:
+    words = {
+        "syscalls": "no files, network or programs",
+        "private": "closed to other processes",
+        "parent": "serves its parent only",
+    }
+    having = [text for name, text in words.items() if guards[name]]
+    lacking = [f"NOT: {text}" for name, text in words.items() if not guards[name]]
+    return ", ".join(having + lacking)
 
 
 def _hexagon(report: Report) -> str:

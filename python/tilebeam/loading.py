@@ -73,7 +73,7 @@ def load(
         device: "npu", or "cpu" for llama.cpp's stock CPU backend (ordinary files only).
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
-        threads: NPU worker threads, or CPU threads on the CPU; None: one per usable CPU.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per usable CPU.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
@@ -178,7 +178,7 @@ def _check_options(
     return _Options(
         n_ctx=(n_ctx + 255) // 256 * 256,
         n_seq_max=n_seq_max,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or _default_threads(),
         n_batch=n_batch,
         n_ubatch=n_ubatch or n_batch,
         executor=executor,
@@ -189,6 +189,15 @@ def _check_options(
         devices=devices,
         memory_limit=None if memory_limit is None else parse_limits(memory_limit),
     )
+
+
+def _default_threads() -> int:
+    text = os.environ.get("TILEBEAM_THREADS")
+    if not text:
+        return len(os.sched_getaffinity(0))
+    if text.isdecimal() and 1 <= int(text) <= 512:
+        return int(text)
+    raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to 512, not {text!r}.")
 
 
 def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
@@ -296,6 +305,8 @@ class _Loader:
         if self._device == "npu":
             from tilebeam.registration import register
 
+            if complaints := register().complaints:
+                raise TilebeamError(f"The environment asks for what there is not: {'; '.join(complaints)}.")
             if not register().devices():
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
@@ -361,8 +372,10 @@ class _Loader:
         weights = self._file.weights
 
         def planner(n_outputs: int) -> Planner:
+            # llama.cpp also plans for a token of every sequence, however small a batch may be.
+            rows = max(o.n_ubatch, self._n_ids())
             kv_bytes = _KV_BYTES[o.type_k] + _KV_BYTES[o.type_v]
-            return Planner(weights, Use(o.n_ctx, o.n_ubatch, min(o.n_ubatch, n_outputs), o.flash_attn, kv_bytes))
+            return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
 
         most_outputs = self._n_outputs(weights.n_vocab)
         if not any(rooms[:most]):

@@ -27,10 +27,12 @@ _registered: Registry | None = None
 class Registry:
     """The plugin's backend registry inside libggml."""
 
-    def __init__(self, ggml: ctypes.CDLL, pointer: int, path: str) -> None:
+    def __init__(self, ggml: ctypes.CDLL, pointer: int, path: str, complaints: list[str]) -> None:
         self._ggml = ggml
         self.pointer = pointer
         self.path = path
+        # What the plugin said of environment variables that it cannot use. llama.cpp alone would only log that.
+        self.complaints = complaints
 
     def address(self, name: str) -> int:
         """Address of one of the plugin's own functions.
@@ -121,7 +123,10 @@ def register() -> Registry:
             reason = " ".join("".join(text for _, text in log).split())
             built = f"{lib.ggml_version().decode()} ({lib.ggml_commit().decode()})"
             raise TilebeamError(f"ggml {built} did not take the plugin {path}: {reason or 'no reason was given'}")
-        _registered = Registry(lib, pointer, path)
+        lines = "".join(text for _, text in log).splitlines()
+        about = "tilebeam: TILEBEAM_"
+        complaints = [x.removeprefix("tilebeam: ").rsplit(":", 1)[0] for x in lines if x.startswith(about)]
+        _registered = Registry(lib, pointer, path, complaints)
         return _registered
 
 
