@@ -1,8 +1,12 @@
-"""Importance matrices: files as llama.cpp writes them, both forms, and files that lie."""
+"""Importance matrices: files as llama.cpp writes them, both forms, files that lie, and collecting one."""
 
 from __future__ import annotations
 
+import ctypes
+import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gguf_tools.errors import GGUFError
-from gguf_tools.gguf_file import TensorInfo
+from gguf_tools.gguf_file import GGUFFile, TensorInfo
 from gguf_tools.imatrix import Sums, importance_of, load_imatrix, save_imatrix
+from gguf_tools.synth import preset, write_model
+from gguf_tools.trim_vocab_llama import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "blk.0.attn_q.weight"
@@ -205,3 +211,116 @@ def test_old_files_with_lying_counts_are_refused(tmp_path: Path) -> None:
         path.write_bytes(raw)
         with pytest.raises(GGUFError, match="neither an importance matrix"):
             load_imatrix(path)
+
+
+# ---- collecting
+
+CTX = 64
+TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"
+
+
+def run_imatrix(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tilebeam.cli", "imatrix", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def norm(x: Array, weight: Array) -> Array:
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * weight
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("imatrix") / "m.gguf"
+    return write_model(path, preset("tiny", type="f32", n_layer=2, tied=False, seed=9))
+
+
+def test_collected_importance_is_the_mean_square_of_what_comes_in(model: Path, tmp_path: Path) -> None:
+    """The first layer's inputs are a norm of the embeddings, the output matrix' a norm of what has no oracle here."""
+    (tmp_path / "t.txt").write_text(TEXT * 20)
+    out = tmp_path / "i.gguf"
+    done = run_imatrix("-m", model, "-f", tmp_path / "t.txt", "-o", out, "-c", CTX, "--process-output", "--json")
+    assert done.returncode == 0, done.stderr
+    about = json.loads(done.stdout)
+    got = load_imatrix(out)
+    with GGUFFile(model) as f:
+        values = {t.name: f.read(t.offset, t.nbytes).view(np.float32) for t in f.tensors.values()}
+        shapes = {t.name: t.ne for t in f.tensors.values()}
+    layers = {n for n in values if n.startswith("blk.") and not n.endswith("norm.weight")}
+    assert {*got} == layers | {"output.weight"}
+    assert about["tensors"] == len(got)
+    for name, values_in in got.items():
+        assert values_in.shape == (shapes[name][0],)
+        assert (values_in > 0).all()
+    tokenizer = Tokenizer(model)
+    ids = [1, *tokenizer((TEXT * 20).encode("utf-8").removesuffix(b"\n")).tolist()]
+    tokenizer.close()
+    ids = ids[: len(ids) // CTX * CTX]
+    assert about["chunks"] == len(ids) // CTX > 3
+    windows = np.array(ids).reshape(-1, CTX)
+    windows[:, 0] = 1
+    rows = values["token_embd.weight"].reshape(-1, shapes["token_embd.weight"][0])[windows.reshape(-1)]
+    first = norm(rows.astype(np.float64), values["blk.0.attn_norm.weight"])
+    for part in "qkv":
+        np.testing.assert_allclose(got[f"blk.0.attn_{part}.weight"], (first**2).mean(axis=0), rtol=1e-4)
+    np.testing.assert_array_equal(got["blk.1.ffn_up.weight"], got["blk.1.ffn_gate.weight"])
+    counts = {t.name: t.data for t in gguf.GGUFReader(out).tensors if t.name.endswith(".counts")}
+    assert {int(c.reshape(-1)[0]) for c in counts.values()} == {windows.size}
+
+
+def fake_tensor(op: int, data: Array | None, name: str, ne: tuple[int, ...], sources: tuple[Any, ...] = ()) -> Any:
+    from tilebeam.imatrix import Tensor
+
+    t = Tensor(op=op, name=name.encode())
+    shape = (*ne, 1, 1, 1)[:4]
+    t.ne[:] = shape
+    size = 4
+    for i in range(4):
+        t.nb[i] = size
+        size *= shape[i]
+    if data is not None:
+        t.data = data.ctypes.data
+    for i, s in enumerate(sources):
+        t.src[i] = ctypes.pointer(s)
+    return t
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_are_counted_by_the_tokens_routed_to_them(shared: bool) -> None:
+    """MUL_MAT_ID: x [K, experts used (or 1), tokens], ids [experts used, tokens]."""
+    from tilebeam.imatrix import Collector, _operation
+
+    rng = np.random.default_rng(3)
+    k, n_experts, used, tokens = 32, 4, 2, 17
+    x = rng.normal(size=(tokens, 1 if shared else used, k)).astype(np.float32)
+    ids = np.stack([rng.permutation(3)[:used] for _ in range(tokens)]).astype(np.int32)  # expert 3 gets nothing
+    collector = Collector()
+    weight = fake_tensor(0, None, "CPU#blk.0.ffn_up_exps.weight#0", (k, 64, n_experts))
+    tensors = (weight, fake_tensor(0, x, "x", (k, x.shape[1], tokens)), fake_tensor(0, ids, "ids", (used, tokens)))
+    collector._add(fake_tensor(_operation("MUL_MAT_ID"), None, "y", (64, used, tokens), tensors))
+    got = collector.sums["blk.0.ffn_up_exps.weight"]
+    assert got.counts.tolist() == [int((ids == e).sum()) for e in range(n_experts)]
+    for e in range(n_experts):
+        expected = sum(
+            (
+                x[t, 0 if shared else u].astype(np.float64) ** 2
+                for t in range(tokens)
+                for u in range(used)
+                if ids[t, u] == e
+            ),
+            np.zeros(k),
+        )
+        np.testing.assert_allclose(got.squares[e], expected, rtol=1e-6)
+
+
+def test_too_little_text_and_missing_files_are_one_sentence(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the question")
+    for args, why in (
+        (("-f", tmp_path / "t.txt", "-o", tmp_path / "o.gguf"), "need at least"),
+        (("-f", tmp_path / "none.txt", "-o", tmp_path / "o.gguf"), "No such file"),
+        (("-f", tmp_path / "t.txt", "-o", tmp_path / "no" / "o.gguf"), "no folder"),
+    ):
+        done = run_imatrix("-m", model, *args)
+        assert done.returncode == 1
+        assert why in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
+    only_files(tmp_path, "t.txt")

@@ -1,4 +1,4 @@
-"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity.
+"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity, imatrix.
 
 Options have llama.cpp's names where it has them. Only this module knows typer; what the commands do is in the library
 and in the modules named after them, imported when needed so that `--help` is quick.
@@ -401,6 +401,43 @@ def perplexity(
             chunks=chunks,
             flash_attn=flash_attn,
             executor=executor.value if executor else None,
+            json=json_,
+        )
+    )
+
+
+@app.command()
+@console.sentences
+def imatrix(
+    model: Model,
+    file: Annotated[Path, typer.Option("-f", "--file", help="The text; - reads it from stdin.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("imatrix.gguf"),
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=16, help="Tokens per window.")] = 512,
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Read so many windows; -1: all.")] = -1,
+    process_output: Annotated[
+        bool, typer.Option("--process-output", help="Collect for the output matrix, too (tied or not).")
+    ] = False,
+    threads: Threads = None,
+    json_: Json = False,
+) -> None:
+    """Measure how much each input of every weight matrix matters, as llama-imatrix does; runs on the CPU.
+
+    The file is llama.cpp's importance matrix. gguf-repack pack --imatrix uses it to put the error of quantization
+    where it matters least, and so does llama-quantize.
+
+    Example: tilebeam imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
+    """
+    from tilebeam import imatrix_cli
+
+    imatrix_cli.run(
+        imatrix_cli.Request(
+            model=model,
+            file=file,
+            output=output,
+            ctx_size=ctx_size,
+            chunks=chunks,
+            threads=threads,
+            process_output=process_output,
             json=json_,
         )
     )

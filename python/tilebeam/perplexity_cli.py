@@ -56,7 +56,7 @@ def run(r: Request) -> None:
     from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
     if r.file is None and not from_file:
         raise TilebeamError("Which text? Give a file with -f.")
-    text = "" if r.file is None else _read(r.file)
+    text = "" if r.file is None else read_text(r.file)
     with ExitStack() as stack:
         lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size))
         base: Base | None = None
@@ -101,8 +101,8 @@ def _is_file_of_logits(path: Path) -> bool:
     return is_logits_file(path)
 
 
-def _read(path: Path) -> str:
-    """The text; like llama.cpp, without the newline at its end."""
+def read_text(path: Path) -> str:
+    """The text of a file, - for stdin; like llama.cpp, without the newline at its end."""
     raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     return raw.decode("utf-8", "replace").removesuffix("\n")
 
