@@ -164,7 +164,7 @@ class Planner:
         rows = 4 * use.n_ubatch
         mask = use.n_ctx * use.n_ubatch * 2 * weights.masks
         scores = 0 if use.flash_attn else 2 * rows * use.n_ctx * weights.n_head + mask
-        layer = rows * (2 * weights.n_ff + 4 * weights.n_embd + weights.q_row + weights.kv_row) + scores
+        layer = rows * (3 * weights.n_ff + 4 * weights.n_embd + weights.q_row + weights.kv_row) + scores
         output = 4 * use.n_outputs * weights.n_vocab + 4 * rows * weights.n_embd
         small = 16 * PAGE
         self._compute = pages(1.1 * layer + mask) + small
