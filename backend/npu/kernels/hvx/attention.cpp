@@ -25,8 +25,18 @@ using namespace hvx;
 
 constexpr float log2e = 1.4426950408889634f;
 
-// The same values in the same order as the portable kernel, so the same bits.
+const attention_kernels & portable() {
+    static const attention_kernels set = [] {
+        attention_kernels k{};
+        fill_attention_portable(k);
+        return k;
+    }();
+    return set;
+}
+
+// The same values in the same order as the portable kernel, so the same bits. Float32 exponentials are left to it.
 float softmax(const attention_softmax_args & a) {
+    if (a.exact) return portable().softmax(a);
     const float inf = std::numeric_limits<float>::infinity();
     const float old_max = *a.max;
     float max = old_max;
