@@ -437,9 +437,14 @@ def test_doctor_json() -> None:
     assert report["abi"]["match"] is True
     assert [d["name"] for d in report["devices"]] == ["HMX0"]
     assert report["kernel_sets"][-1] == "portable"
-    assert set(report["executors"]) == {"thread", "process"}
+    assert {"thread", "process"} <= set(report["executors"]) <= {"thread", "process", "qemu-hexagon"}
     assert report["executors"]["process"]["own_process"] is True
     assert report["executors"]["thread"]["own_process"] is False
+    process = report["executors"]["process"]
+    assert process["guards"]["private"] is process["guards"]["parent"] is True
+    assert not any(report["executors"]["thread"]["guards"].values())
+    assert process["requests"] >= process["answers_while_spinning"]
+    assert len(set(report["builds"].values())) == 1
     tested = {k["isa"] for k in report["kernels"]}
     assert tested == set(report["kernel_sets"])
     assert all(k["ok"] and k["nmse"] < report["nmse_limit"] for k in report["kernels"])
