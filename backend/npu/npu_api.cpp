@@ -10,6 +10,7 @@
 
 #include "executor.h"
 #include "kernels/kernels.h"
+#include "peaks.h"
 
 struct tb_npu {
     explicit tb_npu(const tb::npu::config & cfg) : executor(cfg) {}
@@ -103,4 +104,12 @@ int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t
         kernels->attention.exp2_fp16(in, out, n);
         return TB_OK;
     });
+}
+
+double tb_npu_limit_int8(double seconds) { return tb::npu::limit_int8(seconds); }
+
+double tb_npu_limit_fma(double seconds) { return tb::npu::limit_fma(seconds); }
+
+double tb_npu_limit_read(const void * data, uint64_t size) {
+    return tb::npu::limit_read(static_cast<const uint8_t *>(data), size);
 }

@@ -1,0 +1,24 @@
+// What this CPU can do at most, measured on the calling thread: the yardstick for benches and traces. Part of
+// libtilebeam_npu.so only.
+#ifndef TILEBEAM_NPU_PEAKS_H
+#define TILEBEAM_NPU_PEAKS_H
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tb::npu {
+
+// 10^9 operations a second of the widest 8-bit dot product that the kernel sets know, one operand broadcast from memory
+// where the instruction can; 0 where there is no such instruction.
+double limit_int8(double seconds);
+
+// 10^9 operations a second of the widest float32 FMA, multiply and add counted apart, operands in registers; 0
+// likewise.
+double limit_fma(double seconds);
+
+// 10^9 bytes a second of reading `size` bytes once, in order.
+double limit_read(const uint8_t * data, size_t size);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_PEAKS_H
