@@ -13,11 +13,12 @@ from .contents import Manifest, TiledTensor, is_repacked, manifest
 from .conversion import convert
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
+from .inspection import inspect
 from .model_check import check_model
 from .policy import Policy, Rule
 from .repack import Report, TensorReport, pack, unpack
 from .split import open_gguf
-from .verification import Verified, inspect, verify
+from .verification import Verified, verify
 
 __all__ = [
     "GGUFError",

@@ -11,20 +11,24 @@ from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from tqdm import tqdm
 
 from .conversion import convert as convert_file
 from .errors import GGUFError
+from .heat_map import heat_map as draw_heat_map
+from .heat_map import relative_errors
 from .imatrix import load_imatrix
+from .inspection import inspect as inspect_file
+from .inspection import table
 from .policy import Policy
 from .repack import Report
 from .repack import pack as pack_file
 from .repack import unpack as unpack_file
 from .stream import Progress
-from .verification import inspect as inspect_file
 from .verification import verify as verify_file
 
 app = typer.Typer(
@@ -102,11 +106,12 @@ def _target(target: Path | None, output: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar with rate, on stderr."""
+    """A progress bar with rate and time left, on stderr; a few lines where that is a file."""
     if quiet:
         yield None
         return
-    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=True) as bar:
+    often = 0.1 if sys.stderr.isatty() else 10  # seconds
+    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, mininterval=often) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -259,34 +264,34 @@ def verify(
 @app.command()
 def inspect(
     source: Source,
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.png",
+            help="Draw the quantization error of every weight matrix against SRC: layers down, kinds across.",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="SRC", help="For the heat map: the GGUF it was made from.")
+    ] = None,
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Show what a GGUF holds, ordinary or repacked."""
+    """Show what a GGUF holds, ordinary or repacked: every tensor, and the device that would run it."""
+    if (heat_map is None) != (against is None):
+        raise typer.BadParameter("a heat map needs --heat-map OUT.png and --against SRC")
     info = inspect_file(source)
-    typer.echo(json.dumps(info, indent=1) if as_json else _text(info))
-
-
-def _text(info: dict[str, Any]) -> str:
-    lines = [
-        f"{info['path']}: {info['size'] / MIB:.1f} MiB, GGUF version {info['version']}, "
-        f"architecture {info['architecture']}, alignment {info['alignment']}"
-    ]
-    r = info["repacked"]
-    if r is None:
-        lines.append("ordinary layout")
-    else:
-        lines.append(
-            f"tile layout version {r['layout_version']}, {r['n_tiled']} tiled tensors, "
-            f"{'lossless' if r['lossless'] else 'not lossless'}, written by {r['tool_version']}"
-        )
-        lines.append(f"source sha256 {r['source_sha256']}")
-    for kind, n in info["types"].items():
-        lines.append(f"  {kind:12} {n['tensors']:5} tensors {n['bytes'] / MIB:10.1f} MiB")
-    width = max((len(t["name"]) for t in info["tensors"]), default=0)
-    for t in info["tensors"]:
-        shape = " x ".join(str(d) for d in t["ne"])
-        lines.append(f"{t['name']:{width}}  {t['layout'] or t['type']:12} {shape:>20}  at {t['offset']}")
-    return "\n".join(lines)
+    if heat_map is not None and against is not None:
+        with _bar("compare", quiet) as progress:
+            errors = relative_errors(source, against, threads=threads, progress=progress)
+        draw_heat_map(errors, heat_map, title=f"{source.name} against {against.name}")
+        info["errors"] = errors
+    if as_json:
+        typer.echo(json.dumps(info, indent=1))
+    elif not quiet:
+        # as wide as it needs to be where nobody's terminal limits it
+        Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table(info))
 
 
 @app.command()

@@ -1,11 +1,9 @@
-"""Proves a repacked file sound, against its own digests or against its source; and says what is in a GGUF."""
+"""Proves a repacked file sound, against its own digests or against its source."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +12,7 @@ import ggml_ext
 from . import bounds
 from . import contents as m
 from .errors import GGUFError
-from .gguf_file import Bytes, GGUFFile, KeyValue, TensorInfo
+from .gguf_file import Bytes, GGUFFile, TensorInfo
 from .policy import EMBEDDING, OUTPUT
 from .quantize import ErrorSum
 from .repack import check_digests, require_ordinary, source_digest, unpack_jobs
@@ -22,7 +20,6 @@ from .split import Source, open_gguf
 from .stream import Job, Piece, Progress, run
 from .weights import TB_TYPE, has_values, to_float, unpack_rows
 
-LONG_TEXT = 200
 NOTHING = np.empty(0, np.uint8)
 
 
@@ -170,70 +167,3 @@ def _check_against(
         raise GGUFError(f"{f.path} was not made from {src.path}: its contents differ")
     errors = {made.name: c.error.relative_rms for (made, _), c in zip(pairs, comparisons, strict=True) if not c.exact}
     return replace(result, exact=len(pairs) - len(errors), errors=errors)
-
-
-def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a GGUF, ordinary or repacked, holds, ready for JSON.
-
-    Returns:
-        ``path``, ``size``, ``version``, ``alignment``, ``architecture`` (the real one), ``repacked`` (None, or the
-        manifest's fields), ``metadata`` (arrays as ``{"array": length}``), ``types`` (tensors and bytes per type) and
-        ``tensors`` (name, type, layout, ne, offset, nbytes).
-
-    Raises:
-        GGUFError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    with GGUFFile(path) as f:
-        repacked = f.architecture == m.ARCHITECTURE
-        manifest = m.read_manifest(f) if repacked else None
-        layout = {t.name: t.type.label for t in manifest.tensors} if manifest else {}
-        count: Counter[str] = Counter()
-        size: Counter[str] = Counter()
-        for t in f.tensors.values():
-            kind = layout.get(t.name, t.type.name.lower())
-            count[kind] += 1
-            size[kind] += t.nbytes
-        return {
-            "path": str(f.path),
-            "size": f.size,
-            "version": f.version,
-            "alignment": f.alignment,
-            "architecture": manifest.architecture if manifest else f.architecture,
-            "repacked": None
-            if manifest is None
-            else {
-                "layout_version": manifest.layout_version,
-                "tool_version": manifest.tool_version,
-                "source_alignment": manifest.source_alignment,
-                "lossless": manifest.lossless,
-                "n_tiled": len(manifest.tensors),
-                "source_sha256": manifest.source_sha256,
-                "data_sha256": manifest.data_sha256,
-                "meta_sha256": manifest.meta_sha256,
-            },
-            "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
-            "types": {kind: {"tensors": count[kind], "bytes": size[kind]} for kind in count},
-            "tensors": [
-                {
-                    "name": t.name,
-                    "type": t.type.name.lower(),
-                    "layout": layout.get(t.name),
-                    "ne": list(t.ne),
-                    "offset": t.offset,
-                    "nbytes": t.nbytes,
-                }
-                for t in f.tensors.values()
-            ],
-        }
-
-
-def _brief(kv: KeyValue) -> Any:
-    if kv.array is not None:
-        return {"array": kv.array[1]}
-    value = kv.value
-    if isinstance(value, str) and len(value) > LONG_TEXT:
-        return value[:LONG_TEXT] + "..."
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)  # JSON has no such number
-    return value

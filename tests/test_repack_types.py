@@ -503,3 +503,40 @@ def test_command_line(tmp_path: Path) -> None:
     assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
     assert run("pack", model, packed, "--type", "q4_0", "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
+
+
+def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
+    model, packed = small(tmp_path, attn_q=Q.Q4_K, ffn_up=Q.Q8_0, token_embd=Q.Q8_0), tmp_path / "p.gguf"
+    policy = Policy.make(tensor_types=["ffn_down=q4_0:tile", "ffn_up=q8_0"])
+    gguf_tools.pack(model, packed, policy=policy)
+    result = run("inspect", packed)
+    assert result.exit_code == 0
+    words = [line.split() for line in result.stdout.splitlines()]
+    rows_ = {line[0]: line[1:] for line in words if line and line[0].endswith(".weight")}
+    assert rows_ == {
+        "token_embd.weight": ["q8_0", "256", "x", "64", "17,408", "CPU,", "NPU"],
+        "blk.0.attn_q.weight": ["q4_k", "256", "x", "64", "9,216", "CPU"],
+        "blk.0.ffn_up.weight": ["q8_0", "column", "256", "x", "64", "17,408", "NPU"],
+        "blk.0.ffn_down.weight": ["q4_0", "tile", "256", "x", "64", "9,216", "NPU"],
+        "blk.0.attn_norm.weight": ["f32", "256", "1,024", "NPU"],
+    }
+    paths, _ = parts(tmp_path)
+    assert len(json.loads(run("inspect", paths[1], "--json").stdout)["tensors"]) == 5
+    experts = {"blk.0.ffn_up_exps.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
+    (of_experts,) = gguf_tools.inspect(write_model(model, experts))["tensors"]
+    assert of_experts["device"] == "CPU"
+
+
+def test_heat_map_of_the_errors(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model, packed, png = small(tmp_path), tmp_path / "p.gguf", tmp_path / "heat.png"
+    report = gguf_tools.pack(model, packed, type="q4_0")
+    assert run("inspect", packed, "--heat-map", png).exit_code == 2
+    result = run("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+    errors = json.loads(result.stdout)["errors"]
+    made = {t.name: t.error for t in report.tensors if t.error is not None and t.name != "output.weight"}
+    assert made
+    for name, error in made.items():
+        assert errors[name] == pytest.approx(error, rel=1e-4)

@@ -1,0 +1,143 @@
+"""Says what is in a GGUF: for scripts as plain data, for people as a table."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from . import contents as m
+from .gguf_file import GGUFFile, KeyValue, TensorInfo
+from .policy import EMBEDDING, OUTPUT
+from .split import Source, open_gguf
+from .weights import OTHER_OPS, TB_TYPE, is_looked_up
+
+LONG_TEXT = 200
+MIB = 1 << 20
+
+
+def device_of(f: Source, t: TensorInfo) -> str:
+    """Where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
+
+    The CPU looks embeddings up, and multiplies with types that are not tiled and with stacks of experts, which the
+    device has no op for. Of tied embeddings the device makes itself an output matrix.
+    """
+    runs = t.type in TB_TYPE
+    if is_looked_up(t.name):
+        return "CPU, NPU" if runs and t.name == EMBEDDING and OUTPUT not in f.tensors else "CPU"
+    return "NPU" if runs and not any(part in t.name for part in OTHER_OPS) else "CPU"
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a GGUF, ordinary or repacked, holds, ready for JSON.
+
+    Returns:
+        ``path``, ``size``, ``version``, ``alignment``, ``architecture`` (the real one), ``repacked`` (None, or the
+        manifest's fields), ``metadata`` (arrays as ``{"array": length}``), ``types`` (tensors and bytes per type) and
+        ``tensors`` (name, type, layout: None or that of tiles, grouping, ne, offset, nbytes, device: see
+        :func:`device_of`). A split model is shown as a whole.
+
+    Raises:
+        GGUFError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with open_gguf(path) as f:
+        manifest = m.read_manifest(f) if isinstance(f, GGUFFile) and f.architecture == m.ARCHITECTURE else None
+        layout = {t.name: t.type.label for t in manifest.tensors} if manifest else {}
+        count: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        for t in f.tensors.values():
+            kind = layout.get(t.name, t.type.name.lower())
+            count[kind] += 1
+            size[kind] += t.nbytes
+        return {
+            "path": str(f.path),
+            "size": f.size,
+            "version": f.version,
+            "alignment": f.alignment,
+            "architecture": manifest.architecture if manifest else f.architecture,
+            "repacked": None
+            if manifest is None
+            else {
+                "layout_version": manifest.layout_version,
+                "tool_version": manifest.tool_version,
+                "source_alignment": manifest.source_alignment,
+                "lossless": manifest.lossless,
+                "scales": manifest.scales,
+                "added": list(manifest.added),
+                "n_tiled": len(manifest.tensors),
+                "source_sha256": manifest.source_sha256,
+                "data_sha256": manifest.data_sha256,
+                "meta_sha256": manifest.meta_sha256,
+            },
+            "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
+            "types": {kind: {"tensors": count[kind], "bytes": size[kind]} for kind in count},
+            "tensors": [
+                {
+                    "name": t.name,
+                    "type": t.type.name.lower(),
+                    "layout": layout.get(t.name),
+                    "grouping": _grouping(layout.get(t.name)),
+                    "ne": list(t.ne),
+                    "offset": t.offset,
+                    "nbytes": t.nbytes,
+                    "device": device_of(f, t),
+                }
+                for t in f.tensors.values()
+            ],
+        }
+
+
+def _brief(kv: KeyValue) -> Any:
+    if kv.array is not None:
+        return {"array": kv.array[1]}
+    value = kv.value
+    if isinstance(value, str) and len(value) > LONG_TEXT:
+        return value[:LONG_TEXT] + "..."
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)  # JSON has no such number
+    return value
+
+
+def _grouping(layout: str | None) -> str | None:
+    """Elements that share a scale, from a tiled type's label."""
+    return None if layout is None else "tile" if layout.endswith("_tile") else "column"
+
+
+def table(info: dict[str, Any]) -> Group:
+    """What :func:`inspect` gave, for a terminal."""
+    lines = [
+        f"{info['path']}: {info['size'] / MIB:.1f} MiB, GGUF version {info['version']}, architecture "
+        f"{info['architecture']}, alignment {info['alignment']}"
+    ]
+    r = info["repacked"]
+    if r is None:
+        lines.append("ordinary layout")
+    else:
+        lines.append(
+            f"tile layout version {r['layout_version']}, {r['n_tiled']} tiled tensors, "
+            f"{'lossless' if r['lossless'] else 'not lossless'}, written by {r['tool_version']}"
+        )
+        lines.append(f"source sha256 {r['source_sha256']}")
+    for kind, n in info["types"].items():
+        lines.append(f"  {kind:12} {n['tensors']:5} tensors {n['bytes'] / MIB:10.1f} MiB")
+    tensors = Table(box=None, pad_edge=False)
+    for name, justify in (
+        ("tensor", "left"),
+        ("type", "left"),
+        ("grouping", "left"),
+        ("shape", "right"),
+        ("bytes", "right"),
+        ("device", "left"),
+    ):
+        tensors.add_column(name, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
+    for t in info["tensors"]:
+        shape = " x ".join(map(str, t["ne"]))
+        # the name may hold anything, brackets too
+        tensors.add_row(Text(t["name"]), t["type"], t["grouping"] or "", shape, f"{t['nbytes']:,}", t["device"])
+    return Group(*(Text(line) for line in lines), tensors)
