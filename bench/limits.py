@@ -8,14 +8,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import numpy as np
+from tilebeam.limits import fma_gflops, int8_gops, read_gbs
 
-_READ_BYTES = 256 << 20
+__all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
 
 
 @cache
@@ -34,48 +32,6 @@ def compile(name: str) -> ctypes.CDLL:
         command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w", str(source)]
         subprocess.run([*command, "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    lib = compile("limits.cpp")
-    lib.tb_limit_int8.restype = ctypes.c_double
-    lib.tb_limit_int8.argtypes = [ctypes.c_double]
-    lib.tb_limit_fma.restype = ctypes.c_double
-    lib.tb_limit_fma.argtypes = [ctypes.c_double]
-    lib.tb_limit_read.restype = ctypes.c_double
-    lib.tb_limit_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return lib
-
-
-@cache
-def _memory() -> np.ndarray:
-    return np.ones(_READ_BYTES, np.uint8)
-
-
-def _on_threads(n: int, probe: Callable[[int], float]) -> float:
-    with ThreadPoolExecutor(n) as pool:
-        return sum(pool.map(probe, range(n)))
-
-
-def int8_gops(threads: int, seconds: float = 0.01) -> float:
-    """8-bit dot product peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second."""
-    lib = _library()
-    return _on_threads(threads, lambda _: float(lib.tb_limit_int8(seconds)))
-
-
-def fma_gflops(threads: int, seconds: float = 0.01) -> float:
-    """Float32 FMA peak of ``threads`` threads together, multiply and add counted apart, in 10^9 per second."""
-    lib = _library()
-    return _on_threads(threads, lambda _: float(lib.tb_limit_fma(seconds)))
-
-
-def read_gbs(threads: int) -> float:
-    """Streaming read bandwidth of ``threads`` threads together over 256 MiB, in 10^9 bytes per second."""
-    lib = _library()
-    base = _memory().ctypes.data
-    share = _READ_BYTES // threads // 4096 * 4096
-    return _on_threads(threads, lambda i: float(lib.tb_limit_read(base + i * share, share)))
 
 
 def machine() -> dict[str, str | int]:

@@ -35,6 +35,7 @@ FOR_AVX512 double int8_avx512(double seconds) {
     alignas(64) static int32_t memory[chains] = {};
     __m512i acc[chains];
     const __m512i w = _mm512_set1_epi8(3);
+#    pragma GCC unroll 16
     for (int i = 0; i < chains; i++)
         acc[i] = _mm512_set1_epi32(i);
     const double start = now();
@@ -53,6 +54,7 @@ FOR_AVX2 double int8_avx2(double seconds) {
     alignas(64) static int32_t memory[chains] = {};
     __m256i acc[chains / 2];
     const __m256i w = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
+#    pragma GCC unroll 16
     for (int i = 0; i < chains / 2; i++)
         acc[i] = _mm256_set1_epi32(i);
     const double start = now();
@@ -73,6 +75,7 @@ FOR_AVX2 double int8_avx2(double seconds) {
 FOR_AVX512 double fma_avx512(double seconds) {
     __m512 acc[chains];
     const __m512 w = _mm512_set1_ps(0.5f);
+#    pragma GCC unroll 16
     for (int i = 0; i < chains; i++)
         acc[i] = _mm512_set1_ps(static_cast<float>(i));
     const double start = now();
@@ -91,6 +94,7 @@ FOR_AVX2 double fma_avx2(double seconds) {
     constexpr int n_chains = 12;
     __m256 acc[n_chains];
     const __m256 w = _mm256_set1_ps(0.5f);
+#    pragma GCC unroll 16
     for (int i = 0; i < n_chains; i++)
         acc[i] = _mm256_set1_ps(static_cast<float>(i));
     const double start = now();
@@ -112,8 +116,9 @@ FOR_AVX512 uint64_t read_avx512(const uint8_t * data, size_t size) {
         for (int j = 0; j < 4; j++)
             v[j] = _mm512_xor_si512(v[j], _mm512_loadu_si512(data + i + 64 * j));
     }
-    const __m512i all = _mm512_xor_si512(_mm512_xor_si512(v[0], v[1]), _mm512_xor_si512(v[2], v[3]));
-    return static_cast<uint64_t>(_mm512_reduce_add_epi64(all));
+    alignas(64) uint64_t words[8];
+    _mm512_store_si512(words, _mm512_xor_si512(_mm512_xor_si512(v[0], v[1]), _mm512_xor_si512(v[2], v[3])));
+    return words[0] ^ words[1] ^ words[2] ^ words[3] ^ words[4] ^ words[5] ^ words[6] ^ words[7];
 }
 
 #elif defined(__aarch64__)
@@ -122,6 +127,7 @@ FOR_NEON double int8_neon(double seconds) {
     alignas(64) static int32_t memory[chains] = {};
     int32x4_t acc[chains];
     const int8x16_t w = vdupq_n_s8(3), a = vreinterpretq_s8_s32(vld1q_s32(memory));
+#    pragma GCC unroll 16
     for (int i = 0; i < chains; i++)
         acc[i] = vdupq_n_s32(i);
     const double start = now();
@@ -141,6 +147,7 @@ FOR_NEON double int8_neon(double seconds) {
 double fma_neon(double seconds) {
     float32x4_t acc[chains];
     const float32x4_t w = vdupq_n_f32(0.5f);
+#    pragma GCC unroll 16
     for (int i = 0; i < chains; i++)
         acc[i] = vdupq_n_f32(static_cast<float>(i));
     const double start = now();

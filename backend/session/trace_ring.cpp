@@ -108,6 +108,9 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
     for (uint32_t i = written - n; i != written; ++i) {
         tb_trace_event e;
         std::memcpy(&e, &events[i % ring_events], sizeof e);
+        if (e.kind == TB_TRACE_MESSAGE && static_cast<int32_t>(seq - e.seq) > 0) {
+            continue; // of a request without a graph, since the last one with
+        }
         if (!believable(e, seq, ops, n_ops, begin, end)) {
             ++damaged;
             continue;
@@ -129,7 +132,7 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
         r.span = TB_SPAN_OP;
         r.index = e.index;
         r.code = op.code;
-        r.type = op.src[0].type;
+        r.type = op.code == TB_OP_FLASH_ATTN ? op.src[1].type : op.src[0].type;
         r.rows = rows_of(op);
         tb_op_cost(&op, &r.bytes, &r.work);
         std::memcpy(r.name, op.name, strnlen(op.name, sizeof r.name - 1));

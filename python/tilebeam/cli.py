@@ -1,4 +1,4 @@
-"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity, imatrix.
+"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity, imatrix, trace.
 
 Options have llama.cpp's names where it has them. Only this module knows typer; what the commands do is in the library
 and in the modules named after them, imported when needed so that `--help` is quick.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -441,6 +442,49 @@ def imatrix(
             json=json_,
         )
     )
+
+
+@app.command()
+@console.sentences
+def trace(
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the timeline goes.")] = Path("trace.json"),
+    prompt: Prompt = None,
+    file: PromptFile = None,
+    n_prompt: Annotated[
+        int, typer.Option("--n-prompt", min=1, help="Without -p and -f: a prompt of so many random tokens.")
+    ] = 128,
+    n_predict: NPredict = 32,
+    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples, side by side.")] = 1,
+    temp: Temp = 0.8,
+    seed: Seed = None,
+    threads: Threads = None,
+    ctx_size: CtxSize = 4096,
+    parallel: Sequences = 16,
+    executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
+    json_: Json = False,
+) -> None:
+    """Record what CPU side and NPU do, op by op: a timeline for Perfetto, and a table per kind of op.
+
+    The timeline (-o) opens at https://ui.perfetto.dev: calls of llama.cpp, lowering, messages and waiting on the CPU
+    side; messages and every worker's part of every op on the NPU. The table says how long the ops took, what they read
+    and computed, and how near that is to what this machine can do, which is measured right after the run.
+    """
+    from tilebeam import search_cli, trace_cli
+
+    trace_cli.check_target(out)
+    random = prompt is None and file is None
+    text = "" if random else search_cli.one_prompt(prompt, file)
+    params = _params(n_samples, temp, 1.0, 0, 0.0, n_predict, None, seed)
+    n_seq_max = min(parallel, n_samples)
+    with _load(model, Device.npu, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
+        if random:
+            params = replace(params, ignore_eos=True)
+            trace_cli.run(lm, trace_cli.random_prompt(lm, n_prompt, params.seed or 0), params, out, json_)
+        else:
+            trace_cli.run(lm, text, params, out, json_)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

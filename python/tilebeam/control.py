@@ -14,6 +14,7 @@ from typing import Any
 
 from cffi import FFI
 
+import ggml_ext
 from ggml_ext.cdef import declarations
 from tilebeam import _paths
 from tilebeam.errors import TilebeamError
@@ -86,7 +87,8 @@ class Control:
 
     def __init__(self, registry: Registry) -> None:
         self._ffi = _ffi()
-        names = ("announce", "tiled_count", "get_options", "configure", "status", "last_error")
+        names: tuple[str, ...] = ("announce", "tiled_count", "get_options", "configure", "status", "last_error")
+        names += ("trace_start", "trace_stop", "trace_take")
         for name in (*names, "device_status", "device", "divide"):
             address = registry.address(f"tilebeam_{name}")
             setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
@@ -99,6 +101,9 @@ class Control:
     _last_error: Any
     _device_status: Any
     _device: Any
+    _trace_start: Any
+    _trace_stop: Any
+    _trace_take: Any
     _divide: Any
 
     def last_error(self) -> str:
@@ -203,6 +208,24 @@ class Control:
         options.numerics = _numerics(options.numerics, numerics, softmax)
         if self._configure(options) != 0:
             raise TilebeamError(f"The NPU cannot be configured so: {self.last_error() or 'no reason was given'}")
+
+    def trace_start(self, most_records: int) -> None:
+        """Trace all graphs from now on; what was collected before is forgotten."""
+        self._trace_start(most_records)
+
+    def trace_stop(self) -> None:
+        """Trace no more; what was collected stays until `trace_take`."""
+        self._trace_stop()
+
+    def trace_take(self) -> tuple[bytearray, int, int]:
+        """Take all records: tb_trace_record structs as bytes; how many were lost, and how many damaged."""
+        size, chunk = ggml_ext.ffi.sizeof("tb_trace_record"), 65536
+        lost, damaged = self._ffi.new("uint64_t *"), self._ffi.new("uint64_t *")
+        room = self._ffi.new("char[]", size * chunk)
+        records = bytearray()
+        while n := self._trace_take(room, chunk, lost, damaged):
+            records += self._ffi.buffer(room)[: n * size]
+        return records, int(lost[0]), int(damaged[0])
 
     def status(self) -> dict[str, Any]:
         """Everything in tilebeam_status of control.h, with names for the enums."""

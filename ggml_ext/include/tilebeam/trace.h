@@ -62,7 +62,7 @@ typedef struct tb_trace_record {
     uint32_t seq;     // number of the request within its session; 0: none
     uint32_t index;   // OP: in its graph. Else: ops in the graph
     uint32_t code;    // OP: enum tb_op_code. MESSAGE, SEND, WAIT, RECEIVE: enum tb_request_kind
-    uint32_t type;    // OP: enum tb_type of src0
+    uint32_t type;    // OP: enum tb_type of src0, of attention: of K
     uint32_t rows;    // MUL_MAT: rows that meet one weight matrix, FLASH_ATTN: tokens; else 0
     uint64_t bytes;   // OP, of all workers together: see tb_op_cost
     uint64_t work;
@@ -71,7 +71,7 @@ typedef struct tb_trace_record {
 } tb_trace_record;
 
 // What an op has to do at least: bytes of all operands read once and of the result written once (of rows that are
-// picked or put, those rows; of attention, all cells), and arithmetic operations of its products, multiply and add
+// picked or put, those rows; of attention, all cells, also those that the mask hides), and arithmetic operations of its products, multiply and add
 // counted apart (0 for other ops). For ops that pass tb_op_check_shape.
 void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work);
 // cffi: end
