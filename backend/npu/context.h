@@ -35,7 +35,7 @@ struct op_context {
     const kernel_table * kernels;
     int thread;
     int n_threads;
-    uint8_t * scratch; // shared by the op's threads, 64-byte aligned, as large as the op's scratch_bytes said
+    uint8_t * scratch; // shared by the op's threads, 128-byte aligned, as large as the op's scratch_bytes said
     void * pool;       // for barrier()
 
     int32_t param_i(int i) const { return op->params[i]; }

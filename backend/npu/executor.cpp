@@ -53,7 +53,7 @@ class arena {
             return true;
         }
         constexpr size_t huge = size_t{2} << 20;
-        const size_t align = bytes >= huge ? huge : 64;
+        const size_t align = bytes >= huge ? huge : 128;
         if (bytes > SIZE_MAX - align) {
             return false;
         }

@@ -22,7 +22,7 @@
 namespace tb::npu {
 
 constexpr int gemm_panel = 32;               // columns of a panel, and k of a tile
-constexpr int gemm_max_rows = 16;            // rows of a group at most, over all ISAs
+constexpr int gemm_max_rows = 32;            // rows of a group at most, over all ISAs
 constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller than this counts as zero
 constexpr int gemm_max_dot = 4;              // rows and columns of one call of the dot kernel at most
 
@@ -88,9 +88,32 @@ struct gemm_dot {
     void (*run)(const gemm_dot_args & a);
 };
 
+// The FP16 numerics on a matrix unit: operands are tiles of 32 x 32 FP16 numbers in HMX order (layout.h), 128-byte
+// aligned; sums are float32 over all of k, and results FP16.
+constexpr int64_t gemm_fp16_tile_bytes = 2048;
+
+struct gemm_fp16_args {
+    const uint16_t * panel; // k_tiles tiles of weights, [k][column]
+    const uint16_t * group; // k_tiles tiles of activations, [row][k]; what rows past `rows` hold has no effect
+    int64_t k_tiles;
+    int rows;            // 1..32
+    float * const * out; // [rows], 32 floats each, that are FP16 numbers
+};
+
+struct gemm_fp16 {
+    const char * name; // nullptr: the set has no matrix unit; `dequantize`, `f32` and `round_fp16` do the same
+    int rows;
+    // A panel of any tiled type to k_tiles tiles.
+    void (*dequantize)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint16_t * tiles);
+    // One row's k_tiles * 32 floats, rounded to FP16, into its place in k_tiles tiles.
+    void (*activations)(const float * x, int64_t k_tiles, uint16_t * tiles, int row);
+    void (*run)(const gemm_fp16_args & a);
+};
+
 struct gemm_kernels {
     gemm_int8 int8[gemm_format_count];
     gemm_float f32;
+    gemm_fp16 fp16;
     gemm_dot dot;
     // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
     // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA.

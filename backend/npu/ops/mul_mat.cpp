@@ -1,10 +1,12 @@
 // MUL_MAT: which kernel, in which pieces.
 //
-// Three ways through, by weight type and row count:
+// Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles with a scale per
 //            column are read where they lie; `tile` grouping and plain ggml rows are first turned into a few tiles at
 //            a time in scratch, which all rows then use.
 //   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
+//   matrix   quantized weights under TB_FLAG_FP16, for sets with a matrix unit. A panel's tiles become FP16 tiles in
+//            scratch, and the unit sums over all of k before it rounds.
 //   dot      F32, F16, BF16 weights and so few rows that a panel would cost more to make than it saves.
 //
 // Rows of src1 that meet the same weight matrix (M, and the dimensions over which src0 broadcasts) count as one list of
@@ -31,7 +33,7 @@ constexpr int64_t convert_k = run_elements; // activations converted at a time
 
 static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= stage_bytes, "stages share their scratch");
 
-enum class way { integer, integer_staged, floats, dot };
+enum class way { integer, integer_staged, floats, matrix, dot };
 
 struct plan {
     way path;
@@ -41,11 +43,17 @@ struct plan {
     int64_t k, n, rows;       // rows: per weight matrix
     int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3
     int64_t max_rows, groups; // groups: per matrix
-    int64_t row_bytes;        // of a converted row
+    int64_t row_bytes;        // of a converted row, in the matrix unit's tiles 32 times that per group
+    int64_t stage;            // scratch of each thread
     int64_t panels;
     int64_t panels_per_item, groups_per_item;
 
-    int64_t converted_bytes() const { return (matrices * rows * row_bytes + 63) / 64 * 64; }
+    int64_t converted_rows() const { return path == way::matrix ? matrices * groups * TB_TILE_K : matrices * rows; }
+    int64_t converted_bytes() const { return (converted_rows() * row_bytes + 127) / 128 * 128; }
+    // Where group g begins among the converted rows.
+    int64_t group_offset(int64_t m, int64_t g) const {
+        return (path == way::matrix ? (m * groups + g) * TB_TILE_K : m * rows + group_start(g)) * row_bytes;
+    }
     // Groups differ by one row at most: 17 rows are 9 and 8, not 16 and 1.
     int64_t group_start(int64_t g) const { return g * (rows / groups) + std::min(g, rows % groups); }
     int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
@@ -86,15 +94,22 @@ plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
     if (is_float(w.type)) {
         p.path = p.rows <= dot_rows && !p.fp16 ? way::dot : way::floats;
     } else if (p.fp16) {
-        p.path = way::floats;
+        p.path = kernels.gemm.fp16.name != nullptr ? way::matrix : way::floats;
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? way::integer : way::integer_staged;
     }
     const bool integer = p.path == way::integer || p.path == way::integer_staged;
-    p.max_rows = integer ? kernels.gemm.int8[p.format].rows : p.path == way::dot ? 1 : kernels.gemm.f32.rows;
+    const bool matrix = p.path == way::matrix;
+    p.max_rows = integer              ? kernels.gemm.int8[p.format].rows
+                 : p.path == way::dot ? 1
+                 : matrix             ? kernels.gemm.fp16.rows
+                                      : kernels.gemm.f32.rows;
     p.groups = divide_up(p.rows, p.max_rows);
-    p.row_bytes = integer ? p.k / tile * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * 4;
+    p.row_bytes = integer ? p.k / tile * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
+    // a panel as FP16 tiles and, of plain blocks, as packed tiles before
+    p.stage =
+        matrix ? p.k / tile * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes)) : 2 * stage_bytes;
     p.panels = divide_up(p.n, TB_TILE_N);
 
     const int64_t wanted = n_threads * items_per_thread;
@@ -135,11 +150,16 @@ void convert(const op_context & ctx, const plan & p) {
         const int64_t big = p.rows % p.groups, size = p.rows / p.groups; // the first `big` groups have one more row
         const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
         const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
-        uint8_t * group = ctx.scratch + (matrix * p.rows + p.group_start(g)) * p.row_bytes;
+        uint8_t * group = ctx.scratch + p.group_offset(matrix, g);
         const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
         if (integer) {
             kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
                              group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
+            continue;
+        }
+        if (p.path == way::matrix) {
+            uint16_t * tiles = reinterpret_cast<uint16_t *>(group + first / tile * gemm_fp16_tile_bytes);
+            kernels.fp16.activations(x, n / tile, tiles, in_group);
             continue;
         }
         if (p.fp16) {
@@ -193,7 +213,7 @@ const uint8_t * weights_of(const op_context & ctx, int64_t matrix) {
 }
 
 const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix, int64_t g) {
-    return ctx.scratch + (matrix * p.rows + p.group_start(g)) * p.row_bytes;
+    return ctx.scratch + p.group_offset(matrix, g);
 }
 
 void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
@@ -281,6 +301,30 @@ void run_floats(const op_context & ctx, const plan & p, const item_range & r, ui
     }
 }
 
+void run_matrix(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
+    const gemm_fp16 & unit = ctx.kernels->gemm.fp16;
+    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const int64_t k_tiles = p.k / tile;
+    uint16_t * tiles = reinterpret_cast<uint16_t *>(stage);
+    uint8_t * packed = stage + k_tiles * gemm_fp16_tile_bytes;
+    outputs out;
+    for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
+        if (tb_type_is_tiled(p.type)) {
+            const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
+            unit.dequantize(p.type, weights + panel * k_tiles * bytes, k_tiles, tiles);
+        } else {
+            stage_tiles_of(ctx, p, weights, panel, 0, k_tiles, packed);
+            unit.dequantize(tb_tiled_column(p.type), packed, k_tiles, tiles);
+        }
+        for (int64_t g = r.group; g < r.last_group; g++) {
+            out.open(ctx, p, r.matrix, g, panel, false);
+            const uint16_t * group = reinterpret_cast<const uint16_t *>(group_of(ctx, p, r.matrix, g));
+            unit.run({tiles, group, k_tiles, out.rows, out.at});
+            out.close();
+        }
+    }
+}
+
 void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
     const uint8_t * weights = weights_of(ctx, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
@@ -316,7 +360,7 @@ void run(const op_context & ctx) {
     const int64_t panel_items = divide_up(p.panels, p.panels_per_item);
     const int64_t group_items = divide_up(p.groups, p.groups_per_item);
     const int64_t items = p.matrices * panel_items * group_items;
-    uint8_t * stage = ctx.scratch + p.converted_bytes() + ctx.thread * 2 * stage_bytes;
+    uint8_t * stage = ctx.scratch + p.converted_bytes() + ctx.thread * p.stage;
     for (int64_t i = ctx.next_chunk(); i < items; i = ctx.next_chunk()) {
         item_range r;
         r.matrix = i / (panel_items * group_items);
@@ -334,6 +378,9 @@ void run(const op_context & ctx) {
         case way::floats:
             run_floats(ctx, p, r, stage);
             break;
+        case way::matrix:
+            run_matrix(ctx, p, r, stage);
+            break;
         case way::dot:
             run_dot(ctx, p, r);
             break;
@@ -343,7 +390,7 @@ void run(const op_context & ctx) {
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
     const plan p = make_plan(op, n_threads, kernels);
-    return static_cast<uint64_t>(p.converted_bytes() + n_threads * 2 * stage_bytes);
+    return static_cast<uint64_t>(p.converted_bytes() + n_threads * p.stage);
 }
 
 } // namespace
@@ -357,6 +404,8 @@ const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels)
         return kernels.gemm.dot.name;
     case way::floats:
         return kernels.gemm.f32.name;
+    case way::matrix:
+        return kernels.gemm.fp16.name;
     default:
         return kernels.gemm.int8[p.format].name;
     }

@@ -11,6 +11,7 @@
 namespace tb::npu {
 
 void fill_gemm_hvx_convert(gemm_kernels & k);
+void fill_gemm_hvx_fp16(gemm_kernels & k);
 
 namespace {
 
@@ -78,9 +79,10 @@ struct format_prepared : bytes_quads {
     static HVX_Vector scales(const uint8_t * end) { return load(end - 128); }
 };
 
+// A word of a record; without the alignment it would be loaded by bytes.
 int32_t word_at(const uint8_t * p) {
     int32_t v;
-    std::memcpy(&v, p, 4);
+    std::memcpy(&v, __builtin_assume_aligned(p, 4), 4);
     return v;
 }
 
@@ -179,6 +181,7 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_8x32_hvx");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_8x32_hvx");
     fill_gemm_hvx_convert(k);
+    fill_gemm_hvx_fp16(k);
 }
 
 } // namespace tb::npu

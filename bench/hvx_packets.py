@@ -1,0 +1,309 @@
+"""Instruction packets per weight of the Hexagon kernels' inner loops, the steps of the paper's figure 15, and of exp2.
+
+    PYTHONPATH=python:. python bench/hvx_packets.py [--json] [--quick]
+
+A Hexagon issues one packet of up to four instructions per cycle and thread at best; no emulator knows how many cycles
+one takes, so packets are what can be compared without a phone. Two ways of counting:
+  static   the inner loop's packets in the disassembly of the kernels compiled for v73 (HVX floating point, as on the
+           phones of the paper), over the weights that the loop's stores or scatters write. Never run.
+  dynamic  the packets that qemu-hexagon executes in the kernels compiled for v66, which multiplies FP16 in integers and
+           scales integer sums with scalar instructions. Difference of two lengths, so calls and prologues drop out.
+
+The baseline of dequantization is the conventional layout as one would write it down, a block at a time by table
+look-up and scatter; ratio_min and ratio_max are against the same with eight columns in flight, and without tables. That
+a scatter or gather counts as one packet flatters it: the paper says a gather takes 24 to 48 packets' time on V75. The
+baseline of the exponents is the 32-bit polynomial, that of the GEMM the portable kernel on qemu-hexagon. The limit of
+dequantization and exponents is one stored vector of 64 numbers per packet; that of the GEMM two vrmpy per packet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import hvx_guest as guest
+import report
+from hvx_guest import HVX, PORTABLE, Op, Request
+
+from ggml_ext import Type
+
+STORE_LIMIT = 1 / 64  # packets per number
+VRMPY_LIMIT = 1 / 256  # packets per weight and row
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The packets of one hardware loop's body."""
+
+    function: str
+    packets: tuple[str, ...]
+
+    def count(self, pattern: str) -> int:
+        """How many instructions match."""
+        return sum(len(re.findall(pattern, p)) for p in self.packets)
+
+    @property
+    def written(self) -> int:
+        """FP16 numbers written per iteration: stored vectors, gathers' results among them, and scattered ones. Under a
+        predicate a scatter writes half a vector in these kernels."""
+        half = self.count(r"if \(q\d\) vscatter")
+        return 64 * (self.count(r"vmemu?\([^)]*\) = ") + self.count("vscatter") - half) + 32 * half
+
+
+@cache
+def disassembly(path: Path) -> str:
+    """All functions of an object, library or program.
+
+    Raises:
+        RuntimeError: there is no disassembler for Hexagon.
+    """
+    tool = guest.objdump()
+    if tool is None:
+        raise RuntimeError("no llvm-objdump for Hexagon: install the package llvm-19")
+    command = [tool, "-d", "--no-show-raw-insn", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def functions(path: Path, pattern: str) -> dict[str, list[tuple[int, str]]]:
+    """Functions whose mangled names match, as lists of packets with their addresses."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    packets: list[tuple[int, str]] | None = None
+    words: list[str] = []
+    for line in disassembly(path).splitlines():
+        head = re.match(r"[0-9a-f]+ <(.*)>:$", line)
+        if head:
+            packets = found.setdefault(head[1], []) if re.search(pattern, head[1]) else None
+            continue
+        instruction = re.match(r"\s*([0-9a-f]+):\s+(.*)", line)
+        if packets is None or not instruction:
+            continue
+        text = instruction[2]
+        if text.startswith("{"):
+            words, start = [], int(instruction[1], 16)
+        words.append(text)
+        if "}" in text:
+            packets.append((start, " ".join(words)))
+    return found
+
+
+def inner_loop(path: Path, pattern: str, work: str) -> Loop:
+    """The loop of the one matching function that does most of the instruction ``work`` per iteration: where a compiler
+    unrolled one and left a second for the rest, the unrolled one.
+
+    Raises:
+        LookupError: no function, several, or no hardware loop with such an instruction in it.
+    """
+    matching = functions(path, pattern)
+    if len(matching) != 1:
+        raise LookupError(f"{path.name}: {len(matching)} functions match {pattern}")
+    ((name, packets),) = matching.items()
+    addresses = [address for address, _ in packets]
+    loops = []
+    for _, text in packets:
+        for target in re.findall(r"loop0\((?:##)?(0x[0-9a-f]+)", text):
+            first = addresses.index(int(target, 16))
+            last = next(i for i in range(first, len(packets)) if ":endloop0" in packets[i][1])
+            loops.append(Loop(name, tuple(text for _, text in packets[first : last + 1])))
+    loops = [loop for loop in loops if loop.count(work)]
+    if not loops:
+        raise LookupError(f"{name}: no hardware loop with {work}")
+    return max(loops, key=lambda loop: loop.count(work))
+
+
+# Mangled names of the counted functions, and an instruction that their inner loops must contain.
+DEQUANTIZATION = {
+    "conventional": (r"\d+conventional_oneE", "vscatter"),
+    "conventional, no tables": (r"\d+conventional_arithmeticE", "vscatter"),
+    "conventional, tuned": (r"\d+conventional_tunedE", "vscatter"),
+    "tile groups": (r"\d+tile_groupsE", "vlut16"),
+    "tile groups, super-blocks": (r"\d+super_blocksE", "vlut16"),
+    "q4_0 tile": (r"\d+dequantize_q4_tileE", "vlut16"),
+    "q4_0 column": (r"\d+dequantize_q4_columnE", "vlut16"),
+    "iq4_nl column": (r"\d+dequantize_iq4nl_columnE", "vlut16"),
+    "q8_0 column": (r"\d+dequantize_q8_columnE", "vzxt"),
+    "q8_0 tile": (r"\d+dequantize_q8_tileE", "vlut16"),
+}
+EXPONENTS = {
+    "exp2, polynomial in float": (r"\d+exp2_fp32_polynomialE", "vmpy"),
+    "exp2, polynomial in FP16": (r"\d+exp2_fp16_polynomialE", "vmpy"),
+    "exp2, table": (r"\d+exp2_vectorsE", "vgather"),
+}
+
+
+def gemm_function(format: str, rows: int) -> str:
+    """The mangled name of a GEMM kernel."""
+    return rf"block.*format_{format}ELi{rows}E"
+
+
+def static_loops() -> dict[str, Loop]:
+    """The inner loops of everything that is compared, v73."""
+    library = guest.library_v73()
+    return {name: inner_loop(library, *how) for name, how in (DEQUANTIZATION | EXPONENTS).items()}
+
+
+def static_row(name: str, loop: Loop, baselines: Sequence[float], unit: str) -> dict[str, Any]:
+    """A row: the first baseline is the one; the others widen the range."""
+    value = len(loop.packets) / loop.written
+    return _row(name, value, baselines, unit, STORE_LIMIT) | {
+        "counted": "static v73, never run",
+        "packets": len(loop.packets),
+        "numbers": loop.written,
+    }
+
+
+def _row(name: str, value: float, baselines: Sequence[float], unit: str, limit: float) -> dict[str, Any]:
+    ratios = [b / value for b in baselines]
+    return {
+        "name": name,
+        "baseline": round(baselines[0], 5),
+        "value": round(value, 5),
+        "unit": unit,
+        "ratio": round(ratios[0], 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "share_of_limit": round(limit / value, 3),
+    }
+
+
+# ---- dynamic
+
+
+def per_number(make: Any, short: int, long: int, numbers: int) -> float:
+    """Packets per number: what ``long - short`` units of ``numbers`` numbers add."""
+    few, many = guest.packets(guest.command(), [make(short), make(long)])
+    return (many - few) / ((long - short) * numbers)
+
+
+def _bytes(rng: np.random.Generator, n: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return rng.integers(0, 128, n, np.uint8)
+
+
+def dynamic_rows(tiles: int) -> list[dict[str, Any]]:
+    """What qemu-hexagon executes, v66."""
+    rng = np.random.default_rng(1)
+    rows = []
+
+    def tile_values(kind: Type, bytes: int) -> float:
+        return per_number(
+            lambda n: Request(Op.TILES, HVX, (kind, n), (_bytes(rng, n * bytes),)), tiles, 9 * tiles, 1024
+        )
+
+    def layout_values(layout: int) -> float:
+        return per_number(
+            lambda n: Request(Op.LAYOUT, HVX, (layout, n), (_bytes(rng, n * 576 + 128),)), tiles, 9 * tiles, 1024
+        )
+
+    conventional = [layout_values(guest.CONVENTIONAL), layout_values(guest.CONVENTIONAL_TUNED)]
+    values = {
+        "conventional": conventional[0],
+        "conventional, tuned": conventional[1],
+        "tile groups": layout_values(guest.TILE_GROUPS),
+        "tile groups, super-blocks": layout_values(guest.SUPER_BLOCKS),
+        "q4_0 tile": tile_values(Type.Q4_0_TILE, 576),
+        "q4_0 column": tile_values(Type.Q4_0_COL, 576),
+        "iq4_nl column": tile_values(Type.IQ4_NL_COL, 576),
+        "q8_0 column": tile_values(Type.Q8_0_COL, 1088),
+        "q8_0 tile": tile_values(Type.Q8_0_TILE, 1088),
+    }
+    for name, value in values.items():
+        row = _row(f"{name}, v66", value, conventional, "packets/weight", STORE_LIMIT)
+        rows.append(row | {"counted": "dynamic v66"})
+    gathered = per_number(lambda n: Request(Op.GATHER, HVX, (), (_bytes(rng, n * 128),)), tiles, 9 * tiles, 64)
+    row = _row("exp2, table, v66", gathered, [gathered], "packets/number", STORE_LIMIT)
+    rows.append(row | {"counted": "dynamic v66"})
+    return rows
+
+
+def gemm_rows(tiles: int, row_counts: Sequence[int]) -> list[dict[str, Any]]:
+    """The integer GEMM per weight and activation row: v66 as executed, v73 from its loop."""
+    rng = np.random.default_rng(2)
+    rows = []
+    for format, number, bytes in (("q4", 0, 576), ("q8", 1, 1088)):
+        for m in row_counts:
+
+            def request(set: int, k_tiles: int, number: int = number, bytes: int = bytes, m: int = m) -> Request:
+                x = rng.standard_normal((m, 32 * k_tiles)).astype(np.float32)
+                operands = (_bytes(rng, k_tiles * bytes), x, np.zeros((m, 32), np.float32))
+                return Request(Op.GEMM, set, (number, m, k_tiles, 0), operands)
+
+            baseline = per_number(lambda n: request(PORTABLE, n), tiles, 9 * tiles, 1024 * m)
+            value = per_number(lambda n: request(HVX, n), tiles, 9 * tiles, 1024 * m)
+            name = f"gemm {format}_0 column, {m} rows"
+            row = _row(f"{name}, v66", value, [baseline], "packets/weight/row", VRMPY_LIMIT)
+            rows.append(row | {"counted": "dynamic v66"})
+            loop = inner_loop(guest.library_v73(), gemm_function(format, m), "vrmpy")
+            weights = loop.count("vrmpy") * 128
+            value = len(loop.packets) / weights
+            row = _row(f"{name}, v73", value, [baseline], "packets/weight/row", VRMPY_LIMIT)
+            rows.append(row | {"counted": "static v73, never run", "packets": len(loop.packets), "numbers": weights})
+    return rows
+
+
+def static_rows(loops: Mapping[str, Loop]) -> list[dict[str, Any]]:
+    """Dequantization and exponents, v73."""
+    cost = {name: len(loop.packets) / loop.written for name, loop in loops.items()}
+    conventional = [cost[n] for n in ("conventional", "conventional, no tables", "conventional, tuned")]
+    polynomial = [cost["exp2, polynomial in float"]]
+    rows = [static_row(name, loops[name], conventional, "packets/weight") for name in DEQUANTIZATION]
+    return rows + [static_row(name, loops[name], polynomial, "packets/number") for name in EXPONENTS]
+
+
+def measure(quick: bool) -> tuple[list[dict[str, Any]], str | None]:
+    """All rows, and why the dynamic ones are missing, if they are."""
+    rows = static_rows(static_loops())
+    missing = guest.missing()
+    if missing is None:
+        tiles = 2 if quick else 16
+        rows += dynamic_rows(tiles) + gemm_rows(tiles, (1, 8) if quick else (1, 2, 4, 8))
+    return rows, missing
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What became of the target: `column` at most the paper's best, both at least ten times below the conventional."""
+    by_name = {r["name"]: r for r in rows}
+    column, best = by_name["q4_0 column"], by_name["tile groups, super-blocks"]
+    lines = [
+        f"column needs {column['value'] / best['value']:.2f} of the packets of the paper's best (target: at most 1)",
+    ]
+    for name, r in (("column", column), ("the paper's best", best)):
+        lines.append(
+            f"{name}: {r['ratio']:.1f} times fewer than conventional, {r['ratio_max']:.1f} without tables, "
+            f"{r['ratio_min']:.1f} tuned (target: 10)"
+        )
+    return lines
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--quick", action="store_true", help="fewer lengths")
+    args = parser.parse_args()
+    try:
+        rows, missing = measure(args.quick)
+    except (RuntimeError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    limits = {"packets per stored number": STORE_LIMIT, "packets per weight and row": VRMPY_LIMIT}
+    if args.json:
+        report.emit("hvx_packets", limits, rows)
+        return
+    for r in rows:
+        report.show(r)
+    print(*verdict(rows), sep="\n")
+    if missing:
+        print(f"not counted on qemu-hexagon: {missing}")
+
+
+if __name__ == "__main__":
+    main()
