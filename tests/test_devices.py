@@ -112,8 +112,8 @@ def alone(files: dict[str, Path]) -> dict[str, tuple[F32, list[int]]]:
         ({"devices": 4}, 4, ()),
         ({"devices": 2, "memory_limit": 2400 * KIB}, 2, ()),
         ({"devices": 2, "memory_limit": [2900 * KIB, 1500 * KIB]}, 2, ("output.weight",)),
-        ({"devices": 4, "memory_limit": 1360 * KIB}, 4, ("output.weight",)),
-        ({"memory_limit": "1360KiB"}, 4, ("output.weight",)),
+        ({"devices": 4, "memory_limit": 1540 * KIB}, 4, ("output.weight",)),
+        ({"memory_limit": "1540KiB"}, 4, ("output.weight",)),
     ],
 )
 def test_spread_and_cut(
@@ -255,11 +255,11 @@ def test_what_is_planned_can_be_loaded(files: dict[str, Path], name: str, limit:
 
 def test_the_advice_of_a_refusal_works(files: dict[str, Path]) -> None:
     with pytest.raises(TilebeamError, match="does not fit") as refusal:
-        tilebeam.load(files["ordinary"], **SMALL, devices=2, memory_limit="1360KiB")
+        tilebeam.load(files["ordinary"], **SMALL, devices=2, memory_limit="1540KiB")
     advice = str(refusal.value)
     assert "the output" in advice
     devices = int(advice.partition("devices=")[2].partition(",")[0])
-    with tilebeam.load(files["ordinary"], **SMALL, devices=devices, memory_limit="1360KiB") as lm:
+    with tilebeam.load(files["ordinary"], **SMALL, devices=devices, memory_limit="1540KiB") as lm:
         assert len(lm.info.layers) == devices
     with pytest.raises(TilebeamError, match="Use a memory_limit of at least") as refusal:
         tilebeam.load(files["ordinary"], **SMALL, devices=1, memory_limit="300KiB")
@@ -473,13 +473,19 @@ def test_environment(files: dict[str, Path]) -> None:
         "print(len(lm.info.layers), len(lm.info.divided)); lm.close()"
     )
     path = str(files["ordinary"])
-    good = python(code, path, TILEBEAM_DEVICES="4", TILEBEAM_MEMORY_LIMIT="2GiB,1M,1360k")
-    assert good.stdout.splitlines() == ["4 [2147483648, 1048576, 1392640, 1392640]", "1 0"]
-    cut = python(code, path, TILEBEAM_MEMORY_LIMIT="1392640")
+    good = python(code, path, TILEBEAM_DEVICES="4", TILEBEAM_MEMORY_LIMIT="2GiB,1M,1540k")
+    assert good.stdout.splitlines() == ["4 [2147483648, 1048576, 1576960, 1576960]", "1 0"]
+    cut = python(code, path, TILEBEAM_MEMORY_LIMIT="1576960")
     assert cut.stdout.splitlines()[1] == "4 1"
+    bad = (
+        "from tilebeam.control import control; o = control().options(); print(o['n_devices'], o['memory_limit'][:4]);"
+        "import tilebeam, sys\ntry: tilebeam.load(sys.argv[1])\nexcept tilebeam.TilebeamError as e: print(e)"
+    )
     for devices, limit in (("0", "2GiBs"), ("16", "-1"), ("two", "1,,2"), ("2x", "99999999999G")):
-        bad = python(code, path, TILEBEAM_DEVICES=devices, TILEBEAM_MEMORY_LIMIT=limit)
-        assert bad.stdout.splitlines() == ["1 [0, 0, 0, 0]", "1 0"]
+        lines = python(bad, path, TILEBEAM_DEVICES=devices, TILEBEAM_MEMORY_LIMIT=limit).stdout.splitlines()
+        assert lines[0] == "1 [0, 0, 0, 0]"
+        assert f"TILEBEAM_DEVICES={devices} is not" in lines[1]
+        assert f"TILEBEAM_MEMORY_LIMIT={limit} is not" in lines[1]
 
 
 # --- faults of one session --------------------------------------------------------------------------------------------
@@ -498,7 +504,7 @@ def kill(pid: int) -> None:
 def test_one_session_dies(files: dict[str, Path], which: int) -> None:
     """The spread model ends with an error; a model on other sessions goes on; the next load starts what is missing."""
     options = {**SMALL, "executor": "process"}
-    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1360KiB") as spread:
+    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1540KiB") as spread:
         said = spread.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         pids = [control().device_status(d)["npu_pid"] for d in range(4)]
         assert len(set(pids)) == 4
@@ -507,7 +513,7 @@ def test_one_session_dies(files: dict[str, Path], which: int) -> None:
             spread.generate(PROMPT, GREEDY)
         states = [control().device_status(d)["session"] for d in range(4)]
         assert states == ["dead" if d == which else "alive" for d in range(4)]
-    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1360KiB") as again:
+    with tilebeam.load(files["ordinary"], **options, devices=4, memory_limit="1540KiB") as again:
         assert again.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == said
 
 
