@@ -432,9 +432,21 @@ def test_command_prints_figures(quantized: Path, exact: Path, text: Path, cpu: L
     )["figures"]
     assert 0 < found["kld"]["value"] < 1e-3
     assert found["same_top"]["value"] > 0.9
-    assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
     # Measuring leaves the NPU as it was.
     assert (control().options()["numerics"], control().options()["softmax"]) == ("int8", "table")
+    assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
+
+
+def test_what_was_configured_counts_where_nothing_is_asked_for(quantized: Path, exact: Path, text: Path) -> None:
+    options = ("-m", quantized, "-f", text, "-c", N_CTX, "--chunks", 2, "--kl-base", exact, "--json")
+    asked = json.loads(run(*options, "--numerics", "fp16").stdout)["figures"]
+    control().configure(numerics="fp16")
+    try:
+        configured = json.loads(run(*options).stdout)["figures"]
+        assert control().options()["numerics"] == "fp16"
+    finally:
+        control().configure(numerics="int8")
+    assert configured == asked
 
 
 def test_command_writes_and_reads_llama_cpps_file(quantized: Path, exact: Path, text: Path, tmp_path: Path) -> None:

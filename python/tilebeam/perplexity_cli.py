@@ -71,12 +71,12 @@ def run(r: Request) -> None:
             windows = windows_of(lm, text, r.ctx_size, r.chunks)
             if r.kl_base is not None:
                 other = stack.enter_context(_load_base(r, r.kl_base))
-                base = ModelBase(Subject("base", other, _options(other.device, None, None)))
+                base = ModelBase(Subject("base", other, _options(other.device, None, None, stack)))
         sink = None
         if r.save_all_logits is not None:
             _room(r.save_all_logits, windows, lm.n_vocab)
             sink = stack.enter_context(LogitsWriter(r.save_all_logits, windows, lm.n_vocab)).add
-        subject = Subject("model", lm, _options(r.device, r.numerics, r.softmax))
+        subject = Subject("model", lm, _options(r.device, r.numerics, r.softmax, stack))
         started = time.monotonic()
         with console.bar("") as progress:
             task = progress.add_task("", total=len(windows), note="")
@@ -145,14 +145,16 @@ def _room(path: Path, windows: Windows, n_vocab: int) -> None:
         )
 
 
-def _options(device: str, numerics: str | None, softmax: str | None) -> Callable[[], None]:
-    """Sets the NPU's arithmetic before a model's turn: two models on it may differ."""
+def _options(device: str, numerics: str | None, softmax: str | None, stack: ExitStack) -> Callable[[], None]:
+    """Sets the NPU's arithmetic before a model's turn (two models on it may differ); None: as it was configured."""
     if device == "cpu":
         return lambda: None
     from tilebeam.control import control
 
     npu = control()
-    return lambda: npu.configure(numerics=numerics or "int8", softmax=softmax or "table")
+    before = npu.options()
+    stack.callback(npu.configure, numerics=before["numerics"], softmax=before["softmax"])
+    return lambda: npu.configure(numerics=numerics or before["numerics"], softmax=softmax or before["softmax"])
 
 
 def _note(scores: TokenScores) -> str:
