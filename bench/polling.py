@@ -1,7 +1,14 @@
-"""The channel's round trip: a no-op with the thread and the process executor against a Unix socket, and idle CPU use.
+"""The channel's round trip against a Unix socket and against ggml's RPC backend, and what an idle model costs.
 
-Rounds interleave what is compared; percentiles are over all rounds, ratios are of medians within a round. Hot: the
-next request follows at once, so both sides still spin. Cold: a pause before each request, so both sides sleep.
+Three things, each with the thread and the process executor, one NPU thread:
+
+* an empty message, hot (the next follows at once, so both sides still spin) and after a pause (both sleep), against one
+  byte over a Unix socket and back;
+* a graph of 1 and of 64 small ops through ggml's API, one result read, against ggml's own RPC backend with a CPU server
+  in another process, over loopback: the same llama.cpp source, built here from the pinned source distribution;
+* CPU time of a loaded model that nobody asks anything, from 100 ms after its last token on.
+
+Rounds interleave what is compared; times are medians over all rounds, ratios of medians within a round.
 
     PYTHONPATH=python:. python bench/polling.py [--json] [--quick]
 """
@@ -9,23 +16,35 @@ next request follows at once, so both sides still spin. Cold: a pause before eac
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
+import tilebeam
+from report import emit, show
 from tilebeam import _npu, _paths
+from tilebeam.control import control
+
+from gguf_tools import synth
 
 Times = npt.NDArray[np.int64]
+ROOT = Path(__file__).resolve().parent.parent
 COLD_PAUSE_S = 0.005
+IDLE_AFTER_S = 0.1
+MOST_IDLE = 0.01  # of a core
+EXECUTORS = ("thread", "process")
 
 
 class Session:
@@ -49,23 +68,9 @@ class Session:
             raise RuntimeError(self._ffi.string(self._result.why).decode())
         return times
 
-    def idle_share(self, seconds: float) -> float:
-        """CPU time that this program and the NPU use while nothing happens, as a share of one core."""
-        pids = {os.getpid(), int(self._lib.tb_session_pid(self._handle))}
-        time.sleep(0.1)
-        before = sum(_cpu_ns(pid) for pid in pids)
-        time.sleep(seconds)
-        return (sum(_cpu_ns(pid) for pid in pids) - before) / (seconds * 1e9)
-
     def stop(self) -> None:
         """End the NPU."""
         self._lib.tb_session_stop(self._handle)
-
-
-def _cpu_ns(pid: int) -> int:
-    """CPU time of all threads of a process so far, in nanoseconds."""
-    tasks = Path(f"/proc/{pid}/task")
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
 
 
 def _socket(n: int) -> Times:
@@ -85,81 +90,200 @@ def _cold(call: Callable[[int], Times], n: int) -> Times:
     return np.concatenate(parts)
 
 
-def measure(rounds: int, hot: int, cold: int, idle_s: float) -> list[dict[str, Any]]:
-    """One row per way to ask: p50 and p99 in microseconds, ratio to the socket, idle CPU share."""
-    sessions = {"thread": Session(False, 1), "process": Session(True, 1)}
-    calls: dict[str, Callable[[int], Times]] = {"unix socket": _socket, **{k: s.noops for k, s in sessions.items()}}
+def _row(name: str, ours: Sequence[Times], baseline: Sequence[Times], percentile: float = 50, **more: Any) -> Any:
+    """A row in microseconds from the times of each round; a ratio above 1 means that Tilebeam is faster."""
+    ratios = [
+        float(np.percentile(b, percentile)) / float(np.percentile(a, percentile))
+        for a, b in zip(ours, baseline, strict=True)
+    ]
+    value, against = (float(np.percentile(np.concatenate(t), percentile)) / 1e3 for t in (ours, baseline))
+    return {
+        "name": name,
+        "baseline": round(against, 3),
+        "value": round(value, 3),
+        "unit": f"us p{percentile:g}",
+        "ratio": round(median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "share_of_limit": None,
+        **more,
+    }
+
+
+def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
+    """Empty messages against the Unix socket."""
+    sessions = {name: Session(name == "process", 1) for name in EXECUTORS}
+    calls: dict[str, Callable[[int], Times]] = {"socket": _socket, **{k: s.noops for k, s in sessions.items()}}
     seen: dict[str, list[Times]] = {name: [] for name in calls}
-    ratios: dict[str, list[float]] = {name: [] for name in calls}
     slow: dict[str, list[Times]] = {name: [] for name in sessions}
     try:
         for _ in range(rounds):
-            medians = {}
             for name, call in calls.items():
                 call(200)  # both sides awake
-                times = call(hot)
-                seen[name].append(times)
-                medians[name] = float(np.median(times))
-            for name in calls:
-                ratios[name].append(medians["unix socket"] / medians[name])
+                seen[name].append(call(hot))
             for name, s in sessions.items():
                 slow[name].append(_cold(s.noops, cold))
-        idle = {name: s.idle_share(idle_s) for name, s in sessions.items()}
     finally:
         for s in sessions.values():
             s.stop()
     rows = []
-    for name in calls:
-        every = np.concatenate(seen[name]) / 1e3
-        late = np.concatenate(slow[name]) / 1e3 if name in slow else None
-        rows.append(
-            {
-                "way": name,
-                "p50_us": float(np.percentile(every, 50)),
-                "p99_us": float(np.percentile(every, 99)),
-                "faster_than_socket": median(ratios[name]),
-                "spread": [min(ratios[name]), max(ratios[name])],
-                "cold_p50_us": None if late is None else float(np.percentile(late, 50)),
-                "cold_p99_us": None if late is None else float(np.percentile(late, 99)),
-                "idle_cpu_share": idle.get(name),
-            }
-        )
+    for name in EXECUTORS:
+        late = np.concatenate(slow[name]) / 1e3
+        more = {f"after_pause_p{p}_us": round(float(np.percentile(late, p)), 3) for p in (50, 99)}
+        rows.append(_row(f"no-op / Unix socket, {name}", seen[name], seen["socket"], **more))
+        rows.append(_row(f"no-op / Unix socket, {name}", seen[name], seen["socket"], 99))
+    return rows
+
+
+# ---- ggml's RPC backend
+
+
+def build_rpc() -> Path:
+    """The program of rpc_graph.cpp, in build/bench-rpc; built anew when the source changed.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, or no source of llama.cpp (build Tilebeam once: CMake fetches it).
+    """
+    libraries = Path(llama_cpp.__file__).parent / "lib"
+    sources = sorted((ROOT / "build" / "ggml-source").glob("*/vendor/llama.cpp/ggml"))
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None or not sources:
+        raise RuntimeError("no C++ compiler" if compiler is None else "no source of llama.cpp in build/ggml-source")
+    ggml, program = sources[-1], ROOT / "build" / "bench-rpc" / "rpc_graph"
+    source = Path(__file__).with_name("rpc_graph.cpp")
+    if program.is_file() and program.stat().st_mtime > source.stat().st_mtime:
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    rpc = ggml / "src" / "ggml-rpc"
+    command: list[str | Path] = [compiler, "-O2", "-std=c++17", "-w", "-pthread", "-o", program, source]
+    command += [rpc / "ggml-rpc.cpp", rpc / "transport.cpp"]
+    command += [f"-I{ggml / folder}" for folder in ("include", "src", "src/ggml-rpc")]
+    command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+    command += [f"-l:{name}.so.0" for name in ("libggml", "libggml-base", "libggml-cpu")]
+    subprocess.run(command, check=True)
+    return program
+
+
+@contextmanager
+def rpc_server(program: Path) -> Iterator[str]:
+    """An RPC server on a free port of the loopback; its endpoint."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoint = f"127.0.0.1:{port}"
+    server = subprocess.Popen([program, "serve", endpoint], stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                if server.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("the RPC server does not start") from None
+                time.sleep(0.02)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait()
+
+
+def rpc_rows(rounds: int, runs: int) -> list[dict[str, Any]]:
+    """Graphs against ggml's RPC backend."""
+    program = build_rpc()
+    plugin = _paths.native("libggml-tilebeam.so")
+    rows = []
+    for executor in EXECUTORS:
+        for n_ops in (1, 64):
+            with rpc_server(program) as endpoint:
+                command = [str(c) for c in (program, "compare", endpoint, plugin, n_ops, rounds, runs)]
+                env = os.environ | {"TILEBEAM_NPU": executor, "TILEBEAM_THREADS": "1"}
+                lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
+            times: dict[str, list[Times]] = {"rpc": [], "tilebeam": []}
+            for line in lines.splitlines():
+                name, _, values = line.partition(" ")
+                times[name].append(np.array(values.split(), np.int64))
+            name = f"graph of {n_ops} op{'s' * (n_ops > 1)} / ggml-rpc, {executor}"
+            rows.append(_row(name, times["tilebeam"], times["rpc"]))
+            rows.append(_row(name, times["tilebeam"], times["rpc"], 99))
+    return rows
+
+
+# ---- idle
+
+
+def _cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process so far, in nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
+
+
+def idle_rows(seconds: float) -> list[dict[str, Any]]:
+    """CPU time of this program and its NPU with a model that is loaded, has just decoded, and is idle."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = synth.write_model(Path(folder) / "tiny.gguf", synth.preset("tiny"))
+        for executor in EXECUTORS:
+            with tilebeam.load(path, n_ctx=256, executor=executor) as lm:
+                lm.generate("hello", tilebeam.SamplingParams(max_tokens=8, seed=1))
+                pids = {os.getpid(), int(control().status()["npu_pid"])}
+                time.sleep(IDLE_AFTER_S)
+                before = sum(_cpu_ns(pid) for pid in pids)
+                time.sleep(seconds)
+                share = (sum(_cpu_ns(pid) for pid in pids) - before) / (seconds * 1e9)
+            ratio = round(MOST_IDLE / max(share, 1e-6), 3)
+            rows.append(
+                {
+                    "name": f"idle model / 1 % of a core, {executor}",
+                    "baseline": MOST_IDLE,
+                    "value": round(share, 6),
+                    "unit": "cores",
+                    "ratio": ratio,
+                    "ratio_min": ratio,
+                    "ratio_max": ratio,
+                    "share_of_limit": round(share / MOST_IDLE, 3),
+                }
+            )
     return rows
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--no-rpc", action="store_true", help="leave ggml's RPC backend out: nothing is compiled")
     args = parser.parse_args()
-    rounds, hot, cold, idle_s = (3, 5000, 20, 1.0) if args.quick else (10, 20000, 100, 3.0)
-    rows = measure(rounds, hot, cold, idle_s)
+    rounds, hot, cold, runs, idle_s = (3, 5000, 20, 500, 1.0) if args.quick else (10, 20000, 100, 3000, 3.0)
+    with ExitStack() as stack:
+        if args.json:  # whatever a library prints must not get between
+            stack.enter_context(_stdout_is_stderr())
+        rows = noop_rows(rounds, hot, cold)
+        if not args.no_rpc:
+            rows += rpc_rows(rounds, runs)
+        rows += idle_rows(idle_s)
     if args.json:
-        json.dump(
-            {"cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "rows": rows}, sys.stdout, indent=1
-        )
-        print()
+        emit("polling", {"idle_cores": MOST_IDLE}, rows)
         return 0
-    table = Table(title="No-op round trip (one NPU thread)")
-    for column in ("", "hot p50", "hot p99", "faster than socket", "cold p50", "cold p99", "idle CPU"):
-        table.add_column(column, justify="right")
-    for r in rows:
-        low, high = r["spread"]
-        table.add_row(
-            r["way"],
-            f"{r['p50_us']:.2f} us",
-            f"{r['p99_us']:.2f} us",
-            f"{r['faster_than_socket']:.1f}x ({low:.1f} to {high:.1f})",
-            "" if r["cold_p50_us"] is None else f"{r['cold_p50_us']:.0f} us",
-            "" if r["cold_p99_us"] is None else f"{r['cold_p99_us']:.0f} us",
-            "" if r["idle_cpu_share"] is None else f"{100 * r['idle_cpu_share']:.2f} %",
-        )
-    console = Console()
-    console.print(table)
-    if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
-        console.print("This machine is busy with other work: where spinning did not help, figures are of sleeping.")
+    for row in rows:
+        show(row)
+    busy = os.getloadavg()[0]
+    if busy > len(os.sched_getaffinity(0)):
+        print("This machine is busy with other work: where spinning did not help, figures are of sleeping.")
     return 0
+
+
+@contextmanager
+def _stdout_is_stderr() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 if __name__ == "__main__":
