@@ -92,6 +92,24 @@ COMMANDS = {
         "--n-depth",
         "-d",
     ],
+    "perplexity": [
+        "--model",
+        "--file",
+        "--kl-base",
+        "--kl-divergence-base",
+        "--save-all-logits",
+        "--device",
+        "--numerics",
+        "--softmax",
+        "--ctx-size",
+        "--batch-size",
+        "--ubatch-size",
+        "--threads",
+        "--cache-type-k",
+        "--cache-type-v",
+        "--chunks",
+        "--json",
+    ],
 }
 GENERATING = ("generate", "best-of-n", "vote")
 

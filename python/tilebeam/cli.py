@@ -337,6 +337,9 @@ def perplexity(
             "--save-all-logits, which brings its own text.",
         ),
     ] = None,
+    kl_divergence: Annotated[
+        bool, typer.Option("--kl-divergence", help="llama-perplexity's flag; --kl-base is enough.")
+    ] = False,
     base_device: Annotated[
         Device | None,
         typer.Option("--kl-base-device", help="Where a GGUF base runs; default: cpu, unless it is repacked."),
@@ -383,6 +386,8 @@ def perplexity(
     """
     from tilebeam import perplexity_cli
 
+    if kl_divergence and kl_base is None:
+        raise typer.BadParameter("--kl-divergence needs --kl-base: what to compare with")
     perplexity_cli.run(
         perplexity_cli.Request(
             model=model,
