@@ -477,7 +477,7 @@ def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
         (["-dev", "cpu", "--numerics", "fp16"], "options of the NPU"),
         (["-c", "4096"], "windows of 4096 need at least 8192"),
         (["--kl-base", "missing.gguf"], "missing.gguf"),
-        (["--chunks", "0"], "chunks must be positive"),
+        (["--chunks", "0"], "--chunks must be positive"),
     ],
 )
 def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Path, text: Path) -> None:

@@ -53,6 +53,8 @@ def run(r: Request) -> None:
     """Measure and print."""
     if r.device == "cpu" and (r.numerics or r.softmax):
         raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
+    if r.chunks == 0:
+        raise TilebeamError("--chunks must be positive, or -1 for all windows.")
     from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
     if r.file is None and not from_file:
         raise TilebeamError("Which text? Give a file with -f.")
