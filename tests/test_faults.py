@@ -27,6 +27,7 @@ from npu_kit import FFI, LIB, OK, REQUEST, STATUS, Outcome, Session, SharedArray
 
 N = 1 << 20
 DEADLINE_MS = 400
+SANITIZER = os.environ.get("ASAN_OPTIONS", "") + ":handle_sigbus=0"
 SLACK_S = 20.0  # machines that build and test at the same time; a hang would be forever
 
 
@@ -189,6 +190,72 @@ def test_truncated_model_file(process: bool, threads: int) -> None:
             assert s.compute(lost, 1).status == OK
             assert np.all(out.floats == 10)
         out.close()
+
+
+SIGBUS_SCRIPT = """
+import ctypes, faulthandler, mmap, os, signal, sys, tempfile
+import numpy as np
+from npu_kit import Session, SharedArray, Vec, scale
+early, late, action = sys.argv[1:]
+if early == "1":
+    faulthandler.enable()
+f, foreign = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+for file in (f, foreign):
+    file.write(bytes(1 << 20))
+    file.flush()
+out = SharedArray(1 << 18)
+mapped = mmap.mmap(foreign.fileno(), 1 << 20, prot=mmap.PROT_READ)
+with Session(False, n_threads=2) as s:
+    target = s.map(out)
+    weights = s.map_fd(f.fileno(), 1 << 20, writable=False)[1]
+    if late == "1":
+        faulthandler.enable()
+    ops = [scale(Vec(0, 1 << 18, buffer=target), Vec(0, 1 << 18, buffer=weights), 2.0)]
+    for file in (f, foreign):
+        file.truncate(0)
+    assert s.compute(ops).name == "TB_E_BUFFER"
+    print("survived", flush=True)
+    if action == "fault":
+        mapped[5000]
+    elif action == "raise":
+        os.kill(os.getpid(), signal.SIGBUS)
+"""
+
+
+@pytest.mark.parametrize("early", ["0", "1"])
+@pytest.mark.parametrize("late", ["0", "1"])
+@pytest.mark.parametrize("action", ["fault", "raise", "nothing"])
+def test_only_the_own_sigbus_is_survived(early: str, late: str, action: str) -> None:
+    """Whoever else handles SIGBUS, and whenever that began: missing pages of a mapped model give an error, any other
+    SIGBUS ends the program as it would have."""
+    run = subprocess.run(
+        [sys.executable, "-c", SIGBUS_SCRIPT, early, late, action],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "ASAN_OPTIONS": SANITIZER},
+        timeout=120,
+        check=False,
+    )
+    assert run.stdout == "survived\n", run.stderr
+    assert run.returncode == (0 if action == "nothing" else -signal.SIGBUS)
+    assert ("Bus error" in run.stderr) == (action != "nothing" and "1" in (early, late))
+
+
+def test_a_program_that_ignores_its_children(memory: SharedArray) -> None:
+    """With SIGCHLD ignored the system collects exit codes itself: the end of the NPU is noticed all the same."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with Session(True, n_threads=1) as s:
+            s.map(memory)
+            assert s.compute(long_graph()[:1]).status == OK
+        with Session(True, n_threads=1) as s:
+            s.map(memory)
+            os.kill(s.pid, signal.SIGKILL)
+            r = s.compute(long_graph()[:1])
+            assert (r.name, "has ended" in r.why) == ("TB_E_DEAD", True)
+            check_stays_dead(s, r)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_unlinked_model_file() -> None:

@@ -32,6 +32,7 @@ using node = guarded_range::node;
 std::atomic<node *> ranges{nullptr};
 std::atomic<bool> any_hit{false};
 std::atomic<uintptr_t> page_bytes{0};
+std::atomic<int> in_use{0}; // ranges
 std::atomic<int> passing_on{0}; // thread that hands a signal to the handler before ours
 std::atomic<bool> passed_on{false};
 struct sigaction previous; // written under `changes`, before ours is in front
@@ -144,6 +145,7 @@ guarded_range::guarded_range(const void * base, size_t size, int protection, rep
         ranges.store(n, std::memory_order_release);
     }
     self = n;
+    in_use.fetch_add(1);
     put_in_front();
 }
 
@@ -153,6 +155,7 @@ guarded_range::~guarded_range() {
     self->begin.store(0, std::memory_order_release);
     self->end.store(0, std::memory_order_release);
     self->version.fetch_add(1, std::memory_order_acq_rel);
+    in_use.fetch_sub(1);
 }
 
 bool guarded_range::hit() const { return self->hit.load(std::memory_order_seq_cst); }
@@ -160,6 +163,9 @@ bool guarded_range::hit() const { return self->hit.load(std::memory_order_seq_cs
 bool any_range_hit() { return any_hit.load(std::memory_order_seq_cst); }
 
 void keep_bus_handler() {
+    if (in_use.load() == 0) {
+        return;
+    }
     std::lock_guard<std::mutex> hold(changes());
     put_in_front();
 }

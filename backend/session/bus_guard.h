@@ -31,7 +31,8 @@ class guarded_range {
 // Has any range of this process ever been hit? Cheap, for the common case.
 bool any_range_hit();
 
-// Put the handler back in front if somebody installed another one since. A range's constructor does it too.
+// Put the handler back in front if there are ranges and somebody installed another one since (Python's faulthandler
+// does). A range's constructor does it too.
 void keep_bus_handler();
 
 // Could the file behind fd lose pages? Not a memory file that is sealed against shrinking.

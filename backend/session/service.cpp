@@ -295,6 +295,7 @@ answer service::unmap_buffer() {
 
 answer service::run_graph(npu::graph & g) {
     executor->set_progress(&channel->npu_progress, seq_in_work << 16);
+    keep_bus_handler();
     const npu::outcome o = executor->run(g);
     if (trace) {
         trace.add_ops(seq_in_work, g, *executor);
