@@ -37,6 +37,8 @@ class Op(IntEnum):
     LAYOUT = 10
     POLYNOMIAL = 11
     GATHER = 12
+    NAMES = 13
+    FP16 = 14
 
 
 PORTABLE, HVX = 0, 1

@@ -41,6 +41,8 @@ enum op : uint32_t {
     op_layout,
     op_polynomial,
     op_gather,
+    op_names,
+    op_fp16,
 };
 enum set : uint32_t { set_portable, set_hvx };
 
@@ -214,6 +216,47 @@ size_t hmx_product(const uint32_t (&p)[5]) {
     return 2048;
 }
 
+// The kernel set that dispatch.cpp picks, and its names. Not on the host, where that is another.
+size_t names() {
+    char * out = reinterpret_cast<char *>(output);
+#if defined(__hexagon__)
+    const kernel_table & t = *find_kernels("");
+    const char * all[] = {t.isa,
+                          t.gemm.int8[gemm_q4].name,
+                          t.gemm.int8[gemm_q8].name,
+                          t.gemm.int8[gemm_iq4nl].name,
+                          t.gemm.int8[gemm_prepared].name,
+                          t.gemm.fp16.name,
+                          t.attention.name};
+    for (const char * name : all) {
+        const size_t n = std::strlen(name);
+        std::memcpy(out, name, n);
+        out[n] = ' ';
+        out += n + 1;
+    }
+#endif
+    return static_cast<size_t>(out - reinterpret_cast<char *>(output));
+}
+
+// p: type, rows, k_tiles. in: panel, float x[rows][32 * k_tiles]. out: float [rows][32].
+size_t fp16(const kernel_table & t, const uint32_t (&p)[5]) {
+    const gemm_fp16 & unit = t.gemm.fp16;
+    const int rows = static_cast<int>(p[1]);
+    const int64_t tiles = p[2];
+    const size_t tile_bytes = p[0] == TB_Q8_0_COL || p[0] == TB_Q8_0_TILE ? 1088 : 576;
+    uint16_t * panel = reinterpret_cast<uint16_t *>(work);
+    uint16_t * group = panel + tiles * hmx::tile_halves;
+    unit.dequantize(p[0], input, tiles, panel);
+    const float * x = reinterpret_cast<const float *>(input + static_cast<size_t>(tiles) * tile_bytes);
+    float * at[32];
+    for (int m = 0; m < rows; m++) {
+        unit.activations(x + m * tiles * 32, tiles, group, m);
+        at[m] = reinterpret_cast<float *>(output) + 32 * m;
+    }
+    unit.run({panel, group, tiles, rows, at});
+    return static_cast<size_t>(rows) * 128;
+}
+
 // Filled here, not by dispatch.cpp: on the host that knows nothing of emulated HVX.
 const kernel_table & kernels_of(uint32_t set) {
     static const struct tables {
@@ -261,6 +304,10 @@ size_t answer(const request & r) {
         return polynomial(r);
     case op_gather:
         return gather(r);
+    case op_names:
+        return names();
+    case op_fp16:
+        return fp16(*t, r.p);
     default:
         return 0;
     }
