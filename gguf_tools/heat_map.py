@@ -131,6 +131,7 @@ def figure(errors: Mapping[str, float], title: str) -> Any:
     try:
         from matplotlib.colors import LogNorm
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FormatStrFormatter
     except ImportError:
         raise GGUFError("a heat map needs matplotlib: pip install 'tilebeam[plot]'") from None
     if not errors:
@@ -160,7 +161,9 @@ def figure(errors: Mapping[str, float], title: str) -> Any:
             if np.isfinite(value):
                 colour = "black" if value == 0 or value > middle else "white"
                 axes.text(c, r, f"{value:.3g}", ha="center", va="center", fontsize=7, color=colour)
-    fig.colorbar(image, label="relative RMS error, %")
+    bar = fig.colorbar(image, label="relative RMS error, %")
+    for part in (bar.ax.yaxis.set_major_formatter, bar.ax.yaxis.set_minor_formatter):
+        part(FormatStrFormatter("%.3g"))
     return fig
 
 
