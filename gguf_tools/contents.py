@@ -31,6 +31,7 @@ K_DATA = PREFIX + "data_sha256"
 K_TENSORS = PREFIX + "tensors.sha256"
 K_META = PREFIX + "meta_sha256"
 K_VERSION = PREFIX + "gguf_version"  # the header's, which no digest covers; absent in files of Tilebeam 0.1
+K_PLAIN = PREFIX + "tensors.plain"  # absent: 0 for all
 K_ADDED = PREFIX + "tensors.added"  # absent: none
 K_SCALES = PREFIX + "scales"  # absent: "nearest"
 SCALES = ("nearest", "search", "imatrix")
@@ -39,13 +40,17 @@ MIN_ALIGNMENT = 128
 
 @dataclass(frozen=True)
 class TiledTensor:
-    """A tensor stored as tiles: ``ne`` as ggml counts, ``offset`` absolute in the file, bytes."""
+    """A tensor stored as tiles: ``ne`` as ggml counts, ``offset`` absolute in the file, bytes.
+
+    ``plain``: its digest is that of the plain blocks it unpacks to, the source's own; else that of the tiles.
+    """
 
     name: str
     type: Type
     ne: tuple[int, ...]
     offset: int
     nbytes: int
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,9 @@ class Manifest:
 
     Digests are SHA-256, hexadecimal. ``source_sha256`` covers the source's metadata, tensor headers and data
     (:func:`content_digest`); ``data_sha256`` the digests in ``tensor_sha256``, which has one for each tensor of the
-    file; ``meta_sha256`` all metadata and tensor headers. ``lossless``: unpacking gives the source's very bytes.
-    ``added``: tensors that the source does not have (an output matrix of its own for a model with tied embeddings).
+    file: of the plain blocks that a tensor packed bit for bit stands for (so that one digest proves both files), of the
+    stored bytes of any other; ``meta_sha256`` all metadata and tensor headers. ``lossless``: unpacking gives the source's
+    very bytes. ``added``: tensors that the source does not have (an output matrix of its own for a model with tied embeddings).
     ``scales``: how quantized tensors got theirs: "nearest" (round to nearest), "search", or "imatrix" (a search for
     the smallest error weighted by an importance matrix).
     """
@@ -119,6 +125,9 @@ def read_manifest(f: GGUFFile) -> Manifest:
     if K_VERSION in f.kv and f.number(K_VERSION) != f.version:
         raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
+    plain = _array(f, K_PLAIN, int) if K_PLAIN in f.kv else [0] * len(names)
+    if len(plain) != len(names) or not {*plain} <= {0, 1}:
+        raise GGUFError(f"{f.path}: its list of tiled tensors is damaged")
     added = _array(f, K_ADDED, str) if K_ADDED in f.kv else []
     scales = f.text(K_SCALES) if K_SCALES in f.kv else SCALES[0]
     if scales not in SCALES or len(added) != len(set(added)) or not f.tensors.keys() > set(added):
@@ -142,7 +151,7 @@ def read_manifest(f: GGUFFile) -> Manifest:
         data_sha256=digests[K_DATA],
         meta_sha256=digests[K_META],
         tensor_sha256=dict(zip(f.tensors, sums, strict=True)),
-        tensors=tuple(_tiled(f, name, number) for name, number in zip(names, types, strict=True)),
+        tensors=tuple(_tiled(f, *entry) for entry in zip(names, types, plain, strict=True)),
         added=tuple(added),
         scales=scales,
     )
@@ -157,18 +166,20 @@ def _array(f: GGUFFile, key: str, kind: type) -> list[Any]:
     return value
 
 
-def _tiled(f: GGUFFile, name: str, number: int) -> TiledTensor:
+def _tiled(f: GGUFFile, name: str, number: int, plain: int) -> TiledTensor:
     t = f.tensors.get(name)
     if t is None:
         raise GGUFError(f"{f.path}: the tiled tensor {name!r} is not in the file")
     try:
         type = Type(number)
-        plain = GGML_TYPE[ggml_ext.source_type(type)]
+        ggml = GGML_TYPE[ggml_ext.source_type(type)]
     except (ValueError, KeyError):
         raise GGUFError(f"{f.path}: tensor {name!r} has the unknown tiled type {number}") from None
-    if plain != t.type or len(t.ne) not in (2, 3) or t.ne[0] % TILE or t.ne[1] % TILE:
+    if ggml != t.type or len(t.ne) not in (2, 3) or t.ne[0] % TILE or t.ne[1] % TILE:
         raise GGUFError(f"{f.path}: tensor {name!r} ({t.type.name} {list(t.ne)}) cannot hold {type.label} tiles")
-    return TiledTensor(name, type, t.ne, t.offset, t.nbytes)
+    if plain and type != ggml_ext.column_type(ggml_ext.source_type(type)):
+        raise GGUFError(f"{f.path}: tensor {name!r} is {type.label}, which does not unpack to a digest")
+    return TiledTensor(name, type, t.ne, t.offset, t.nbytes, bool(plain))
 
 
 def content_digest(kv: Iterable[bytes], tensors: Iterable[TensorInfo], digests: Iterable[bytes]) -> str:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 import ggml_ext
-from ggml_ext import LAYOUT_VERSION, Type
+from ggml_ext import LAYOUT_VERSION
 
 from . import contents as m
 from . import gguf_write as w
@@ -82,7 +82,9 @@ class Maker:
     def job(self) -> Job:
         t = self.target
         copied = t.tiled is None and t.type == t.source.type
-        return Job(t.source, None if copied else self._make, floats=not t.exact)
+        if copied:
+            return Job(t.source)
+        return Job(t.source, self._make, floats=not t.exact, one_digest="read" if t.exact else None)
 
     def _make(self, p: Piece) -> Bytes:
         t = self.target
@@ -247,6 +249,7 @@ class _Writer:
             w.kv_bool(m.K_LOSSLESS, self.lossless),
             w.kv_texts(m.K_NAMES, [t.name for t in tiled]),
             w.kv_u32s(m.K_TYPES, [int(t.tiled) for t in tiled if t.tiled is not None]),
+            w.kv_u32s(m.K_PLAIN, [int(t.exact) for t in tiled]),
             w.kv_text(m.K_SCALES, scales),
             w.kv_u32(m.K_VERSION, f.version),
         ]
@@ -305,18 +308,24 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
     return records
 
 
-def unpack_jobs(f: GGUFFile, manifest: m.Manifest) -> list[Job]:
-    """What each tensor of a repacked file becomes when it is unpacked."""
-    tiled = {t.name: t.type for t in manifest.tensors}
+def unpack_jobs(f: GGUFFile, manifest: m.Manifest, *, all_tensors: bool = True) -> list[Job]:
+    """What each tensor of a repacked file becomes when it is unpacked.
 
-    def unpack(type: Type, p: Piece) -> Bytes:
-        return unpack_rows(type, p.data, p.k, p.rows, p.out)
+    Without ``all_tensors`` only those are unpacked whose digest is that of their plain blocks.
+    """
+    tiled = {t.name: t for t in manifest.tensors}
 
     def job(t: TensorInfo) -> Job:
-        type = tiled.get(t.name)
-        if type is None:
+        entry = tiled.get(t.name)
+        if entry is None or not (all_tensors or entry.plain):
             return Job(t)
-        return Job(t, partial(unpack, type), floats=type != ggml_ext.column_type(ggml_ext.source_type(type)))
+        type = entry.type
+        exact = type == ggml_ext.column_type(ggml_ext.source_type(type))
+
+        def unpack(p: Piece) -> Bytes:
+            return unpack_rows(type, p.data, p.k, p.rows, p.out)
+
+        return Job(t, unpack, floats=not exact, one_digest="made" if entry.plain else None)
 
     return [job(t) for t in f.tensors.values()]
 

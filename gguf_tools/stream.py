@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import numpy as np
 
@@ -57,11 +57,19 @@ Make = Callable[[Piece], Bytes]
 
 @dataclass(frozen=True)
 class Job:
-    """One tensor and what becomes of it; ``make`` None copies. ``floats``: ``make`` needs the values as floats."""
+    """One tensor and what becomes of it.
+
+    Attributes:
+        make: None copies.
+        floats: ``make`` needs the values as floats.
+        one_digest: ``make`` gives the same bytes in another order, so that one digest does for both sides, of the bytes
+            as "read" or as "made". Hashing costs more than everything else.
+    """
 
     source: TensorInfo
     make: Make | None = None
     floats: bool = False
+    one_digest: Literal["read", "made"] | None = None
 
 
 def default_threads() -> int:
@@ -144,7 +152,7 @@ def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[in
 
 @dataclass(frozen=True)
 class Digests:
-    """SHA-256 of each tensor's bytes, in order: as read and as made."""
+    """SHA-256 of each tensor's bytes, in order: as read and as made; equal for jobs with one digest."""
 
     source: list[bytes]
     output: list[bytes]
@@ -167,13 +175,13 @@ def run(
     """
     total, done = sum(j.source.nbytes for j in jobs), 0
     reads = [hashlib.sha256() for _ in jobs]
-    makes = [reads[i] if j.make is None else hashlib.sha256() for i, j in enumerate(jobs)]
+    makes = [reads[i] if j.make is None or j.one_digest else hashlib.sha256() for i, j in enumerate(jobs)]
     made = [0] * len(jobs)
     if progress:
         progress(0, total)
     with ThreadPoolExecutor(2, "sha256") as hashing:
         for i, data, out in pieces(file, jobs, threads or default_threads()):
-            hashed = [hashing.submit(reads[i].update, data.data)]
+            hashed = [hashing.submit(reads[i].update, (out if jobs[i].one_digest == "made" else data).data)]
             if makes[i] is not reads[i]:
                 hashed.append(hashing.submit(makes[i].update, out.data))
             consume(i, made[i], out)

@@ -72,7 +72,7 @@ def verify(
         manifest = m.read_manifest(f)
         _check_padding(f)
         unpacks = deep and manifest.lossless and against is None
-        jobs = unpack_jobs(f, manifest) if unpacks else [Job(t) for t in f.tensors.values()]
+        jobs = unpack_jobs(f, manifest, all_tensors=unpacks)
         digests = run(f, jobs, _nothing, threads=threads, progress=progress)
         check_digests(f, manifest, digests.source)
         if unpacks and source_digest(f, manifest, digests.output) != manifest.source_sha256:

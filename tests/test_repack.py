@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from typer.testing import CliRunner
 
 import gguf_tools
 from ggml_ext import Type, dequantize, pack, unpack
-from gguf_tools import GGUFError, cli, conversion, gguf_write, repack, stream
+from gguf_tools import GGUFError, cli, contents, conversion, gguf_write, repack, stream
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -277,6 +279,37 @@ def test_small_alignment_is_refused(packed: Path) -> None:
     replace_u32(packed, "general.alignment", 64)
     with pytest.raises(GGUFError):
         gguf_tools.manifest(packed)
+
+
+def test_a_file_of_tilebeam_0_1(model: Path, packed: Path, tmp_path: Path) -> None:
+    """It has digests of stored bytes only and lacks the newer keys; it verifies, unpacks, and damage is found."""
+    newer = (contents.K_PLAIN, contents.K_SCALES, contents.K_VERSION)
+    with gguf_tools.GGUFFile(packed) as f:
+        sums = [hashlib.sha256(f.read(t.offset, t.nbytes)) for t in f.tensors.values()]
+        changed = {
+            contents.K_TENSORS: gguf_write.kv_texts(contents.K_TENSORS, [s.hexdigest() for s in sums]),
+            contents.K_DATA: gguf_write.kv_text(contents.K_DATA, contents.data_digest(s.digest() for s in sums)),
+        }
+        kv = [changed.get(k, x.raw) for k, x in f.kv.items() if k not in (*newer, contents.K_META)]
+        names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+        blank = gguf_write.kv_text(contents.K_META, "0" * 64)
+        _, offsets, size = gguf_write.header(f.version, [*kv, blank], names, f.alignment)
+        infos = [replace(t, offset=o) for t, o in zip(f.tensors.values(), offsets, strict=True)]
+        kv.append(gguf_write.kv_text(contents.K_META, contents.meta_digest(kv, infos)))
+        data = bytearray(gguf_write.header(f.version, kv, names, f.alignment)[0].ljust(size, b"\0"))
+        for t, offset in zip(f.tensors.values(), offsets, strict=True):
+            data[offset : offset + t.nbytes] = f.read(t.offset, t.nbytes).tobytes()
+    old = tmp_path / "old.gguf"
+    old.write_bytes(data)
+    assert gguf_tools.verify(old).unpacks
+    assert gguf_tools.verify(old, deep=False).n_tiled == 4
+    assert gguf_tools.verify(old, against=model).exact == 11
+    gguf_tools.unpack(old, tmp_path / "back.gguf")
+    assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    data[gguf_tools.manifest(old).tensors[1].offset] ^= 4
+    old.write_bytes(data)
+    with pytest.raises(GGUFError, match=r"'blk.0.attn_k.weight' are not those that were written"):
+        gguf_tools.verify(old, deep=False)
 
 
 # ---- inputs that are refused
