@@ -58,12 +58,13 @@ class Manifest:
     """What a repacked file holds.
 
     Digests are SHA-256, hexadecimal. ``source_sha256`` covers the source's metadata, tensor headers and data
-    (:func:`content_digest`); ``data_sha256`` the digests in ``tensor_sha256``, which has one for each tensor of the
-    file: of the plain blocks that a tensor packed bit for bit stands for (so that one digest proves both files), of the
-    stored bytes of any other; ``meta_sha256`` all metadata and tensor headers. ``lossless``: unpacking gives the source's
-    very bytes. ``added``: tensors that the source does not have (an output matrix of its own for a model with tied embeddings).
-    ``scales``: how quantized tensors got theirs: "nearest" (round to nearest), "search", or "imatrix" (a search for
-    the smallest error weighted by an importance matrix).
+    (:func:`content_digest`). ``tensor_sha256`` has one for each tensor of the file: of the plain blocks that a tensor
+    packed bit for bit stands for, so that one digest proves both files, and of the stored bytes of any other.
+    ``data_sha256`` covers those, ``meta_sha256`` all metadata and tensor headers.
+
+    ``lossless``: unpacking gives the source's very bytes. ``added``: tensors that the source does not have (an output
+    matrix of its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest" (round
+    to nearest), "search", or "imatrix" (a search for the smallest error weighted by an importance matrix).
     """
 
     path: Path
