@@ -82,13 +82,13 @@ COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, float32 exp", 
 COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
 COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
 TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
-TILE_FP16 = Variant("Q4_0 tile, fp16", "q4_0-tile", numerics="fp16")
-COLUMN_SEARCH = Variant("Q4_0 column --search, fp16", "q4_0-column-search", numerics="fp16")
-TILE_SEARCH = Variant("Q4_0 tile --search, fp16", "q4_0-tile-search", numerics="fp16")
-PAPER = Variant("paper preset (tile), fp16", "paper-tile", numerics="fp16")
-PAPER_COLUMN = Variant("paper preset, column groups, fp16", "paper-column", numerics="fp16")
-Q8 = Variant("Q8_0 column, fp16", "q8_0-column", numerics="fp16")
-NL = Variant("IQ4_NL column, fp16", "iq4_nl-column", numerics="fp16")
+TILE_FP16 = replace(TILE, name="Q4_0 tile, fp16", numerics="fp16")
+COLUMN_SEARCH = Variant("Q4_0 column --search, int8", "q4_0-column-search")
+TILE_SEARCH = Variant("Q4_0 tile --search, int8", "q4_0-tile-search")
+PAPER = Variant("paper preset (tile), int8", "paper-tile")
+PAPER_COLUMN = Variant("paper preset, column groups, int8", "paper-column")
+Q8 = Variant("Q8_0 column, int8", "q8_0-column")
+NL = Variant("IQ4_NL column, int8", "iq4_nl-column")
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ GROUPS = (
     Group(
         "Against the unquantized source, other types and devices",
         SOURCE,
-        (STOCK, COLUMN, COLUMN_EXACT, TILE, COLUMN_FP16, PAPER, PAPER_COLUMN, NL, Q8),
-        most=16,
+        (STOCK, COLUMN, COLUMN_EXACT, COLUMN_KV8, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
+        most=32,
     ),
     Group(
         "Against the unquantized source",
         SOURCE,
-        (COLUMN, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8, TILE_FP16, COLUMN_SEARCH, TILE_SEARCH),
+        (COLUMN, TILE, COLUMN_SEARCH, TILE_SEARCH, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
     ),
 )
 
@@ -138,19 +138,19 @@ class Pair:
 
 
 PAIRS = (
-    Pair("tile against common groups (the paper's table 4)", TILE_FP16, COLUMN_FP16),
-    Pair("the same with 8-bit activations", TILE, COLUMN),
+    Pair("tile against common groups (the paper's table 4)", TILE, COLUMN),
+    Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
     Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
     Pair("table against float32 exponentials (the paper's table 5)", COLUMN_FP16, COLUMN_FP16_EXACT),
     Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
-    Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN_FP16),
-    Pair("searched against nearest scales, tile", TILE_SEARCH, TILE_FP16),
-    Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN_FP16),
-    Pair("8-bit against FP16 activations", COLUMN, COLUMN_FP16),
+    Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
+    Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
+    Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),
+    Pair("8-bit activations against FP16 operands", COLUMN, COLUMN_FP16),
     Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
     Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
     Pair("the same with 8-bit activations", COLUMN_KV8, COLUMN),
-    Pair("IQ4_NL against Q4_0, column", NL, COLUMN_FP16),
+    Pair("IQ4_NL against Q4_0, column", NL, COLUMN),
 )
 
 

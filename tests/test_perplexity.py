@@ -506,7 +506,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec.loader.exec_module(module)
     groups = (
         module.Group("small", module.STOCK, (module.COLUMN, module.COLUMN_FP16), most=1),
-        module.Group("large", module.SOURCE, (module.COLUMN_FP16, module.TILE_FP16, module.COLUMN_FP16_EXACT)),
+        module.Group("large", module.SOURCE, (module.COLUMN, module.TILE, module.COLUMN_FP16_EXACT)),
     )
     monkeypatch.setattr(module, "GROUPS", groups)
     monkeypatch.setattr(module, "BLOCK", 1)
@@ -551,7 +551,7 @@ def test_the_bench_goes_on_where_it_was_killed(
     assert [row["figures"]["n"] for row in small["rows"]] == [31, 31]
     assert [row["figures"]["n"] for row in large["rows"]] == [93, 93, 93]
     by_name = {row["variant"]: row["figures"] for row in large["rows"]}
-    column, tile = by_name[bench.COLUMN_FP16.name], by_name[bench.TILE_FP16.name]
+    column, tile = by_name[bench.COLUMN.name], by_name[bench.TILE.name]
     for figure in (column, tile):
         assert 0 < figure["kld"]["value"] < 1
     questions = {row["question"]: row for row in result["pairs"]}
@@ -560,7 +560,7 @@ def test_the_bench_goes_on_where_it_was_killed(
         tile["log_ratio"]["value"] - column["log_ratio"]["value"], abs=1e-9
     )
     assert pair["log_ratio"]["stderr"] < tile["ppl"]["stderr"]
-    assert "Q4_0 tile, fp16" in (out / "accuracy.md").read_text()
+    assert "Q4_0 tile, int8" in (out / "accuracy.md").read_text()
     assert (out / "accuracy.png").stat().st_size > 1000
     calls.clear()
     bench.main()
