@@ -25,9 +25,9 @@ PRESETS = ("lossless", "paper")
 OUTPUT_WEIGHT = ("auto", "split", "runtime")
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
-# Tied models of these architectures are not loaded with an output matrix of their own: llama-model.cpp and models/ of
-# ggml 0.25.3 make it from the embeddings and have no place for another.
-ALWAYS_TIED = ("command-r", "exaone-moe", "gemma", "gemma2", "openelm", "plm")
+# Architectures that know no output matrix: llama.cpp (src/models, ggml 0.25.3) always makes it from the embeddings and
+# refuses a file with a tensor too many.
+ALWAYS_TIED = ("cohere2", "command-r", "gemma", "gemma2", "gemma4-assistant", "openelm", "plm", "pockettts")
 
 
 @dataclass(frozen=True)

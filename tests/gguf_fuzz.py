@@ -47,9 +47,8 @@ def check(data: bytes, folder: Path) -> str:
     assert info["size"] == len(data)
     if info["repacked"] is not None:
         return _repacked(path, back)
-    with gguf_tools.GGUFFile(path) as f:
-        with contextlib.suppress(GGUFError):
-            gguf_tools.check_model(f, f.architecture)
+    with gguf_tools.GGUFFile(path) as f, contextlib.suppress(GGUFError):
+        gguf_tools.check_model(f, f.architecture)
     try:
         report = gguf_tools.pack(path, packed, threads=1)
     except GGUFError:

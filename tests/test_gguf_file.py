@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf_kit import only_files, write_gguf
@@ -11,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gguf_tools
-from gguf_tools import GGUFError, gguf_write
+from gguf_tools import GGUFError, gguf_file, gguf_write
 
 
 def raw_gguf(version: int = 3, kv: bytes = b"", n_kv: int = 0, tensors: bytes = b"", n_tensors: int = 0) -> bytes:
@@ -71,6 +75,74 @@ def test_damaged_headers(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(GGUFError, match=why):
         gguf_tools.GGUFFile(tmp_path / "x.gguf")
+
+
+def string_array(key: str, n: int) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IIQ", 9, 8, n)
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (raw_gguf(kv=string_array("k", 2**36), n_kv=1), "claims 68719476736 strings"),
+        (raw_gguf(kv=string_array("k", 2**30), n_kv=1), "a header of more than 64 MiB"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**30), n_kv=1), "more than 64 MiB"),
+        (raw_gguf(kv=struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 2**30), n_kv=1), "more than 64 MiB"),
+        (raw_gguf(n_kv=2**24), "at most 65536 of each"),
+        (raw_gguf(kv=ARCH, n_kv=1, n_tensors=2**24), "at most 65536 of each"),
+        (raw_gguf(kv=ARCH, n_kv=1, tensors=struct.pack("<Q", 2**40), n_tensors=1), "at most 63"),
+    ],
+)
+def test_claims_that_a_huge_file_could_keep_are_bounded(tmp_path: Path, head: bytes, why: str) -> None:
+    """A sparse file of 16 GiB: refused within seconds and a small part of its size."""
+    path = tmp_path / "x.gguf"
+    with path.open("wb") as f:
+        f.write(head)
+        f.truncate(1 << 34)
+    code = (
+        "import resource, sys, gguf_tools\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    gguf_tools.GGUFFile(sys.argv[1])\n"
+        "except gguf_tools.GGUFError as e:\n    print(e)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True, timeout=120
+    )
+    said, grown = done.stdout.splitlines()
+    assert why in said
+    assert int(grown) < 160 << 10  # KiB
+
+
+def test_a_header_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error, where a mapping would end the process with SIGBUS."""
+    path = write_gguf(tmp_path / "m.gguf")
+    monkeypatch.setattr(gguf_file, "READ_AHEAD", 64)
+    real = gguf_tools.GGUFFile.read
+
+    def read(self: gguf_tools.GGUFFile, offset: int, n: int) -> Any:
+        if offset > 200:
+            os.truncate(path, 150)
+        return real(self, offset, n)
+
+    monkeypatch.setattr(gguf_tools.GGUFFile, "read", read)
+    with pytest.raises(GGUFError, match="became shorter"):
+        gguf_tools.GGUFFile(path)
+
+
+@pytest.mark.parametrize("name", ["", "lla\udc91a", "two words", "x" * 65, "a/b"])
+def test_architectures_that_are_no_names(tmp_path: Path, name: str) -> None:
+    raw = name.encode("utf-8", "surrogateescape")
+    kv = gguf_write.kv_text("general.architecture", "")[:-8] + struct.pack("<Q", len(raw)) + raw
+    (tmp_path / "x.gguf").write_bytes(raw_gguf(kv=kv, n_kv=1, tensors=one_tensor(), n_tensors=1) + bytes(512))
+    for call in (gguf_tools.is_repacked, gguf_tools.inspect):
+        with pytest.raises(GGUFError, match="which is no name"):
+            call(tmp_path / "x.gguf")
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match="not a regular file"):
+        gguf_tools.GGUFFile(tmp_path)
 
 
 @settings(max_examples=150, deadline=None)

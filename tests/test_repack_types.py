@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import gguf_tools
 from ggml_ext import Type, column_type, dequantize, quantize, source_type
 from gguf_tools import GGUFError, Policy, Rule, bounds, cli, ggml_values, weights
+from gguf_tools.imatrix import Sums, save_imatrix
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -501,6 +502,10 @@ def test_command_line(tmp_path: Path) -> None:
     assert (checked["exact"], len(checked["errors"])) == (2, 4)
     text = run("verify", packed, "--against", model).stdout
     assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
+    sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
+    save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
+    assert run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    assert gguf_tools.manifest(packed).scales == "imatrix"
     assert run("pack", model, packed, "--type", "q4_0", "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
 
