@@ -164,7 +164,8 @@ struct executor::impl {
         graph::impl * g;
         run_state state;
     };
-    static void work(void * arg, int thread);
+    // Two functions, so that without stamps nothing of them is left in the loop.
+    template <bool stamped> static void work(void * arg, int thread);
 };
 
 executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
@@ -304,7 +305,7 @@ outcome executor::impl::prepare(graph::impl & g) {
     return out;
 }
 
-void executor::impl::work(void * arg, int thread) {
+template <bool stamped> void executor::impl::work(void * arg, int thread) {
     job & j = *static_cast<job *>(arg);
     const impl & self = *j.self;
     const int n_threads = self.pool->size();
@@ -315,7 +316,8 @@ void executor::impl::work(void * arg, int thread) {
     ctx.pool = &j.state;
     ctx.thread = thread;
     uint32_t ended = self.progress_base;
-    stamp * const stamps = self.stamping ? j.self->stamps.data() + static_cast<size_t>(thread) * steps.size() : nullptr;
+    [[maybe_unused]] stamp * const stamps =
+        stamped ? j.self->stamps.data() + static_cast<size_t>(thread) * steps.size() : nullptr;
     for (size_t i = 0; i < steps.size(); ++i) {
         const step & s = steps[i];
         // A failure at an earlier op of a row of solo ops, where thread 0 met nobody yet.
@@ -329,11 +331,11 @@ void executor::impl::work(void * arg, int thread) {
             if (s.solo) {
                 j.state.solo_chunks = 0;
             }
-            if (stamps) {
+            if constexpr (stamped) {
                 stamps[i].begin = now_ns();
             }
             run_guarded(*s.entry, ctx);
-            if (stamps) {
+            if constexpr (stamped) {
                 stamps[i].end = now_ns();
             }
             if (thread == 0 && self.progress) {
@@ -366,7 +368,7 @@ outcome executor::run(graph & g) {
     job.state.pool = self->pool.get();
     job.state.ops = g.self->ops.data();
     self->pool->reset_chunks();
-    self->pool->run(impl::work, &job);
+    self->pool->run(self->stamping ? impl::work<true> : impl::work<false>, &job);
     std::fesetenv(&caller);
     if (job.state.failed.load(std::memory_order_acquire) != run_state::no_failure) {
         out.status = job.state.status;
