@@ -327,6 +327,8 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     except OSError as e:
         at = f"{e.filename}: " if e.filename else ""
         typer.echo(f"{program}: {at}{e.strerror or e}", err=True)
+    except MemoryError:
+        typer.echo("gguf-repack: out of memory", err=True)
     except KeyboardInterrupt:
         typer.echo(f"{program}: interrupted", err=True)
         return 130

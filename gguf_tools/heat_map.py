@@ -24,7 +24,7 @@ from .split import Source, open_gguf
 from .stream import Progress, default_threads, in_order
 from .weights import has_values, is_weight, to_float
 
-ELEMENTS = 1 << 20  # compared at a time, about
+ELEMENTS = 1 << 18  # compared at a time, about
 WHOLE = "model"  # the row of tensors that belong to no layer
 LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?")
 # Order of the columns: as a layer computes.

@@ -24,6 +24,7 @@ from .weights import refuse
 COPY_BYTES = 1 << 21
 PACK_ELEMENTS = 1 << 21
 FLOAT_ELEMENTS = 1 << 18
+MEMORY = 160 << 20  # bytes for all pieces together; very wide matrices get fewer threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -101,6 +102,12 @@ def _step(job: Job) -> int:
     return min(max(1, elements // (t.k * TILE)) * TILE * t.row_bytes, t.nbytes)
 
 
+def _footprint(job: Job) -> int:
+    """Bytes that a piece takes: itself, what is made of it, and its values as floats, twice and in between."""
+    values = _step(job) // job.source.row_bytes * job.source.k * 16 if job.floats else 0
+    return 2 * _step(job) + values
+
+
 class _Buffers:
     """Arrays that are used again and again: fresh ones cost a page fault for every 4 KiB, a fifth of all time."""
 
@@ -143,6 +150,7 @@ def pieces(file: Source, jobs: Sequence[Job], threads: int) -> Iterator[tuple[in
             raise refuse(t, e) from e
         return i, data, made, (room, result)
 
+    threads = max(1, min(threads, MEMORY // max(map(_footprint, jobs), default=1) - 2))
     with ThreadPoolExecutor(threads, "gguf") as pool:
         items = ((i, at) for i, job in enumerate(jobs) for at in range(0, job.source.nbytes, steps[i]))
         for i, data, made, used in in_order(pool, work, items, threads + 1):

@@ -29,6 +29,8 @@ TB_TYPE = {
 BLOCK = 32  # elements of a block of each quantized type in TB_TYPE
 GGML_TYPE = {t: q for q, t in TB_TYPE.items()}
 FLOAT_TYPES = (Q.F32, Q.F16, Q.BF16)
+# Elements of a row; the widest real matrices have about 50,000. 32 rows are held at a time, so this bounds memory.
+MAX_ROW = 1 << 18
 INTEGER_TYPES = (Q.I8, Q.I16, Q.I32, Q.I64, Q.F64)
 
 # Read by row on the CPU (GET_ROWS), never multiplied in place: parts of names.
@@ -72,6 +74,7 @@ def fits_tiles(t: TensorInfo) -> bool:
     """May this tensor be stored as tiles: a matrix (or a stack) that MUL_MAT reads, K and N multiples of 32?"""
     return (
         len(t.ne) in (2, 3)
+        and t.k <= MAX_ROW
         and t.ne[0] % TILE == 0
         and t.ne[1] % TILE == 0
         and not is_looked_up(t.name)
@@ -81,7 +84,7 @@ def fits_tiles(t: TensorInfo) -> bool:
 
 def is_weight(t: TensorInfo) -> bool:
     """Is it a matrix that a quantizer would quantize? Embeddings are."""
-    if t.type in INTEGER_TYPES or len(t.ne) < 2:
+    if t.type in INTEGER_TYPES or len(t.ne) < 2 or t.k > MAX_ROW:
         return False
     if t.type not in FLOAT_TYPES:
         return True

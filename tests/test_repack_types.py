@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import gguf_tools
 from ggml_ext import Type, column_type, dequantize, quantize, source_type
-from gguf_tools import GGUFError, Policy, Rule, bounds, cli, ggml_values, weights
+from gguf_tools import GGUFError, Policy, Rule, bounds, cli, ggml_values, gguf_write, weights
 from gguf_tools.imatrix import Sums, save_imatrix
 
 Q = gguf.GGMLQuantizationType
@@ -545,3 +545,17 @@ def test_heat_map_of_the_errors(tmp_path: Path) -> None:
     assert made
     for name, error in made.items():
         assert errors[name] == pytest.approx(error, rel=1e-4)
+
+
+def test_a_matrix_too_wide_for_memory_is_left_as_it_is(tmp_path: Path) -> None:
+    """Rows of more than 2**18 elements are no weights: 32 of them would be held at a time."""
+    path, wide = tmp_path / "m.gguf", (1 << 19, 32)
+    tensors = [("blk.0.ffn_up.weight", Q.Q8_0, wide), ("blk.0.attn_q.weight", Q.Q8_0, (1 << 18, 32))]
+    kv = [gguf_write.kv_text("general.architecture", "llama")]
+    head, _, size = gguf_write.header(3, kv, tensors, 32)
+    with path.open("wb") as f:
+        f.write(head)
+        f.truncate(size)
+    report = gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", threads=16)
+    assert [t.type for t in report.tensors] == ["q8_0", "q4_0_col"]
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=path, threads=16).exact == 1
