@@ -84,7 +84,7 @@ struct backend {
         if (!g) return false;
         for (const auto & health : g->buffers) {
             if (health->bad) {
-                why = "a device buffer is not valid: " + state::get().last_error();
+                why = "a device buffer is not valid: " + health->reason;
                 return false;
             }
         }

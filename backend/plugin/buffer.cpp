@@ -178,7 +178,14 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
 }
 
 void buffer_health::spoil(const std::string & why) {
-    if (!bad.exchange(true)) state::get().count.bad_buffers++;
+    {
+        std::lock_guard<std::mutex> hold(registry_lock());
+        if (!bad) {
+            reason = why;
+            bad = true;
+            state::get().count.bad_buffers++;
+        }
+    }
     state::get().fail(why);
 }
 

@@ -37,6 +37,7 @@ namespace tb::plugin {
 // report: graphs on this buffer then fail.
 struct buffer_health {
     std::atomic<bool> bad{false};
+    std::string reason;               // once it is bad
     std::unique_ptr<file_watch> file; // of a mapped buffer
 
     void spoil(const std::string & why);

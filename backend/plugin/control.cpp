@@ -104,6 +104,7 @@ int status(tilebeam_status * out) try {
     out->ops = st.count.ops;
     out->lowered = st.count.lowered;
     out->failures = st.count.failures;
+    out->errors = st.count.errors;
     out->compute_ns = st.count.compute_ns;
     set_text(out->last_error, st.last_error());
     set_text(out->build_id, tb::session::build_id_text);

@@ -92,6 +92,7 @@ typedef struct tilebeam_status {
     uint64_t failures;   // graphs that failed
     uint64_t compute_ns; // time spent waiting for the NPU
     char last_error[512];
+    uint64_t errors;   // failures of any kind so far: whether last_error is news
     char build_id[40]; // digest of the sources, in hexadecimal digits: the NPU process must have the same
 } tilebeam_status;
 
@@ -156,7 +157,8 @@ typedef void (*tilebeam_trace_stop_t)(void);
 // records that there was no room for. *damaged: what the NPU side stamped and cannot be true.
 typedef uint64_t (*tilebeam_trace_take_t)(void * records, uint64_t most, uint64_t * lost, uint64_t * damaged);
 
-// The last failure as a sentence, "" if there was none. Valid until this thread's next call of it.
+// The last failure as a sentence, this thread's own if it met one, "" if there was none. Valid until this thread's next
+// call of it.
 typedef const char * (*tilebeam_last_error_t)(void);
 
 // The one function that the library itself exports, for when ggml_backend_load refused it: dlopen the plugin after

@@ -299,7 +299,15 @@ int state::n_threads(int device) {
     return s.running.expired() ? 0 : s.threads;
 }
 
+// The failure that a thread met last. Another thread's model may fail at the same time of something else.
+static std::string & own_error() {
+    static thread_local std::string text;
+    return text;
+}
+
 void state::fail(const std::string & why) {
+    own_error() = why;
+    count.errors++;
     {
         std::lock_guard<std::mutex> hold(error_lock);
         if (error == why) return;
@@ -309,6 +317,7 @@ void state::fail(const std::string & why) {
 }
 
 std::string state::last_error() {
+    if (!own_error().empty()) return own_error();
     std::lock_guard<std::mutex> hold(error_lock);
     return error;
 }

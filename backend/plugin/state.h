@@ -27,7 +27,7 @@ using session_ptr = std::shared_ptr<tb::session::session>;
 
 struct counters {
     std::atomic<uint64_t> buffers{0}, buffer_bytes{0}, mapped_bytes{0}, bad_buffers{0}, tiled_tensors{0};
-    std::atomic<uint64_t> sessions{0}, graphs{0}, ops{0}, lowered{0}, failures{0}, compute_ns{0};
+    std::atomic<uint64_t> sessions{0}, graphs{0}, ops{0}, lowered{0}, failures{0}, errors{0}, compute_ns{0};
 };
 
 class state {

@@ -519,13 +519,14 @@ class _Loader:
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""
+        errors = self._control.status()["errors"] if self._control else 0
         with self._llama.log_router().capture() as log:
             result = step()
         if self._verbose:
             sys.stderr.write("".join(text for _, text in log))
         if result is None:
             reasons = [self._llama.errors_in(log)]
-            if self._control is not None:
+            if self._control is not None and self._control.status()["errors"] > errors:
                 reasons.append(self._control.last_error())
             detail = "; ".join(r for r in reasons if r) or "no reason was given"
             raise TilebeamError(f"llama.cpp could not {what} {self._file.path}: {detail}")
