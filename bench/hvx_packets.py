@@ -47,7 +47,7 @@ VRMPY_LIMIT = 1 / 256  # packets per weight and row
 # Instructions of which a packet takes one each (checked with the assembler: two of a kind in a packet are an error).
 UNITS = {
     "shift": r"vlut16|vlsr|vunpack|vshuff|\.hf = v\d+\.qf16|\.qf16 = v(?:add|sub)",
-    "permute": r"vlut16|vror|vunpack|vshuff|valign|vmemu",
+    "permute": r"vlut16|vdelta|vror|vunpack|vshuff|valign|vmemu",
     "multiply": r"\.qf16 = vmpy|vsplat",
     "store": r"vmemu?\([^)]*\) = |vscatter",
 }
@@ -148,7 +148,7 @@ DEQUANTIZATION = {
     "q4_0 column": (r"\d+dequantize_q4_columnE", "vlut16"),
     "iq4_nl column": (r"\d+dequantize_iq4nl_columnE", "vlut16"),
     "q8_0 column": (r"\d+dequantize_q8_columnE", "vzxt"),
-    "q8_0 tile": (r"\d+dequantize_q8_tileE", "vlut16"),
+    "q8_0 tile": (r"\d+dequantize_q8_tileE", "vdelta"),
 }
 EXPONENTS = {
     "exp2, polynomial in float": (r"\d+exp2_fp32_polynomialE", "vmpy"),

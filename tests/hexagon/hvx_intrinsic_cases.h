@@ -55,6 +55,7 @@ inline constexpr function functions[] = {
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuw_vunpack_Vuh(o.u); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuw_vzxt_Vuh(o.u); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuh_vunpack_Vub(o.u); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_V_vdelta_VV(o.u, o.v)); },
     [](const operands & o) -> HVX_VectorPair { return one(Q6_V_vror_VR(o.u, o.r)); },
     [](const operands & o) -> HVX_VectorPair { return one(shown(Q6_Q_vsetq_R(o.r))); },
     [](const operands & o) -> HVX_VectorPair { return one(shown(Q6_Q_and_QQ(o.words(), o.halves()))); },

@@ -118,6 +118,16 @@ inline HVX_Vector Q6_Vh_vsplat_R(int32_t r) {
     return hvx_emulated::make<int16_t>([=](int) { return r; });
 }
 inline HVX_Vector Q6_V_vmux_QVV(HVX_VectorPred q, HVX_Vector u, HVX_Vector v) { return (q & u) | (~q & v); }
+inline HVX_Vector Q6_V_vdelta_VV(HVX_Vector u, HVX_Vector v) {
+    hvx_emulated::lanes<uint8_t> now(u);
+    const hvx_emulated::lanes<uint8_t> control(v);
+    for (int distance = 64; distance > 0; distance /= 2) {
+        const hvx_emulated::lanes<uint8_t> before(now);
+        for (int i = 0; i < 128; i++)
+            now.at[i] = before.at[(control.at[i] & distance) != 0 ? i ^ distance : i];
+    }
+    return now;
+}
 inline HVX_Vector Q6_V_vror_VR(HVX_Vector u, int32_t r) {
     const hvx_emulated::lanes<uint8_t> a(u);
     return hvx_emulated::make<uint8_t>([&](int i) { return a.at[(i + r) & 127]; });

@@ -36,24 +36,63 @@ HVX_Vector constant(const table & t) { return load_aligned(t.at); }
 // The tile's 32 scales, in the upper half of a vector that starts inside its quants: nothing past a tile is read.
 HVX_Vector scales_of(const uint8_t * tile, uint32_t quants) { return load(tile + quants - scale_bytes); }
 
-// `column`: s[n] at 2n and 2n + 1, for every row pair of a tile.
-HVX_Vector twice(HVX_Vector s) { return Q6_V_hi_W(Q6_W_vshuff_VVR(s, s, -2)); }
+struct alignas(128) byte_table {
+    uint8_t at[128];
+};
 
-// `tile`: s[g] in word g, as a table for vlut16.
-HVX_Vector scale_table(HVX_Vector s) { return Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(s)); }
-
-// Indices that spread scales 4i .. 4i + 3 over two row pairs: 32 halves each, even bytes then odd bytes.
-constexpr table spread_indices(int i) {
-    table t{};
-    for (int word = 0; word < 32; word++) {
-        const uint32_t even = static_cast<uint32_t>(4 * i + word / 16), odd = even + 2;
-        t.at[word] = (odd << 8 | even) * 0x10001u;
+// Controls that make vdelta, seven stages of exchanges over distances 64 to 1, put byte source(i) at place i. Each
+// place of each stage has one bit: a set of moves is possible if no two need it to differ.
+template <class F> constexpr byte_table delta_controls(F source) {
+    byte_table t{};
+    for (int i = 0; i < 128; i++) {
+        int place = i;
+        for (int distance = 1; distance < 128; distance *= 2) { // backwards, from the result to the source
+            if (((place ^ source(i)) & distance) != 0) {
+                t.at[place] = static_cast<uint8_t>(t.at[place] | distance);
+                place ^= distance;
+            }
+        }
     }
     return t;
 }
 
-constexpr table spread[8] = {spread_indices(0), spread_indices(1), spread_indices(2), spread_indices(3),
-                             spread_indices(4), spread_indices(5), spread_indices(6), spread_indices(7)};
+template <class F> constexpr bool routes(const byte_table & t, F source) {
+    byte_table now{};
+    for (int i = 0; i < 128; i++)
+        now.at[i] = static_cast<uint8_t>(i);
+    for (int distance = 64; distance > 0; distance /= 2) {
+        byte_table next{};
+        for (int i = 0; i < 128; i++)
+            next.at[i] = now.at[(t.at[i] & distance) != 0 ? i ^ distance : i];
+        now = next;
+    }
+    for (int i = 0; i < 128; i++) {
+        if (now.at[i] != source(i)) return false;
+    }
+    return true;
+}
+
+// Where the scale of each byte of a row pair lies, in the vector of scales_of. vdelta has the permute unit to itself,
+// while look-ups and conversions wait for the shift unit.
+constexpr int column_source(int i) { return 64 + 2 * (i / 4) + (i & 1); } // s[n] at 2n and 2n + 1
+constexpr byte_table column_route = delta_controls(column_source);
+static_assert(routes(column_route, column_source), "one vdelta is enough");
+
+template <int pair> constexpr int group_source(int i) { return 64 + 2 * (2 * pair + i / 64) + (i & 1); }
+template <int pair> constexpr byte_table group_route() {
+    constexpr byte_table t = delta_controls(group_source<pair>);
+    static_assert(routes(t, group_source<pair>), "one vdelta is enough");
+    return t;
+}
+
+constexpr byte_table group_routes[16] = {group_route<0>(),  group_route<1>(),  group_route<2>(),  group_route<3>(),
+                                         group_route<4>(),  group_route<5>(),  group_route<6>(),  group_route<7>(),
+                                         group_route<8>(),  group_route<9>(),  group_route<10>(), group_route<11>(),
+                                         group_route<12>(), group_route<13>(), group_route<14>(), group_route<15>()};
+
+// `column`: for every row pair. `tile`: for this one.
+scales column_scales(HVX_Vector s) { return scales(Q6_V_vdelta_VV(s, load_aligned(column_route.at))); }
+scales group_scales(HVX_Vector s, int pair) { return scales(Q6_V_vdelta_VV(s, load_aligned(group_routes[pair].at))); }
 
 // `words16`: 0 for the table in words 0..15, 1 for the one in words 16..31.
 HVX_VectorPair look_up(HVX_Vector indices, HVX_Vector values, int words16 = 0) {
@@ -115,7 +154,7 @@ __attribute__((always_inline)) inline void column_4bit(const uint8_t * panel, ui
                                                        const table & t) {
     const HVX_Vector values = constant(t);
     each_4bit(panel, tiles, out, [&](const tile_4bit & tile, uint16_t * __restrict to) {
-        const scales s(twice(tile.scales));
+        const scales s = column_scales(tile.scales);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++, to += 256) {
             const HVX_VectorPair low = look_up(tile.chunk[c], values);
@@ -127,6 +166,9 @@ __attribute__((always_inline)) inline void column_4bit(const uint8_t * panel, ui
 }
 
 #if !TILEBEAM_HVX_FLOAT
+
+// s[g] in word g, as a table for vlut16.
+HVX_Vector scale_table(HVX_Vector s) { return Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(s)); }
 
 // Table j of four in one vector, as vlut16 picks it: words 0..15 or 16..31 (j & 1), even or odd halves (j >> 1).
 // Indices that build it for scales 8c .. 8c + 3 (even bytes) and 8c + 4 .. 8c + 7 (odd bytes).
@@ -165,17 +207,19 @@ __attribute__((always_inline)) inline void group_4bit(const uint8_t * panel, uin
                                                       const table & t) {
     const HVX_Vector values = constant(t);
     each_4bit(panel, tiles, out, [&](const tile_4bit & tile, uint16_t * __restrict to) {
+#if !TILEBEAM_HVX_FLOAT
         const HVX_Vector all = scale_table(tile.scales);
+#endif
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++, to += 256) {
             const HVX_Vector upper = Q6_Vuh_vlsr_VuhR(tile.chunk[c], 4);
 #if TILEBEAM_HVX_FLOAT
             const HVX_VectorPair low = look_up(tile.chunk[c], values), high = look_up(upper, values);
-            const HVX_VectorPair s0 = look_up(constant(spread[2 * c]), all, c / 2);
-            const HVX_VectorPair s1 = look_up(constant(spread[2 * c + 1]), all, c / 2);
-            store_pair(to, scales(Q6_V_lo_W(s0)).times(Q6_V_lo_W(low)), scales(Q6_V_hi_W(s0)).times(Q6_V_hi_W(low)));
-            store_pair(to + 128, scales(Q6_V_lo_W(s1)).times(Q6_V_lo_W(high)),
-                       scales(Q6_V_hi_W(s1)).times(Q6_V_hi_W(high)));
+            const HVX_Vector & d = tile.scales;
+            store_pair(to, group_scales(d, 4 * c).times(Q6_V_lo_W(low)),
+                       group_scales(d, 4 * c + 1).times(Q6_V_hi_W(low)));
+            store_pair(to + 128, group_scales(d, 4 * c + 2).times(Q6_V_lo_W(high)),
+                       group_scales(d, 4 * c + 3).times(Q6_V_hi_W(high)));
 #else
             const HVX_VectorPair s = look_up(constant(quadruple[c]), all, c / 2);
             const HVX_VectorPair low = look_up_in_four(tile.chunk[c], scales(Q6_V_lo_W(s)).times(values));
@@ -199,7 +243,7 @@ void dequantize_iq4nl_column(const uint8_t * panel, uint32_t tiles, uint16_t * _
 
 void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const scales s(twice(scales_of(panel, 1024)));
+        const scales s = column_scales(scales_of(panel, 1024));
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));
@@ -218,12 +262,11 @@ void dequantize_iq4nl_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __r
 
 void dequantize_q8_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
     for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const HVX_Vector all = scale_table(scales_of(panel, 1024));
+        const HVX_Vector d = scales_of(panel, 1024);
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));
-            const HVX_VectorPair s = look_up(constant(spread[c]), all, c / 4);
-            store_pair(out + 128 * c, w.first(scales(Q6_V_lo_W(s))), w.second(scales(Q6_V_hi_W(s))));
+            store_pair(out + 128 * c, w.first(group_scales(d, 2 * c)), w.second(group_scales(d, 2 * c + 1)));
         }
     }
 }

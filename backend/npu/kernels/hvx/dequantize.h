@@ -4,8 +4,9 @@
 // next, so a chunk of 128 bytes comes out as four row pairs (two from the low nibbles, two from the high ones), each in
 // HMX order, without a shuffle. Bytes are widened the same way.
 //
-// Scaling. `column`: one vector of scales, each twice, serves all 16 row pairs of a tile. `tile`: a row pair has two
-// scales, and one vlut16 with constant indices spreads four scales over two vectors (the paper, section 5.2.2).
+// Scaling. `column`: one vector of scales, each twice, serves all 16 row pairs of a tile. `tile`: each row pair has its
+// own vector of two scales. vdelta with constant controls makes them: the paper spreads scales by another vlut16
+// (section 5.2.2), which here would wait for the same unit as the look-ups and conversions.
 // With HVX floating point (v68 and later) a value is looked up as FP16 and multiplied in qf16. Without it, values are
 // multiplied in integers, and `tile` with 4 bits multiplies its tables instead, before the look-up.
 #ifndef TILEBEAM_NPU_KERNELS_HVX_DEQUANTIZE_H
