@@ -110,6 +110,26 @@ COMMANDS = {
         "--chunks",
         "--json",
     ],
+    "trace": [
+        "--model",
+        "-m",
+        "--out",
+        "-o",
+        "--prompt",
+        "-p",
+        "--file",
+        "--n-prompt",
+        "--n-predict",
+        "-n",
+        "--n-samples",
+        "-N",
+        "--threads",
+        "-t",
+        "--ctx-size",
+        "--parallel",
+        "--executor",
+        "--json",
+    ],
 }
 GENERATING = ("generate", "best-of-n", "vote")
 

@@ -72,18 +72,10 @@ struct session::impl {
 
     std::mutex lock; // one request at a time; guards what follows
     uint32_t seq = 0;
-    // Where the NPU side stamps what it does, while tracing is on.
-    struct trace_ring {
-        std::unique_ptr<shared_memory> memory;
-        uint32_t buffer = 0;
-        ring_reader reader;
-        trace_ring(std::unique_ptr<shared_memory> m, uint32_t id)
-            : memory(std::move(m)), buffer(id), reader(memory->data()) {}
-    };
     const uint32_t number = ++sessions; // in traces
-    std::unique_ptr<trace_ring> traced;
-    bool ring_refused = false; // not asked for again before tracing ends
-    int64_t doorbell_ns = 0;   // of the last request, and when its reply was seen
+    std::unique_ptr<traced_npu> traced; // while tracing is on
+    bool ring_refused = false;          // not asked for again before tracing ends
+    int64_t doorbell_ns = 0;            // of the last request, and when its reply was seen
     int64_t replied_ns = 0;
 
     std::vector<uint8_t> message; // the payload, before it goes where the other side could change it
@@ -119,7 +111,6 @@ struct session::impl {
     result map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id);
     result unmap(uint32_t id);
     void follow_tracing(bool on);
-    void record_graph(uint32_t kind, const tb_op * ops, uint32_t n_ops, int64_t began);
     result request(uint32_t kind, const void * payload, size_t size, tb_reply * reply);
     bool peer_ended(std::string & how) { return npu->ended(how); }
     result describe(const tb_reply & r, const tb_op * ops, uint32_t n_ops);
@@ -464,27 +455,13 @@ void session::impl::follow_tracing(bool on) {
         const tb_map m{buffer, 0, 0, 0};
         tb_reply reply;
         if (request(TB_REQ_TRACE, &m, sizeof m, &reply).ok()) {
-            traced = std::make_unique<trace_ring>(std::move(memory), buffer);
+            traced = std::make_unique<traced_npu>(std::move(memory), buffer, number);
             return;
         }
         unmap(buffer);
     }
     ring_refused = true; // no address space left for it: the graphs go on, their NPU side is missing in the trace
     trace::get().note_losses(1, 0);
-}
-
-void session::impl::record_graph(uint32_t kind, const tb_op * ops, uint32_t n_ops, int64_t began) {
-    const int64_t now = now_ns();
-    trace & t = trace::get();
-    t.span(TB_SPAN_SEND, began, doorbell_ns, number, seq, kind, n_ops);
-    t.span(TB_SPAN_WAIT, doorbell_ns, replied_ns, number, seq, kind, n_ops);
-    t.span(TB_SPAN_RECEIVE, replied_ns, now, number, seq, kind, n_ops);
-    std::vector<tb_trace_record> records;
-    traced->reader.take(number, seq, ops, n_ops, doorbell_ns, replied_ns, records);
-    t.add(records);
-    t.note_losses(traced->reader.lost, traced->reader.damaged);
-    traced->reader.lost = 0;
-    traced->reader.damaged = 0;
 }
 
 result session::map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id) {
@@ -555,7 +532,7 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
     r = self->exchange(kind, kept ? &kept->expected_ns : nullptr, &reply);
     if (r.ok()) {
         if (self->traced) {
-            self->record_graph(kind, ops, n_ops, began);
+            self->traced->record(self->seq, kind, ops, n_ops, {began, self->doorbell_ns, self->replied_ns});
         }
         r = self->describe(reply, ops, n_ops);
     }

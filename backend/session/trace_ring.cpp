@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "cache.h"
+#include "trace.h"
+#include "wait.h"
 
 namespace tb::session {
 
@@ -145,6 +147,23 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
         out.push_back(r);
     }
     seen = written;
+}
+
+traced_npu::traced_npu(std::unique_ptr<shared_memory> ring, uint32_t buffer_id, uint32_t session_number)
+    : memory(std::move(ring)), buffer(buffer_id), session(session_number), reader(memory->data()) {}
+
+void traced_npu::record(uint32_t seq, uint32_t kind, const tb_op * ops, uint32_t n_ops, const stamps & at) {
+    const int64_t now = now_ns();
+    trace & t = trace::get();
+    t.span(TB_SPAN_SEND, at.began, at.doorbell, session, seq, kind, n_ops);
+    t.span(TB_SPAN_WAIT, at.doorbell, at.replied, session, seq, kind, n_ops);
+    t.span(TB_SPAN_RECEIVE, at.replied, now, session, seq, kind, n_ops);
+    std::vector<tb_trace_record> records;
+    reader.take(session, seq, ops, n_ops, at.doorbell, at.replied, records);
+    t.add(records);
+    t.note_losses(reader.lost, reader.damaged);
+    reader.lost = 0;
+    reader.damaged = 0;
 }
 
 } // namespace tb::session

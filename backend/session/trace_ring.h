@@ -3,9 +3,11 @@
 #define TILEBEAM_SESSION_TRACE_RING_H
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "executor.h"
+#include "session.h"
 #include "tilebeam/trace.h"
 
 namespace tb::session {
@@ -56,6 +58,25 @@ class ring_reader {
     const tb_trace_ring * ring;
     const tb_trace_event * events;
     uint32_t seen = 0;
+};
+
+// A session's, while tracing is on: the ring that its NPU side was given.
+class traced_npu {
+  public:
+    traced_npu(std::unique_ptr<shared_memory> ring, uint32_t buffer_id, uint32_t session_number);
+
+    // A graph was sent and answered: spans of the calling thread, and what the ring tells of the NPU side.
+    struct stamps {
+        int64_t began, doorbell, replied;
+    };
+    void record(uint32_t seq, uint32_t kind, const tb_op * ops, uint32_t n_ops, const stamps & at);
+
+    const std::unique_ptr<shared_memory> memory;
+    const uint32_t buffer;
+
+  private:
+    const uint32_t session;
+    ring_reader reader;
 };
 
 // Rows that a matrix meets, tokens of attention: which kernel runs depends on it. 0 for other ops.

@@ -250,6 +250,11 @@ message fresh_message(generator & r) {
         put(&map, sizeof map);
         break;
     }
+    case TB_REQ_TRACE: {
+        const tb_map map{one_in(r, 4) ? TB_NO_BUFFER : below(r, 6), 0, 0, 0};
+        put(&map, sizeof map);
+        break;
+    }
     case TB_REQ_COMPUTE:
         return make_compute({catalogue()[below(r, catalogue().size())]}, below(r, 3), below(r, 3));
     case TB_REQ_PATCH:

@@ -9,7 +9,7 @@ namespace tb::fuzz {
 
 namespace {
 
-constexpr uint32_t work_file = 0, weight_file = 1, result_file = 3;
+constexpr uint32_t work_file = 0, weight_file = 1, small_file = 2, result_file = 3;
 
 int32_t bits(float x) {
     int32_t b;
@@ -334,10 +334,13 @@ std::vector<unit> good_seeds() {
         const uint8_t fill = op.code == TB_OP_SET_ROWS ? fill_zero : fill_small;
         all.push_back(unit_of(fill, {make_compute({op}, 0, 0)}));
     }
-    // A graph that is kept, sent again, patched, and outlives a change of threads.
-    all.push_back(unit_of(fill_small, {make_compute(some_of(ops), 2, 77), make_patch({}, 2, 77),
+    // A graph that is kept, sent again, patched, and outlives a change of threads; traced for a while, at last into the
+    // smallest buffer, which holds fewer events than the graph has ops.
+    const auto trace_to = [](uint32_t buffer) { return with(TB_REQ_TRACE, tb_map{buffer, 0, 0, 0}); };
+    all.push_back(unit_of(fill_small, {make_compute(some_of(ops), 2, 77), make_patch({}, 2, 77), trace_to(result_file),
                                        make_patch({{1, 0, ops[5]}}, 2, 77), with(TB_REQ_THREADS, tb_graph{0, 3, 0}),
-                                       make_patch({}, 2, 77), plain(TB_REQ_NOOP), plain(TB_REQ_STOP)}));
+                                       make_patch({}, 2, 77), trace_to(small_file), make_patch({}, 2, 77),
+                                       trace_to(TB_NO_BUFFER), plain(TB_REQ_NOOP), plain(TB_REQ_STOP)}));
     return all;
 }
 
