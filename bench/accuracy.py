@@ -528,7 +528,7 @@ def main() -> None:
     chunks = 4 if args.quick else args.chunks
     started = time.monotonic()
     for most in () if args.report else rounds(chunks or len(windows)):
-        for group in GROUPS:
+        for group in reversed(GROUPS):  # the one with the most to say first
             with ExitStack() as stack:
                 models = Models(folder, source, args.ctx_size, args.threads, stack)
                 run_group(group, windows, most, store, models, args.threads)
