@@ -74,7 +74,8 @@ class executor {
 
     // Stamp the times at which each worker begins and ends its part of each op, from the next run on.
     void set_stamps(bool on);
-    // Those of the last run, one per op in order; `begin` is 0 where this worker had no part. nullptr if there are none.
+    // Those of the last run, one per op in order; `begin` is 0 where this worker had no part. nullptr if there are
+    // none.
     const stamp * stamps(int worker) const;
 
     // The kernel that an op of this shape would run; nullptr if it has none of its own or is refused.

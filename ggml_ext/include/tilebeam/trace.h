@@ -71,8 +71,8 @@ typedef struct tb_trace_record {
 } tb_trace_record;
 
 // What an op has to do at least: bytes of all operands read once and of the result written once (of rows that are
-// picked or put, those rows; of attention, all cells, also those that the mask hides), and arithmetic operations of its products, multiply and add
-// counted apart (0 for other ops). For ops that pass tb_op_check_shape.
+// picked or put, those rows; of attention, all cells, also those that the mask hides), and arithmetic operations of its
+// products, multiply and add counted apart (0 for other ops). For ops that pass tb_op_check_shape.
 void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work);
 // cffi: end
 
