@@ -111,7 +111,8 @@ def test_claims_that_a_huge_file_could_keep_are_bounded(tmp_path: Path, head: by
     )
     said, grown = done.stdout.splitlines()
     assert why in said
-    assert int(grown) < 160 << 10  # KiB
+    if "TILEBEAM_SANITIZE" not in os.environ:  # AddressSanitizer keeps freed memory
+        assert int(grown) < 160 << 10  # KiB
 
 
 def test_a_header_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
