@@ -15,6 +15,8 @@ namespace tb::session {
 // Events that a ring holds. The CPU side empties it after every reply, so this bounds one graph: ops times workers.
 constexpr uint32_t ring_events = 1u << 17;
 constexpr uint64_t ring_bytes = sizeof(tb_trace_ring) + uint64_t{ring_events} * sizeof(tb_trace_event);
+static_assert(sizeof(tb_trace_event) == 32 && sizeof(tb_trace_ring) == 8 + TB_TRACE_KERNELS * TB_TRACE_KERNEL_BYTES,
+              "the same on both sides, whatever CPU each is compiled for");
 
 // The NPU side's. Keeps its own counter: what the CPU side scribbles into the ring is never read.
 class ring_writer {
