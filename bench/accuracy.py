@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import pydoc_data.topics
@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import tilebeam
 from tilebeam.lm import LM
@@ -442,12 +441,12 @@ def pair_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]], base: str, path: Path) -> None:
     """Divergence and perplexity of each variant of the last group, with two standard errors."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = [row["variant"] for row in rows][::-1]
     found = [row["figures"] for row in rows][::-1]
-    fig, (left, right) = pyplot.subplots(1, 2, figsize=(11, 0.34 * len(rows) + 1.6), sharey=True)
+    fig = Figure(figsize=(11, 0.34 * len(rows) + 1.6))
+    left, right = fig.subplots(1, 2, sharey=True)
     at = np.arange(len(names))
     left.barh(at, [f.kld.value for f in found], xerr=[2 * f.kld.error for f in found], color="#4878a8")
     left.set_xlabel(f"mean KL divergence from {base}, nats")
@@ -460,7 +459,6 @@ def plot(rows: Sequence[dict[str, Any]], base: str, path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
     fig.tight_layout()
     fig.savefig(path, dpi=120)
-    pyplot.close(fig)
 
 
 def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -517,6 +515,8 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     args = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("matplotlib is not installed: pip install 'tilebeam[plot]'")
     folder = args.out / "models"
     folder.mkdir(parents=True, exist_ok=True)
     source = args.model or default_source(folder)

@@ -495,6 +495,7 @@ def test_command_needs_a_text(exact: Path) -> None:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with two small groups."""
+    pytest.importorskip("matplotlib")
     place = Path(__file__).resolve().parent.parent / "bench" / "accuracy.py"
     if not place.exists():
         pytest.skip("bench/ is not here")
