@@ -1,10 +1,14 @@
 // Runs functions of the Hexagon runtime (C library, mathematics, what the compiler calls) on the numbers it reads, so
 // that tests/test_hexagon.py can compare them with the host's. Started as: runtime_cases FUNCTION, with the arguments
-// as raw little-endian numbers on standard input, one after the other, and the results on standard output.
+// as raw little-endian numbers on standard input, one after the other, and the results on standard output; or as
+// runtime_cases threads.
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
 
@@ -117,9 +121,68 @@ template <class T, size_t n> bool run(const function<T> (&table)[n], const char 
     return false;
 }
 
+// Thread-local objects that are zero, that are not, and that a constructor makes.
+thread_local int64_t total;
+thread_local uint32_t table[5] = {1, 2, 3, 4, 5};
+thread_local std::vector<int> made(3, 7);
+
+struct share {
+    int number;
+    int64_t result;
+};
+
+void * count(void * arg) {
+    auto * s = static_cast<share *>(arg);
+    errno = s->number;
+    for (int i = 0; i < 1000; ++i) {
+        total += s->number;
+        table[i % 5] += static_cast<uint32_t>(s->number);
+        made.push_back(s->number);
+    }
+    int64_t sum = total + errno;
+    for (const uint32_t x : table) {
+        sum += x;
+    }
+    for (const int x : made) {
+        sum += x;
+    }
+    s->result = sum;
+    return arg;
+}
+
+int run_threads() {
+    share shares[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 4; ++i) {
+        shares[i] = {10 * (i + 1), 0};
+        if (pthread_create(&threads[i], nullptr, count, &shares[i]) != 0) {
+            return 1;
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        void * result = nullptr;
+        // 3000 additions of the number, its errno, and what the objects start with
+        if (pthread_join(threads[i], &result) != 0 || result != &shares[i] ||
+            shares[i].result != 3001 * shares[i].number + 15 + 21) {
+            std::fprintf(stderr, "thread %d counted %d\n", i, static_cast<int>(shares[i].result));
+            return 1;
+        }
+    }
+    const bool failed = mmap(nullptr, 0xf0000000u, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED;
+    if (!failed || errno != ENOMEM || total != 0 || table[4] != 5 || made.size() != 3) {
+        std::fprintf(stderr, "errno %d, total %d\n", errno, static_cast<int>(total));
+        return 1;
+    }
+    std::printf("4 threads\n");
+    return 0;
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
+    if (argc == 2 && std::strcmp(argv[1], "threads") == 0) {
+        return run_threads();
+    }
     if (argc == 2 && (run(floats, argv[1]) || run(doubles, argv[1]) || run(words, argv[1]) || run(longs, argv[1]))) {
         return 0;
     }

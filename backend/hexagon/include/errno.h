@@ -22,6 +22,7 @@ int * tb_errno(void);
 #define EACCES 13
 #define EINVAL 22
 #define ERANGE 34
+#define EOVERFLOW 75
 #define ETIMEDOUT 110
 
 #endif

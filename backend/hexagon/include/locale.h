@@ -2,6 +2,4 @@
 #ifndef TB_HEXAGON_LOCALE_H
 #define TB_HEXAGON_LOCALE_H
 
-
-
 #endif

@@ -72,7 +72,6 @@ template void __sort<__less<unsigned long long> &, unsigned long long *>(unsigne
                                                                          __less<unsigned long long> &);
 template void __sort<__less<float> &, float *>(float *, float *, __less<float> &);
 
-
 namespace {
 template <class T> string decimal(T value) {
     char text[24];

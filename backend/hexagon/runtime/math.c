@@ -131,8 +131,7 @@ static const double roots[32] = {
 
 // e^r * 2^(n / 32), |r| below 0.011: seven terms of the series.
 static double exponential(double r, int n) {
-    const double p =
-        r * (1.0 + r * (1.0 / 2 + r * (1.0 / 6 + r * (1.0 / 24 + r * (1.0 / 120 + r * (1.0 / 720))))));
+    const double p = r * (1.0 + r * (1.0 / 2 + r * (1.0 / 6 + r * (1.0 / 24 + r * (1.0 / 120 + r * (1.0 / 720))))));
     const double root = roots[n & 31];
     return ldexp(root + root * p, (n - (n & 31)) / 32);
 }
@@ -324,7 +323,7 @@ static double reduce(double x, int * quadrant) {
     const uint64_t turn = high << 32 | (uint32_t)middle;
     int q = (int)(turn >> 62);
     int64_t part = (int64_t)(turn << 2 | (uint32_t)low >> 30); // of a quadrant, in 2^-64
-    if (part < 0) q++;                                        // nearer to the next: part is then what is missing
+    if (part < 0) q++;                                         // nearer to the next: part is then what is missing
     const double r = (double)part * 0x1p-64 * 1.57079632679489661923;
     *quadrant = (x < 0.0 ? -q : q) & 3;
     return x < 0.0 ? -r : r;
@@ -340,12 +339,10 @@ static double sine(double r) {
 
 static double cosine(double r) {
     const double t = r * r;
-    return 1.0 +
-           t * (-0.5 +
-                t * (1.0 / 24 +
-                     t * (-1.0 / 720 +
-                          t * (1.0 / 40320 +
-                               t * (-1.0 / 3628800 + t * (1.0 / 479001600.0 - t * (1.0 / 87178291200.0)))))));
+    return 1.0 + t * (-0.5 + t * (1.0 / 24 +
+                                  t * (-1.0 / 720 +
+                                       t * (1.0 / 40320 + t * (-1.0 / 3628800 +
+                                                               t * (1.0 / 479001600.0 - t * (1.0 / 87178291200.0)))))));
 }
 
 float sinf(float x) {
@@ -362,15 +359,16 @@ float cosf(float x) {
     return (float)(((q + 1) & 2) ? -y : y);
 }
 
-// --- the error function -----------------------------------------------------------------------------------------------
+// --- the error function
+// -----------------------------------------------------------------------------------------------
 
 // erfc(x) * exp(x^2) as a polynomial in (x - 3) / (x + 3), interpolated at Chebyshev points of 0 <= x <= 12; relative
 // error below 1e-10.
 double erfc(double x) {
-    static const double c[13] = {0.1790011511797817,      -0.3262335602283965,   0.24560380211380267,
-                                 -0.1501159278830531,     0.0716658266427194,    -0.024392617735386837,
-                                 0.004269215414228373,    0.0007084711745085962, -0.0005972259667444038,
-                                 4.302590550248202e-05,   6.376815975822397e-05, -9.476028551617603e-06,
+    static const double c[13] = {0.1790011511797817,    -0.3262335602283965,   0.24560380211380267,
+                                 -0.1501159278830531,   0.0716658266427194,    -0.024392617735386837,
+                                 0.004269215414228373,  0.0007084711745085962, -0.0005972259667444038,
+                                 4.302590550248202e-05, 6.376815975822397e-05, -9.476028551617603e-06,
                                  -6.622359299782153e-06};
     const double a = fabs(x);
     if (x != x) return x;

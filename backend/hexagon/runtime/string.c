@@ -1,8 +1,8 @@
 // Memory and strings. memcpy and memset move 8 bytes at a time where the addresses allow it.
-#include <stdint.h>
-#include <string.h>
-
 #include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 typedef uint64_t __attribute__((may_alias)) word;
 
@@ -121,6 +121,7 @@ char * strchr(const char * s, int c) {
 }
 
 char * strerror(int error) {
+    static _Thread_local char text[24];
     switch (error) {
     case EPERM:
         return "Operation not permitted";
@@ -130,7 +131,10 @@ char * strerror(int error) {
         return "Permission denied";
     case EINVAL:
         return "Invalid argument";
+    case EOVERFLOW:
+        return "the emulator maps only the first 4 GiB of a file";
     default:
-        return "error of the system";
+        snprintf(text, sizeof text, "error %d", error);
+        return text;
     }
 }

@@ -34,10 +34,7 @@ static inline long tb_syscall(long number, long a, long b, long c, long d, long 
     register long r4 __asm__("r4") = e;
     register long r5 __asm__("r5") = f;
     register long r6 __asm__("r6") = number;
-    __asm__ volatile("trap0(#1)"
-                     : "+r"(r0)
-                     : "r"(r1), "r"(r2), "r"(r3), "r"(r4), "r"(r5), "r"(r6)
-                     : "memory");
+    __asm__ volatile("trap0(#1)" : "+r"(r0) : "r"(r1), "r"(r2), "r"(r3), "r"(r4), "r"(r5), "r"(r6) : "memory");
     return r0;
 }
 

@@ -62,9 +62,7 @@ struct tb_thread {
 
 enum { stack_bytes = 1 << 20 };
 
-static void futex(const int32_t * word, int op, int32_t value) {
-    tb_syscall(NR_futex, (long)word, op, value, 0, 0, 0);
-}
+static void futex(const int32_t * word, int op, int32_t value) { tb_syscall(NR_futex, (long)word, op, value, 0, 0, 0); }
 
 __attribute__((used, noreturn)) static void thread_main(struct tb_thread * t) {
     tb_tls_enter(t->tls);
@@ -107,8 +105,14 @@ int pthread_create(pthread_t * thread, const pthread_attr_t * attr, void * (*sta
     t->size = size;
     t->tls = mapping + stack_bytes;
     enum { // CLONE_*
-        vm = 0x100, fs = 0x200, files = 0x400, sighand = 0x800, same_group = 0x10000, sysvsem = 0x40000,
-        parent_settid = 0x100000, child_cleartid = 0x200000,
+        vm = 0x100,
+        fs = 0x200,
+        files = 0x400,
+        sighand = 0x800,
+        same_group = 0x10000,
+        sysvsem = 0x40000,
+        parent_settid = 0x100000,
+        child_cleartid = 0x200000,
     };
     const long tid = clone_thread(vm | fs | files | sighand | same_group | sysvsem | parent_settid | child_cleartid,
                                   mapping + stack_bytes, t);

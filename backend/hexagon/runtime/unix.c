@@ -64,8 +64,17 @@ long sysconf(int name) {
 
 void * mmap(void * at, size_t size, int protection, int flags, int fd, off_t offset) {
     const size_t early = (size_t)(offset % guest_page);
-    if (offset < 0 || offset % host_page != 0 || size == 0 || size > SIZE_MAX - 2 * guest_page) {
-        errno = size > SIZE_MAX - 2 * guest_page ? ENOMEM : EINVAL;
+    if (offset < 0 || offset % host_page != 0 || size == 0) {
+        errno = EINVAL;
+        return MAP_FAILED;
+    }
+    // qemu-hexagon 7.2 counts offsets in bytes of 32 bits and would map another place of the file.
+    if (offset > (off_t)UINT32_MAX - (off_t)size) {
+        errno = EOVERFLOW;
+        return MAP_FAILED;
+    }
+    if (size > SIZE_MAX - 2 * guest_page) {
+        errno = ENOMEM;
         return MAP_FAILED;
     }
     const long r = tb_result(tb_syscall(NR_mmap2, (long)at, (long)(size + early), protection, flags, fd,
@@ -80,14 +89,11 @@ int munmap(void * at, size_t size) {
 
 int madvise(void * at, size_t size, int advice) { return (int)call3(NR_madvise, (long)at, (long)size, advice); }
 
-int clock_gettime(clockid_t clock, struct timespec * to) {
-    return (int)call3(NR_clock_gettime, clock, (long)to, 0);
-}
+int clock_gettime(clockid_t clock, struct timespec * to) { return (int)call3(NR_clock_gettime, clock, (long)to, 0); }
 
 int poll(struct pollfd * fds, nfds_t n, int timeout_ms) {
     struct timespec limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-    return (int)tb_result(
-        tb_syscall(NR_ppoll, (long)fds, (long)n, timeout_ms < 0 ? 0 : (long)&limit, 0, 0, 0));
+    return (int)tb_result(tb_syscall(NR_ppoll, (long)fds, (long)n, timeout_ms < 0 ? 0 : (long)&limit, 0, 0, 0));
 }
 
 ssize_t recvmsg(int socket, struct msghdr * m, int flags) { return call3(NR_recvmsg, socket, (long)m, flags); }

@@ -41,7 +41,7 @@ struct cmsghdr {
 #define CMSG_LEN(n) (CMSG_ALIGN(sizeof(struct cmsghdr)) + (n))
 #define CMSG_SPACE(n) (CMSG_ALIGN(sizeof(struct cmsghdr)) + CMSG_ALIGN(n))
 #define CMSG_DATA(c) ((unsigned char *)((c) + 1))
-#define CMSG_FIRSTHDR(m) \
+#define CMSG_FIRSTHDR(m)                                                                                               \
     ((m)->msg_controllen >= sizeof(struct cmsghdr) ? (struct cmsghdr *)(m)->msg_control : (struct cmsghdr *)0)
 #define CMSG_NXTHDR(m, c) tb_cmsg_next(m, c)
 
