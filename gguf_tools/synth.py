@@ -17,7 +17,7 @@ import argparse
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
 
+from .weights import from_float
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 TYPES = {"f32": Q.F32, "f16": Q.F16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0, "iq4_nl": Q.IQ4_NL}
+QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
 BLOCK = 32  # elements per quantization block in all three quantized types
 CHUNK = 1 << 22  # elements made at once
 LOGIT_STD = 2.0
@@ -224,48 +227,9 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
 # --- quantization -----------------------------------------------------------------------------------------------------
 
 
-def _store_halves(scale: F32) -> tuple[U8, F32]:
-    """Scales as the two bytes of their FP16 values, and those values as float32."""
-    half = scale.astype("<f2")
-    return half.view(np.uint8).reshape(-1, 2), half.astype(np.float32)
-
-
-def _inverse(scale: F32) -> F32:
-    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-
-
-def _pack_nibbles(codes: U8) -> U8:
-    """[blocks, 32] codes to [blocks, 16] bytes in ggml's order: element j low, element j + 16 high."""
-    return (codes[:, :16] | (codes[:, 16:] << 4)).astype(np.uint8)
-
-
-def _q8_0(x: F32) -> U8:
-    scale = np.abs(x).max(axis=1) / 127
-    d, _ = _store_halves(scale)
-    q = np.rint(x * _inverse(scale)[:, None]).astype(np.int8)
-    return np.concatenate([d, q.view(np.uint8)], axis=1)
-
-
-def _signed_extreme(x: F32) -> F32:
-    return np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.float32)
-
-
-def _q4_0(x: F32) -> U8:
-    scale: F32 = _signed_extreme(x) / np.float32(-8)
-    d, _ = _store_halves(scale)
-    q = np.clip(x * _inverse(scale)[:, None] + 8.5, 0, 15).astype(np.uint8)
-    return np.concatenate([d, _pack_nibbles(q)], axis=1)
-
-
-def _iq4_nl(x: F32) -> U8:
-    scale: F32 = _signed_extreme(x) / np.float32(-127)
-    d, _ = _store_halves(scale)
-    midpoints = (IQ4_NL_VALUES[1:] + IQ4_NL_VALUES[:-1]) * np.float32(0.5)
-    q = np.searchsorted(midpoints, x * _inverse(scale)[:, None]).astype(np.uint8)
-    return np.concatenate([d, _pack_nibbles(q)], axis=1)
-
-
-_QUANTIZE: dict[Q, Callable[[F32], U8]] = {Q.Q8_0: _q8_0, Q.Q4_0: _q4_0, Q.IQ4_NL: _iq4_nl}
+def _store_halves(scale: F32) -> U8:
+    """Scales as the two bytes of their FP16 values."""
+    return scale.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
 def quantize(x: F32, qtype: Q) -> U8:
@@ -275,9 +239,9 @@ def quantize(x: F32, qtype: Q) -> U8:
         return flat.astype("<f4").view(np.uint8)
     if qtype is Q.F16:
         return flat.astype("<f2").view(np.uint8)
-    if qtype not in _QUANTIZE:
+    if qtype not in QUANTIZED:
         raise ValueError(f"cannot write {qtype.name}")
-    return _QUANTIZE[qtype](flat.reshape(-1, BLOCK)).reshape(-1)
+    return from_float(qtype, flat.reshape(-1, BLOCK))
 
 
 def _direct_table(qtype: Q) -> tuple[npt.NDArray[Any], float]:
@@ -311,7 +275,7 @@ def _direct_chunks(spec: TensorSpec, rng: np.random.Generator) -> Iterator[U8]:
         block = np.empty((n, 2 + n_codes), np.uint8)
         # A random sign per block keeps the unsymmetric code books from giving the weights a mean.
         scale = spec.std / code_std * rng.uniform(0.7, 1.3, n) * rng.choice([-1.0, 1.0], n)
-        block[:, :2] = _store_halves(scale.astype(np.float32))[0]
+        block[:, :2] = _store_halves(scale.astype(np.float32))
         index = np.frombuffer(rng.bytes(n * n_codes * np.dtype(index_type).itemsize), index_type)
         block[:, 2:] = table[index].reshape(n, n_codes)
         yield block.reshape(-1)
@@ -328,7 +292,7 @@ def _chunks(spec: TensorSpec, seed: int, direct: bool) -> Iterator[U8]:
     rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
     if spec.name == "rope_freqs.weight":
         yield quantize(_rope_freqs(spec.n_elements), Q.F32)
-    elif direct and spec.qtype in _QUANTIZE:
+    elif direct and spec.qtype in QUANTIZED:
         yield from _direct_chunks(spec, rng)
     else:
         left = spec.n_elements

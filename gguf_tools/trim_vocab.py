@@ -37,6 +37,8 @@ CORPUS_PIECE = 1 << 18  # bytes that are tokenized at once, about
 CHECKED = 1 << 23  # bytes of the corpus that the trimmed tokenizer must reproduce
 COPY_BYTES = 1 << 24
 HF_JSON = "tokenizer.huggingface.json"
+INT32 = 5  # GGUF value type
+INTEGERS = (0, 1, 2, 3, 4, 5, 10, 11)
 # Tensors with one row (or element) for each token.
 PER_TOKEN = ("token_embd.weight", "output.weight", "output.bias", "per_layer_token_embd.weight")
 PER_TOKEN_ENDS = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight")
@@ -122,16 +124,13 @@ def _renumber(f: Source, v: Vocabulary, kept: Kept) -> dict[str, bytes]:
     for key, kv in f.kv.items():
         if key == PREFIX + "merges":
             changed[key] = _select(kv, kept.merges)
-        elif key == PREFIX + "suppress_tokens" and kv.type == ARRAY:
+        elif key == PREFIX + "suppress_tokens" and kv.type == ARRAY and array_parts(kv)[0] == INT32:
             ids = [new[i] for i in kv.value if i in new]
-            kind = array_parts(kv)[0]
-            changed[key] = kv.raw[: kv.body] + struct.pack(f"<IQ{len(ids)}i", kind, len(ids), *ids)
+            changed[key] = kv.raw[: kv.body] + struct.pack(f"<IQ{len(ids)}i", INT32, len(ids), *ids)
         elif key.startswith(PREFIX) and kv.type == ARRAY and array_parts(kv)[1] == n:
             changed[key] = _select(kv, kept.tokens)
-        elif key.startswith(PREFIX) and key.endswith("_token_id") and isinstance(kv.value, int) and kv.value < n:
-            if kv.value not in new:  # cannot be: special ids are wanted
-                raise GGUFError(f"{f.path}: {key} is {kv.value}, which would be dropped")
-            changed[key] = _scalar(kv, new[kv.value])
+        elif (special := _special_id(kv, n)) is not None:
+            changed[key] = _scalar(kv, new[special])
         elif key == f"{f.architecture}.vocab_size" and kv.value == n:
             changed[key] = _scalar(kv, len(kept.tokens))
     return changed
@@ -144,9 +143,12 @@ def _scalar(kv: KeyValue, value: int) -> bytes:
     return kv.raw[: kv.body] + value.to_bytes(len(kv.raw) - kv.body, "little", signed=True)
 
 
-def _special_ids(f: Source, n: int) -> set[int]:
-    values = (kv.value for key, kv in f.kv.items() if key.startswith(PREFIX) and key.endswith("_token_id"))
-    return {v for v in values if isinstance(v, int) and 0 <= v < n}
+def _special_id(kv: KeyValue, n: int) -> int | None:
+    """The token that a key such as tokenizer.ggml.eos_token_id names; None of other keys, and where it is no token."""
+    if not (kv.key.startswith(PREFIX) and kv.key.endswith("_token_id") and kv.type in INTEGERS):
+        return None
+    value = int(kv.value)
+    return value if 0 <= value < n else None
 
 
 # ---- tensors
@@ -237,7 +239,7 @@ def trim_vocab(
         tokenizer = Tokenizer(f.paths[0])
         try:
             counted = _count(tokenizer, corpus, progress)
-            special = {*v.essential(drop_unused), *_special_ids(f, n)}
+            special = {*v.essential(drop_unused), *(i for kv in f.kv.values() if (i := _special_id(kv, n)) is not None)}
             used = {i for i, count in counted.counts.items() if count >= min_count} - special
             listed: set[int] = set()
             if keep_tokens is not None:

@@ -271,6 +271,10 @@ def int_array(key: str, values: Sequence[int]) -> bytes:
     )
 
 
+def scalar(key: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
 def test_metadata_and_tensors_follow_the_tokens(model: Path, corpus: Path, tmp_path: Path) -> None:
     with GGUFFile(model) as f:
         v = read_vocabulary(f)
@@ -282,6 +286,10 @@ def test_metadata_and_tensors_follow_the_tokens(model: Path, corpus: Path, tmp_p
             "tokenizer.ggml.eot_token_id": w.kv_u32("tokenizer.ggml.eot_token_id", 1400),
             "tokenizer.ggml.mask_token_id": w.kv_u32("tokenizer.ggml.mask_token_id", 99999),
             "tokenizer.ggml.suppress_tokens": int_array("tokenizer.ggml.suppress_tokens", [gone, 1400, 2]),
+            "tokenizer.ggml.cls_token_id": scalar("tokenizer.ggml.cls_token_id", 5, struct.pack("<i", -1)),
+            "tokenizer.ggml.odd_token_id": scalar("tokenizer.ggml.odd_token_id", 6, struct.pack("<f", 2.0)),
+            "tokenizer.ggml.list_token_id": int_array("tokenizer.ggml.list_token_id", [1, 2]),
+            "tokenizer.ggml.wide_token_id": scalar("tokenizer.ggml.wide_token_id", 10, struct.pack("<Q", 1401)),
             "tokenizer.huggingface.json": w.kv_text("tokenizer.huggingface.json", "{}"),
             "tokenizer.chat_template": w.kv_text("tokenizer.chat_template", "{{ messages }}"),
         },
@@ -299,6 +307,8 @@ def test_metadata_and_tensors_follow_the_tokens(model: Path, corpus: Path, tmp_p
             assert after == [before[i] for i in old], key
         elif key == "tokenizer.ggml.eot_token_id":
             assert after == new[1400]
+        elif key == "tokenizer.ggml.wide_token_id":
+            assert after == new[1401]
         elif key == "tokenizer.ggml.suppress_tokens":
             assert after == [new[1400], 2]
         elif key == "llama.vocab_size":
@@ -366,6 +376,30 @@ def test_options_keep_more_or_fewer(model: Path, corpus: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match="min_count"):
         trim_vocab(model, tmp_path / "d.gguf", corpus=[corpus], min_count=0)
     assert not (tmp_path / "d.gguf").exists()
+
+
+def test_a_split_model_becomes_one_file(model: Path, corpus: Path, tmp_path: Path) -> None:
+    """Two parts as llama-gguf-split names and marks them."""
+    with GGUFFile(model) as f:
+        tensors = list(f.tensors.values())
+        kv = [r.raw for r in f.kv.values()]
+        for i, part in enumerate((tensors[:5], tensors[5:])):
+            own = [
+                scalar("split.no", 2, struct.pack("<H", i)),
+                scalar("split.count", 2, struct.pack("<H", 2)),
+                scalar("split.tensors.count", 5, struct.pack("<i", len(tensors))),
+            ]
+            names = [(t.name, t.type, t.ne) for t in part]
+            head, offsets, size = w.header(3, [*(kv if i == 0 else []), *own], names, 32)
+            with (tmp_path / f"m-{i + 1:05}-of-00002.gguf").open("wb") as out:
+                out.write(head)
+                out.truncate(size)
+                for t, at in zip(part, offsets, strict=True):
+                    out.seek(at)
+                    out.write(f.read(t.offset, t.nbytes).tobytes())
+    trim_vocab(model, tmp_path / "a.gguf", corpus=[corpus])
+    trim_vocab(tmp_path / "m-00002-of-00002.gguf", tmp_path / "b.gguf", corpus=[corpus])
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
 def test_a_trimmed_model_can_be_packed(model: Path, corpus: Path, tmp_path: Path) -> None:
