@@ -174,7 +174,8 @@ def pack(
         str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")
     ] = None,
     search: Annotated[
-        bool, typer.Option(help="Choose every scale for the smallest squared error, not by the largest weight.")
+        bool,
+        typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight."),
     ] = False,
     imatrix: Annotated[
         Path | None,

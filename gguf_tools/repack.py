@@ -136,7 +136,7 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def _notes(makers: Sequence[Maker]) -> list[str]:
+def _notes(makers: Sequence[Maker], unweighted: int) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
     retyped = Counter(x.target.source.type.name for x in again if x.target.type != x.target.source.type)
@@ -151,6 +151,10 @@ def _notes(makers: Sequence[Maker]) -> list[str]:
     if what:
         loss = " This loses some accuracy, and unpacking does not bring it back."
         notes.append(" ".join(what) + added_error(again) + loss)
+    if unweighted:
+        notes.append(
+            f"The importance matrix does not know {unweighted} of the quantized tensors: all inputs count alike."
+        )
     if any(x.target.added for x in makers):
         notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
     if plain:
@@ -198,9 +202,12 @@ def pack(
         if not any(t.tiled is not None for t in targets):
             types = _count(Counter(t.type.name for t in f.tensors.values() if is_weight(t)))
             raise GGUFError(f"{f.path} has no Q4_0, Q8_0 or IQ4_NL matrix to tile ({types}); try --type q8_0 or q4_0")
-        makers = [
-            Maker(t, search=search or importance is not None, weights=_weights_of(t, importance)) for t in targets
-        ]
+        of_inputs = [_weights_of(t, importance) for t in targets]
+        unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
+        if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
+            raise GGUFError(f"the importance matrix knows none of the tensors of {f.path} that are to be quantized")
+        searched = search or importance is not None
+        makers = [Maker(t, search=searched, weights=x) for t, x in zip(targets, of_inputs, strict=True)]
         scales = "imatrix" if importance is not None else "search" if search else "nearest"
         write = _Writer(f, targets, scales)
         blank, offsets, size = write.head(None)
@@ -218,7 +225,7 @@ def pack(
         n_requantized=sum(t.type != t.source.type for t in targets),
         tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
         lossless=write.lossless,
-        notes=tuple(_notes(makers)),
+        notes=tuple(_notes(makers, unweighted if importance is not None else 0)),
         tensors=tuple(x.report for x in makers),
         written=not dry_run,
     )

@@ -184,6 +184,8 @@ def test_importance_of_a_stack_is_per_matrix(tmp_path: Path) -> None:
     ]
     assert np.array_equal(stored(tmp_path / "p.gguf", name), np.concatenate(alone))
     assert gguf_tools.verify(tmp_path / "p.gguf", against=path).against
+    with pytest.raises(GGUFError, match="knows none of the tensors"):
+        gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={"blk.1.attn_k_b.weight": importance})
     with pytest.raises(GGUFError, match="belongs to another model"):
         gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance[:, :32]})
 
@@ -506,6 +508,8 @@ def test_command_line(tmp_path: Path) -> None:
     save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
     assert run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
     assert gguf_tools.manifest(packed).scales == "imatrix"
+    result = run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf")
+    assert "does not know 3 of the quantized tensors" in result.stderr
     assert run("pack", model, packed, "--type", "q4_0", "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
 
