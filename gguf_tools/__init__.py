@@ -2,7 +2,8 @@
 
     import gguf_tools
     gguf_tools.pack("model-q4_0.gguf", "model.tb.gguf")
-    gguf_tools.verify("model.tb.gguf")
+    gguf_tools.verify("model.tb.gguf", against="model-q4_0.gguf")
+    gguf_tools.pack("model-f16.gguf", "model.tb.gguf", policy=gguf_tools.Policy.make(preset="paper"), search=True)
     [t.name for t in gguf_tools.manifest("model.tb.gguf").tensors]
 
 All functions raise :class:`GGUFError` (one clear sentence) for files they cannot accept and ``OSError`` where reading
@@ -13,6 +14,7 @@ from .contents import Manifest, TiledTensor, is_repacked, manifest
 from .conversion import convert
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
+from .imatrix import load_imatrix
 from .inspection import inspect
 from .model_check import check_model
 from .policy import Policy, Rule
@@ -35,6 +37,7 @@ __all__ = [
     "convert",
     "inspect",
     "is_repacked",
+    "load_imatrix",
     "manifest",
     "open_gguf",
     "pack",
