@@ -26,7 +26,9 @@ from tilebeam.machine import cpu_features, cpu_info
 
 _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
-_VARIABLES = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_ISA", "TILEBEAM_LIB_DIR", "TILEBEAM_DEBUG")
+_VARIABLES = tuple(
+    f"TILEBEAM_{name}" for name in ("NPU", "DEVICES", "MEMORY_LIMIT", "THREADS", "ISA", "LIB_DIR", "DEBUG")
+)
 # What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
 _FEATURES = {
     "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "amx_int8"),
@@ -198,17 +200,17 @@ def _device(report: Report) -> str:
     if not names:
         raise TilebeamError("the plugin offers no device")
     status, options = control().status(), control().options()
-    report.facts["devices"] = [
-        {"name": name, "description": status["description"], "memory_total": status["memory_total"]} for name in names
-    ]
+    devices = [d for d in control().devices() if d["listed"]]
+    report.facts["devices"] = devices
     report.facts["options"] = options
     report.facts["status"] = status
     if complaints := register().complaints:
         raise TilebeamError("; ".join(complaints))
     threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
     limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
+    memory = [f"{d['name']} {d['memory_total'] / 2**30:.1f} GiB" for d in devices]
     return (
-        f"{', '.join(names)} ({status['description']}), {status['memory_total'] / 2**30:.1f} GiB; "
+        f"{', '.join(memory)} ({status['description']}); "
         f"{options['executor']} executor, threads: {threads}, deadline {options['deadline_ms'] / 1000:g} s per op, "
         f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}"
     )
