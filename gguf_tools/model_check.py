@@ -98,7 +98,7 @@ def _check_vocabulary(f: Source) -> None:
     raw, seen, empty = tokens.raw, set(), 0
     for _ in range(count):
         end = at + 8 + int.from_bytes(raw[at : at + 8], "little")
-        text = raw[at + 8 : end]
+        text = raw[at + 8 : end].partition(b"\0")[0]  # llama.cpp reads C strings
         at = end
         seen.add(text)
         empty += not text

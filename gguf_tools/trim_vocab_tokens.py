@@ -75,7 +75,8 @@ def _list(f: Source, name: str, kinds: tuple[int, ...]) -> KeyValue | None:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
+    """A string as llama.cpp reads it, up to the first NUL."""
+    return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 @dataclass
@@ -162,7 +163,7 @@ def read_vocabulary(f: Source) -> Vocabulary:
     tokens = _list(f, "tokens", (STRING,))
     if tokens is None:
         raise GGUFError(f"{f.path} has no vocabulary")
-    texts = [_text(t) for t in strings(tokens)]
+    texts = [_text(t) or f"[EMPTY_{i}]" for i, t in enumerate(strings(tokens))]  # llama.cpp's own name
     scores, types, merges = _list(f, "scores", (5, 6)), _list(f, "token_type", (5,)), _list(f, "merges", (STRING,))
     vocabulary = Vocabulary(
         kind,

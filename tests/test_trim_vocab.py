@@ -440,6 +440,8 @@ def test_models_that_do_not_fit_are_refused(model: Path, corpus: Path, tmp_path:
     no_space = [b"no space" if t == "▁".encode() else t for t in tokens]
     refused("no token for a space", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", no_space)})
     refused("twice", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", twice)})
+    cut_off = [*tokens[:-1], b"a\0b"]  # llama.cpp reads "a"
+    refused("twice", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", cut_off)})
     refused(
         "one entry for each|different", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", tokens[:-1])}
     )
