@@ -24,10 +24,24 @@ import ggml_ext
 from ggml_ext import Type
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
 
-import hvx_guest as guest  # noqa: E402
-from hvx_guest import HVX, PORTABLE, Op, Request  # noqa: E402
+
+def bench_module(name: str) -> Any:
+    """A script of bench/ as a module. They put their folder in front of the search path, where some names are those of
+    modules in tests/: the path is put back."""
+    if name not in sys.modules:
+        path = list(sys.path)
+        spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.path[:] = path
+    return sys.modules[name]
+
+
+guest = bench_module("hvx_guest")
+HVX, PORTABLE, Op, Request = guest.HVX, guest.PORTABLE, guest.Op, guest.Request
 
 Array = npt.NDArray[Any]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -132,7 +146,7 @@ def test_emulated_intrinsics_are_those_of_qemu(host66: list[str]) -> None:
 # ---- int8 GEMM
 
 
-def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Request, Request]]:
+def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
     rng = np.random.default_rng(seed)
     found = []
     for case in range(cases):
@@ -297,7 +311,7 @@ def test_polynomial_exponents(host73: list[str]) -> None:
     assert not np.any(single[~large])
 
 
-def _softmax_request(kind: int, rng: np.random.Generator, cells: int, softcap: float, special: bool) -> Request:
+def _softmax_request(kind: int, rng: np.random.Generator, cells: int, softcap: float, special: bool) -> Any:
     visible = int(rng.integers(0, 2**63)) if special else (1 << cells) - 1
     head = np.array([visible], np.uint64).view(np.uint8)
     numbers = np.array([0.2, softcap, -np.inf if special else 1.5, 0.0 if special else 0.25], np.float32)
@@ -411,17 +425,6 @@ def test_dispatch_picks_the_hvx_kernels() -> None:
 # ---- what is compiled and counted
 
 
-def counted() -> Any:
-    """The bench as a module."""
-    spec = importlib.util.spec_from_file_location("hvx_packets", ROOT / "bench" / "hvx_packets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hvx_packets"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def cannot_count() -> str | None:
     """Why nothing can be disassembled here, None if it can."""
     try:
@@ -436,7 +439,7 @@ needs_objdump = pytest.mark.skipif(cannot_count() is not None, reason=str(cannot
 
 @needs_objdump
 def test_counted_loops_are_the_kernels() -> None:
-    bench = counted()
+    bench = bench_module("hvx_packets")
     loops = bench.static_loops()
     assert set(loops) == set(bench.DEQUANTIZATION) | set(bench.EXPONENTS)
     for name, loop in loops.items():
@@ -464,7 +467,7 @@ def test_counted_loops_are_the_kernels() -> None:
 
 @needs_objdump
 def test_gemm_loops_multiply_every_weight() -> None:
-    bench = counted()
+    bench = bench_module("hvx_packets")
     for format in ("q4", "q8", "iq4nl"):
         for rows in (1, 8):
             loop = bench.inner_loop(guest.library_v73(), bench.gemm_function(format, rows), "vrmpy")
@@ -476,7 +479,8 @@ def test_gemm_loops_multiply_every_weight() -> None:
 
 @needs_objdump
 def test_column_needs_no_more_packets_than_the_papers_best() -> None:
-    rows = {r["name"]: r for r in counted().static_rows(counted().static_loops())}
+    bench = bench_module("hvx_packets")
+    rows = {r["name"]: r for r in bench.static_rows(bench.static_loops())}
     assert rows["q4_0 column"]["value"] <= rows["tile groups, super-blocks"]["value"]
     assert rows["q4_0 column"]["value"] <= rows["q4_0 tile"]["value"]
     assert rows["q4_0 column"]["least"] <= rows["tile groups, super-blocks"]["least"]
@@ -487,7 +491,7 @@ def test_column_needs_no_more_packets_than_the_papers_best() -> None:
 @needs_qemu
 def test_bench_prints_its_rows() -> None:
     command = [sys.executable, str(ROOT / "bench" / "hvx_packets.py"), "--json", "--quick"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, cwd=ROOT)
     report = json.loads(result.stdout)
     assert report["bench"] == "hvx_packets"
     rows = {r["name"]: r for r in report["rows"]}

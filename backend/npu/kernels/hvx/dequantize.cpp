@@ -15,8 +15,6 @@ struct alignas(128) table {
     uint32_t at[32];
 };
 
-constexpr int iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 // Entry i in word i, both halves. vlut16 without matching takes four bits of an index, so that no nibble needs masking.
 constexpr table table_of(const int (&values)[16]) {
     table t{};
@@ -35,10 +33,6 @@ HVX_Vector constant(const table & t) { return load_aligned(t.at); }
 
 // The tile's 32 scales, in the upper half of a vector that starts inside its quants: nothing past a tile is read.
 HVX_Vector scales_of(const uint8_t * tile, uint32_t quants) { return load(tile + quants - scale_bytes); }
-
-struct alignas(128) byte_table {
-    uint8_t at[128];
-};
 
 // Controls that make vdelta, seven stages of exchanges over distances 64 to 1, put byte source(i) at place i. Each
 // place of each stage has one bit: a set of moves is possible if no two need it to differ.
@@ -72,7 +66,7 @@ template <class F> constexpr bool routes(const byte_table & t, F source) {
     return true;
 }
 
-// Where the scale of each byte of a row pair lies, in the vector of scales_of. vdelta has the permute unit to itself,
+// Where the scale of each byte of a row pair lies, in the vector of scales_of. vdelta needs the permute unit only,
 // while look-ups and conversions wait for the shift unit.
 constexpr int column_source(int i) { return 64 + 2 * (i / 4) + (i & 1); } // s[n] at 2n and 2n + 1
 constexpr byte_table column_route = delta_controls(column_source);

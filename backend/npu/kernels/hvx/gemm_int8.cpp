@@ -19,17 +19,12 @@ using namespace hvx;
 
 constexpr int max_rows = 8;
 
-struct alignas(128) byte_table {
-    uint8_t at[128];
-};
-
-// vlut32 takes entry i of its first table from byte 2i; both tables are the same, so that bit 4 of an index is
-// irrelevant as well.
+// vlut32 takes entry i of its table from byte 2i. It looks at five bits of an index: 16 entries twice make the fifth
+// irrelevant.
 constexpr byte_table iq4nl_table() {
-    constexpr int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     byte_table t{};
     for (int i = 0; i < 128; i++)
-        t.at[i] = static_cast<uint8_t>(128 + values[i / 2 % 16]);
+        t.at[i] = static_cast<uint8_t>(128 + iq4nl_values[i / 2 % 16]);
     return t;
 }
 

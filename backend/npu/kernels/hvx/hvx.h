@@ -19,7 +19,12 @@
 
 namespace tb::npu::hvx {
 
-constexpr size_t vector_bytes = 128;
+// A constant vector.
+struct alignas(128) byte_table {
+    uint8_t at[128];
+};
+
+constexpr int iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 inline HVX_Vector load(const void * p) { return *static_cast<const HVX_UVector *>(p); }
 inline void store(void * p, HVX_Vector v) { *static_cast<HVX_UVector *>(p) = v; }
