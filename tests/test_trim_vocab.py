@@ -7,6 +7,7 @@ elsewhere, the tests of them are skipped. Tests of metadata, tensors and logits 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -36,6 +37,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARIES = sorted((ROOT / "build" / "ggml-source").glob("*/vendor/llama.cpp/models"))
+SWEEPS = "TILEBEAM_TRIM_SWEEPS"  # damaged models per seed, instead of 80
 REAL = ("llama-spm", "gpt-2", "llama-bpe", "qwen2")
 TEXT = Path(__file__).parent.parent / "README.md"
 SAMPLE = "The quick brown fox jumps over the lazy dog.\n\n\tdef f(x): return x ** 2  # naïve café, 数学, 123456\n"
@@ -446,6 +448,49 @@ def test_models_that_do_not_fit_are_refused(model: Path, corpus: Path, tmp_path:
         "one entry for each|different", [good], {"tokenizer.ggml.tokens": texts("tokenizer.ggml.tokens", tokens[:-1])}
     )
     refused("right type", [good], {"tokenizer.ggml.tokens": w.kv_text("tokenizer.ggml.tokens", "a")})
+
+
+SWEEP = """
+import os, random, sys, traceback
+import llama_cpp.llama_cpp
+from gguf_tools.errors import GGUFError
+from gguf_tools.trim_vocab import trim_vocab
+
+model, corpus, out, seed, count = sys.argv[1:]
+raw = open(model, "rb").read()
+rng = random.Random(int(seed))
+end = raw.index(b"token_embd.weight") + 4096
+for _ in range(int(count)):
+    damaged = bytearray(raw)
+    for _ in range(rng.randint(1, 3)):
+        near = raw.find(b"tokenizer.ggml.", rng.randrange(end)) + rng.randrange(80)
+        at = near if rng.random() < 0.6 else rng.randrange(end)
+        damaged[at] = rng.choice([0, 1, 255, rng.randrange(256), damaged[at] ^ 128])
+    path = out + ".in"
+    open(path, "wb").write(damaged)
+    child = os.fork()
+    if child == 0:  # an abort of llama.cpp must not end the sweep
+        try:
+            trim_vocab(path, out, corpus=[corpus])
+        except GGUFError:
+            pass
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        sys.exit(f"status {status} with bytes {[(i, b) for i, (a, b) in enumerate(zip(raw, damaged)) if a != b]}")
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_damaged_models_are_one_error_or_work(seed: int, corpus: Path, tmp_path: Path) -> None:
+    small = {"n_vocab": 700, "n_layer": 1, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64}
+    model = write_model(tmp_path / "m.gguf", preset("tiny", type="q8_0", **small))
+    command = [sys.executable, "-c", SWEEP, model, corpus, tmp_path / "o.gguf", seed, os.environ.get(SWEEPS, "80")]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def texts(key: str, values: Sequence[bytes]) -> bytes:
