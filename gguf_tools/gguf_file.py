@@ -200,7 +200,8 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # a named pipe would wait for a writer
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(self.fd)
             if not stat.S_ISREG(status.st_mode):

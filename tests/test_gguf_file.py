@@ -142,8 +142,10 @@ def test_architectures_that_are_no_names(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match="not a regular file"):
-        gguf_tools.GGUFFile(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(GGUFError, match="not a regular file"):
+            gguf_tools.GGUFFile(path)
 
 
 @settings(max_examples=150, deadline=None)
