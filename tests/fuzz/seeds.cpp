@@ -91,7 +91,7 @@ class builder {
 void add_mul_mats(std::vector<tb_op> & ops) {
     for (const uint32_t type : {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL, TB_Q4_0_COL, TB_Q8_0_COL,
                                 TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
-        for (const uint32_t rows : {1u, 3u, 20u}) {
+        for (const uint32_t rows : {1u, 3u, 15u, 20u}) {
             const auto matrix = [&] {
                 return builder(TB_OP_MUL_MAT, "mul_mat").dst(TB_F32, {64, rows}).weights(type, {64, 64});
             };
@@ -126,6 +126,14 @@ void add_attention(std::vector<tb_op> & ops) {
         ops.push_back(attention(2, 2, 64).src(TB_F16, {64, 2}).param(1, 8.0f).op);
         ops.push_back(attention(1, 6, 120).src(TB_F16, {120, 1}).src(TB_F32, {6}).param(2, 30.0f).op);
     }
+    ops.push_back(builder(TB_OP_FLASH_ATTN, "split") // few rows, many cells: threads share the cells
+                      .param(0, 0.25f)
+                      .dst(TB_F32, {16, 2, 1})
+                      .src(TB_F32, {16, 1, 2})
+                      .weights(TB_F16, {16, 640, 1})
+                      .weights(TB_F16, {16, 640, 1})
+                      .src(TB_F16, {640, 1})
+                      .op);
     ops.push_back(builder(TB_OP_FLASH_ATTN, "streams")
                       .param(0, 1.0f)
                       .dst(TB_F32, {16, 2, 2, 2})
@@ -333,6 +341,7 @@ std::vector<unit> good_seeds() {
         // 64-bit row numbers are good ones only where the upper half is zero
         const uint8_t fill = op.code == TB_OP_SET_ROWS ? fill_zero : fill_small;
         all.push_back(unit_of(fill, {make_compute({op}, 0, 0)}));
+        all.back().head.threads = op.code == TB_OP_FLASH_ATTN ? 6 : 0; // two workers
     }
     // A graph that is kept, sent again, patched, and outlives a change of threads; traced for a while, at last into the
     // smallest buffer, which holds fewer events than the graph has ops.
