@@ -98,9 +98,9 @@ def valid_ops(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 class Npu:
     """A session with the fuzz target's buffers; started again only if it is gone, which fails the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session | None = None) -> None:
         self.files = [SharedArray(n // 4) for n in FILE_BYTES]
-        self.session = Session(True, n_threads=2, deadline_ms=20000)
+        self.session = session or Session(True, n_threads=2, deadline_ms=20000)
         assert [self.session.map(f, writable=i != 1) for i, f in enumerate(self.files)] == [0, 1, 2, 3]
 
     def close(self) -> None:

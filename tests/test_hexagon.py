@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import test_attention
+import test_fuzz
 import test_gemm
 import test_sampling_ops
 import test_vector_ops
@@ -38,6 +39,7 @@ from tilebeam.control import control
 
 from gguf_tools.synth import preset, write_model
 
+valid_ops = test_fuzz.valid_ops  # the fixture
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 Array = npt.NDArray[Any]
@@ -182,6 +184,12 @@ def test_integer_division(bits: int) -> None:
         ]
 
 
+def test_memory_that_runs_out() -> None:
+    """Nothing is thrown over here: the program ends, and its exit code says why."""
+    run = subprocess.run([*guest("runtime_cases"), "memory"], capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stderr) == (112, "tilebeam-npud-hexagon: out of memory\n")
+
+
 def test_threads_have_objects_of_their_own() -> None:
     """pthread_create and join, thread-local objects of every kind, and errno."""
     run = subprocess.run([*guest("runtime_cases"), "threads"], capture_output=True, text=True, timeout=120, check=False)
@@ -206,6 +214,7 @@ def elsewhere(remote: RemoteExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 EXAMPLES = 8  # of each property
+MUTATIONS = int(os.environ.get("TILEBEAM_HEXAGON_MUTATIONS", "100"))
 
 # Not about an op: names of the host's kernels, the exponents one by one (test_hvx.py has both for HVX), and kernel sets
 # against each other.
@@ -245,6 +254,18 @@ def test_op(test: Callable[..., None], arguments: dict[str, Any], monkeypatch: p
     if hasattr(test, name):
         monkeypatch.setattr(test, name, settings(getattr(test, name), max_examples=EXAMPLES))
     test(**arguments)
+
+
+def test_mutated_ops(valid_ops: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lying descriptors against 32-bit addresses: refused or run, nothing else."""
+    test = test_fuzz.test_mutated_ops_of_every_kind
+    name = "_hypothesis_internal_use_settings"
+    monkeypatch.setattr(test, name, settings(getattr(test, name), max_examples=MUTATIONS))
+    npu = test_fuzz.Npu(hexagon_session(n_threads=2))
+    try:
+        test(npu=npu, valid_ops=valid_ops)
+    finally:
+        npu.close()
 
 
 # --- whole models ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // Runs functions of the Hexagon runtime (C library, mathematics, what the compiler calls) on the numbers it reads, so
 // that tests/test_hexagon.py can compare them with the host's. Started as: runtime_cases FUNCTION, with the arguments
 // as raw little-endian numbers on standard input, one after the other, and the results on standard output; or as
-// runtime_cases threads.
+// runtime_cases threads (see run_threads), or runtime_cases memory, which takes all there is and ends.
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -182,6 +182,12 @@ int run_threads() {
 int main(int argc, char ** argv) {
     if (argc == 2 && std::strcmp(argv[1], "threads") == 0) {
         return run_threads();
+    }
+    if (argc == 2 && std::strcmp(argv[1], "memory") == 0) {
+        std::vector<char *> kept;
+        for (;;) {
+            kept.push_back(new char[256 << 20]); // never touched
+        }
     }
     if (argc == 2 && (run(floats, argv[1]) || run(doubles, argv[1]) || run(words, argv[1]) || run(longs, argv[1]))) {
         return 0;
