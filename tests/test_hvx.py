@@ -277,6 +277,9 @@ def test_compared_layouts_are_correct(request: pytest.FixtureRequest) -> None:
             (got,) = guest.ask(command, [Request(Op.LAYOUT, params=(layout, 3), operands=(padded,))])
             want = values if layout in (guest.TILE_GROUPS, guest.SUPER_BLOCKS) else columns
             assert same_halves(np.frombuffer(got, np.float16).reshape(3, 1024), want), f"{way}: layout {layout}"
+        data = tiles(512, 3, rng)
+        (copied,) = guest.ask(command, [Request(Op.LAYOUT, params=(guest.COPY, 3), operands=(data,))])
+        assert np.array_equal(np.frombuffer(copied, np.uint8).reshape(3, 512), data[:, :512]), way
 
 
 # ---- exponent and softmax

@@ -192,6 +192,20 @@ __attribute__((noinline)) inline void super_blocks(const uint8_t * blocks, uint3
     }
 }
 
+// No dequantization: the quants of 4-bit tiles are copied as they are, what no layout can beat. The compiler must not
+// see a memcpy in it.
+#if defined(__clang__)
+__attribute__((no_builtin("memcpy", "memmove")))
+#endif
+__attribute__((noinline)) inline void copy_quants(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
+    for (; tiles != 0; tiles--, panel += 576, out += 256) {
+        const HVX_Vector chunk[4] = {load(panel), load(panel + 128), load(panel + 256), load(panel + 384)};
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++)
+            store_aligned(out + 64 * c, chunk[c]);
+    }
+}
+
 } // namespace tb::bench
 
 #endif // TILEBEAM_BENCH_HVX_LAYOUTS_H

@@ -126,7 +126,8 @@ size_t tiles(const uint32_t (&p)[5]) {
     return p[1] * 2048;
 }
 
-// p: layout, tiles. in: blocks of each tile one after another, 128 bytes more. out: FP16 tiles.
+// p: layout, tiles. in: blocks of each tile one after another, 128 bytes more. out: FP16 tiles,
+// or copied quants.
 size_t layout(const uint32_t (&p)[5]) {
     using namespace tb::bench;
     uint16_t * out = reinterpret_cast<uint16_t *>(output);
@@ -145,6 +146,9 @@ size_t layout(const uint32_t (&p)[5]) {
     case 3:
         whole = super_blocks;
         break;
+    case 5:
+        whole = copy_quants;
+        break;
 #if TILEBEAM_HVX_FLOAT
     case 4:
         columns = conventional_arithmetic;
@@ -158,7 +162,7 @@ size_t layout(const uint32_t (&p)[5]) {
         for (uint32_t t = 0; t < p[1]; t++)
             columns(input + t * 32 * block_bytes, block_bytes, out + t * hmx::tile_halves);
     });
-    return p[1] * tile_bytes;
+    return p[1] * (whole == copy_quants ? 512 : tile_bytes);
 }
 
 // p: 0 FP16, 1 float. FP16 numbers, whole vectors.
