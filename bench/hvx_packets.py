@@ -317,7 +317,11 @@ def main() -> None:
     args = parser.parse_args()
     try:
         rows, missing = measure(args.quick)
-    except (RuntimeError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
+        sys.exit(
+            f"error: {error}\nThe Hexagon kernels are built where clang-19, lld-19 and libc++-19-dev are installed."
+        )
+    except RuntimeError as error:
         sys.exit(f"error: {error}")
     limits = {"packets per stored number": STORE_LIMIT, "packets per weight and row": VRMPY_LIMIT}
     if args.json:
