@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import limits
 import report
 from ggml_cpu import CpuAttention
-from npu_ops import NpuOps, Tensor
+from op_list import NpuOps, Tensor
 
 import ggml_ext
 from ggml_ext import Type
