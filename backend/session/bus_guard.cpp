@@ -32,7 +32,7 @@ using node = guarded_range::node;
 std::atomic<node *> ranges{nullptr};
 std::atomic<bool> any_hit{false};
 std::atomic<uintptr_t> page_bytes{0};
-std::atomic<int> in_use{0}; // ranges
+std::atomic<int> in_use{0};     // ranges
 std::atomic<int> passing_on{0}; // thread that hands a signal to the handler before ours
 std::atomic<bool> passed_on{false};
 struct sigaction previous; // written under `changes`, before ours is in front
