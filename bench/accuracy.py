@@ -21,6 +21,7 @@ import json
 import os
 import pydoc_data.topics
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -468,11 +469,12 @@ def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
-    parts = [
+    head = (
         f"Source: {about['source']} ({about['description']}), dequantized. Text: {about['text']}, {about['tokens']} "
         f"tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is scored. ± is one "
         "standard error."
-    ]
+    )
+    parts = [textwrap.fill(head, 120, break_on_hyphens=False)]
     result: dict[str, Any] = {"about": about, "groups": []}
     for group in GROUPS:
         rows = group_rows(group, store, windows)
