@@ -7,7 +7,6 @@
 #include <exception>
 
 #include "buffer.h"
-#include "executor.h"
 #include "lower.h"
 #include "tilebeam/layout.h"
 
@@ -152,10 +151,12 @@ std::string device_description(int index) {
     state & st = state::get();
     const tilebeam_options o = st.options();
     const session_ptr session = st.current(index);
-    const auto isas = tb::npu::kernel_isas();
+    const std::vector<std::string> isas = kernel_sets(o.executor);
     std::string text = "Tilebeam NPU (";
-    text += o.executor == TILEBEAM_EXECUTOR_PROCESS ? "process, " : "thread, ";
-    text += session ? session->isa() : o.isa[0] ? o.isa : isas.empty() ? "no kernels" : isas.front();
+    text += o.executor == TILEBEAM_EXECUTOR_HEXAGON   ? "qemu-hexagon, "
+            : o.executor == TILEBEAM_EXECUTOR_PROCESS ? "process, "
+                                                      : "thread, ";
+    text += session ? session->isa() : o.isa[0] ? o.isa : isas.front().c_str();
     const int threads = session ? st.n_threads(index) : o.n_threads;
     if (threads > 0) text += ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
     if (const uint64_t limit = st.limit_of(index); limit != 0) text += ", " + std::to_string(limit >> 20) + " MiB";

@@ -124,16 +124,15 @@ tb::session::executor_kind kind_of(int32_t executor) {
     }
 }
 
-// Kernel sets that an executor has.
-std::vector<std::string> isas_of(int32_t executor) {
+template <size_t N> bool terminated(const char (&text)[N]) { return std::memchr(text, 0, N) != nullptr; }
+
+} // namespace
+
+std::vector<std::string> kernel_sets(int32_t executor) {
     if (executor == TILEBEAM_EXECUTOR_HEXAGON) return {"hvx", "portable"};
     const std::vector<const char *> names = tb::npu::kernel_isas();
     return {names.begin(), names.end()};
 }
-
-template <size_t N> bool terminated(const char (&text)[N]) { return std::memchr(text, 0, N) != nullptr; }
-
-} // namespace
 
 std::string plugin_directory() {
     Dl_info info;
@@ -231,7 +230,7 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     } else if (!terminated(o.isa) || !terminated(o.npud_path)) {
         why = "isa and npud_path must end with NUL";
     } else if (o.isa[0]) {
-        const std::vector<std::string> isas = isas_of(o.executor);
+        const std::vector<std::string> isas = kernel_sets(o.executor);
         if (std::find(isas.begin(), isas.end(), o.isa) == isas.end()) {
             why = std::string("no kernel set '") + o.isa + "' ";
             why += o.executor == TILEBEAM_EXECUTOR_HEXAGON ? "for Hexagon; there are:" : "on this CPU; there are:";

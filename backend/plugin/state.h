@@ -88,6 +88,9 @@ class state {
     std::string error;
 };
 
+// Kernel sets that an executor (enum tilebeam_executor) has, best first; never empty.
+std::vector<std::string> kernel_sets(int32_t executor);
+
 // The directory that holds this plugin.
 std::string plugin_directory();
 

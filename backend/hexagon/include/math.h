@@ -52,14 +52,8 @@ double log(double x);
 float logf(float x);
 double log2(double x);
 float log2f(float x);
-double log10(double x);
-float log10f(float x);
 double log1p(double x);
 float log1pf(float x);
-double sinh(double x);
-float sinhf(float x);
-double cosh(double x);
-float coshf(float x);
 double tanh(double x);
 float tanhf(float x);
 double erf(double x);
@@ -81,14 +75,8 @@ double copysign(double x, double y);
 float copysignf(float x, float y);
 double ldexp(double x, int e);
 float ldexpf(float x, int e);
-double scalbn(double x, int e);
-float scalbnf(float x, int e);
 int ilogb(double x);
 int ilogbf(float x);
-long lrint(double x);
-long lrintf(float x);
-long lround(double x);
-long lroundf(float x);
 
 #ifdef __cplusplus
 }

@@ -17,7 +17,7 @@ extern FILE * const tb_stderr;
 #define stdout tb_stdout
 #define stderr tb_stderr
 
-// %d %i %u %x %p %c %s %% with l, ll, z, a width and 0; %f %g %e with a precision.
+// %d %i %u %x %p %c %s %% with l, ll, z, a width and 0. No floating point.
 int printf(const char * format, ...) __attribute__((format(printf, 1, 2)));
 int fprintf(FILE * to, const char * format, ...) __attribute__((format(printf, 2, 3)));
 int snprintf(char * to, size_t size, const char * format, ...) __attribute__((format(printf, 3, 4)));

@@ -1,4 +1,4 @@
-// The part of <math.h> that the executor uses. Floats: exponentials are evaluated in float with fused multiply-add,
+// The part of <math.h> that the executor and the headers of libc++ use. Floats: exponentials are evaluated in float with fused multiply-add,
 // the rest by way of doubles, so errors stay below one unit in the last place. Doubles: within two units or so.
 #include <math.h>
 #include <stdint.h>
@@ -39,9 +39,7 @@ double ldexp(double x, int e) {
     return x * power_of_two(e);
 }
 
-double scalbn(double x, int e) { return ldexp(x, e); }
 float ldexpf(float x, int e) { return (float)ldexp((double)x, e < -400 ? -400 : e > 400 ? 400 : e); }
-float scalbnf(float x, int e) { return ldexpf(x, e); }
 
 int ilogb(double x) {
     const uint64_t u = double_bits(x) & 0x7fffffffffffffffu;
@@ -89,8 +87,6 @@ double rint(double x) {
 }
 
 double nearbyint(double x) { return rint(x); }
-long lrint(double x) { return (long)rint(x); }
-long lround(double x) { return (long)round(x); }
 
 float truncf(float x) { return (float)trunc((double)x); }
 float floorf(float x) { return (float)floor((double)x); }
@@ -98,8 +94,6 @@ float ceilf(float x) { return (float)ceil((double)x); }
 float roundf(float x) { return (float)round((double)x); }
 float rintf(float x) { return (float)rint((double)x); }
 float nearbyintf(float x) { return rintf(x); }
-long lrintf(float x) { return lrint((double)x); }
-long lroundf(float x) { return lround((double)x); }
 
 float fmodf(float x, float y) { return (float)fmod((double)x, (double)y); }
 
@@ -199,18 +193,6 @@ double tanh(double x) {
 
 float tanhf(float x) { return x != x ? x : (float)tanh((double)x); }
 
-double sinh(double x) {
-    const double e = expm1(fabs(x));
-    return copysign(0.5 * (e + e / (e + 1.0)), x);
-}
-
-double cosh(double x) {
-    const double e = exp(fabs(x));
-    return 0.5 * (e + 1.0 / e);
-}
-
-float sinhf(float x) { return (float)sinh((double)x); }
-float coshf(float x) { return (float)cosh((double)x); }
 
 // --- logarithms -----------------------------------------------------------------------------------------------------
 
@@ -253,14 +235,6 @@ double log2(double x) {
     return e + r * 1.44269504088896340736;
 }
 
-double log10(double x) {
-    double r;
-    int e;
-    if (special_log(x, &r)) return r;
-    r = reduced_log(x, &e);
-    return e * 0.30102999566398119521 + r * 0.43429448190325182765;
-}
-
 double log1p(double x) {
     const double y = 1.0 + x;
     // The rounding of 1 + x is made good by the factor x / (y - 1).
@@ -269,7 +243,6 @@ double log1p(double x) {
 
 float logf(float x) { return (float)log((double)x); }
 float log2f(float x) { return (float)log2((double)x); }
-float log10f(float x) { return (float)log10((double)x); }
 float log1pf(float x) { return (float)log1p((double)x); }
 
 // Doubles lose |y log2 x| * 2^-52 here, of which a float sees nothing.

@@ -51,8 +51,10 @@ struct ucred {
 };
 
 struct cmsghdr * tb_cmsg_next(struct msghdr * m, struct cmsghdr * c);
+// The CPU side's; not there to be linked.
 int socketpair(int domain, int type, int protocol, int sockets[2]);
 ssize_t sendmsg(int socket, const struct msghdr * m, int flags);
+
 int getsockopt(int socket, int level, int option, void * to, socklen_t * size);
 ssize_t recvmsg(int socket, struct msghdr * m, int flags);
 

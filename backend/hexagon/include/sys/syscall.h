@@ -3,7 +3,6 @@
 #define TB_HEXAGON_SYS_SYSCALL_H
 
 #define SYS_futex 98
-#define SYS_gettid 178
 #define SYS_pidfd_open 434
 
 #endif
