@@ -71,19 +71,20 @@ class Worker:
 
 
 def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The ways to load it; the last has a limit that makes three devices share the output matrix, if there is one."""
+    """The ways to load it; the last has a limit that makes a few devices share a matrix, if there is one."""
     ways: dict[str, dict[str, Any]] = {"1 device": {}, "2 devices": {"devices": 2}, "4 devices": {"devices": 4}}
-    low, high = 1 << 20, 2 * path.stat().st_size + (1 << 30)
-    while high - low > low // 16:
-        middle = (low + high) // 2
-        try:
-            with load(path, **common, devices=3, memory_limit=middle) as lm:
-                if lm.info.divided:
-                    ways[f"3 devices of {middle >> 20} MiB"] = {"devices": 3, "memory_limit": middle}
-                    break
-            high = middle
-        except TilebeamError:
-            low = middle
+    for devices in (2, 3, 4, 5, 6):
+        low, high = 1 << 20, 2 * path.stat().st_size + (1 << 30)
+        while high - low > low // 64:
+            middle = (low + high) // 2
+            try:
+                with load(path, **common, devices=devices, memory_limit=middle, verify=False) as lm:
+                    if lm.info.divided:
+                        ways[f"{devices} devices of {middle >> 20} MiB"] = {"devices": devices, "memory_limit": middle}
+                        return ways
+                high = middle
+            except TilebeamError:
+                low = middle
     return ways
 
 
