@@ -29,6 +29,7 @@ wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, 
                       const std::function<bool()> & keep_waiting) {
     const int64_t start = now_ns();
     int64_t elapsed = 0;
+    int64_t asked = 0;
     for (;;) {
         if (elapsed >= plan.sleep_until && elapsed < plan.spin_until) {
             for (int i = 0; i < 32; ++i) {
@@ -47,11 +48,14 @@ wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, 
             if (load_word(word) != old) {
                 return wake_reason::seen_sleeping;
             }
+        }
+        elapsed = now_ns() - start;
+        if (elapsed - asked >= plan.slice) { // a long graph is spun for longer than that
+            asked = elapsed;
             if (!keep_waiting()) {
                 return wake_reason::stopped;
             }
         }
-        elapsed = now_ns() - start;
     }
 }
 

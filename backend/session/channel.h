@@ -32,13 +32,13 @@ inline void store_word(uint32_t * word, uint32_t value) { __atomic_store_n(word,
 struct wait_plan {
     int64_t sleep_until = 0;  // sleep at first: the answer is not expected before
     int64_t spin_until = 0;   // then spin until here, then sleep
-    int64_t slice = 20000000; // longest sleep between two looks at the peer
+    int64_t slice = 20000000; // longest time between two looks at the peer
 };
 
 enum class wake_reason { seen_spinning, seen_sleeping, stopped };
 
-// Wait until *word != old. `sleeping` tells the other side that a wake-up call is needed. `keep_waiting` is asked after
-// every slice slept: false ends the wait.
+// Wait until *word != old. `sleeping` tells the other side that a wake-up call is needed. `keep_waiting` is asked once
+// per slice: false ends the wait.
 wake_reason wait_word(const uint32_t * word, uint32_t old, uint32_t * sleeping, const wait_plan & plan,
                       const std::function<bool()> & keep_waiting);
 
