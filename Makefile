@@ -24,7 +24,7 @@ DEMO_ARGS ?=
 # and say which package they miss.
 EXTRAS := clang-19 lld-19 llvm-19 libclang-rt-19-dev libc++-19-dev qemu-user g++-aarch64-linux-gnu
 
-NATIVE := $(shell find CMakeLists.txt backend ggml_ext -name '*.[ch]' -o -name '*.cpp' -o -name '*.txt' -o -name '*.cmake')
+NATIVE := $(shell find CMakeLists.txt backend ggml_ext tests/fuzz tests/native tests/hexagon -name '*.[ch]' -o -name '*.cpp' -o -name '*.txt' -o -name '*.cmake')
 SANITIZE_LIBS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
 CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
