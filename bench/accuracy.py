@@ -366,12 +366,15 @@ def pm(e: Estimate | None, digits: int, factor: float = 1.0) -> str:
 
 
 def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, Any]]:
-    """Figures of a group's variants, as far as they were measured."""
+    """Figures of a group's variants over the tokens that all of them have; what was not begun is left out."""
+    kept = [(variant, *store.load(group, variant, windows)) for variant in group.variants]
+    kept = [(variant, scores, seconds) for variant, scores, seconds in kept if done(scores) > 1]
+    common = np.logical_and.reduce([np.isfinite(scores.nll) for _, scores, _ in kept]) if kept else np.zeros(0, bool)
     rows = []
-    for variant in group.variants:
-        scores, seconds = store.load(group, variant, windows)
+    for variant, scores, seconds in kept:
+        speed = done(scores) / windows.scored * windows.n_ctx / seconds if seconds else None
+        scores.nll[~common] = np.nan
         if done(scores) > 1:
-            speed = done(scores) / windows.scored * windows.n_ctx / seconds if seconds else None
             rows.append({"variant": variant.name, "tokens_per_second": speed, "figures": figures(scores)})
     return rows
 
