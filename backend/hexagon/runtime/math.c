@@ -1,5 +1,6 @@
-// The part of <math.h> that the executor and the headers of libc++ use. Floats: exponentials are evaluated in float with fused multiply-add,
-// the rest by way of doubles, so errors stay below one unit in the last place. Doubles: within two units or so.
+// The part of <math.h> that the executor and the headers of libc++ use. Floats: exponentials are evaluated in float
+// with fused multiply-add, the rest by way of doubles, so errors stay below one unit in the last place. Doubles: within
+// two units or so.
 #include <math.h>
 #include <stdint.h>
 
@@ -192,7 +193,6 @@ double tanh(double x) {
 }
 
 float tanhf(float x) { return x != x ? x : (float)tanh((double)x); }
-
 
 // --- logarithms -----------------------------------------------------------------------------------------------------
 
