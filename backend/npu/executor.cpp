@@ -85,6 +85,7 @@ uint64_t elements(const tb_tensor & t) {
 bool is_tiny(const tb_op & op) {
     switch (op.code) {
     case TB_OP_MUL_MAT:
+    case TB_OP_MUL_MAT_ID:
     case TB_OP_FLASH_ATTN:
         return false;
     case TB_OP_ROPE: // sines, exponentials
@@ -394,6 +395,7 @@ const char * executor::kernel_name(const tb_op & op) const {
     }
     switch (op.code) {
     case TB_OP_MUL_MAT:
+    case TB_OP_MUL_MAT_ID:
         return mul_mat_kernel_name(op, *self->kernels);
     case TB_OP_FLASH_ATTN:
         return self->kernels->attention.name;

@@ -26,6 +26,12 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_MUL_MAT:
         r = {TB_OP_MUL_MAT, 2};
         return true;
+    case GGML_OP_MUL_MAT_ID:
+        r = {TB_OP_MUL_MAT_ID, 3};
+        return true;
+    case GGML_OP_SUM_ROWS:
+        r = {TB_OP_SUM_ROWS, 1};
+        return true;
     case GGML_OP_FLASH_ATTN_EXT:
         r = {TB_OP_FLASH_ATTN, 5};
         return true;
@@ -127,7 +133,8 @@ uint32_t stored_type(const ggml_tensor * t, const ggml_tensor * user) {
     if (tiled != TB_TYPE_COUNT) return t == root ? tiled : static_cast<uint32_t>(TB_TYPE_COUNT);
     if (in_tiled) return TB_TYPE_COUNT;
     // A plain quantized weight belongs into the tiled buffer type, which the loader tries next.
-    if (!buffer::of(root->buffer) && user->op == GGML_OP_MUL_MAT && tb_tiled_column(plain) != TB_TYPE_COUNT) {
+    const bool product = user->op == GGML_OP_MUL_MAT || user->op == GGML_OP_MUL_MAT_ID;
+    if (!buffer::of(root->buffer) && product && tb_tiled_column(plain) != TB_TYPE_COUNT) {
         return TB_TYPE_COUNT;
     }
     return plain;
@@ -161,6 +168,7 @@ bool describe(const ggml_tensor * t, const ggml_tensor * user, tb_tensor & out, 
 uint32_t flags_of(uint32_t code, int32_t numerics) {
     switch (code) {
     case TB_OP_MUL_MAT:
+    case TB_OP_MUL_MAT_ID:
         return (numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0;
     case TB_OP_FLASH_ATTN:
         return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP : 0;

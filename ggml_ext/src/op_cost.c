@@ -27,6 +27,11 @@ void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
         *bytes += bytes_of(dst);
         *work = 2 * elements(dst) * a->ne[0];
         break;
+    case TB_OP_MUL_MAT_ID: // of the matrices, at most one per row is read
+        *bytes += bytes_of(dst);
+        if (elements(b + 1) < a->ne[2]) *bytes -= bytes_of(a) / a->ne[2] * (a->ne[2] - elements(b + 1));
+        *work = 2 * elements(dst) * a->ne[0];
+        break;
     case TB_OP_FLASH_ATTN: // scores, and their sum over V
         *bytes += bytes_of(dst);
         *work = 2 * (uint64_t)b->ne[1] * a->ne[1] * a->ne[2] * a->ne[3] * ((uint64_t)a->ne[0] + op->src[2].ne[0]);

@@ -118,6 +118,29 @@ static int unary(const tb_op * op, const char ** why) {
     return same_as_src0(op, why);
 }
 
+// Weights [K, N, E], x [K, divides n_used, T], ids [n_used, T].
+static int mul_mat_id(const tb_op * op, const char ** why) {
+    const tb_tensor *w = &op->src[0], *x = &op->src[1], *ids = &op->src[2];
+    if (w->ne[0] != x->ne[0]) return refuse(TB_E_SHAPE, "the inner dimensions differ", why);
+    if (w->ne[3] != 1 || x->ne[3] != 1 || ids->ne[2] != 1 || ids->ne[3] != 1) {
+        return refuse(TB_E_SHAPE, "too many dimensions", why);
+    }
+    if (ids->ne[1] != x->ne[2] || ids->ne[0] % x->ne[1] != 0) {
+        return refuse(TB_E_SHAPE, "indices do not fit the rows", why);
+    }
+    if (!has_shape(&op->dst, w->ne[1], ids->ne[0], ids->ne[1], 1)) {
+        return refuse(TB_E_SHAPE, "dst is not [N, n_used, T]", why);
+    }
+    return TB_OK;
+}
+
+static int sum_rows(const tb_op * op, const char ** why) {
+    const tb_tensor * x = &op->src[0];
+    return has_shape(&op->dst, 1, x->ne[1], x->ne[2], x->ne[3])
+               ? TB_OK
+               : refuse(TB_E_SHAPE, "dst does not have one element per row", why);
+}
+
 static int sum(const tb_op * op, const char ** why) {
     return has_shape(&op->dst, 1, 1, 1, 1) ? TB_OK : refuse(TB_E_SHAPE, "dst is not one element", why);
 }
@@ -295,6 +318,8 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_ARGSORT]    = {"ARGSORT",    argsort,      S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_TOP_K]      = {"TOP_K",      top_k,        S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_PAD]        = {"PAD",        pad,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
+    [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | TILED, F32, T(TB_I32)}},
+    [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on
@@ -367,9 +392,8 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     if (op->code == TB_OP_NOP) return TB_OK;
     if (op->code >= TB_OP_COUNT) return refuse(TB_E_UNSUPPORTED, "no such op", why);
     const rule * r = &RULES[op->code];
-    const uint32_t flags = op->code == TB_OP_MUL_MAT      ? TB_FLAG_FP16
-                           : op->code == TB_OP_FLASH_ATTN ? TB_FLAG_EXACT_EXP
-                                                          : 0;
+    const int product = op->code == TB_OP_MUL_MAT || op->code == TB_OP_MUL_MAT_ID;
+    const uint32_t flags = product ? TB_FLAG_FP16 : op->code == TB_OP_FLASH_ATTN ? TB_FLAG_EXACT_EXP : 0;
     if ((op->flags & ~flags) != 0) return refuse(TB_E_UNSUPPORTED, "flags", why);
     if (op->n_src > TB_MAX_SRC) return refuse(TB_E_PROTOCOL, "too many operands", why);
 

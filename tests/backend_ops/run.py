@@ -72,6 +72,9 @@ OPS: dict[str, Op] = {
     "ARGSORT": Op(98, r"ne=\[\d{1,4},"),
     "TOP_K": Op(500, r"ne=\[(1023|2047|65000|262144)\b|k=(1|15|400)\b"),
     "PAD": Op(4),
+    # Mixtures of experts.
+    "MUL_MAT_ID": Op(330),
+    "SUM_ROWS": Op(10),
     # Activations that stand alone.
     "GELU": Op(12),
     "SILU": Op(12),

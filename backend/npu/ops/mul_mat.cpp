@@ -1,4 +1,4 @@
-// MUL_MAT: which kernel, in which pieces.
+// MUL_MAT and MUL_MAT_ID: which kernel, in which pieces.
 //
 // Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles with a scale per
@@ -12,6 +12,9 @@
 // Rows of src1 that meet the same weight matrix (M, and the dimensions over which src0 broadcasts) count as one list of
 // rows. Phase one converts activations, shared by rows and k; phase two takes items of (matrix, panels, rows) until
 // none are left.
+//
+// MUL_MAT_ID lets each row name its matrix (its expert). Rows are sorted by matrix first; then the rows of each matrix
+// go the way that as many rows of a MUL_MAT go, one matrix after the other.
 #include <algorithm>
 #include <cstring>
 
@@ -35,6 +38,11 @@ static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= stage
 
 enum class way { integer, integer_staged, floats, matrix, dot };
 
+// A row of MUL_MAT_ID: dst's dimensions 1 and 2.
+struct picked_row {
+    uint32_t i1, i2;
+};
+
 struct plan {
     way path;
     gemm_format format;
@@ -47,6 +55,8 @@ struct plan {
     int64_t stage;            // scratch of each thread
     int64_t panels;
     int64_t panels_per_item, groups_per_item;
+    int64_t expert;            // MUL_MAT_ID: the one matrix
+    const picked_row * picked; // and its rows; nullptr: all rows, in order
 
     int64_t converted_rows() const { return path == way::matrix ? matrices * groups * TB_TILE_K : matrices * rows; }
     int64_t converted_bytes() const { return (converted_rows() * row_bytes + 127) / 128 * 128; }
@@ -79,18 +89,17 @@ gemm_format format_of(uint32_t type) {
     }
 }
 
-plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    const tb_tensor &w = op.src[0], &x = op.src[1];
+// For `rows` rows against each of `matrices` matrices.
+plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, const kernel_table & kernels) {
+    const tb_tensor & w = op.src[0];
     plan p{};
     p.type = w.type;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
     p.format = format_of(w.type);
     p.k = w.ne[0];
     p.n = w.ne[1];
-    p.matrices = int64_t{w.ne[2]} * w.ne[3];
-    p.r2 = x.ne[2] / w.ne[2];
-    p.r3 = x.ne[3] / w.ne[3];
-    p.rows = x.ne[1] * p.r2 * p.r3;
+    p.matrices = matrices;
+    p.rows = rows;
     if (is_float(w.type)) {
         p.path = p.rows <= dot_rows && !p.fp16 ? way::dot : way::floats;
     } else if (p.fp16) {
@@ -122,8 +131,18 @@ plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
     return p;
 }
 
-// Row r of a matrix's rows, in src1 or dst.
+plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const tb_tensor &w = op.src[0], &x = op.src[1];
+    const int64_t r2 = x.ne[2] / w.ne[2], r3 = x.ne[3] / w.ne[3];
+    plan p = make_plan(op, int64_t{w.ne[2]} * w.ne[3], x.ne[1] * r2 * r3, n_threads, kernels);
+    p.r2 = r2;
+    p.r3 = r3;
+    return p;
+}
+
+// Row r of a matrix's rows, in src1 or dst. MUL_MAT_ID's src1 may have one row for all experts of a token.
 uint8_t * row_of_matrix(const plan & p, const view & v, const view & weights, int64_t matrix, int64_t r) {
+    if (p.picked) return v.at<uint8_t>(p.picked[r].i1 % v.ne(1), p.picked[r].i2);
     const int64_t i02 = matrix % weights.ne(2), i03 = matrix / weights.ne(2);
     const int64_t i1 = r % v.ne(1), batch = r / v.ne(1);
     return v.at<uint8_t>(i1, i02 * p.r2 + batch % p.r2, i03 * p.r3 + batch / p.r2);
@@ -207,8 +226,9 @@ struct item_range {
     int64_t matrix, panel, last_panel, group, last_group;
 };
 
-const uint8_t * weights_of(const op_context & ctx, int64_t matrix) {
+const uint8_t * weights_of(const op_context & ctx, const plan & p, int64_t matrix) {
     const view & w = ctx.src[0];
+    matrix += p.expert;
     return w.data + matrix % w.ne(2) * w.nb(2) + matrix / w.ne(2) * w.nb(3);
 }
 
@@ -218,7 +238,7 @@ const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix,
 
 void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
     const int64_t k_tiles = p.k / tile, panel_bytes = k_tiles * static_cast<int64_t>(tb_tile_bytes(p.type));
-    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix);
     outputs out;
     for (int64_t g = r.group; g < r.last_group; g++) {
         const uint8_t * group = group_of(ctx, p, r.matrix, g);
@@ -246,7 +266,7 @@ void stage_tiles_of(const op_context & ctx, const plan & p, const uint8_t * weig
 }
 
 void run_integer_staged(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
-    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t k_tiles = p.k / tile;
     outputs out;
     for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
@@ -283,7 +303,7 @@ void stage_floats_of(const op_context & ctx, const plan & p, const uint8_t * wei
 }
 
 void run_floats(const op_context & ctx, const plan & p, const item_range & r, uint8_t * scratch) {
-    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix);
     float * stage = reinterpret_cast<float *>(scratch);
     outputs out;
     for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
@@ -303,7 +323,7 @@ void run_floats(const op_context & ctx, const plan & p, const item_range & r, ui
 
 void run_matrix(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
     const gemm_fp16 & unit = ctx.kernels->gemm.fp16;
-    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t k_tiles = p.k / tile;
     uint16_t * tiles = reinterpret_cast<uint16_t *>(stage);
     uint8_t * packed = stage + k_tiles * gemm_fp16_tile_bytes;
@@ -326,7 +346,7 @@ void run_matrix(const op_context & ctx, const plan & p, const item_range & r, ui
 }
 
 void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
-    const uint8_t * weights = weights_of(ctx, r.matrix);
+    const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
     const float * x[dot_rows];
     float * dst[dot_rows];
@@ -351,8 +371,7 @@ void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
 // A dot product reads F32 activations where they are.
 bool converts(const op_context & ctx, const plan & p) { return p.path != way::dot || ctx.src[1].type() != TB_F32; }
 
-void run(const op_context & ctx) {
-    const plan p = make_plan(*ctx.op, ctx.n_threads, *ctx.kernels);
+void run_plan(const op_context & ctx, const plan & p) {
     if (converts(ctx, p)) {
         convert(ctx, p);
         ctx.barrier();
@@ -388,17 +407,92 @@ void run(const op_context & ctx) {
     }
 }
 
-uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    const plan p = make_plan(op, n_threads, kernels);
+void run(const op_context & ctx) { run_plan(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels)); }
+
+uint64_t bytes_of(const plan & p, int n_threads) {
     return static_cast<uint64_t>(p.converted_bytes() + n_threads * p.stage);
+}
+
+uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    return bytes_of(make_plan(op, n_threads, kernels), n_threads);
+}
+
+// ---- MUL_MAT_ID. Scratch: what a MUL_MAT of all rows would need, then where each matrix's rows start, then the rows.
+
+int64_t picked_rows(const tb_op & op) { return int64_t{op.src[2].ne[0]} * op.src[2].ne[1]; }
+
+plan plan_of_all(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    return make_plan(op, 1, std::max<int64_t>(1, picked_rows(op)), n_threads, kernels);
+}
+
+uint64_t scratch_bytes_id(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const uint64_t starts = (uint64_t{op.src[0].ne[2]} + 2) * sizeof(int64_t);
+    return bytes_of(plan_of_all(op, n_threads, kernels), n_threads) + starts +
+           static_cast<uint64_t>(picked_rows(op)) * sizeof(picked_row);
+}
+
+int32_t read_id(const view & ids, int64_t i, int64_t t) {
+    int32_t id;
+    std::memcpy(&id, ids.data + i * ids.nb(0) + t * ids.nb(1), sizeof id);
+    return id;
+}
+
+// Sort the rows by matrix, stably. starts[e] is where matrix e's rows begin, starts[n] their number. The indices come
+// from data that may change meanwhile, so each is read once and what was read decides. False: one names no matrix.
+bool sort_rows(const view & ids, int64_t n, int64_t * starts, picked_row * rows, int64_t capacity) {
+    std::fill(starts, starts + n + 2, 0);
+    for (int64_t t = 0; t < ids.ne(1); t++) {
+        for (int64_t i = 0; i < ids.ne(0); i++) {
+            const int32_t id = read_id(ids, i, t);
+            if (id < 0 || id >= n) return false;
+            starts[id + 2]++;
+        }
+    }
+    for (int64_t e = 0; e < n; e++)
+        starts[e + 2] += starts[e + 1];
+    int64_t placed = 0;
+    for (int64_t t = 0; t < ids.ne(1); t++) {
+        for (int64_t i = 0; i < ids.ne(0); i++) {
+            const int32_t id = read_id(ids, i, t);
+            if (id < 0 || id >= n || starts[id + 1] >= capacity) return false;
+            rows[starts[id + 1]++] = {static_cast<uint32_t>(i), static_cast<uint32_t>(t)};
+            placed++;
+        }
+    }
+    return placed == capacity;
+}
+
+void run_id(const op_context & ctx) {
+    const int64_t experts = ctx.src[0].ne(2), all = picked_rows(*ctx.op);
+    uint8_t * after = ctx.scratch + bytes_of(plan_of_all(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.n_threads);
+    int64_t * starts = reinterpret_cast<int64_t *>(after);
+    picked_row * rows = reinterpret_cast<picked_row *>(starts + experts + 2);
+    if (ctx.thread == 0 && !sort_rows(ctx.src[2], experts, starts, rows, all)) {
+        starts[0] = -1;
+        ctx.fail(TB_E_BOUNDS, "MUL_MAT_ID: an index names no matrix");
+    }
+    ctx.barrier();
+    if (starts[0] < 0) return;
+    for (int64_t e = 0; e < experts; e++) {
+        const int64_t count = starts[e + 1] - starts[e];
+        if (count == 0) continue;
+        plan p = make_plan(*ctx.op, 1, count, ctx.n_threads, *ctx.kernels);
+        p.expert = e;
+        p.picked = rows + starts[e];
+        run_plan(ctx, p);
+        ctx.barrier(); // the next matrix's rows are converted into the same scratch
+        if (ctx.thread == 0) ctx.reset_chunks();
+        ctx.barrier();
+    }
 }
 
 } // namespace
 
 const op_entry mul_mat_entry = {run, scratch_bytes};
+const op_entry mul_mat_id_entry = {run_id, scratch_bytes_id};
 
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels) {
-    const plan p = make_plan(op, 1, kernels);
+    const plan p = op.code == TB_OP_MUL_MAT_ID ? plan_of_all(op, 1, kernels) : make_plan(op, 1, kernels);
     switch (p.path) {
     case way::dot:
         return kernels.gemm.dot.name;

@@ -57,6 +57,10 @@ const op_entry & op_table(uint32_t code) {
         return top_k_entry;
     case TB_OP_PAD:
         return pad_entry;
+    case TB_OP_MUL_MAT_ID:
+        return mul_mat_id_entry;
+    case TB_OP_SUM_ROWS:
+        return sum_rows_entry;
     default:
         return none;
     }

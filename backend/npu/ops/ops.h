@@ -34,6 +34,8 @@ extern const op_entry argmax_entry;
 extern const op_entry argsort_entry;
 extern const op_entry top_k_entry;
 extern const op_entry pad_entry;
+extern const op_entry mul_mat_id_entry;
+extern const op_entry sum_rows_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

@@ -1,4 +1,5 @@
-// SUM, ARGMAX and CUMSUM. Sums are kept in double, so that a vocabulary's worth of small probabilities adds up.
+// SUM, SUM_ROWS, ARGMAX and CUMSUM. Sums are kept in double, so that a vocabulary's worth of small probabilities adds
+// up.
 #include "ops/ops.h"
 
 namespace tb::npu {
@@ -19,6 +20,22 @@ void sum(const op_context & ctx) {
         }
     }
     *ctx.dst.at<float>(0) = static_cast<float>(total);
+}
+
+void sum_rows(const op_context & ctx) {
+    const view & x = ctx.src[0];
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share(x.rows(), 16, &first, &last);
+    for (int64_t r = first; r < last; r++) {
+        const row_index i = row_of(x, r);
+        const float * row = x.at<const float>(i.i1, i.i2, i.i3);
+        double total = 0;
+        for (int64_t j = 0; j < x.ne(0); j++) {
+            total += static_cast<double>(row[j]);
+        }
+        *ctx.dst.at<float>(i.i1, i.i2, i.i3) = static_cast<float>(total);
+    }
 }
 
 // The first of the largest elements of each row.
@@ -60,6 +77,7 @@ void cumsum(const op_context & ctx) {
 } // namespace
 
 const op_entry sum_entry = {sum, nullptr};
+const op_entry sum_rows_entry = {sum_rows, nullptr};
 const op_entry argmax_entry = {argmax, nullptr};
 const op_entry cumsum_entry = {cumsum, nullptr};
 

@@ -51,11 +51,15 @@ enum tb_op_code {
     TB_OP_ARGSORT = 22, // params: [0] 0 ascending, 1 descending; dst I32. Equal elements in the order of their indices
     TB_OP_TOP_K = 23,   // dst I32 [k, ..]: the k largest of each row, largest first
     TB_OP_PAD = 24,     // params: [2d] before and [2d + 1] after src0 in dimension d, [8] 1 = wraps around
-    TB_OP_COUNT = 25,
+    // mixtures of experts
+    TB_OP_MUL_MAT_ID = 25, // src0 weights [K,N,E], src1 F32 [K, n_used or a divisor of it, T], src2 I32 [n_used, T]:
+                           // dst F32 [N, n_used, T], dst[:,i,t] = src0[:,:,src2[i,t]] * src1[:, i % .., t]
+    TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]
+    TB_OP_COUNT = 27,
 };
 
 // tb_op.flags
-#define TB_FLAG_FP16 1      // MUL_MAT: the matrix unit's own numerics (design section 5) instead of int8
+#define TB_FLAG_FP16 1      // MUL_MAT, MUL_MAT_ID: the matrix unit's own numerics (design section 5) instead of int8
 #define TB_FLAG_EXACT_EXP 2 // FLASH_ATTN: float32 exponentials instead of the FP16 table
 
 typedef struct tb_tensor {
