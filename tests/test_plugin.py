@@ -229,9 +229,10 @@ def test_where_weights_may_go(device: Device) -> None:
         assert not device.supports(kit.lib.ggml_get_rows(c.ctx, w, c.tensor(I32, 512)))
 
         experts = c.tensor(Q4_0, 64, 32, 4)
-        c.probe(experts, device.tiled)
-        ids = c.tensor(I32, 2, 512)
-        assert not device.supports(kit.lib.ggml_mul_mat_id(c.ctx, experts, c.tensor(F32, 64, 2, 512), ids))
+        x, ids = c.tensor(F32, 64, 2, 512), c.tensor(I32, 2, 512)
+        for buft, wanted in ((device.tiled, True), (device.plain, False)):
+            c.probe(experts, buft)
+            assert device.supports(kit.lib.ggml_mul_mat_id(c.ctx, experts, x, ids)) == wanted
         assert not device.supports(kit.lib.ggml_sin(c.ctx, c.tensor(F32, 64)))
 
 
