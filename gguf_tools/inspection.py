@@ -24,8 +24,8 @@ MIB = 1 << 20
 def device_of(f: Source, t: TensorInfo) -> str:
     """Where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
 
-    The CPU looks embeddings up, and multiplies with types that are not tiled and with stacks of experts, which the
-    device has no op for. Of tied embeddings the device makes itself an output matrix.
+    The CPU looks embeddings up, and multiplies with types that are not tiled. Of tied embeddings the device makes
+    itself an output matrix.
     """
     runs = t.type in TB_TYPE
     if is_looked_up(t.name):

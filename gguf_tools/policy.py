@@ -111,7 +111,7 @@ class Policy:
             if (type or KEEP) != KEEP or (grouping or "column") != "column" or rules or output_weight == "split":
                 raise ValueError("the preset lossless changes no type and no grouping: leave out the other options")
         elif preset == "paper":
-            rules.append(Rule(re.compile(r"ffn_down(_shexp)?\.weight$"), "q8_0", of_preset=True))
+            rules.append(Rule(re.compile(r"ffn_down(_shexp|_exps|_chexps)?\.weight$"), "q8_0", of_preset=True))
             type, grouping = type or "q4_0", grouping or "tile"
         elif preset is not None:
             raise ValueError(f"{preset!r} is not one of {', '.join(PRESETS)}")

@@ -158,7 +158,7 @@ def _notes(makers: Sequence[Maker], unweighted: int) -> list[str]:
     if any(x.target.added for x in makers):
         notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
     if plain:
-        notes.append(f"Not tiled (embedding tables, experts, other types or shapes): {_count(plain)}.")
+        notes.append(f"Not tiled (embedding tables, other types or shapes): {_count(plain)}.")
     return notes
 
 

@@ -9,6 +9,7 @@ The same configuration and seed give the same bytes. Tensors are made and writte
 few dozen MiB whatever the model's size.
 
     python -m gguf_tools.synth OUT --arch qwen2 --preset bench-1.4b --type q4_0
+    python -m gguf_tools.synth OUT --arch qwen3moe --experts 8 --experts-used 2
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from gguf import GGMLQuantizationType as Q
 from .weights import from_float
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+MIXTURES = ("llama", "qwen3moe")  # can have experts; qwen3moe has nothing else
 TYPES = {"f32": Q.F32, "f16": Q.F16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0, "iq4_nl": Q.IQ4_NL}
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
 BLOCK = 32  # elements per quantization block in all three quantized types
@@ -38,6 +40,9 @@ LOGIT_STD = 2.0
 # Standard deviation of the attention scores before the softmax: 0 would average all values away; much more makes the
 # layers amplify rounding noise beyond what trained models do (int8 activations cost 0.001 nats at 1.5).
 SCORE_STD = 1.5
+# Standard deviation of the router's logits: the last expert chosen then has a small weight, so that a near tie with the
+# next one, which rounding decides, changes little.
+ROUTER_STD = 4.0
 # Above this many weights, quantized blocks are drawn directly instead of quantizing Gaussian floats.
 DIRECT_ABOVE = 150_000_000
 
@@ -69,7 +74,9 @@ class SynthConfig:
     n_head: int = 4
     n_head_kv: int = 2
     head_dim: int = 64
-    n_ff: int = 512
+    n_ff: int = 512  # of each expert, where there are experts
+    n_expert: int = 0  # llama, qwen3moe: experts per layer, 0 = an ordinary feed-forward network
+    n_expert_used: int = 0  # of them for each token
     n_vocab: int = 1024
     n_ctx_train: int = 8192
     type: str = "q4_0"
@@ -87,15 +94,24 @@ class SynthConfig:
 
     def validate(self) -> None:
         """Raises ValueError with the reason when no working model can be made of this configuration."""
-        if self.arch not in ARCHITECTURES:
-            raise ValueError(f"unknown architecture {self.arch!r}: choose from {', '.join(ARCHITECTURES)}")
+        if self.arch not in (*ARCHITECTURES, *MIXTURES):
+            known = ", ".join(dict.fromkeys((*ARCHITECTURES, *MIXTURES)))
+            raise ValueError(f"unknown architecture {self.arch!r}: choose from {known}")
         for value in (self.type, *self.types.values()):
             if value not in TYPES:
                 raise ValueError(f"unknown tensor type {value!r}: choose from {', '.join(TYPES)}")
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name.startswith("n_") and value < 1:
+            if f.name.startswith("n_") and not f.name.startswith("n_expert") and value < 1:
                 raise ValueError(f"{f.name} must be at least 1, is {value}")
+        if self.n_expert and self.arch not in MIXTURES:
+            raise ValueError(f"{self.arch} has no experts: choose from {', '.join(MIXTURES)}")
+        if self.arch == "qwen3moe" and not self.n_expert:
+            raise ValueError("qwen3moe needs experts: n_expert and n_expert_used")
+        if self.n_expert == 1 or self.n_expert < 0:  # llama.cpp takes one expert for none
+            raise ValueError(f"n_expert must be 0 or at least 2, is {self.n_expert}")
+        if not (1 <= self.n_expert_used <= self.n_expert or self.n_expert == self.n_expert_used == 0):
+            raise ValueError(f"n_expert_used {self.n_expert_used} is not between 1 and n_expert {self.n_expert}")
         if self.n_head % self.n_head_kv:
             raise ValueError(f"n_head {self.n_head} is not a multiple of n_head_kv {self.n_head_kv}")
         if self.arch in ("llama", "qwen2") and self.n_head * self.head_dim != self.n_embd:
@@ -149,7 +165,8 @@ def preset(name: str, **changes: Any) -> SynthConfig:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor to write: numpy shape (rows, columns) or (columns,), and the distribution of its elements."""
+    """One tensor to write: numpy shape (columns,), (rows, columns) or (experts, rows, columns), and the distribution of
+    its elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -171,9 +188,9 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
     """The model's tensors in file order."""
     out: list[TensorSpec] = []
 
-    def matrix(name: str, rows: int, cols: int, std: float) -> None:
+    def matrix(name: str, rows: int, cols: int, std: float, stack: tuple[int, ...] = ()) -> None:
         role = name.split(".")[-1]
-        out.append(TensorSpec(f"{name}.weight", (rows, cols), TYPES[cfg.types.get(role, cfg.type)], 0.0, std))
+        out.append(TensorSpec(f"{name}.weight", (*stack, rows, cols), TYPES[cfg.types.get(role, cfg.type)], 0.0, std))
 
     def norm(name: str, size: int, mean: float = 1.0) -> None:
         out.append(TensorSpec(f"{name}.weight", (size,), Q.F32, mean, 0.1 * mean))
@@ -183,7 +200,8 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
 
     gemma = cfg.arch == "gemma3"
     n_q, n_kv = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
-    per_head_norm = cfg.arch in ("qwen3", "gemma3")
+    per_head_norm = cfg.arch in ("qwen3", "qwen3moe", "gemma3")
+    experts, stack = ("_exps", (cfg.n_expert,)) if cfg.n_expert else ("", ())
     # Queries and keys of unit variance give scores q.k/sqrt(d) of unit variance; both share the gain.
     qk_gain = SCORE_STD**0.5
     k_embd, k_q, k_ff = (n**-0.5 for n in (cfg.n_embd, n_q, cfg.n_ff))
@@ -206,18 +224,22 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
         matrix(f"{blk}.attn_output", cfg.n_embd, n_q, k_q)
         norm(f"{blk}.ffn_norm", cfg.n_embd)
         # silu(gate) * up of two unit normals has a standard deviation near 0.6.
-        matrix(f"{blk}.ffn_gate", cfg.n_ff, cfg.n_embd, k_embd)
-        matrix(f"{blk}.ffn_up", cfg.n_ff, cfg.n_embd, k_embd)
-        matrix(f"{blk}.ffn_down", cfg.n_embd, cfg.n_ff, 1.6 * k_ff)
+        if cfg.n_expert:
+            shape = (cfg.n_expert, cfg.n_embd)
+            out.append(TensorSpec(f"{blk}.ffn_gate_inp.weight", shape, Q.F32, 0.0, ROUTER_STD * k_embd))
+        matrix(f"{blk}.ffn_gate{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
+        matrix(f"{blk}.ffn_up{experts}", cfg.n_ff, cfg.n_embd, k_embd, stack)
+        matrix(f"{blk}.ffn_down{experts}", cfg.n_embd, cfg.n_ff, 1.6 * k_ff, stack)
         if gemma:
             # Large enough that the token's own embedding does not dominate logits read off the same matrix.
             norm(f"{blk}.post_attention_norm", cfg.n_embd, 2 * LOGIT_STD)
             norm(f"{blk}.post_ffw_norm", cfg.n_embd, 2 * LOGIT_STD)
         elif cfg.bias and cfg.arch == "llama":
             bias(f"{blk}.attn_output", cfg.n_embd, 0.1)
-            bias(f"{blk}.ffn_gate", cfg.n_ff, 0.1)
-            bias(f"{blk}.ffn_up", cfg.n_ff, 0.1)
-            bias(f"{blk}.ffn_down", cfg.n_embd, 0.1)
+            if not cfg.n_expert:  # llama's experts have none
+                bias(f"{blk}.ffn_gate", cfg.n_ff, 0.1)
+                bias(f"{blk}.ffn_up", cfg.n_ff, 0.1)
+                bias(f"{blk}.ffn_down", cfg.n_embd, 0.1)
     norm("output_norm", cfg.n_embd)
     if not cfg.is_tied:
         matrix("output", cfg.n_vocab, cfg.n_embd, LOGIT_STD * k_embd)
@@ -330,6 +352,11 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
     w.add_embedding_length(cfg.n_embd)
     w.add_block_count(cfg.n_layer)
     w.add_feed_forward_length(cfg.n_ff)
+    if cfg.n_expert:
+        w.add_expert_count(cfg.n_expert)
+        w.add_expert_used_count(cfg.n_expert_used)
+        if cfg.arch == "qwen3moe":
+            w.add_expert_feed_forward_length(cfg.n_ff)
     w.add_head_count(cfg.n_head)
     w.add_head_count_kv(cfg.n_head_kv)
     w.add_key_length(cfg.head_dim)
@@ -416,11 +443,13 @@ def _bar(total: int, name: str) -> Any:
 def _main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m gguf_tools.synth", description="Write a random GGUF model.")
     p.add_argument("out", type=Path)
-    p.add_argument("--arch", choices=ARCHITECTURES, default="llama")
+    p.add_argument("--arch", choices=dict.fromkeys((*ARCHITECTURES, *MIXTURES)), default="llama")
     p.add_argument("--preset", choices=list(PRESETS), default="tiny")
     p.add_argument("--type", choices=list(TYPES), default="q4_0")
     p.add_argument("--role", action="append", default=[], metavar="ROLE=TYPE", help="e.g. ffn_down=q8_0; repeatable")
     p.add_argument("--layers", type=int, help="number of layers instead of the preset's")
+    p.add_argument("--experts", type=int, default=0, metavar="N", help="llama, qwen3moe: experts per layer")
+    p.add_argument("--experts-used", type=int, default=0, metavar="N", help="of them for each token")
     p.add_argument("--bias", action="store_true", help="llama: biases on every matrix")
     p.add_argument("--rope-factors", action="store_true", help="llama: a rope_freqs tensor")
     p.add_argument("--yarn", type=float, default=0.0, metavar="FACTOR", help="YaRN context extension")
@@ -429,6 +458,7 @@ def _main(argv: list[str] | None = None) -> int:
     try:
         roles = dict(part.split("=", 1) for part in a.role)
         changes: dict[str, Any] = {"arch": a.arch, "type": a.type, "types": roles, "seed": a.seed}
+        changes |= {"n_expert": a.experts, "n_expert_used": a.experts_used}
         changes |= {"bias": a.bias, "rope_factors": a.rope_factors, "yarn_factor": a.yarn}
         if a.layers is not None:
             changes["n_layer"] = a.layers

@@ -46,8 +46,8 @@ LOOKED_UP = (
     "markov",
     "selector",
 )
-# Read by other ops than MUL_MAT, which know no tiles: stacks of experts (MUL_MAT_ID) and convolution kernels.
-OTHER_OPS = ("exps", "conv1d", "shortconv.conv", "masked_embd")
+# Read by other ops than MUL_MAT and MUL_MAT_ID, which know no tiles: biases (ADD, ADD_ID) and convolution kernels.
+OTHER_OPS = (".bias", "conv1d", "shortconv.conv", "masked_embd")
 # Small or sensitive matrices that llama.cpp's own quantizer leaves alone, too.
 KEPT = (
     "_norm",
@@ -71,7 +71,8 @@ def is_looked_up(name: str) -> bool:
 
 
 def fits_tiles(t: TensorInfo) -> bool:
-    """May this tensor be stored as tiles: a matrix (or a stack) that MUL_MAT reads, K and N multiples of 32?"""
+    """May this tensor be stored as tiles: K and N multiples of 32, of a matrix that MUL_MAT reads, or of a stack of
+    them, such as the experts that MUL_MAT_ID chooses from?"""
     return (
         len(t.ne) in (2, 3)
         and t.k <= MAX_ROW

@@ -46,6 +46,8 @@ OPS = {
             "ARGSORT",
             "TOP_K",
             "PAD",
+            "MUL_MAT_ID",
+            "SUM_ROWS",
         ]
     )
 }

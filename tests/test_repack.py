@@ -38,6 +38,7 @@ TILED_AS_IS = {
     "blk.0.attn_k.weight": Type.Q8_0_COL,
     "blk.0.attn_v.weight": Type.IQ4_NL_COL,
     "blk.0.attn_k_b.weight": Type.Q8_0_COL,
+    "blk.0.ffn_up_exps.weight": Type.Q8_0_COL,
 }
 
 
@@ -67,7 +68,7 @@ def test_unpacking_gives_back_the_very_file(tmp_path: Path, alignment: int | Non
     model = write_gguf(tmp_path / "model.gguf", alignment=alignment)
     report = gguf_tools.pack(model, tmp_path / "p.gguf", threads=threads)
     assert report.lossless
-    assert (report.n_tensors, report.n_tiled) == (11, 4)
+    assert (report.n_tensors, report.n_tiled) == (11, 5)
     assert report.size == (tmp_path / "p.gguf").stat().st_size
     gguf_tools.unpack(tmp_path / "p.gguf", tmp_path / "back.gguf", threads=threads)
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
@@ -146,6 +147,7 @@ def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> No
         "blk.0.attn_k.weight": Type.Q8_0_TILE,
         "blk.0.attn_v.weight": Type.IQ4_NL_TILE,
         "blk.0.attn_k_b.weight": Type.Q8_0_TILE,
+        "blk.0.ffn_up_exps.weight": Type.Q8_0_TILE,
     }
     for name, bits, limit in [("blk.0.attn_q.weight", Q.Q4_0, 0.12), ("blk.0.attn_k.weight", Q.Q8_0, 0.01)]:
         plain = tensor(model, name)
@@ -163,12 +165,12 @@ def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(("type", "ggml"), [("q8_0", Q.Q8_0), ("q4_0", Q.Q4_0)])
 def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, type: str, ggml: Any) -> None:
     report = gguf_tools.pack(model, tmp_path / "r.gguf", grouping=group, type=type)
-    assert report.n_requantized == {"q8_0": 5, "q4_0": 6}[type]
+    assert report.n_requantized == {"q8_0": 5, "q4_0": 7}[type]
     assert any("quantized again" in n and "Q5_0" in n for n in report.notes)
     manifest = gguf_tools.manifest(tmp_path / "r.gguf")
     suffix = "_COL" if group == "column" else "_TILE"
     assert {t.type for t in manifest.tensors} == {Type[ggml.name + suffix]}
-    assert len(manifest.tensors) == 7
+    assert len(manifest.tensors) == 8
     stock = gguf.GGUFReader(tmp_path / "r.gguf")
     assert stock.fields["general.file_type"].contents() == {"q4_0": 2, "q8_0": 7}[type]
     assert {t.name: t.tensor_type for t in stock.tensors}["token_embd.weight"] == Q.Q8_0
@@ -185,7 +187,7 @@ def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, typ
 
 
 def test_verify(model: Path, packed: Path, tmp_path: Path) -> None:
-    assert gguf_tools.verify(packed) == gguf_tools.Verified(11, 4, lossless=True, unpacks=True, against=False)
+    assert gguf_tools.verify(packed) == gguf_tools.Verified(11, 5, lossless=True, unpacks=True, against=False)
     assert gguf_tools.verify(packed, deep=False).unpacks is False
     assert gguf_tools.verify(packed, against=model).against
     other = write_gguf(tmp_path / "other.gguf", big=128)
@@ -302,7 +304,7 @@ def test_a_file_of_tilebeam_0_1(model: Path, packed: Path, tmp_path: Path) -> No
     old = tmp_path / "old.gguf"
     old.write_bytes(data)
     assert gguf_tools.verify(old).unpacks
-    assert gguf_tools.verify(old, deep=False).n_tiled == 4
+    assert gguf_tools.verify(old, deep=False).n_tiled == 5
     assert gguf_tools.verify(old, against=model).exact == 11
     gguf_tools.unpack(old, tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
@@ -546,19 +548,19 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     packed, back = tmp_path / "p.gguf", tmp_path / "b.gguf"
     result = run("pack", model, packed)
     assert result.exit_code == 0, result.output
-    assert "4 tiled" in result.stderr
+    assert "5 tiled" in result.stderr
     assert "Not tiled" in result.stderr
     assert "pack:" in result.stderr  # the progress bar
-    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 4 tiled, unpacks to its source")
+    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 5 tiled, unpacks to its source")
     assert "11 tensors hold the source's very values" in run("verify", packed, "--against", model).stdout
     assert run("unpack", packed, back, "-q").exit_code == 0
     assert back.read_bytes() == model.read_bytes()
     assert run("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
     text = run("inspect", packed).stdout
-    assert "tile layout version 1, 4 tiled tensors" in text
+    assert "tile layout version 1, 5 tiled tensors" in text
     info = json.loads(run("inspect", packed, "--json").stdout)
     assert info["architecture"] == "llama"
-    assert info["repacked"]["n_tiled"] == 4
+    assert info["repacked"]["n_tiled"] == 5
     assert info["types"]["q4_0_col"] == {"tensors": 1, "bytes": 96 * 36}
     assert info["metadata"]["tokenizer.ggml.tokens"] == {"array": 4}
     assert json.loads(run("inspect", model, "--json").stdout)["repacked"] is None

@@ -533,7 +533,10 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     assert len(json.loads(run("inspect", paths[1], "--json").stdout)["tensors"]) == 5
     experts = {"blk.0.ffn_up_exps.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
     (of_experts,) = gguf_tools.inspect(write_model(model, experts))["tensors"]
-    assert of_experts["device"] == "CPU"
+    assert of_experts["device"] == "NPU"
+    biases = {"blk.0.ffn_up_exps.bias": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
+    (of_biases,) = gguf_tools.inspect(write_model(model, biases))["tensors"]
+    assert of_biases["device"] == "CPU"
 
 
 def test_heat_map_of_the_errors(tmp_path: Path) -> None:
