@@ -225,7 +225,7 @@ uint64_t work_of(const tb_op & op) {
         return 0;
     }
     const tb_tensor &a = op.src[0], &b = op.src[1];
-    if (op.code == TB_OP_MUL_MAT) {
+    if (op.code == TB_OP_MUL_MAT || op.code == TB_OP_MUL_MAT_ID) {
         return product({a.ne[0], op.dst.ne[0], op.dst.ne[1], op.dst.ne[2], op.dst.ne[3]});
     }
     if (op.code == TB_OP_FLASH_ATTN) {

@@ -91,6 +91,12 @@ class builder {
 void add_mul_mats(std::vector<tb_op> & ops) {
     for (const uint32_t type : {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL, TB_Q4_0_COL, TB_Q8_0_COL,
                                 TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
+        ops.push_back(builder(TB_OP_MUL_MAT_ID, "experts")
+                          .dst(TB_F32, {64, 2, 5})
+                          .weights(type, {64, 64, 4})
+                          .src(TB_F32, {64, 1, 5})
+                          .src(TB_I32, {2, 5})
+                          .op);
         for (const uint32_t rows : {1u, 3u, 15u, 20u}) {
             const auto matrix = [&] {
                 return builder(TB_OP_MUL_MAT, "mul_mat").dst(TB_F32, {64, rows}).weights(type, {64, 64});
@@ -211,6 +217,7 @@ void add_sampling(std::vector<tb_op> & ops) {
     ops.push_back(row(TB_OP_FILL, "fill").op);
     ops.push_back(row(TB_OP_CUMSUM, "cumsum").op);
     ops.push_back(builder(TB_OP_SUM, "sum").dst(TB_F32, {1}).src(TB_F32, {300, 3}).op);
+    ops.push_back(builder(TB_OP_SUM_ROWS, "sum_rows").dst(TB_F32, {1, 3}).src(TB_F32, {300, 3}).op);
     ops.push_back(builder(TB_OP_ARGMAX, "argmax").dst(TB_I32, {3}).src(TB_F32, {300, 3}).op);
     for (int32_t order = 0; order < 2; ++order) {
         ops.push_back(builder(TB_OP_ARGSORT, "argsort").param(0, order).dst(TB_I32, {260, 3}).src(TB_F32, {260, 3}).op);
