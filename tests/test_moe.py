@@ -19,7 +19,18 @@ import npu_ops as t
 import numpy as np
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
-from gemm_reference import BLOCKS, COLUMN, FLOATS, TILE, Weights, int8_error_bound, int8_product, make_weights
+from gemm_reference import (
+    BLOCKS,
+    COLUMN,
+    FLAG_FP16,
+    FLOATS,
+    TILE,
+    Weights,
+    device,
+    int8_error_bound,
+    int8_product,
+    make_weights,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _npu
@@ -156,23 +167,24 @@ ALL = (*FLOATS, *BLOCKS, *COLUMN, *TILE)
 
 
 def run_op(
-    stack: list[Weights], x: Array, ids: Array, isa: str, threads: int, pad: int = 0
+    stack: list[Weights], x: Array, ids: Array, isa: str, threads: int, *, pad: int = 0, flags: int = 0
 ) -> tuple[int, str, Array, Array]:
-    """MUL_MAT_ID of experts `stack`, x F32 (T, n_used or 1, K) and ids I32 (T, n_used).
+    """MUL_MAT_ID of experts `stack`, x F32 (T, a divisor of n_used, K) and ids I32 (T, n_used).
 
-    Rows of ids are `pad` numbers apart. Status, why, dst (T, n_used, N), and the whole arena but for dst before and
-    after, one behind the other.
+    Rows of x, ids and dst are `pad` numbers apart. Status, why, dst (T, n_used, N), and the whole arena but for dst
+    before and after, one behind the other.
     """
     w = stack[0]
     data = [np.ascontiguousarray(e.data).reshape(-1).view(np.uint8) for e in stack]
     arena = t.Arena(1 << 22)
     size = data[0].nbytes
-    room = arena.add(t.I32, (-(-size * len(stack) // 4),))  # at the arena's start, which is aligned for tiles
+    room = arena.add(t.I32, (-(-size * len(stack) // 4),))  # at offset 0: tiles want multiples of 128
     arena.bytes[room.offset : room.offset + size * len(stack)] = np.concatenate(data)
-    src = arena.add(t.F32, (w.k, x.shape[1], x.shape[0]), x)
+    src = arena.add(t.F32, (w.k, x.shape[1], x.shape[0]), x, pad=(pad, 0, 0, 0))
     src_ids = arena.add(t.I32, (ids.shape[1], ids.shape[0]), ids, pad=(pad, 0, 0, 0))
-    dst = arena.add(t.F32, (w.n, ids.shape[1], ids.shape[0]))
+    dst = arena.add(t.F32, (w.n, ids.shape[1], ids.shape[0]), pad=(pad, 1, 0, 0))
     op = t.make_op("MUL_MAT_ID", dst, [room, src, src_ids])
+    op.flags = flags
     op.src[0].type, op.src[0].offset = int(w.type), room.offset
     op.src[0].ne = [w.k, w.n, len(stack), 1]
     if w.type in FLOATS or w.type in BLOCKS:
@@ -186,7 +198,7 @@ def run_op(
     after = arena.bytes.copy()
     result = dst.array[0].copy()
     for memory in (before, after):
-        memory[dst.offset : dst.offset + dst.array.nbytes] = 0
+        np.ndarray(dst.array.shape, np.float32, memory.data, dst.offset, dst.array.strides)[...] = 0
     return status, text, result, np.stack([before, after])
 
 
@@ -197,9 +209,9 @@ def run_op(
     k=st.sampled_from([32, 96, 544]),
     n=st.sampled_from([1, 31, 32, 64, 70]),
     experts=st.integers(1, 6),
-    used=st.integers(1, 4),
+    rows=st.integers(1, 3),
     tokens=st.sampled_from([1, 2, 3, 9, 40]),
-    shared=st.booleans(),
+    repeat=st.integers(1, 2),
     lonely=st.booleans(),
     pad=st.integers(0, 3),
     threads=st.sampled_from(t.THREADS),
@@ -211,9 +223,9 @@ def test_rows_go_through_the_experts_they_name(
     k: int,
     n: int,
     experts: int,
-    used: int,
+    rows: int,
     tokens: int,
-    shared: bool,
+    repeat: int,
     lonely: bool,
     pad: int,
     threads: int,
@@ -221,19 +233,21 @@ def test_rows_go_through_the_experts_they_name(
 ) -> None:
     rng = np.random.default_rng(seed)
     stack = [make_weights(type, k, n, rng) for _ in range(experts)]
-    x = rng.standard_normal((tokens, 1 if shared else used, k)).astype(np.float32)
+    # `rows` different inputs of a token, one for each expert used or for several
+    used = rows * repeat
+    x = rng.standard_normal((tokens, rows, k)).astype(np.float32)
     # `lonely`: everything goes to one expert, the others get no row
     ids = rng.integers(0, experts, (tokens, used) if not lonely else 1).astype(np.int32)
     ids = np.broadcast_to(ids, (tokens, used)).copy()
-    status, why, out, (before, after) = run_op(stack, x, ids, isa, threads, pad)
+    status, why, out, (before, after) = run_op(stack, x, ids, isa, threads, pad=pad)
     assert status == 0, why
     assert np.array_equal(before, after), "bytes outside dst changed"
-    rows = np.broadcast_to(x, (tokens, used, k))
+    inputs = np.tile(x, (1, repeat, 1))
     for e in range(experts):
         chosen, w = ids == e, stack[e]
         if not chosen.any():
             continue
-        got_rows, of_expert = out[chosen].astype(np.float64), np.ascontiguousarray(rows[chosen])
+        got_rows, of_expert = out[chosen].astype(np.float64), inputs[chosen]
         exact = of_expert.astype(np.float64) @ w.values.T
         if type in FLOATS:
             bound = (np.abs(of_expert).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (k + 2)
@@ -242,6 +256,41 @@ def test_rows_go_through_the_experts_they_name(
             assert np.all(np.abs(got_rows - model) <= magnitude * (2.0**-23) * (k / 32 + 4) + 1e-30)
             bound = int8_error_bound(w, of_expert) + magnitude * 1e-5
         assert np.all(np.abs(got_rows - exact) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("flags", [0, FLAG_FP16], ids=["int8", "fp16"])
+@pytest.mark.parametrize("type", [Type.F16, Type.Q4_0, Type.Q8_0_COL, Type.Q4_0_TILE], ids=lambda x: x.label)
+def test_an_experts_rows_are_those_of_a_mul_mat(isa: str, type: Type, flags: int) -> None:
+    """Bit for bit: few rows and many, at once in one op."""
+    rng = np.random.default_rng(8)
+    stack = [make_weights(type, 160, 96, rng) for _ in range(4)]
+    x = rng.standard_normal((60, 2, 160)).astype(np.float32)
+    ids = rng.choice(4, (60, 2), p=[0.01, 0.05, 0.24, 0.7]).astype(np.int32)
+    status, why, out, _ = run_op(stack, x, ids, isa, 2, flags=flags)
+    assert status == 0, why
+    for e, w in enumerate(stack):
+        rows = x[ids == e]
+        assert len(rows)
+        assert np.array_equal(out[ids == e], device(isa, 2).product(w, rows, flags=flags))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=20, deadline=None)
+@given(
+    ne=st.tuples(*[st.integers(1, n) for n in (70, 40, 3, 2)]),
+    pads=st.tuples(*[st.integers(0, 2)] * 4),
+    threads=st.sampled_from(t.THREADS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sum_rows(isa: str, ne: tuple[int, ...], pads: tuple[int, ...], threads: int, seed: int) -> None:
+    arena = t.Arena()
+    values = np.random.default_rng(seed).standard_normal(ne[::-1]).astype(np.float32)
+    x = arena.add(t.F32, ne, values, pad=pads)
+    dst = arena.add(t.F32, (1, *ne[1:]), pad=pads)
+    out = t.run(arena, t.make_op("SUM_ROWS", dst, [x]), dst, isa, threads)
+    want = values.astype(np.float64).sum(axis=-1, keepdims=True)
+    assert np.all(np.abs(out - want) <= np.abs(want) * 2.0**-23 + 1e-14 * ne[0])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -283,6 +332,7 @@ TILED_CASES = [(name, mode) for name in TILED for mode in MODES]
 KL_LIMIT = 1e-3
 TOP1_LIMIT = 0.90
 ERROR_RATIO = 1.1
+MEDIAN_RATIO = 1.2  # a median of 256 positions is known to 8 %
 
 
 def choices_matter(name: str) -> bool:
@@ -291,7 +341,7 @@ def choices_matter(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Result | WorkerError]:
-    """By (model, what, mode): what is "stock", "exact" (float32), "npu" or "repacked"."""
+    """By (model, what, mode): what is "stock", "exact" (float32), "npu", "repacked" or "process"."""
     folder = tmp_path_factory.mktemp("mixtures")
     jobs: dict[tuple[str, str, str], Job] = {}
     for name, cfg in MODELS.items():
@@ -308,6 +358,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str],
             jobs[name, "npu", mode] = job
             if name in TILED:
                 jobs[name, "repacked", mode] = replace(job, model=str(packed))
+                jobs[name, "process", mode] = replace(job, model=str(packed), executor="process")
     answers = accuracy.run(list(jobs.values()), folder / "logits")
     return dict(zip(jobs, answers, strict=True))
 
@@ -351,7 +402,7 @@ def test_logits_are_as_good_as_the_stock_backends(runs: Any, name: str, mode: st
     exact, stock, npu = (got(runs[name, what, mode]).logits for what in ("exact", "stock", "npu"))
     floor = 1e-7  # see test_models.py
     if choices_matter(name):
-        assert median_kl(exact, npu) <= ERROR_RATIO * median_kl(exact, stock) + floor
+        assert median_kl(exact, npu) <= MEDIAN_RATIO * median_kl(exact, stock) + floor
     else:
         theirs, ours = compare(exact, stock), compare(exact, npu)
         assert ours.nmse <= ERROR_RATIO * theirs.nmse + floor, (ours, theirs)
@@ -359,5 +410,8 @@ def test_logits_are_as_good_as_the_stock_backends(runs: Any, name: str, mode: st
 
 
 @pytest.mark.parametrize(("name", "mode"), TILED_CASES)
-def test_repacked_file_gives_the_same_bits(runs: Any, name: str, mode: str) -> None:
-    np.testing.assert_array_equal(got(runs[name, "repacked", mode]).logits, got(runs[name, "npu", mode]).logits)
+def test_repacked_file_and_process_executor_give_the_same_bits(runs: Any, name: str, mode: str) -> None:
+    ordinary, repacked, process = (got(runs[name, what, mode]) for what in ("npu", "repacked", "process"))
+    assert (ordinary.executor, process.executor) == ("thread", "process")
+    np.testing.assert_array_equal(repacked.logits, ordinary.logits)
+    np.testing.assert_array_equal(process.logits, ordinary.logits)
