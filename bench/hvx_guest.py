@@ -92,7 +92,7 @@ def packets(command: Sequence[str], requests: Sequence[Request]) -> list[int]:
 def missing() -> str | None:
     """Why the program cannot be run here; None if it can."""
     try:
-        _paths.native("hexagon/hvx_cases")
+        _paths.built("hexagon/hvx_cases")
     except FileNotFoundError:
         return "this build has no hexagon/hvx_cases: it needs clang-19, lld-19 and libc++-19-dev"
     return None if emulator() else "qemu-hexagon is not installed (package qemu-user)"
@@ -105,7 +105,7 @@ def emulator() -> str | None:
 
 def command() -> list[str]:
     """How to start the program under qemu-hexagon."""
-    return [emulator() or "qemu-hexagon", str(_paths.native("hexagon/hvx_cases"))]
+    return [emulator() or "qemu-hexagon", str(_paths.built("hexagon/hvx_cases"))]
 
 
 def objdump() -> str | None:
@@ -125,4 +125,4 @@ def library_v73() -> Path:
     Raises:
         FileNotFoundError: the build has none.
     """
-    return _paths.native("hexagon/libhvx_v73.a")
+    return _paths.built("hexagon/libhvx_v73.a")

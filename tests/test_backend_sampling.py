@@ -16,6 +16,7 @@ import llama_cpp as llama
 import numpy as np
 import pytest
 import tilebeam
+from tilebeam.llama import log_router
 
 from gguf_tools.synth import SynthConfig, write_model
 
@@ -50,15 +51,8 @@ class Run:
 
 def _decode(path: Path, on_device: bool) -> Run:
     run = Run()
-    log: list[str] = []
     with ExitStack() as stack:
-
-        @llama.llama_log_callback
-        def listen(_level: int, text: bytes, _user: object) -> None:
-            log.append(text.decode(errors="replace"))
-
-        llama.llama_log_set(listen, ctypes.c_void_p(0))
-        stack.callback(llama.llama_log_set, llama.llama_log_callback(0), ctypes.c_void_p(0))
+        log = stack.enter_context(log_router().capture())
         model_params = llama.llama_model_default_params()
         model_params.n_gpu_layers = -1 if on_device else 0
         model = llama.llama_model_load_from_file(str(path).encode(), model_params)
@@ -103,7 +97,7 @@ def _decode(path: Path, on_device: bool) -> Run:
                     for i in range(len(chains))
                 ]
             )
-    run.splits = max(int(n) for n in re.findall(r"splits = (\d+)", "".join(log)))
+    run.splits = max(int(n) for n in re.findall(r"splits = (\d+)", "".join(text for _, text in log)))
     return run
 
 

@@ -73,6 +73,12 @@ def texts(lm: LM, prompt: str, params: SamplingParams) -> list[list[int]]:
     return [s.token_ids for s in lm.generate(prompt, params)[0].outputs]
 
 
+def slack(lm: LM) -> float:
+    """How far the same token's logits may lie apart in batches of different sizes. On the NPU the order in which
+    attention sums differs in the last bit of a float, and now and then an activation rounds to the next of 8 bits."""
+    return 0.2 if lm.device == "npu" else 2e-3
+
+
 def idle(lm: LM) -> bool:
     kv = lm._engine.kv
     return kv.free == lm.n_ctx and not kv.live and not lm._engine.busy
@@ -239,8 +245,8 @@ def test_logprobs_are_those_of_the_model(lm: LM) -> None:
         log_p = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
         n = len(result.prompt_token_ids)
         expected = [log_p[n - 1 + i, t] for i, t in enumerate(sample.token_ids)]
-        np.testing.assert_allclose(sample.logprobs, expected, atol=2e-3)
-        assert sample.cumulative_logprob == pytest.approx(sum(expected), abs=2e-2)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=slack(lm))
+        assert sample.cumulative_logprob == pytest.approx(sum(expected), abs=8 * slack(lm))
     assert lm.generate(PROMPT, GREEDY)[0].outputs[0].cumulative_logprob is None
 
 
@@ -251,7 +257,7 @@ def test_logits_agree_with_greedy_and_in_any_chunks(lm: LM) -> None:
     assert rows.shape == (len(ids), lm.n_vocab)
     n = len(result.prompt_token_ids)
     assert rows.argmax(axis=1)[n - 1 : -1].tolist() == result.outputs[0].token_ids
-    np.testing.assert_allclose(lm.logits(ids, chunk=1), rows, atol=1e-2)
+    np.testing.assert_allclose(lm.logits(ids, chunk=1), rows, atol=2 * slack(lm))
     with pytest.raises(TilebeamError, match="chunk"):
         lm.logits(ids, chunk=-1)
     with pytest.raises(TilebeamError, match="tokens"):

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import zipfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from npu_kit import FFI, LIB, NO_BUFFER, OK, REQUEST, Session, SharedArray
+from tilebeam import _paths
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "fuzz" / "corpus.zip"
 FILE_BYTES = (16384, 65536, 5000, 32768)  # unit.h
 SANITIZER = {"ASAN_OPTIONS": "allocator_may_return_null=1:detect_leaks=0"}
 OP_BYTES = FFI.sizeof("tb_op")
-
-
-@cache
-def replay() -> Path:
-    """The program that this build made for these tests."""
-    folder = os.environ.get("TILEBEAM_LIB_DIR") or ROOT / "build" / "editable" / "lib"
-    program = Path(folder) / "tilebeam-fuzz-replay"
-    assert program.is_file(), f"{program} is missing: build with CMake from a checkout"
-    return program
 
 
 def run(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
@@ -53,7 +44,7 @@ def test_corpus_is_small_and_replays(tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     inputs = sorted(tmp_path.iterdir())
     assert len(inputs) > 100
-    seen = json.loads(run([replay(), *inputs]).stdout)
+    seen = json.loads(run([_paths.built("tilebeam-fuzz-replay"), *inputs]).stdout)
     assert seen["inputs"] == len(inputs)
     assert seen["seeds_refused"] == 0
     assert seen["seeds"] >= 240
@@ -82,7 +73,7 @@ def test_libfuzzer_finds_nothing(tmp_path: Path) -> None:
 def valid_ops(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The ops that the fuzz target starts from, taken out of its inputs."""
     folder = tmp_path_factory.mktemp("seeds")
-    run([replay(), "--seeds", folder])
+    run([_paths.built("tilebeam-fuzz-replay"), "--seeds", folder])
     ops = set()
     for path in folder.iterdir():
         data, at = path.read_bytes(), 8

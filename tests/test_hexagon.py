@@ -47,7 +47,7 @@ Array = npt.NDArray[Any]
 
 def guest(name: str) -> list[str]:
     """The command that runs a program of tests/hexagon."""
-    return ["qemu-hexagon", str(_paths.native(f"hexagon/{name}"))]
+    return ["qemu-hexagon", str(_paths.built(f"hexagon/{name}"))]
 
 
 # --- the C library ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "-py3-none-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as z:
         z.extractall(folder / "site")
-    (folder / "site/tilebeam/lib/tilebeam-npud").chmod(0o755)  # pip keeps the mode, zipfile does not
+    for program in (folder / "site/tilebeam/lib").glob("tilebeam-npud*"):
+        program.chmod(0o755)  # pip keeps the mode, zipfile does not
     return folder / "site"
 
 
