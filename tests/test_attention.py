@@ -205,7 +205,7 @@ def test_shapes_and_options(
         permuted=permuted,
         mask_rows=seed % 3,
         exact=exact,
-        arena=1 << 24,
+        arena=1 << 25,
     ).check(isa, n_threads)
 
 
