@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -100,7 +101,7 @@ class _Task:
     rounds: int = 0
 
 
-class _StepSearch:
+class _StepSearch(ABC):
     """What both searches share.
 
     Args:
@@ -314,8 +315,9 @@ class _StepSearch:
                 scouts[i] = task, self._child(lm, task, beam, output.outputs[0])
         return [beam.steps for _, beam in scouts]
 
+    @abstractmethod
     def _survivors(self, rivals: list[_Beam], count: int) -> list[_Beam]:
-        raise NotImplementedError
+        """Of the beams that compete after a round, those that grow on: at most `count`."""
 
     def _order(self, beams: list[_Beam]) -> list[_Beam]:
         """Best first; of equals the first."""
