@@ -1,4 +1,4 @@
-// UNARY, LOG, CLAMP and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of one type.
+// UNARY, LOG, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of one type.
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -79,6 +79,13 @@ void clamp(const op_context & ctx) {
     });
 }
 
+// x * scale + bias
+void scale(const op_context & ctx) {
+    elementwise(ctx, [&ctx](int64_t n, const float * x, float * y) {
+        ctx.kernels->vec.scale(n, x, ctx.param_f(0), ctx.param_f(1), y);
+    });
+}
+
 // src0 gives the shape only.
 void fill(const op_context & ctx) {
     const view & dst = ctx.dst;
@@ -98,6 +105,7 @@ void fill(const op_context & ctx) {
 const op_entry unary_entry = {unary, nullptr};
 const op_entry log_entry = {log, nullptr};
 const op_entry clamp_entry = {clamp, nullptr};
+const op_entry scale_entry = {scale, nullptr};
 const op_entry fill_entry = {fill, nullptr};
 
 } // namespace tb::npu
