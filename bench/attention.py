@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +29,7 @@ import ggml_ext
 from ggml_ext import Type
 
 DIM, HEADS, KV_HEADS = 128, 12, 2
+QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 KV_PAD = 256  # llama.cpp pads the cells that an attention op sees
 
 
@@ -61,14 +63,6 @@ CASES = [
     Case("decode 16 rows, 1024 own", 16, 0, 1024),
     Case("prefill 512 rows, 4096 cells", 512, 4096, 0, prefill=True),
 ]
-
-
-def blocks_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Rows of Q8_0 blocks: shape (..., D) to (..., D / 32 * 34)."""
-    groups = x.reshape(*x.shape[:-1], -1, 32)
-    d = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float16)
-    q = np.rint(groups / np.maximum(d.astype(np.float32), 1e-30)).astype(np.int8)
-    return np.concatenate([d.view(np.uint8), q.view(np.uint8)], axis=-1).reshape(*x.shape[:-1], -1)
 
 
 class NpuAttention:
@@ -115,7 +109,7 @@ def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dic
     mask = case.mask()
     q = rng.standard_normal((HEADS, case.rows, DIM), np.float32)
     floats = [rng.standard_normal((mask.shape[1], KV_HEADS, DIM), np.float32) for _ in range(2)]
-    k, v = (blocks_q8_0(x) if type == "q8_0" else x.astype(np.float16).view(np.uint8) for x in floats)
+    k, v = (gguf.quantize(x, QUANTIZED) if type == "q8_0" else x.astype(np.float16).view(np.uint8) for x in floats)
     scale = DIM**-0.5
     ours = NpuAttention(type, q, k, v, mask, scale, args.threads, args.isa)
     stock = CpuAttention(type, q, k, v, mask, scale, args.threads)

@@ -31,7 +31,7 @@ import numpy as np
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
 from tilebeam.llama import Context, Sampler
-from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, Usage
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream
 
@@ -39,8 +39,6 @@ from tilebeam.text import TextStream
 _SHARE_AT_LEAST = 32
 # Cells to leave free per running sample when another one is admitted.
 _HEADROOM = 8
-
-ProgressHook = Callable[[Progress], "bool | None"]
 
 
 @dataclass(eq=False)

@@ -12,10 +12,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine import Engine, ProgressHook
+from tilebeam.engine import Engine
 from tilebeam.errors import TilebeamError
 from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
-from tilebeam.outputs import RequestOutput
+from tilebeam.outputs import ProgressHook, RequestOutput
 from tilebeam.reading import ReadHook, Reading, read
 from tilebeam.sampling import SamplingParams
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,3 +106,7 @@ class Progress:
     tokens: int = 0
     prompt_tokens: int = 0
     seconds: float = 0.0
+
+
+# Called after every batch; returning False cancels what is not finished.
+ProgressHook = Callable[[Progress], "bool | None"]

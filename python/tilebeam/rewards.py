@@ -10,14 +10,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from tilebeam.errors import TilebeamError
-from tilebeam.lm import LM
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.scorers import Scorer
+
+if TYPE_CHECKING:
+    from tilebeam.lm import LM
 
 Aggregation = Literal["last", "min", "prod", "mean"]
 

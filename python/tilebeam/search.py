@@ -14,11 +14,10 @@ from typing import Generic, Literal, Protocol, TypeVar, overload
 
 from tilebeam.errors import TilebeamError
 from tilebeam.extract import Extractor, last_number
-from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage
 from tilebeam.sampling import SamplingParams
 from tilebeam.scorers import Scorer, Verifier, checked_scores, log_probability
 
-ProgressHook = Callable[[Progress], "bool | None"]
 Weighting = Literal["plain", "logprob", "reward"]
 
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload
 
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage
 from tilebeam.rewards import StepScorer
 from tilebeam.sampling import SamplingParams
 from tilebeam.search import SearchResult
-
-ProgressHook = Callable[[Progress], "bool | None"]
 
 
 class StepGenerator(Protocol):
