@@ -253,6 +253,18 @@ class Context:
         pointer = C.llama_get_logits_ith(self.pointer, first)
         return np.ctypeslib.as_array(pointer, (count, self.model.vocab.size))
 
+    def output_hidden(self, on: bool) -> None:
+        """Whether the next batches give hidden states too. llama.cpp then wants `output` set for every entry."""
+        C.llama_set_embeddings(self.pointer, on)
+
+    def hidden(self, i: int) -> F32:
+        """A view of the hidden state of batch entry i behind the final norm, shape [n_embd]; valid until the next
+        decode, and only after a batch with `output_hidden`."""
+        pointer = C.llama_get_embeddings_ith(self.pointer, i)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp has no hidden state for entry {i} of the last batch.")
+        return np.ctypeslib.as_array(pointer, (self.model.n_embd,))
+
     def logit(self, i: int, token: int) -> float:
         """One logit of batch entry i."""
         return float(C.llama_get_logits_ith(self.pointer, i)[token])

@@ -16,7 +16,7 @@ from tilebeam.engine import Engine
 from tilebeam.errors import TilebeamError
 from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
 from tilebeam.outputs import ProgressHook, RequestOutput
-from tilebeam.reading import ReadHook, Reading, read
+from tilebeam.reading import ReadHook, Reading, read, read_hidden
 from tilebeam.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -201,6 +201,18 @@ class LM:
             self._usable()
             return read(self._engine, ids, positions, tokens, progress)
 
+    def hidden(
+        self, prompts: Sequence[Prompt], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
+    ) -> list[Reading]:
+        """Hidden states behind the final norm at given positions of texts: what a value head or classifier reads.
+
+        As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
+        """
+        ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+        with self._lock, log_router().capture() as self._log:
+            self._usable()
+            return read_hidden(self._engine, ids, positions, progress)
+
     @contextmanager
     def raw_decode(self) -> Iterator[Context]:
         """The context for direct use of its batch arrays, with an empty cache before and after (for measurements)."""
@@ -252,6 +264,11 @@ class LM:
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
         return self._model.vocab.size
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of a hidden state."""
+        return self._model.n_embd
 
     @property
     def n_ctx(self) -> int:
