@@ -1,0 +1,1 @@
+"""Evaluation: tasks, resumable runs, statistics, plots. What `tilebeam eval` does; docs/evaluation.md teaches it."""
