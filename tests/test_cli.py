@@ -265,7 +265,7 @@ def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], mode
 
 def test_unknown_scorer_and_bad_expression(model: Path) -> None:
     Ran("best-of-n", "-m", model, "-p", "x", "--scorer", "vibes").fails_with("vibes", "logprob")
-    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("--extract", "regular expression")
+    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("last-number", "regular expression")
 
 
 def test_repacked_file_on_the_cpu_is_refused(repacked: Path) -> None:

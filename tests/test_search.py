@@ -40,11 +40,11 @@ class Scripted:
     calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[str], sampling: SamplingParams, *, progress: Any = None
+        self, prompts: Sequence[str], params: Sequence[SamplingParams], *, progress: Any = None
     ) -> list[RequestOutput]:
-        self.calls.append((list(prompts), sampling))
+        self.calls.append((list(prompts), params[0]))
         results = []
-        for prompt in prompts:
+        for prompt, sampling in zip(prompts, params, strict=True):
             outputs = []
             for i, (text, logprob) in enumerate(self.script[prompt][: sampling.n]):
                 n = max(1, len(text.split()))

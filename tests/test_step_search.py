@@ -113,8 +113,10 @@ def test_the_best_letters_win_when_all_are_tried(letters: str, depth: int, trees
         assert all("".join(s) == c.text for s, c in zip(result.steps, result.candidates, strict=True))
         assert result.usage.prompt_tokens == 2
         assert result.usage.completion_tokens == sum(2 * s.n for call in lm.calls for _, s in call)
-        assert [len(call) for call in lm.calls] == [trees] * (depth + 1)
-        assert len({s.seed for call in lm.calls for _, s in call}) == trees * (depth + 1)
+        # The beginnings of all trees are one request, their continuations one request each.
+        assert [[s.n for _, s in call] for call in lm.calls] == [[trees * width]] + [[width] * trees] * depth
+        seeds = [(s.seed or 0) + i for call in lm.calls for _, s in call for i in range(s.n)]
+        assert len(set(seeds)) == len(seeds)
         lm.calls.clear()
 
 
@@ -161,7 +163,7 @@ def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
 def test_several_prompts_share_calls_and_cells_run_out_quietly() -> None:
     lm = Scripted("abc", 2, n_ctx=8)
     results = DVTS(Points({"c": 1.0}), 3, max_steps=5).infer(lm, ["p", "qqqq"], 6, sampling=SamplingParams(seed=1))
-    assert [len(call) for call in lm.calls] == [4, 4, 2]
+    assert [len(call) for call in lm.calls] == [2, 4, 2]
     assert results[0].the_one.text == "c\nc\nc"
     assert (results[1].the_one.text, results[1].the_one.finish_reason) == ("c\nc\n", "length")
 

@@ -22,6 +22,7 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
 from tilebeam.errors import NpuError, TilebeamError
 
 if TYPE_CHECKING:
+    from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
     from tilebeam.extract import after, last_number, normalize_answer, regex
     from tilebeam.lm import LM
     from tilebeam.loading import load
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tilebeam.rewards import StepScorer, TokenReward
     from tilebeam.sampling import SamplingParams
     from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
-    from tilebeam.search import BestOfN, SearchResult, SelfConsistency, VoteResult
+    from tilebeam.search import BestOfN, SelfConsistency
     from tilebeam.step_search import DVTS, BeamSearch, StepResult
 
 __version__ = "0.1.0"
@@ -47,8 +48,11 @@ _HOME = {
     "Progress": "outputs",
     "BestOfN": "search",
     "SelfConsistency": "search",
-    "SearchResult": "search",
-    "VoteResult": "search",
+    "Algorithm": "algorithm",
+    "SearchResult": "algorithm",
+    "VoteResult": "algorithm",
+    "Trajectory": "algorithm",
+    "SearchCancelled": "algorithm",
     "BeamSearch": "step_search",
     "DVTS": "step_search",
     "StepResult": "step_search",
@@ -68,6 +72,7 @@ _HOME = {
 __all__ = [
     "DVTS",
     "LM",
+    "Algorithm",
     "BeamSearch",
     "BestOfN",
     "CompletionOutput",
@@ -79,12 +84,14 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Scorer",
+    "SearchCancelled",
     "SearchResult",
     "SelfConsistency",
     "StepResult",
     "StepScorer",
     "TilebeamError",
     "TokenReward",
+    "Trajectory",
     "Usage",
     "Verifier",
     "VoteResult",

@@ -210,10 +210,10 @@ def best_of_n(
     json_: Json = False,
 ) -> None:
     """Draw N candidates for each prompt, score them, choose the best."""
-    from tilebeam import search_cli
+    from tilebeam import scorers, search_cli
 
     prompts = search_cli.prompts(prompt, file)
-    chosen = search_cli.scorer(scorer)
+    chosen = scorers.named_scorer(scorer)
     params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
     n_seq_max = min(parallel, n_samples)
     with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
@@ -252,9 +252,10 @@ def vote(
 ) -> None:
     """Self-consistency: draw N candidates, extract their answers, take the most frequent one."""
     from tilebeam import search_cli
+    from tilebeam.extract import extractor
 
     prompts = search_cli.prompts(prompt, file)
-    find = search_cli.extractor(extract)
+    find = extractor(extract)
     params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
     n_seq_max = min(parallel, n_samples)
     with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:

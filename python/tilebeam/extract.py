@@ -1,16 +1,21 @@
 """Answers out of texts, in a form in which equal answers are equal strings.
 
-An extractor is any function from a text to an answer, None if the text holds none.
+An extractor is any function from a text to an answer, None if the text holds none. Where equal answers can be spelled
+differently, an `Equal` says so; an extractor may bring its own as an attribute ``equal``.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-Extractor = Callable[[str], "str | None"]
+from tilebeam.errors import TilebeamError
+
+Extractor = Callable[[str], str | None]
+Equal = Callable[[str, str], bool]
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+")
 _WHOLE_NUMBER = re.compile(_NUMBER.pattern.replace("|[-+]?\\.\\d+", "\\.?|[-+]?\\.\\d+"))
@@ -60,6 +65,26 @@ def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
     return extract
 
 
+def whole_text(text: str) -> str | None:
+    """The text itself, normalized."""
+    return normalize_answer(text) or None
+
+
+def extractor(name: str) -> Extractor:
+    """An extractor by name: "last-number", "text" (`whole_text`), or a regular expression whose first group (if it has
+    one) is the answer.
+
+    Raises:
+        TilebeamError: it is no name, and no expression either.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    try:
+        return regex(name)
+    except re.error as error:
+        raise TilebeamError(f"{name!r} is neither {', '.join(_BY_NAME)}, nor a regular expression: {error}.") from None
+
+
 def normalize_answer(answer: str) -> str:
     """One spelling for equal answers.
 
@@ -81,3 +106,27 @@ def normalize_answer(answer: str) -> str:
     if (match := _FRACTION.fullmatch(bare.rstrip("."))) and int(match[2]) != 0:
         return str(Fraction(int(match[1]), int(match[2])))
     return text.rstrip(".").strip().lower()
+
+
+def equality_of(extract: Extractor) -> Equal:
+    """The extractor's own ``equal``, or equality of strings."""
+    own: Equal | None = getattr(extract, "equal", None)
+    return own if callable(own) else operator.eq
+
+
+def merged(answers: Sequence[str | None], equal: Equal) -> list[str | None]:
+    """The answers, each in the spelling of the first one that equals it."""
+    known: list[str] = []
+    found: list[str | None] = []
+    for answer in answers:
+        if answer is None:
+            found.append(None)
+            continue
+        first = next((k for k in known if k == answer or equal(k, answer)), None)
+        if first is None:
+            known.append(answer)
+        found.append(answer if first is None else first)
+    return found
+
+
+_BY_NAME: dict[str, Extractor] = {"last-number": last_number, "text": whole_text}

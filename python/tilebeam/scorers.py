@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tilebeam.errors import TilebeamError
 from tilebeam.extract import Extractor, last_number
-from tilebeam.outputs import CompletionOutput
+from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
 
 
 class Scorer(ABC):
@@ -20,6 +22,20 @@ class Scorer(ABC):
     """
 
     needs_logprobs: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """What scoring has cost in the calling thread since it was last set; scorers that run a model add to it."""
+        return getattr(self._accounts, "usage", None) or Usage()
+
+    @usage.setter
+    def usage(self, value: Usage) -> None:
+        self._accounts.usage = value
+
+    @property
+    def _accounts(self) -> threading.local:
+        accounts: threading.local = self.__dict__.setdefault("_usage_of_threads", threading.local())
+        return accounts
 
     @abstractmethod
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
@@ -79,6 +95,22 @@ class Majority(Scorer):
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
 
 
+def named_scorer(name: str) -> Scorer:
+    """A scorer that needs no model of its own: "logprob", "logprob-sum" or "majority".
+
+    Raises:
+        TilebeamError: there is none of that name.
+    """
+    known: dict[str, Callable[[], Scorer]] = {
+        "logprob": LogProb,
+        "logprob-sum": lambda: LogProb(per_token=False),
+        "majority": Majority,
+    }
+    if name not in known:
+        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}.")
+    return known[name]()
+
+
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
     """Log-probability of a candidate, in total or per token.
 
@@ -90,6 +122,33 @@ def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
     if not per_token:
         return candidate.cumulative_logprob
     return candidate.cumulative_logprob / max(1, len(candidate.token_ids))
+
+
+def rate(scorer: Scorer, outputs: Sequence[RequestOutput]) -> tuple[list[list[float]], list[Usage]]:
+    """The scores of all candidates of several prompts, and what they cost each prompt.
+
+    Raises:
+        TilebeamError: as `checked_scores`.
+    """
+    began = time.perf_counter()
+    scorer.usage = Usage()
+    scored = scorer.score_many([o.prompt for o in outputs], [o.outputs for o in outputs])
+    if len(scored) != len(outputs):
+        raise TilebeamError(f"{type(scorer).__name__} scored {len(scored)} of {len(outputs)} prompts.")
+    scores = [checked_scores(s, o.outputs, scorer) for s, o in zip(scored, outputs, strict=True)]
+    return scores, shared_costs(scorer, time.perf_counter() - began, [len(o.outputs) for o in outputs])
+
+
+def shared_costs(scorer: Scorer, seconds: float, counts: Sequence[int]) -> list[Usage]:
+    """What a scorer has spent, shared out over prompts by the number of texts that it rated for each."""
+    names, left = ("scored_tokens", "full_scoring_tokens"), sum(counts)
+    tokens = {name: getattr(scorer.usage, name) for name in names}
+    costs = []
+    for count in counts:
+        shares = {name: tokens[name] * count // left if left else 0 for name in names}
+        costs.append(Usage(**shares, scoring_seconds=seconds * count / max(1, sum(counts))))
+        tokens, left = {name: tokens[name] - shares[name] for name in names}, left - count
+    return costs
 
 
 def checked_scores(scores: Sequence[float], candidates: Sequence[CompletionOutput], scorer: Scorer) -> list[float]:

@@ -1,184 +1,114 @@
-"""Spend more compute on a prompt: Best-of-N and self-consistency.
-
-Every search takes one prompt or a list (which share batches), a budget in candidates, and returns a typed result that
-keeps all candidates and what they cost.
-"""
+"""Spend more compute on a prompt: Best-of-N and self-consistency."""
 
 from __future__ import annotations
 
 import math
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Literal, Protocol, TypeVar, overload
+from dataclasses import replace
+from typing import ClassVar, Literal, get_args
 
+from tilebeam.algorithm import (
+    Algorithm,
+    Generator,
+    Result,
+    SearchProgress,
+    SearchResult,
+    Trajectory,
+    VoteResult,
+    check_complete,
+    checked_budget,
+    sampling_for,
+)
 from tilebeam.errors import TilebeamError
-from tilebeam.extract import Extractor, last_number
-from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage
+from tilebeam.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput
 from tilebeam.sampling import SamplingParams
-from tilebeam.scorers import Scorer, Verifier, checked_scores, log_probability
+from tilebeam.scorers import Scorer, Verifier, log_probability, rate
 
 Weighting = Literal["plain", "logprob", "reward"]
 
 
-class Generator(Protocol):
-    """What a search asks of a model; `tilebeam.LM` is one."""
-
-    def generate(
-        self, prompts: Sequence[str], sampling: SamplingParams, *, progress: ProgressHook | None = None
-    ) -> list[RequestOutput]:
-        """Samples for each prompt."""
-        ...
-
-
-@dataclass
-class SearchResult:
-    """What a search found for one prompt.
-
-    Attributes:
-        prompt: the prompt.
-        candidates: all samples, in the order of their seeds.
-        scores: one per candidate.
-        best_index: of the chosen candidate.
-        usage: tokens and seconds spent on this prompt.
-        seed: what the candidates' seeds derive from.
-    """
-
-    prompt: str
-    candidates: list[CompletionOutput]
-    scores: list[float]
-    best_index: int
-    usage: Usage
-    seed: int
-
-    @property
-    def the_one(self) -> CompletionOutput:
-        """The chosen candidate."""
-        return self.candidates[self.best_index]
-
-
-@dataclass
-class VoteResult(SearchResult):
-    """What a vote found; ``scores`` are the candidates' weights.
-
-    Attributes:
-        answers: each candidate's answer, None where there was none.
-        votes: total weight per answer, heaviest first.
-        answer: the winner, None if no candidate has an answer.
-    """
-
-    answers: list[str | None]
-    votes: dict[str, float]
-    answer: str | None
-
-
-Result = TypeVar("Result", bound=SearchResult)
-
-
-class Search(Generic[Result]):
-    """What all searches share: sampling, scoring, and the accounts. Subclasses choose."""
+class _WholeSearch(Algorithm[Result]):
+    """Draws all candidates in one go, has them scored, and lets the subclass choose."""
 
     scorer: Scorer | None = None
     needs_logprobs: bool = False
 
-    @overload  # a str is a Sequence[str] too: the first signature that fits counts
-    def infer(  # type: ignore[overload-overlap]
+    def run(
         self,
         lm: Generator,
-        prompt: str,
-        budget: int = ...,
-        *,
-        sampling: SamplingParams | None = ...,
-        progress: ProgressHook | None = ...,
-    ) -> Result: ...
-    @overload
-    def infer(
-        self,
-        lm: Generator,
-        prompt: Sequence[str],
-        budget: int = ...,
-        *,
-        sampling: SamplingParams | None = ...,
-        progress: ProgressHook | None = ...,
-    ) -> list[Result]: ...
-    def infer(
-        self,
-        lm: Generator,
-        prompt: str | Sequence[str],
+        prompts: Sequence[str],
         budget: int = 16,
         *,
-        sampling: SamplingParams | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
-    ) -> Result | list[Result]:
-        """Search.
-
-        Args:
-            lm: the model.
-            prompt: one prompt, or several that share batches.
-            budget: candidates per prompt.
-            sampling: how to draw them; its ``n`` is replaced by the budget.
-            progress: as for `LM.generate`.
-
-        Returns:
-            One result for one prompt, a list for a list.
-
-        Raises:
-            TilebeamError: a budget below 1, a cancelled search, a scorer that misbehaves, or what `generate` raises.
-        """
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-            raise TilebeamError(f"budget must be a whole number of at least 1, not {budget!r}.")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        params = sampling or SamplingParams()
+    ) -> list[Result]:
+        """See `Algorithm.run`; of the model, only `generate` is asked."""
+        checked_budget(budget)
         wants = self.needs_logprobs or (self.scorer is not None and self.scorer.needs_logprobs)
-        params = replace(params, n=budget, logprobs=params.logprobs or wants)
-        outputs = lm.generate(prompts, params, progress=progress)
-        if any(c.finish_reason == "aborted" for o in outputs for c in o.outputs):
-            raise TilebeamError("The search was cancelled.")
-        began = time.perf_counter()
-        groups: list[list[float] | None] = [None] * len(outputs)
+        params = [replace(p, n=budget, logprobs=p.logprobs or wants) for p in sampling_for(prompts, sampling)]
+        if not prompts:
+            return []
+        hook = SearchProgress(progress, budget * len(prompts)).call(0)
+        outputs = lm.generate(list(prompts), params, progress=hook)
+        check_complete(outputs)
+        scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
-            scored = self.scorer.score_many([o.prompt for o in outputs], [o.outputs for o in outputs])
-            groups = [checked_scores(s, o.outputs, self.scorer) for s, o in zip(scored, outputs, strict=True)]
-        share = (time.perf_counter() - began) / max(1, len(outputs))
-        results = []
-        for output, scores in zip(outputs, groups, strict=True):
-            usage = output.usage + Usage(scoring_seconds=share)
-            results.append(self._choose(output, scores, usage))
-        return results[0] if isinstance(prompt, str) else results
+            scores, costs = rate(self.scorer, outputs)
+            for output, cost in zip(outputs, costs, strict=True):
+                output.usage += cost
+        return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
-    def _choose(self, output: RequestOutput, scores: list[float] | None, usage: Usage) -> Result:
-        raise NotImplementedError
+    @abstractmethod
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
+        """The result, out of a prompt's candidates and, with a scorer, their scores."""
 
 
-class BestOfN(Search[SearchResult]):
+class BestOfN(_WholeSearch[SearchResult]):
     """Draw N candidates, keep the one that the scorer likes best; of equals, the first.
 
     Args:
         scorer: a `Scorer`, or a function of prompt and text (see `Verifier`).
     """
 
-    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool]) -> None:
-        self.scorer = _scorer(scorer)
+    name: ClassVar[str] = "best-of-n"
 
-    def _choose(self, output: RequestOutput, scores: list[float] | None, usage: Usage) -> SearchResult:
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool]) -> None:
+        self.scorer = as_scorer(scorer)
+
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
         assert scores is not None
         best = max(range(len(scores)), key=lambda i: (scores[i], -i))
-        return SearchResult(output.prompt, output.outputs, scores, best, usage, output.seed)
+        return SearchResult(
+            output.prompt,
+            output.outputs,
+            scores,
+            best,
+            output.usage,
+            output.seed,
+            len(output.outputs),
+            whole_trajectories(output.outputs),
+        )
 
 
-class SelfConsistency(Search[VoteResult]):
-    """Draw N candidates and let their answers vote.
+class SelfConsistency(_WholeSearch[VoteResult]):
+    """Draw N candidates and let their answers vote (Wang et al., "Self-Consistency Improves Chain of Thought
+    Reasoning").
 
     The heaviest answer wins, of equals the one seen first. `the_one` is the heaviest candidate with that answer, of
     equals the first; without any answer it is the heaviest candidate.
 
     Args:
-        extract: from a text to its answer, None if it holds none. Answers are compared as strings; the extractors of
-            `tilebeam.extract` normalize them.
+        extract: from a text to its answer, None if it holds none; see `tilebeam.extract`.
         weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
             scorer's scores, which must not be negative.
         scorer: for "reward".
+        equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
+            `tilebeam.MathAnswer` has; else equal strings.
     """
+
+    name: ClassVar[str] = "self-consistency"
 
     def __init__(
         self,
@@ -186,17 +116,19 @@ class SelfConsistency(Search[VoteResult]):
         *,
         weighting: Weighting = "plain",
         scorer: Scorer | Callable[[str, str], float | bool] | None = None,
+        equal: Equal | None = None,
     ) -> None:
-        if weighting not in ("plain", "logprob", "reward"):
+        if weighting not in get_args(Weighting):
             raise TilebeamError(f'weighting must be "plain", "logprob" or "reward", not {weighting!r}.')
         if (weighting == "reward") != (scorer is not None):
             raise TilebeamError('weighting="reward" needs a scorer, and only it takes one.')
         self.extract = extract
+        self.equal = equal or equality_of(extract)
         self.weighting = weighting
-        self.scorer = _scorer(scorer) if scorer is not None else None
+        self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
-    def _choose(self, output: RequestOutput, scores: list[float] | None, usage: Usage) -> VoteResult:
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs
         if scores is not None:
             if any(s < 0 or math.isinf(s) for s in scores):
@@ -206,20 +138,50 @@ class SelfConsistency(Search[VoteResult]):
             weights = [math.exp(log_probability(c, per_token=True)) for c in candidates]
         else:
             weights = [1.0] * len(candidates)
-        answers = [self.extract(c.text) for c in candidates]
-        totals: dict[str, float] = {}
-        for answer, weight in zip(answers, weights, strict=True):
-            if answer is not None:
-                totals[answer] = totals.get(answer, 0.0) + weight
-        # sorted() is stable: of equal totals the one seen first stays first.
-        votes = dict(sorted(totals.items(), key=lambda item: -item[1]))
+        answers = merged([self.extract(c.text) for c in candidates], self.equal)
+        votes = tally(answers, weights)
         winner = next(iter(votes), None)
-        eligible = [i for i, a in enumerate(answers) if winner is None or a == winner]
-        best = max(eligible, key=lambda i: (weights[i], -i))
-        return VoteResult(output.prompt, candidates, weights, best, usage, output.seed, answers, votes, winner)
+        return VoteResult(
+            output.prompt,
+            candidates,
+            weights,
+            heaviest(answers, weights, winner),
+            output.usage,
+            output.seed,
+            len(candidates),
+            whole_trajectories(candidates),
+            answers,
+            votes,
+            winner,
+        )
 
 
-def _scorer(scorer: Scorer | Callable[[str, str], float | bool]) -> Scorer:
+def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
+    """Total weight per answer, heaviest first, of equals the one seen first."""
+    totals: dict[str, float] = {}
+    for answer, weight in zip(answers, weights, strict=True):
+        if answer is not None:
+            totals[answer] = totals.get(answer, 0.0) + weight
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))  # sorted() is stable
+
+
+def heaviest(answers: Sequence[str | None], weights: Sequence[float], winner: str | None) -> int:
+    """The heaviest candidate with the winning answer, of equals the first; without a winner, of all."""
+    eligible = [i for i, a in enumerate(answers) if winner is None or a == winner]
+    return max(eligible, key=lambda i: (weights[i], -i))
+
+
+def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
+    """Of candidates that were drawn in one go: one step each."""
+    return [Trajectory((c.text,), finished=c.finish_reason == "stop") for c in candidates]
+
+
+def as_scorer(scorer: Scorer | Callable[[str, str], float | bool]) -> Scorer:
+    """The scorer itself, or the `Verifier` of a function.
+
+    Raises:
+        TilebeamError: it is neither.
+    """
     if isinstance(scorer, Scorer):
         return scorer
     if callable(scorer):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tilebeam import console
+from tilebeam.algorithm import SearchResult
 from tilebeam.errors import TilebeamError
-from tilebeam.extract import Extractor, last_number, normalize_answer, regex
-from tilebeam.scorers import LogProb, Scorer
-from tilebeam.search import BestOfN, SearchResult, SelfConsistency, VoteResult
+from tilebeam.extract import Extractor
+from tilebeam.scorers import Scorer
+from tilebeam.search import BestOfN, SelfConsistency
 
 if TYPE_CHECKING:
     from tilebeam.lm import LM
@@ -83,34 +83,6 @@ def wrap(lm: LM, prompt: str, chat: bool) -> str:
     return lm.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
 
 
-def scorer(name: str) -> Scorer:
-    """The scorer of that name.
-
-    Raises:
-        TilebeamError: there is none.
-    """
-    known = {"logprob": LogProb(), "logprob-sum": LogProb(per_token=False)}
-    if name not in known:
-        raise TilebeamError(f"--scorer {name!r}: there are {', '.join(known)}.")
-    return known[name]
-
-
-def extractor(name: str) -> Extractor:
-    """last-number, text (the whole sample, normalized), or a regular expression whose first group is the answer.
-
-    Raises:
-        TilebeamError: the expression is not one.
-    """
-    if name == "last-number":
-        return last_number
-    if name == "text":
-        return lambda text: normalize_answer(text) or None
-    try:
-        return regex(name)
-    except re.error as error:
-        raise TilebeamError(f"--extract {name!r} is not a regular expression: {error}.") from None
-
-
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +137,7 @@ def best_of_n(
     with console.generating("best-of-n", budget * len(prompts)) as hook:
         results = BestOfN(scorer).infer(lm, prompts, budget, sampling=params, progress=hook)
     if as_json:
-        _print_json([_as_dict(r) for r in results])
+        _print_json([r.as_dict() for r in results])
     else:
         screen = console.out()
         for result in results:
@@ -180,7 +152,7 @@ def vote(
     with console.generating("vote", budget * len(prompts)) as hook:
         results = SelfConsistency(extract).infer(lm, prompts, budget, sampling=params, progress=hook)
     if as_json:
-        _print_json([_as_dict(r) for r in results])
+        _print_json([r.as_dict() for r in results])
     else:
         screen = console.out()
         for result in results:
@@ -191,21 +163,6 @@ def vote(
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _as_dict(result: SearchResult) -> dict[str, Any]:
-    chosen: dict[str, Any] = {
-        "prompt": result.prompt,
-        "text": result.the_one.text,
-        "best_index": result.best_index,
-        "scores": result.scores,
-        "candidates": [asdict(replace(c, logprobs=None)) for c in result.candidates],
-        "usage": asdict(result.usage),
-        "seed": result.seed,
-    }
-    if isinstance(result, VoteResult):
-        chosen |= {"answer": result.answer, "answers": result.answers, "votes": result.votes}
-    return chosen
 
 
 def _print_json(results: list[dict[str, Any]]) -> None:
