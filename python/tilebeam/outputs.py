@@ -22,6 +22,8 @@ class Usage:
         recomputed_tokens: tokens decoded a second time: the last prompt token of samples that started after the
             prompt's own batch, and whole sequences that had to give up their cells for a while.
         scored_tokens: tokens decoded by a reward model (searches only).
+        full_scoring_tokens: what it would have decoded had it kept no cells: the whole text of every solution, each
+            time one is rated.
         prefill_seconds, decode_seconds: inside llama_decode, on prompt and on sampled tokens.
         sampling_seconds: drawing tokens and turning them into text.
         scoring_seconds: inside a scorer (searches only).
@@ -32,6 +34,7 @@ class Usage:
     completion_tokens: int = 0
     recomputed_tokens: int = 0
     scored_tokens: int = 0
+    full_scoring_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     sampling_seconds: float = 0.0
@@ -65,6 +68,8 @@ class CompletionOutput:
         stop_reason: the stop string that ended it, None if something else did.
         cumulative_logprob: sum of ``logprobs``; None unless asked for.
         logprobs: natural log-probability of each token under the model; None unless asked for.
+        top_logprobs: for each token the likeliest tokens at its position and their natural log-probabilities,
+            likeliest first; None unless asked for.
     """
 
     index: int
@@ -75,6 +80,30 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[float] | None = None
     stop_reason: str | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one sample of a stream grew by.
+
+    Attributes:
+        index: the sample's number.
+        text: new text, as far as no stop string can still cut it; "" while only part of a character is known.
+        token_ids: new tokens.
+        logprobs: of these tokens; None unless asked for.
+        finish_reason: why the sample ended, None while it goes on. Exactly one delta of each sample has it, its last.
+        stop_reason: the stop string that ended it.
+        top_logprobs: see `CompletionOutput`, for the new tokens.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    top_logprobs: list[dict[int, float]] | None = None
 
 
 @dataclass
@@ -90,7 +119,7 @@ class RequestOutput:
 
 @dataclass
 class Progress:
-    """Handed to a progress hook after every batch.
+    """Handed to a progress hook after every batch: how far its call is, whoever shares the batches.
 
     Attributes:
         finished, total: samples.

@@ -1,25 +1,32 @@
-"""Process reward models: GGUF models that say of every step of a solution how good it is.
+"""Reward models: GGUF models that say how good a solution is, step by step or as a whole.
 
-A reward model reads prompt and steps, and its verdict on a step is what it expects after the step's end. Its KV cells
-are kept, so when a beam grows by a step only that step is decoded, and a fork shares what came before.
+A reward model reads prompt and steps, and its verdict on a step is a token that it expects behind the step, or what a
+small network makes of its hidden state there. Its KV cells are kept, so when a beam grows by a step only that step is
+decoded, and a fork shares what came before.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.reward_formats import Layout, RewardFormat
+from tilebeam.reward_heads import Head, sigmoid
 from tilebeam.scorers import Scorer
 
 if TYPE_CHECKING:
     from tilebeam.lm import LM
+    from tilebeam.reading import Reading
 
 Aggregation = Literal["last", "min", "prod", "mean"]
 
@@ -29,6 +36,8 @@ _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "prod": math.prod,
     "mean": lambda scores: sum(scores) / len(scores),
 }
+
+_Solution = tuple[str, tuple[str, ...]]  # a prompt and steps
 
 
 def split_steps(text: str, step_stop: str = "\n") -> list[str]:
@@ -80,83 +89,220 @@ class StepScorer(Scorer):
         return [[next(totals) for _ in group] for group in groups]
 
 
-class TokenReward(StepScorer):
-    """A reward model that answers with a token: P(good) against P(bad) behind a tag at the end of each step.
-
-    Math-Shepherd: tag " ки", good "+", bad "-"; the verdict is read at the tag's last token. Models of the RLHFlow
-    kind read a chat in which the answer "+" follows each step: give the turn's closing text as `tag`.
+class RewardModel(StepScorer):
+    """A GGUF model that rates; what its kinds share.
 
     Args:
         lm: the reward model; the search's own model or another.
-        tag: appended to every step.
-        good, bad: the labels; one token each.
-        template: makes the reward model's prompt from the solution's.
+        format: how it wants prompt and steps to be written.
+        question: from the search's prompt to the question in it, where a chat template stands around that.
+        outcome: it rates a solution as a whole: the tag closes a text instead of standing between steps, a step's score
+            is that of the solution up to it, and a candidate's is that of all of it, whatever the aggregate.
         aggregate, step_stop: see `StepScorer`.
     """
 
     def __init__(
         self,
         lm: LM,
+        format: RewardFormat,
         *,
-        tag: str,
-        good: str = "+",
-        bad: str = "-",
-        template: Callable[[str], str] = lambda prompt: prompt,
+        question: Callable[[str], str] | None = None,
+        outcome: bool = False,
         aggregate: Aggregation = "last",
         step_stop: str = "\n",
     ) -> None:
         super().__init__(aggregate=aggregate, step_stop=step_stop)
-        self._lm = lm
-        self._template = template
-        self._tag = lm.tokenize(tag, add_special=False)
-        self._labels = [_one_token(lm, label) for label in (good, bad)]
-        self._known: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.lm = lm
+        self.format = format
+        self.outcome = outcome
+        self._layout = Layout(lm, format, question)
+        self._known: dict[_Solution, float] = {}
         self._sessions = 0
-        if not self._tag:
-            raise TilebeamError("The tag has no tokens.")
+        self._counting = threading.Lock()
+
+    @abstractmethod
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        """What verdicts at these positions are made of."""
+
+    @abstractmethod
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """Scores, one per position."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Keeps cells and verdicts."""
-        with self._lm.keep_prefixes():
-            self._sessions += 1
+        with self.lm.keep_prefixes():
+            with self._counting:
+                self._sessions += 1
             try:
                 yield
             finally:
-                self._sessions -= 1
-                if self._sessions == 0:
-                    self._known.clear()
+                with self._counting:
+                    self._sessions -= 1
+                    if self._sessions == 0:
+                        self._known.clear()
 
     def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
-        """P(good) / (P(good) + P(bad)) of every step."""
+        """Scores of every step; what is known from earlier calls of a session is not read again."""
         keys = [(p, tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
-        asked = list(dict.fromkeys(k for k in keys if k[1] and k not in self._known))
-        texts: list[list[int]] = []
-        wanted: list[list[int]] = []
-        found: list[list[tuple[str, tuple[str, ...]]]] = []
-        for prompt, steps in asked:
-            tokens = self._lm.tokenize(self._template(prompt))
-            where, names = [], []
-            for i, step in enumerate(steps):
-                # Steps are tokenized one by one: so a text's tokens are those of its beginning, and more.
-                tokens = tokens + self._lm.tokenize(step, add_special=False) + self._tag
-                name = (prompt, steps[: i + 1])
-                if name not in self._known:
-                    where.append(len(tokens) - 1)
-                    names.append(name)
-            texts.append(tokens)
-            wanted.append(where)
-            found.append(names)
-        for reading, names in zip(self._lm.read(texts, wanted, self._labels), found, strict=True):
-            margin = reading.logits[:, 0].astype(np.float64) - reading.logits[:, 1]
-            for name, value in zip(names, margin, strict=True):
-                self._known[name] = float(1 / (1 + np.exp(-value)))
+        with self.session():
+            self._ask(keys)
+            return [[self._known[p, steps[: i + 1]] for i in range(len(steps))] for p, steps in keys]
+
+    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+        """One score per candidate of each prompt."""
+        if not self.outcome:
+            return super().score_many(prompts, groups)
+        keys = [
+            [(p, tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
+            for p, group in zip(prompts, groups, strict=True)
+        ]
+        with self.session():
+            self._ask([key for group in keys for key in group], whole=True)
+            return [[self._known[key] for key in group] for group in keys]
+
+    def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> None:
+        """Let `_known` hold the verdict on every step of these solutions, or on the whole of each."""
+        asked: set[_Solution] = set()
+        jobs: list[tuple[list[int], dict[int, _Solution]]] = []
+        for prompt, steps in dict.fromkeys(keys):
+            length = 0
+            for text, names in self._texts(prompt, steps, whole):
+                self._check_length(text)
+                length = len(text)
+                new = {at: n for at, n in names.items() if n not in self._known and n not in asked}
+                if new:
+                    jobs.append((text, new))
+                    asked.update(new.values())
+            self.usage += Usage(full_scoring_tokens=length)  # the last text holds the others
+        for reading, (_, names) in zip(
+            self._read([t for t, _ in jobs], [list(n) for _, n in jobs]) if jobs else [], jobs, strict=True
+        ):
+            for name, value in zip(names.values(), self._verdicts(reading), strict=True):
+                if not math.isfinite(value):
+                    raise TilebeamError("The reward model computed values that are not numbers: it is damaged.")
+                self._known[name] = float(value)
             self.usage += Usage(
                 scored_tokens=reading.decoded_tokens,
                 cached_tokens=reading.cached_tokens,
                 scoring_seconds=reading.seconds,
             )
-        return [[self._known[p, steps[: i + 1]] for i in range(len(steps))] for p, steps in keys]
+
+    def _texts(
+        self, prompt: str, steps: tuple[str, ...], whole: bool
+    ) -> Iterator[tuple[list[int], dict[int, _Solution]]]:
+        """Texts to read, shorter ones first, and which position of each judges what."""
+        layout = self._layout
+        tokens = layout.head(prompt)
+        names: dict[int, _Solution] = {}
+        for i, step in enumerate(steps):
+            tokens = tokens + layout.step(step, first=i == 0)
+            name = (prompt, steps[: i + 1])
+            if not self.outcome:
+                tokens = tokens + layout.tag
+                names[len(tokens) - 1] = name
+            elif not whole or i + 1 == len(steps):
+                yield tokens + layout.tag, {len(tokens) + len(layout.tag) - 1: name}
+        if names:
+            yield tokens, names
+
+    def _check_length(self, text: list[int]) -> None:
+        if len(text) >= self.lm.n_ctx:
+            raise TilebeamError(
+                f"A solution is {len(text)} tokens for the reward model, whose context has {self.lm.n_ctx}: load it "
+                "with a larger n_ctx, or let solutions be shorter."
+            )
+
+
+class TokenReward(RewardModel):
+    """A reward model that answers with a token: P(good) against P(bad) behind a tag at the end of each step.
+
+    Math-Shepherd (Wang et al. 2023) reads the verdict at the tag " ки"; RLHFlow's models read a chat in which the
+    answer "+" follows each step. `tilebeam.reward_formats.PRESETS` holds both.
+
+    Args:
+        lm: the reward model; the search's own model or another.
+        tag: instead of the format's.
+        good, bad: the labels; one token each.
+        format: how prompt and steps are written; None: one after the other, each step followed by the tag.
+        template: from the search's prompt to the question (`RewardModel`'s `question`).
+        outcome, aggregate, step_stop: see `RewardModel`.
+
+    Raises:
+        TilebeamError: a label is not one token of this model, or there is no tag.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        tag: str | None = None,
+        good: str = "+",
+        bad: str = "-",
+        format: RewardFormat | None = None,
+        template: Callable[[str], str] | None = None,
+        outcome: bool = False,
+        aggregate: Aggregation = "last",
+        step_stop: str = "\n",
+    ) -> None:
+        form = format or RewardFormat()
+        form = form if tag is None else replace(form, tag=tag)
+        super().__init__(lm, form, question=template, outcome=outcome, aggregate=aggregate, step_stop=step_stop)
+        if not self._layout.tag:
+            raise TilebeamError("The tag has no tokens: a label is read behind a tag.")
+        self._labels = [_one_token(lm, label) for label in (good, bad)]
+        if self._labels[0] == self._labels[1]:
+            raise TilebeamError(f"The labels {good!r} and {bad!r} are the same token of this reward model.")
+
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        return self.lm.read(texts, positions, self._labels)
+
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """P(good) / (P(good) + P(bad))."""
+        return sigmoid(reading.logits[:, 0].astype(np.float64) - reading.logits[:, 1])
+
+
+class HeadReward(RewardModel):
+    """A reward model whose verdict a small network makes of the hidden state behind each step: a value head (Skywork's
+    open PRMs), layers over two labels (Qwen2.5-Math-PRM), or the classifier in the model's own file.
+
+    Args:
+        lm: the reward model.
+        head: the network; see `load_head` and `classifier_of`.
+        format: how prompt and steps are written.
+        question, outcome, aggregate, step_stop: see `RewardModel`.
+
+    Raises:
+        TilebeamError: the head takes other hidden states than this model has.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        head: Head,
+        *,
+        format: RewardFormat | None = None,
+        question: Callable[[str], str] | None = None,
+        outcome: bool = False,
+        aggregate: Aggregation = "last",
+        step_stop: str = "\n",
+    ) -> None:
+        super().__init__(
+            lm, format or RewardFormat(), question=question, outcome=outcome, aggregate=aggregate, step_stop=step_stop
+        )
+        if head.n_embd != lm.n_embd:
+            raise TilebeamError(
+                f"The reward head ({head.shape}) takes hidden states of {head.n_embd} elements, the model's have "
+                f"{lm.n_embd}: it belongs to another model."
+            )
+        self.head = head
+
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        return self.lm.hidden(texts, positions)
+
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """What the head says of each hidden state."""
+        return self.head(reading.hidden)
 
 
 def _one_token(lm: LM, label: str) -> int:
