@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tilebeam.extract import after, last_number, normalize_answer, regex
     from tilebeam.lm import LM
     from tilebeam.loading import load
-    from tilebeam.outputs import CompletionOutput, Progress, RequestOutput, Usage
+    from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
     from tilebeam.reading import Reading
     from tilebeam.registration import register
     from tilebeam.rewards import StepScorer, TokenReward
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
     from tilebeam.search import BestOfN, SelfConsistency
     from tilebeam.step_search import DVTS, BeamSearch, StepResult
+    from tilebeam.streaming import AsyncStream, Stream
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,9 @@ _HOME = {
     "register": "registration",
     "SamplingParams": "sampling",
     "CompletionOutput": "outputs",
+    "Delta": "outputs",
+    "Stream": "streaming",
+    "AsyncStream": "streaming",
     "RequestOutput": "outputs",
     "Usage": "outputs",
     "Progress": "outputs",
@@ -73,9 +77,11 @@ __all__ = [
     "DVTS",
     "LM",
     "Algorithm",
+    "AsyncStream",
     "BeamSearch",
     "BestOfN",
     "CompletionOutput",
+    "Delta",
     "LogProb",
     "Majority",
     "NpuError",
@@ -89,6 +95,7 @@ __all__ = [
     "SelfConsistency",
     "StepResult",
     "StepScorer",
+    "Stream",
     "TilebeamError",
     "TokenReward",
     "Trajectory",

@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
@@ -31,7 +30,8 @@ import numpy as np
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
 from tilebeam.llama import Context, Sampler
-from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, Usage
+from tilebeam.outputs import FinishReason, Progress
+from tilebeam.request import Request, Sample
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream
 
@@ -39,67 +39,6 @@ from tilebeam.text import TextStream
 _SHARE_AT_LEAST = 32
 # Cells to leave free per running sample when another one is admitted.
 _HEADROOM = 8
-
-
-@dataclass(eq=False)
-class Sample:
-    """One sample on its way from the queue to its text."""
-
-    request: Request
-    index: int
-    seed: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    sampler: Sampler | None = None
-    stream: TextStream | None = None
-    kv: Sequence | None = None
-    age: int = 0  # admission number: who gives way when cells run out
-    finish: FinishReason | None = None
-
-    def target(self) -> list[int]:
-        """The tokens that must be in the cache before the next token can be drawn."""
-        return self.request.prompt_ids + self.tokens
-
-    def todo(self) -> int:
-        """Tokens still to decode before the next draw; 1 when it simply goes on."""
-        held = len(self.kv) if self.kv else 0
-        return len(self.request.prompt_ids) + len(self.tokens) - held
-
-
-@dataclass(eq=False)
-class Request:
-    """One prompt with its samples."""
-
-    prompt: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    seed: int
-    usage: Usage = field(default_factory=Usage)
-    samples: list[Sample] = field(default_factory=list)
-    lead: Sample | None = None  # decodes the prompt now
-    followers: list[Sample] = field(default_factory=list)  # wait for the lead
-    holder: Sequence | None = None  # keeps prompt[:-1] for samples still in the queue
-    decoded: int = 0  # leading prompt tokens accounted for: decoded or taken from another prompt's cells
-    waiting: int = 0  # samples in the queue
-
-    def output(self) -> RequestOutput:
-        """The result, complete once all samples are."""
-        outputs = []
-        for s in self.samples:
-            logprobs = s.logprobs if self.params.logprobs else None
-            outputs.append(
-                CompletionOutput(
-                    index=s.index,
-                    text=s.stream.text if s.stream else "",
-                    token_ids=s.tokens,
-                    finish_reason=s.finish or "aborted",
-                    seed=s.seed,
-                    cumulative_logprob=sum(logprobs) if logprobs is not None else None,
-                    logprobs=logprobs,
-                    stop_reason=s.stream.stop_string if s.stream else None,
-                )
-            )
-        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
 
 
 class Engine:
@@ -127,7 +66,6 @@ class Engine:
         self._kept: dict[int, Sequence] = {}  # done, by id; the least recently used first
         self.keeping = False
         self._admitted = 0
-        self.progress = Progress()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -146,53 +84,73 @@ class Engine:
                 f"Token {low if low < 0 else high} is not in the vocabulary (0 to {self.vocab.size - 1})."
             )
 
-    def submit(self, prompt: str, prompt_ids: list[int], params: SamplingParams) -> Request:
-        """Queue a prompt; `step` runs it."""
+    def request(self, prompt: str, prompt_ids: list[int], params: SamplingParams, progress: Progress) -> Request:
+        """Check a prompt and its parameters; any thread may. `progress`: of the call it belongs to.
+
+        Raises:
+            TilebeamError: it cannot be run.
+        """
         self.check(prompt_ids)
+        if params.grammar is not None or params.logit_bias:
+            Sampler(params, 0, self.vocab).close()
         params = params.resolved()
-        request = Request(prompt, prompt_ids, params, params.seed or 0)
+        request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n)
         request.usage.prompt_tokens = len(prompt_ids)
         request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
-        request.waiting = params.n
-        self._queue.extend(request.samples)
-        self.progress.total += params.n
+        progress.total += params.n
         return request
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `step` runs it."""
+        request.waiting = len(request.samples)
+        self._queue.extend(request.samples)
 
     @property
     def busy(self) -> bool:
         """Whether samples run or wait."""
         return bool(self._queue or self._running)
 
-    def run(self, hook: ProgressHook | None = None) -> None:
-        """Step until all requests are complete. A hook that returns False cancels what is not finished."""
-        started = time.perf_counter()
-        try:
-            while self.busy:
-                self.step()
-                self.progress.seconds = time.perf_counter() - started
-                self.progress.running = len(self._running)
-                if hook is not None and hook(self.progress) is False:
-                    self.abort()
-        except BaseException:
-            self.abort()
-            raise
-        finally:
-            self.progress = Progress()
+    def running(self, progress: Progress) -> int:
+        """Samples of one call that hold a slot now."""
+        return sum(s.request.progress is progress for s in self._running)
+
+    def cancel(self, request: Request) -> None:
+        """End what is not finished of a request as "aborted", and free its cells."""
+        self._queue = deque(s for s in self._queue if s.request is not request)
+        self._running = [s for s in self._running if s.request is not request]
+        self._drop_holder(request)
+        request.lead, request.followers, request.waiting = None, [], 0
+        for sample in request.samples:
+            if sample.finish is None:
+                if sample.kv is not None:
+                    self.kv.close(sample.kv)
+                self._end(sample, "aborted")
 
     def abort(self) -> None:
-        """Drop everything that is not finished; the samples keep what they have, as "aborted"."""
-        for sample in [*self._running, *self._queue]:
-            sample.finish = "aborted"
-            sample.kv = None
-            if sample.sampler:
-                sample.sampler.close()
-            request = sample.request
-            request.lead, request.followers, request.holder, request.waiting = None, [], None, 0
+        """Drop everything that is not finished, as "aborted", and everything that is kept."""
+        unfinished = [*self._running, *self._queue]
         self._running.clear()
         self._queue.clear()
         self._holding.clear()
         self._kept.clear()
         self.kv.clear()
+        for sample in unfinished:
+            request = sample.request
+            request.lead, request.followers, request.holder, request.waiting = None, [], None, 0
+            self._end(sample, "aborted")
+
+    def _end(self, sample: Sample, reason: FinishReason) -> None:
+        """A sample, out of queue and slots already, is complete."""
+        sample.finish = reason
+        sample.kv = None
+        if sample.sampler is not None:
+            sample.sampler.close()
+            sample.sampler = None
+        request = sample.request
+        request.unfinished -= 1
+        request.progress.finished += 1
+        if request.on_change is not None:
+            request.on_change(sample)
 
     def fail(self, code: int) -> NoReturn:
         """llama_decode failed for good: raise why, now and on every later use."""
@@ -284,10 +242,8 @@ class Engine:
             sample.age = self._admitted
             self._running.append(sample)
             if sample.sampler is None:
-                sample.sampler = Sampler(request.params, sample.seed, self.vocab)
+                sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
                 sample.stream = TextStream(request.params.stop)
-                if request.params.penalizes:
-                    sample.sampler.accept(request.prompt_ids[-request.params.penalty_last_n :])
             if not request.waiting:
                 self._drop_holder(request)
 
@@ -397,7 +353,7 @@ class Engine:
             of_prompt = max(0, min(start + count, prompt) - start)
             fresh = max(0, min(start + count, prompt) - max(start, request.decoded))
             request.decoded += fresh
-            self.progress.prompt_tokens += fresh
+            request.progress.prompt_tokens += fresh
             # A sample goes on with one token at a time; more at once (or prompt tokens again) are recomputed.
             again = of_prompt - fresh + (count - of_prompt if count > 1 else 0)
             usage.recomputed_tokens += again
@@ -410,6 +366,8 @@ class Engine:
     def _draw(self, rows: list[tuple[Sample, int]]) -> None:
         for sample, row in rows:
             request = sample.request
+            if sample.finish is not None:
+                continue
             began = time.perf_counter()
             group = [sample]
             if request.lead is sample:
@@ -418,9 +376,12 @@ class Engine:
                     assert sample.kv is not None
                     follower.kv = self.kv.fork(sample.kv, len(sample.kv))
                 request.lead, request.followers = None, []
-            norm = self._log_norm(row) if request.params.logprobs else 0.0
+            wants = request.params.logprobs or request.params.top_logprobs > 0
+            norm = self._log_norm(row) if wants else 0.0
+            best = self._best(row, norm, request.params.top_logprobs)
             for member in group:
-                self._take(member, row, norm)
+                if member.finish is None:  # an earlier one may have ended the request
+                    self._take(member, row, norm, best)
             request.usage.sampling_seconds += time.perf_counter() - began
 
     def _log_norm(self, row: int) -> float:
@@ -428,39 +389,63 @@ class Engine:
         top = float(logits.max())
         return top + float(np.log(np.exp(logits - top, dtype=np.float32).sum(dtype=np.float64)))
 
-    def _take(self, sample: Sample, row: int, norm: float) -> None:
+    def _best(self, row: int, norm: float, count: int) -> dict[int, float]:
+        """The likeliest tokens of a row, likeliest first, of equals the lower, with their log-probabilities."""
+        if not count:
+            return {}
+        logits = self.context.logits(row)
+        least = np.partition(logits, len(logits) - count)[len(logits) - count] if count < len(logits) else logits.min()
+        candidates = np.flatnonzero(logits >= least)
+        order = candidates[np.lexsort((candidates, -logits[candidates]))][:count]
+        return {int(t): float(logits[t]) - norm for t in order}
+
+    def _take(self, sample: Sample, row: int, norm: float, best: dict[int, float]) -> None:
         """Draw one token for a sample and see whether it ends."""
         request, params = sample.request, sample.request.params
         assert sample.sampler is not None
         assert sample.stream is not None
         token = sample.sampler.sample(self.context, row)
+        if token is None:
+            self._no_token(sample)
+            return
         logit = self.context.logit(row, token)
         if not math.isfinite(logit):
             raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
         if params.logprobs:
             sample.logprobs.append(logit - norm)
+        if params.top_logprobs:
+            sample.top_logprobs.append(best)
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
-        self.progress.tokens += 1
+        request.progress.tokens += 1
         if (self.vocab.is_end(token) and not params.ignore_eos) or sample.stream.feed(self.vocab.piece(token)):
             self._finish(sample, "stop")
         elif len(sample.tokens) == min(params.max_tokens or self.context.n_ctx, self._most(request)):
             self._finish(sample, "length")
+        elif request.on_change is not None:
+            request.on_change(sample)
+
+    def _no_token(self, sample: Sample) -> None:
+        """Grammar and logit_bias forbid every token."""
+        if sample.request.params.grammar is not None and self.vocab.eos < 0:
+            # The text is complete, or will never be; without an end-of-text token that looks alike.
+            self._finish(sample, "stop")
+            return
+        sample.request.error = TilebeamError(
+            f"Sample {sample.index}: after {len(sample.tokens)} tokens the grammar and logit_bias allow no token of "
+            "this model's vocabulary."
+        )
+        self.cancel(sample.request)
 
     def _most(self, request: Request) -> int:
         """Tokens that a sample of this prompt can have before the context is full."""
         return self.context.n_ctx - len(request.prompt_ids)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
-        sample.finish = reason
         self._running.remove(sample)
         if sample.kv is not None:
             self.retire(sample.kv)
-            sample.kv = None
-        if sample.sampler is not None:
-            sample.sampler.close()
-            sample.sampler = None
-        self.progress.finished += 1
+        self._end(sample, reason)
 
     # --- room -------------------------------------------------------------------------------------------------------
 

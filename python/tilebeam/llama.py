@@ -8,8 +8,9 @@ before.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +25,8 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 class LogRouter:
@@ -289,43 +292,86 @@ class Context:
 
 
 class Sampler:
-    """Owns a llama_sampler chain for one sequence: penalties, top-k, top-p, min-p, temperature, then the draw."""
+    """Owns a llama_sampler chain for one sequence: logit bias, grammar, penalties, top-k, top-p, min-p, temperature,
+    then the draw.
 
-    def __init__(self, params: SamplingParams, seed: int, vocab: Vocab) -> None:
+    Args:
+        prompt: its last tokens count for the penalties.
+
+    Raises:
+        TilebeamError: the grammar is none, or a bias is for a token that there is not.
+    """
+
+    def __init__(self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = ()) -> None:
         self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        links: list[Any] = []
+        # Only these can leave no token to draw; what llama_sampler_sample then draws makes a grammar throw.
+        self._careful = params.grammar is not None or bool(params.logit_bias)
+        try:
+            if params.logit_bias:
+                self._add(self._bias(params.logit_bias, vocab))
+            if params.grammar is not None:
+                self._add(self._grammar(params.grammar, vocab))
+        except TilebeamError:
+            self.close()
+            raise
         if params.penalizes:
-            links.append(
-                C.llama_sampler_init_penalties(
-                    vocab.size,
-                    params.penalty_last_n,
-                    params.repeat_penalty,
-                    params.frequency_penalty,
-                    params.presence_penalty,
-                )
+            penalties = C.llama_sampler_init_penalties(
+                vocab.size,
+                params.penalty_last_n,
+                params.repeat_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
             )
+            for token in prompt[-params.penalty_last_n :]:
+                C.llama_sampler_accept(penalties, token)
+            self._add(penalties)
         if params.temperature == 0:
-            links.append(C.llama_sampler_init_greedy())
+            self._add(C.llama_sampler_init_greedy())
         else:
             if params.top_k:
-                links.append(C.llama_sampler_init_top_k(params.top_k))
+                self._add(C.llama_sampler_init_top_k(params.top_k))
             if params.top_p < 1:
-                links.append(C.llama_sampler_init_top_p(params.top_p, 1))
+                self._add(C.llama_sampler_init_top_p(params.top_p, 1))
             if params.min_p > 0:
-                links.append(C.llama_sampler_init_min_p(params.min_p, 1))
-            links.append(C.llama_sampler_init_temp(params.temperature))
-            links.append(C.llama_sampler_init_dist(seed))
-        for link in links:
-            C.llama_sampler_chain_add(self.pointer, link)
+                self._add(C.llama_sampler_init_min_p(params.min_p, 1))
+            self._add(C.llama_sampler_init_temp(params.temperature))
+            self._add(C.llama_sampler_init_dist(seed))
 
-    def sample(self, context: Context, i: int) -> int:
-        """Draw a token from the logits of batch entry i; the chain remembers it."""
-        return int(C.llama_sampler_sample(self.pointer, context.pointer, i))
+    def _add(self, link: Any) -> None:
+        C.llama_sampler_chain_add(self.pointer, link)
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Let the penalties know tokens that were not drawn here (the prompt)."""
-        for token in tokens:
-            C.llama_sampler_accept(self.pointer, token)
+    @staticmethod
+    def _bias(bias: Mapping[int, float], vocab: Vocab) -> Any:
+        if max(bias) >= vocab.size:
+            raise TilebeamError(f"logit_bias: token {max(bias)} is not in the vocabulary (0 to {vocab.size - 1}).")
+        items = (C.llama_logit_bias * len(bias))(*[C.llama_logit_bias(t, b) for t, b in sorted(bias.items())])
+        return C.llama_sampler_init_logit_bias(vocab.size, len(bias), items)
+
+    @staticmethod
+    def _grammar(grammar: str, vocab: Vocab) -> Any:
+        with log_router().capture() as log:
+            link = C.llama_sampler_init_grammar(vocab.pointer, grammar.encode("utf-8", "surrogatepass"), b"root")
+        if not link:
+            reason = " ".join("".join(text for _, text in log).split()) or "llama.cpp gave no reason"
+            raise TilebeamError(f"The grammar is not one: {reason}")
+        return link
+
+    def sample(self, context: Context, i: int) -> int | None:
+        """Draw a token from the logits of batch entry i; the chain remembers it. None: no token is allowed."""
+        if not self._careful:
+            return int(C.llama_sampler_sample(self.pointer, context.pointer, i))
+        candidates = np.zeros(context.model.vocab.size, _TOKEN_DATA)
+        candidates["id"] = np.arange(len(candidates))
+        candidates["logit"] = context.logits(i)
+        array = C.llama_token_data_array()
+        array.data = candidates.ctypes.data_as(C.llama_token_data_p)
+        array.size, array.selected = len(candidates), -1
+        C.llama_sampler_apply(self.pointer, ctypes.byref(array))
+        chosen = array.data[max(0, array.selected)]
+        if array.selected < 0 or chosen.logit == -math.inf:
+            return None
+        C.llama_sampler_accept(self.pointer, chosen.id)
+        return int(chosen.id)
 
     def close(self) -> None:
         """Free the chain."""

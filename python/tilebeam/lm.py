@@ -12,12 +12,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.dispatch import Call, Dispatcher
 from tilebeam.engine import Engine
 from tilebeam.errors import TilebeamError
 from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
 from tilebeam.outputs import ProgressHook, RequestOutput
 from tilebeam.reading import ReadHook, Reading, read, read_hidden
 from tilebeam.sampling import SamplingParams
+from tilebeam.streaming import AsyncStream, Stream, completed, run
 
 Prompt = str | Sequence[int]
 
@@ -54,7 +56,9 @@ class LoadInfo:
 class LM:
     """A model with one context, ready to decode many sequences at a time.
 
-    Use it as a context manager or call `close`. Calls from several threads are served one after the other.
+    Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
+    asynchronous forms, share batches. `read`, `logits` and `raw_decode` need the context for themselves: they wait
+    until what was asked for before has ended, and what is asked for later waits for them.
     """
 
     def __init__(
@@ -70,11 +74,10 @@ class LM:
         self._context = context
         self._resources = resources
         self._failure = on_failure
-        self._lock = threading.RLock()
-        self._log: list[tuple[int, str]] = []
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._dispatcher = Dispatcher(self._engine)
+        self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
-        self._closed = False
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -96,9 +99,64 @@ class LM:
             One result per prompt, in their order.
 
         Raises:
-            TilebeamError: a prompt is empty or longer than the context (before anything is decoded), or decoding
-                failed. NpuError: the NPU failed; the model must be loaded again.
+            TilebeamError: a prompt is empty or longer than the context, or the grammar is none (before anything is
+                decoded); decoding failed; or the model was closed meanwhile. NpuError: the NPU failed; the model must
+                be loaded again.
         """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, sampling)
+        return run(self._dispatcher, call, progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for coroutines: the event loop goes on meanwhile. Calls of different tasks share batches.
+
+        Cancelling the task aborts the call and frees its KV cells. `progress` is called in the event loop's thread;
+        after several batches at once, if it was busy.
+        """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, sampling)
+        return await completed(self, self._dispatcher, call, progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Stream:
+        """Generate samples for one prompt and get them as they grow.
+
+        Args:
+            prompt: a text, or a list of token ids.
+            sampling: as for `generate`. With n above 1 the deltas of all samples come, each with its index.
+
+        Returns:
+            An iterator of `Delta`; the texts of a sample's deltas make up its text. Also a context manager.
+
+        Raises:
+            TilebeamError: as `generate`; what goes wrong while decoding is raised by the iterator.
+        """
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], sampling)
+        self._dispatcher.submit(call)
+        return Stream(self, self._dispatcher, call)
+
+    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> AsyncStream:
+        """`stream` for coroutines: to be called in one, an async iterator and context manager. The samples grow at
+        once, whether it is read or not."""
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], sampling)
+        stream = AsyncStream(self, self._dispatcher, call)
+        self._dispatcher.submit(call, background=self)
+        return stream
+
+    def _fill(
+        self,
+        call: Call,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> None:
+        """Make requests of prompts, all of them checked before any is submitted."""
         items = _as_list(prompts)
         if sampling is None or isinstance(sampling, SamplingParams):
             params = [sampling or SamplingParams()] * len(items)
@@ -106,21 +164,15 @@ class LM:
             params = list(sampling)
             if len(params) != len(items):
                 raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
-        with self._lock, log_router().capture() as self._log:
-            self._usable()
-            batch: list[tuple[str, list[int]]] = []
-            for prompt in items:
-                if isinstance(prompt, str):
-                    text, ids = prompt, self.tokenize(prompt)
-                    self._engine.check(ids)
-                else:
-                    ids = [int(t) for t in prompt]
-                    self._engine.check(ids)
-                    text = self.detokenize(ids)
-                batch.append((text, ids))
-            requests = [self._engine.submit(text, ids, p) for (text, ids), p in zip(batch, params, strict=True)]
-            self._engine.run(progress)
-            return [r.output() for r in requests]
+        self._usable()
+        for prompt, p in zip(items, params, strict=True):
+            if isinstance(prompt, str):
+                text, ids = prompt, self.tokenize(prompt)
+            else:
+                text, ids = "", [int(t) for t in prompt]
+                self._engine.check(ids)
+                text = self.detokenize(ids)
+            call.add(self._engine.request(text, ids, p, call.progress))
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
         """Logits at every position of one sequence.
@@ -162,17 +214,18 @@ class LM:
         Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
         give the same texts.
         """
-        with self._lock:
-            self._usable()
-            self._kept_for += 1
-            self._engine.keep(True)
+        self._usable()
+        self._keep(1)
         try:
             yield
         finally:
-            with self._lock:
-                self._kept_for -= 1
-                if self._kept_for == 0 and not self._closed and not self._engine.broken:
-                    self._engine.keep(False)
+            self._keep(-1)
+
+    def _keep(self, change: int) -> None:
+        with self._lock:
+            before, self._kept_for = self._kept_for, self._kept_for + change
+            if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
+                self._dispatcher.keep(self._kept_for > 0)
 
     def read(
         self,
@@ -197,8 +250,7 @@ class LM:
             TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
         """
         ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
-        with self._lock, log_router().capture() as self._log:
-            self._usable()
+        with self._dispatcher.alone():
             return read(self._engine, ids, positions, tokens, progress)
 
     def hidden(
@@ -209,19 +261,21 @@ class LM:
         As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
         """
         ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
-        with self._lock, log_router().capture() as self._log:
-            self._usable()
+        with self._dispatcher.alone():
             return read_hidden(self._engine, ids, positions, progress)
 
     @contextmanager
     def raw_decode(self) -> Iterator[Context]:
-        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements)."""
-        with self._lock, log_router().capture() as self._log:
-            self._usable()
+        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
+
+        What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
+        """
+        with self._dispatcher.alone():
+            self._engine.abort()
             try:
                 yield self._context
             finally:
-                self._context.clear()
+                self._engine.abort()
 
     def check_decode(self, code: int) -> None:
         """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
@@ -330,13 +384,12 @@ class LM:
     # --- life -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the model and all it holds. Idempotent."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                with log_router().capture():
-                    self._engine.abort()
-                    self._resources.close()
+        """Free the model and all it holds. Calls that are under way in other threads or tasks end with an exception.
+        Idempotent."""
+        if self._dispatcher.close():
+            with log_router().capture():
+                self._engine.abort()
+                self._resources.close()
 
     def __enter__(self) -> LM:
         return self
@@ -347,21 +400,26 @@ class LM:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) is False:
+        dispatcher = getattr(self, "_dispatcher", None)
+        if dispatcher is not None and not dispatcher.closed:
             self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        state = (
+            "closed"
+            if self._dispatcher.closed
+            else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        )
         return f"<tilebeam.LM {self.info.path!r} {state}>"
 
     def _usable(self) -> None:
-        if self._closed:
+        if self._dispatcher.closed:
             raise TilebeamError("This model is closed; load it again.")
         if self._engine.broken:
             raise self._engine.broken
 
     def _failed(self, code: int) -> TilebeamError:
-        return self._failure(code, errors_in(self._log))
+        return self._failure(code, errors_in(self._dispatcher.log))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilebeam.errors import TilebeamError
@@ -34,6 +34,11 @@ class SamplingParams:
         logprobs: fill in ``logprobs`` and ``cumulative_logprob``: natural logarithms of the model's own
             probabilities of the sampled tokens, before temperature and truncation. Costs one pass over the
             vocabulary in numpy per token.
+        top_logprobs: also tell the log-probabilities of that many of the likeliest tokens at each position, at most
+            the vocabulary; 0: none.
+        grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
+            text. Checked before anything is decoded.
+        logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
     """
 
     n: int = 1
@@ -50,6 +55,9 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    grammar: str | None = None
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -98,6 +106,20 @@ class SamplingParams:
         need(
             self.seed is None or (whole(self.seed) and self.seed >= 0), f"seed must be >= 0 or None, not {self.seed!r}"
         )
+        need(
+            whole(self.top_logprobs) and self.top_logprobs >= 0,
+            f"top_logprobs must be a whole number, 0 for none, not {self.top_logprobs!r}",
+        )
+        need(
+            self.grammar is None
+            or (isinstance(self.grammar, str) and self.grammar.strip() != "" and "\0" not in self.grammar),
+            f"grammar must be a GBNF text, or None, not {self.grammar!r}",
+        )
+        need(self.grammar is None or not self.ignore_eos, "ignore_eos with a grammar: a text that matches has to end")
+        for token, bias in (self.logit_bias or {}).items():
+            need(whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
+            fits = bias == -math.inf or (number(bias) and abs(bias) <= 1e6)
+            need(fits, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
 
     @property
     def penalizes(self) -> bool:

@@ -38,6 +38,11 @@ class TextStream:
         """Whether a stop string has appeared."""
         return self.stop_string is not None
 
-    def finish(self) -> str:
-        """The text; a character that was never completed is left out."""
-        return self.text
+    def settled(self) -> int:
+        """Characters of ``text`` that stay whatever comes: its end may turn out to be the start of a stop string."""
+        if self.stopped or not self._stop:
+            return len(self.text)
+        for start in range(max(0, len(self.text) - self._longest + 1), len(self.text)):
+            if any(s.startswith(self.text[start:]) for s in self._stop):
+                return start
+        return len(self.text)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilebeam.errors import TilebeamError
-from tilebeam.llama import log_router
 from tilebeam.lm import LM
 
 
@@ -114,20 +113,14 @@ class Runner:
             TilebeamError: no room for it, or a decode failed (`NpuError` if the NPU did).
         """
         self.check(case)
-        lm = self._lm
-        with lm._lock, log_router().capture() as lm._log:
-            lm._usable()
-            lm._engine.kv.clear()
-            try:
-                filled = self._fill_depth(case)
-                started = time.perf_counter()
-                if case.n_prompt:
-                    self._prefill(range(case.n_parallel), filled, case.n_prompt)
-                for step in range(case.n_gen):
-                    self._step(case.n_parallel, filled + case.n_prompt + step)
-                return time.perf_counter() - started
-            finally:
-                self._context.clear()
+        with self._lm.raw_decode():
+            filled = self._fill_depth(case)
+            started = time.perf_counter()
+            if case.n_prompt:
+                self._prefill(range(case.n_parallel), filled, case.n_prompt)
+            for step in range(case.n_gen):
+                self._step(case.n_parallel, filled + case.n_prompt + step)
+            return time.perf_counter() - started
 
     def warm_up(self, case: Case) -> None:
         """Touch what the case uses: its prompt once, and one generated token."""
@@ -162,10 +155,7 @@ class Runner:
 
     def _decode(self, n: int) -> None:
         self._context.token[:n] = self._rng.integers(0, self._lm.n_vocab, n)
-        code = self._context.decode(n)
-        if code != 0:
-            self._lm._engine.broken = self._lm._failed(code)
-            raise self._lm._engine.broken
+        self._lm.check_decode(self._context.decode(n))
 
 
 def compare(
