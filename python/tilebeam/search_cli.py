@@ -23,7 +23,7 @@ from tilebeam.search import BestOfN, SelfConsistency
 
 if TYPE_CHECKING:
     from tilebeam.lm import LM
-    from tilebeam.outputs import CompletionOutput, Progress, Usage
+    from tilebeam.outputs import CompletionOutput, Usage
     from tilebeam.sampling import SamplingParams
 
 # --- prompts and options ----------------------------------------------------------------------------------------------
@@ -88,11 +88,13 @@ def wrap(lm: LM, prompt: str, chat: bool) -> str:
 
 def generate(lm: LM, prompt: str, params: SamplingParams, as_json: bool) -> None:
     """Draw samples and print them; a single one streams to a terminal or pipe as it grows."""
-    stream = _Stream(lm) if params.n == 1 and not as_json else None
-    if stream:
+    if params.n == 1 and not as_json:
         print(prompt, end="", flush=True)
-        [output] = lm.generate(prompt, params, progress=stream.show)
-        stream.rest(output.outputs[0].text)
+        with lm.stream(prompt, params) as stream:
+            for delta in stream:
+                print(delta.text, end="", flush=True)
+        print(flush=True)
+        output = stream.output
     else:
         with console.generating("generate", params.n) as hook:
             [output] = lm.generate(prompt, params, progress=hook)
@@ -103,31 +105,7 @@ def generate(lm: LM, prompt: str, params: SamplingParams, as_json: bool) -> None
             for sample in output.outputs:
                 screen.print(Rule(f"sample {sample.index}, seed {sample.seed}, {sample.finish_reason}", align="left"))
                 screen.print(Text(sample.text))
-    _account(output.usage, params.resolved().seed)
-
-
-class _Stream:
-    """Prints the text of the one running sample as far as no stop string can still cut it."""
-
-    def __init__(self, lm: LM) -> None:
-        self._lm = lm
-        self._shown = 0
-
-    def show(self, _progress: Progress) -> bool:
-        for sample in self._lm._engine._running:
-            if sample.stream is not None:
-                longest = max((len(s) for s in sample.request.params.stop), default=0)
-                self._print(sample.stream.text[: len(sample.stream.text) - max(0, longest - 1)])
-        return True
-
-    def rest(self, text: str) -> None:
-        self._print(text)
-        print(flush=True)
-
-    def _print(self, text: str) -> None:
-        if len(text) > self._shown:
-            print(text[self._shown :], end="", flush=True)
-            self._shown = len(text)
+    _account(output.usage, output.seed)
 
 
 def best_of_n(
