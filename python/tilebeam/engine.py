@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import NoReturn
@@ -30,7 +30,7 @@ import numpy as np
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
 from tilebeam.llama import Context, Sampler
-from tilebeam.outputs import FinishReason, Progress
+from tilebeam.outputs import Figures, FinishReason, Progress
 from tilebeam.request import Request, Sample
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream
@@ -65,6 +65,7 @@ class Engine:
         self._holding: list[Request] = []  # whose holder is not complete yet, in order
         self._kept: dict[int, Sequence] = {}  # done, by id; the least recently used first
         self.keeping = False
+        self.batches: Counter[int] = Counter()  # steps, by how many samples drew a token
         self._admitted = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -113,6 +114,11 @@ class Engine:
     def running(self, progress: Progress) -> int:
         """Samples of one call that hold a slot now."""
         return sum(s.request.progress is progress for s in self._running)
+
+    def figures(self) -> Figures:
+        """The state by now; any thread may look."""
+        used = self.kv.n_cells - self.kv.free
+        return Figures(len(self._running), len(self._queue), self.n_slots, self.kv.n_cells, used, dict(self.batches))
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""
@@ -364,6 +370,7 @@ class Engine:
         self._holding = [r for r in self._holding if r.holder is not None and len(r.holder) < len(r.prompt_ids) - 1]
 
     def _draw(self, rows: list[tuple[Sample, int]]) -> None:
+        drawn = 0
         for sample, row in rows:
             request = sample.request
             if sample.finish is not None:
@@ -382,7 +389,10 @@ class Engine:
             for member in group:
                 if member.finish is None:  # an earlier one may have ended the request
                     self._take(member, row, norm, best)
+                    drawn += 1
             request.usage.sampling_seconds += time.perf_counter() - began
+        if drawn:
+            self.batches[drawn] += 1
 
     def _log_norm(self, row: int) -> float:
         logits = self.context.logits(row)

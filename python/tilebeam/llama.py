@@ -126,6 +126,10 @@ class Vocab:
             known = self._pieces[token] = buffer.raw[:n]
         return known
 
+    def is_control(self, token: int) -> bool:
+        """Whether the token is no text: BOS, the marks of chat templates .."""
+        return bool(C.llama_vocab_is_control(self.pointer, token))
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (EOS, end of turn ..)."""
         known = self._ends.get(token)

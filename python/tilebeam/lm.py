@@ -16,7 +16,7 @@ from tilebeam.dispatch import Call, Dispatcher
 from tilebeam.engine import Engine
 from tilebeam.errors import TilebeamError
 from tilebeam.llama import Context, Model, apply_chat_template, errors_in, log_router
-from tilebeam.outputs import ProgressHook, RequestOutput
+from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
 from tilebeam.reading import ReadHook, Reading, read, read_hidden
 from tilebeam.sampling import SamplingParams
 from tilebeam.streaming import AsyncStream, Stream, completed, run
@@ -300,19 +300,48 @@ class LM:
         self._usable()
         return b"".join(self._model.vocab.piece(int(t)) for t in tokens).decode("utf-8", "replace")
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True) -> str:
-        """A prompt from messages like {"role": "user", "content": "..."}, with the model's own template.
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
+        return self._model.vocab.piece(token)
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is no text: BOS, the marks of chat templates .."""
+        return self._model.vocab.is_control(token)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
+    ) -> str:
+        """A prompt from messages like {"role": "user", "content": "..."}.
+
+        Args:
+            messages: the turns.
+            add_assistant: end where the assistant speaks.
+            template: a template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
 
         Raises:
             TilebeamError: the model has no template (a base model), or one that llama.cpp does not know.
         """
         self._usable()
-        template = self._model.chat_template()
+        template = template or self._model.chat_template()
         if template is None:
             raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
         return apply_chat_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
 
+    def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
+        self._usable()
+        self._engine.request("", list(prompt), sampling, Progress())
+
     # --- facts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> TilebeamError | None:
+        """Why decoding failed for good, so that the model can only be closed; None: it did not."""
+        return self._engine.broken
+
+    def figures(self) -> Figures:
+        """What the model is doing now. Never waits."""
+        return self._engine.figures()
 
     @property
     def n_vocab(self) -> int:

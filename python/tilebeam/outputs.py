@@ -117,6 +117,26 @@ class RequestOutput:
     seed: int
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What a model is doing now, for those who watch it.
+
+    Attributes:
+        running: samples that hold a slot.
+        waiting: samples that wait for one.
+        slots: samples that can decode at the same time.
+        cells, cells_used: of the KV cache, one per token; cells that several samples share count once.
+        batches: how many batches drew a token for that many samples, since the model was loaded.
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    cells: int
+    cells_used: int
+    batches: dict[int, int]
+
+
 @dataclass
 class Progress:
     """Handed to a progress hook after every batch: how far its call is, whoever shares the batches.
