@@ -22,6 +22,7 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
 from tilebeam.errors import NpuError, TilebeamError
 
 if TYPE_CHECKING:
+    from tilebeam.adaptive import Adaptive, AdaptiveResult
     from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
     from tilebeam.extract import after, last_number, normalize_answer, regex
     from tilebeam.lm import LM
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
     from tilebeam.reading import Reading
     from tilebeam.registration import register
-    from tilebeam.rewards import StepScorer, TokenReward
+    from tilebeam.reward_formats import RewardFormat
+    from tilebeam.reward_heads import Head, classifier_of, load_head
+    from tilebeam.rewards import HeadReward, RewardModel, StepScorer, TokenReward
     from tilebeam.sampling import SamplingParams
     from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
     from tilebeam.search import BestOfN, SelfConsistency
@@ -52,6 +55,8 @@ _HOME = {
     "Progress": "outputs",
     "BestOfN": "search",
     "SelfConsistency": "search",
+    "Adaptive": "adaptive",
+    "AdaptiveResult": "adaptive",
     "Algorithm": "algorithm",
     "SearchResult": "algorithm",
     "VoteResult": "algorithm",
@@ -61,7 +66,13 @@ _HOME = {
     "DVTS": "step_search",
     "StepResult": "step_search",
     "StepScorer": "rewards",
+    "RewardModel": "rewards",
     "TokenReward": "rewards",
+    "HeadReward": "rewards",
+    "RewardFormat": "reward_formats",
+    "Head": "reward_heads",
+    "load_head": "reward_heads",
+    "classifier_of": "reward_heads",
     "Reading": "reading",
     "Scorer": "scorers",
     "LogProb": "scorers",
@@ -76,18 +87,24 @@ _HOME = {
 __all__ = [
     "DVTS",
     "LM",
+    "Adaptive",
+    "AdaptiveResult",
     "Algorithm",
     "AsyncStream",
     "BeamSearch",
     "BestOfN",
     "CompletionOutput",
     "Delta",
+    "Head",
+    "HeadReward",
     "LogProb",
     "Majority",
     "NpuError",
     "Progress",
     "Reading",
     "RequestOutput",
+    "RewardFormat",
+    "RewardModel",
     "SamplingParams",
     "Scorer",
     "SearchCancelled",
@@ -104,8 +121,10 @@ __all__ = [
     "VoteResult",
     "__version__",
     "after",
+    "classifier_of",
     "last_number",
     "load",
+    "load_head",
     "normalize_answer",
     "regex",
     "register",

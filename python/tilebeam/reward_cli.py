@@ -11,20 +11,24 @@ in a head file that lies beside it (MODEL.head.gguf, .npz or .npy), or in the pr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
 from tilebeam.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
-from tilebeam.reward_heads import CLASSIFIER, Head, classifier_of, load_head
-from tilebeam.rewards import Aggregation, HeadReward, RewardModel, TokenReward
+
+# What needs numpy is imported when a reward model is opened: `--help` is quick.
+if TYPE_CHECKING:
+    from tilebeam.reward_heads import Head
+    from tilebeam.rewards import RewardModel
 
 _PANEL = "Reward model"
 
@@ -47,9 +51,7 @@ class AggregateName(StrEnum):
     mean = "mean"
 
 
-# A value of these types is a name that the library knows.
 assert {k.value for k in RewardKindName} == set(get_args(Kind))
-assert {a.value for a in AggregateName} == set(get_args(Aggregation))
 
 Prm = Annotated[
     Path | None,
@@ -178,10 +180,12 @@ class _Plan:
     preset: Preset
     head: Head | None
     outcome: bool
-    aggregate: Aggregation
+    aggregate: str
     about: str
 
     def scorer(self, lm: Any, step_stop: str, question: Callable[[str], str] | None) -> RewardModel:
+        from tilebeam.rewards import HeadReward, TokenReward
+
         p = self.preset
         common: dict[str, Any] = {
             "format": p.format,
@@ -195,6 +199,8 @@ class _Plan:
 
 
 def _plan(options: RewardOptions) -> _Plan:
+    from tilebeam.reward_heads import load_head
+
     if (options.prm is None) == (options.orm is None):
         raise TilebeamError("Give one reward model, either with --prm or with --orm.")
     path = options.prm or options.orm
@@ -234,11 +240,13 @@ def _plan(options: RewardOptions) -> _Plan:
     aggregate = "last" if options.orm is not None else options.aggregate
     about = f"{'process' if options.orm is None else 'outcome'} reward model, {kind}"
     about += f", preset {name}" if name else ""
-    return _Plan(path, chosen, head, outcome, cast(Aggregation, aggregate), about)
+    return _Plan(path, chosen, head, outcome, aggregate, about)
 
 
 def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | None:
     """The head that a kind needs, None if it needs none."""
+    from tilebeam.reward_heads import classifier_of, load_head
+
     if kind == "token":
         return None
     if kind == "classifier":
@@ -259,6 +267,7 @@ def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | 
 def _facts(path: Path) -> dict[str, Any]:
     """What a model's file says of itself as a reward model."""
     import gguf_tools
+    from tilebeam.reward_heads import CLASSIFIER
 
     if not path.is_file():
         raise TilebeamError(f"The reward model {path} does not exist.")
@@ -299,3 +308,41 @@ def _tagged(form: RewardFormat, options: RewardOptions, facts: dict[str, Any]) -
     if options.tag is not None:
         return replace(form, tag=options.tag.replace("\\n", "\n"))
     return replace(form, tag=facts["tag"]) if "tag" in facts else form
+
+
+# --- tilebeam reward-head ---------------------------------------------------------------------------------------------
+
+
+def extract(
+    source: Path,
+    out: Path | None,
+    body: Path | None,
+    *,
+    name: str | None,
+    output: str | None,
+    preset_name: str | None,
+    as_json: bool,
+) -> None:
+    """Write the head of a published model, and if asked for a body without it; say what was written."""
+    from tilebeam.reward_extract import extract_head, write_body
+    from tilebeam.reward_heads import save_head
+
+    target = out or Path(f"{source.resolve().name.removesuffix('.safetensors')}.head.gguf")
+    if target.suffix != ".gguf":
+        raise TilebeamError(f"The head is written as a GGUF file: {target} should end in .gguf.")
+    preset_name = preset_name or preset_of(source.resolve().name)
+    head = extract_head(source, name=name, output=output, preset=preset_name)
+    save_head(target, head)
+    if body is not None:
+        with console.bar("body") as bar:
+            task = bar.add_task("", total=None, note="")
+            write_body(source, body, lambda done, total: bar.update(task, completed=done, total=total))
+    if as_json:
+        about = {"head": str(target), "layers": head.shape, "output": head.output, "preset": head.preset}
+        print(json.dumps(about | {"body": str(body) if body else None}, indent=2))
+        return
+    screen = console.out()
+    named = f", preset {head.preset}" if head.preset else ""
+    screen.print(f"{target}: {head.shape}, {head.output}{named}", soft_wrap=True)
+    if body is not None:
+        screen.print(f"{body}: convert it with llama.cpp's convert_hf_to_gguf.py", soft_wrap=True)

@@ -81,6 +81,7 @@ class Preset:
 
 _LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
 _LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
+_RLHFLOW = _LLAMA3.format("system") + _LLAMA3_DATES + _LLAMA3.format("user") + "{prompt}"
 _CHATML_USER = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 PRESETS: dict[str, Preset] = {
@@ -93,14 +94,21 @@ PRESETS: dict[str, Preset] = {
     "rlhflow": Preset(
         "token",
         RewardFormat(
-            head=_LLAMA3.format("system") + _LLAMA3_DATES + _LLAMA3.format("user") + "{prompt}",
+            head=_RLHFLOW,
             first=" {step}",
             step="+<|eot_id|>" + _LLAMA3.format("user") + "{step}",
             tag="<|eot_id|>" + _LLAMA3.format("assistant"),
             strip=" \t\r\n",
         ),
         "a chat: each step a user's turn, the assistant answers + or - (Llama3.1-8B-PRM-Deepseek-Data, -Mistral-Data)",
-        names=("llama3.1-8b-prm", "rlhflow"),
+        names=("llama3.1-8b-prm",),
+    ),
+    "rlhflow-orm": Preset(
+        "token",
+        RewardFormat(head=_RLHFLOW, first=" {step}", tag="<|eot_id|>" + _LLAMA3.format("assistant")),
+        "a chat of one turn, the assistant answers + or - (Llama3.1-8B-ORM-Deepseek-Data, -Mistral-Data)",
+        outcome=True,
+        names=("llama3.1-8b-orm",),
     ),
     "qwen2.5-math-prm": Preset(
         "two-label",
