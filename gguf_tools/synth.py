@@ -89,6 +89,7 @@ class SynthConfig:
     yarn_factor: float = 0.0  # llama, qwen2, qwen3: YaRN context extension when > 0
     swa: int = 128  # gemma3: sliding window, 0 = none
     swa_pattern: int = 3  # gemma3: every swa_pattern-th layer is global
+    labels: tuple[str, ...] = ()  # qwen3: a classifier over them (cls.output), pooling type RANK, as rerankers have
     rms_eps: float = 1e-6
     seed: int = 1
 
@@ -116,6 +117,8 @@ class SynthConfig:
             raise ValueError(f"n_head {self.n_head} is not a multiple of n_head_kv {self.n_head_kv}")
         if self.arch in ("llama", "qwen2") and self.n_head * self.head_dim != self.n_embd:
             raise ValueError(f"{self.arch} needs n_head * head_dim == n_embd, got {self.n_head * self.head_dim}")
+        if self.labels and self.arch != "qwen3":
+            raise ValueError(f"{self.arch} has no classifier in llama.cpp: choose qwen3")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
         minimum = len(_vocabulary_head())
@@ -243,6 +246,8 @@ def tensors(cfg: SynthConfig) -> list[TensorSpec]:
     norm("output_norm", cfg.n_embd)
     if not cfg.is_tied:
         matrix("output", cfg.n_vocab, cfg.n_embd, LOGIT_STD * k_embd)
+    if cfg.labels:
+        out.append(TensorSpec("cls.output.weight", (len(cfg.labels), cfg.n_embd), Q.F32, 0.0, k_embd))
     return out
 
 
@@ -376,6 +381,9 @@ def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
             w.add_rope_scaling_factor(cfg.yarn_factor)
             w.add_rope_scaling_orig_ctx_len(max(1, int(cfg.n_ctx_train / cfg.yarn_factor)))
 
+    if cfg.labels:
+        w.add_pooling_type(gguf.PoolingType.RANK)
+        w.add_classifier_output_labels(list(cfg.labels))
     vocabulary = _vocabulary_head()
     vocabulary += [(f"\u2581t{i}", gguf.TokenType.NORMAL) for i in range(len(vocabulary), cfg.n_vocab)]
     w.add_tokenizer_model("llama")

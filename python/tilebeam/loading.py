@@ -493,6 +493,8 @@ class _Loader:
         params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.type_k, params.type_v = o.type_k, o.type_v
         params.embeddings = False
+        # Hidden states of tokens (`LM.hidden`), also from files that ask for one pooled value per sequence.
+        params.pooling_type = c.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = True
         # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
         params.swa_full = True
