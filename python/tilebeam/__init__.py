@@ -24,9 +24,11 @@ from tilebeam.errors import NpuError, TilebeamError
 if TYPE_CHECKING:
     from tilebeam.adaptive import Adaptive, AdaptiveResult
     from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
-    from tilebeam.extract import after, last_number, normalize_answer, regex
+    from tilebeam.extract import after, boxed, choice, last_number, normalize_answer, regex
+    from tilebeam.judge import LLMJudge
     from tilebeam.lm import LM
     from tilebeam.loading import load
+    from tilebeam.math_answer import MathAnswer
     from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
     from tilebeam.reading import Reading
     from tilebeam.registration import register
@@ -78,7 +80,11 @@ _HOME = {
     "LogProb": "scorers",
     "Verifier": "scorers",
     "Majority": "scorers",
+    "LLMJudge": "judge",
+    "MathAnswer": "math_answer",
     "after": "extract",
+    "boxed": "extract",
+    "choice": "extract",
     "last_number": "extract",
     "regex": "extract",
     "normalize_answer": "extract",
@@ -97,8 +103,10 @@ __all__ = [
     "Delta",
     "Head",
     "HeadReward",
+    "LLMJudge",
     "LogProb",
     "Majority",
+    "MathAnswer",
     "NpuError",
     "Progress",
     "Reading",
@@ -121,6 +129,8 @@ __all__ = [
     "VoteResult",
     "__version__",
     "after",
+    "boxed",
+    "choice",
     "classifier_of",
     "last_number",
     "load",

@@ -20,6 +20,7 @@ Equal = Callable[[str, str], bool]
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+")
 _WHOLE_NUMBER = re.compile(_NUMBER.pattern.replace("|[-+]?\\.\\d+", "\\.?|[-+]?\\.\\d+"))
 _FRACTION = re.compile(r"([-+]?\d{1,18})\s*/\s*(\d{1,18})")
+_CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 # A sign after a digit or a closing bracket is an operator: "3-5" holds 3 and 5, "= -5" holds -5.
 _OPERAND_BEFORE = re.compile(r"[\d)\]]\s*$")
 
@@ -65,24 +66,71 @@ def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
     return extract
 
 
+def boxed(text: str) -> str | None:
+    """What stands in the last ``\\boxed{}`` (or ``\\fbox{}``), as `plain_math` writes it; braces may be nested."""
+    starts = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
+    for start in reversed(starts):
+        depth = 1
+        for at in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                return plain_math(text[start:at]) or None
+    return None
+
+
+def choice(letters: str = "ABCDE") -> Extractor:
+    """The letter of a multiple-choice answer: in a box, behind "answer", in parentheses, or by itself; of several of a
+    kind the last one."""
+    if not letters.isalpha() or letters != letters.upper():
+        raise TilebeamError(f"choice() takes capital letters, not {letters!r}.")
+    one = f"([{letters}{letters.lower()}])"
+    capital = f"([{letters}])"
+    patterns = [
+        re.compile(rf"\\(?:boxed|fbox)\s*\{{\s*(?:\\text\w*\{{)?\s*\(?{one}\)?[\s.}}]*\}}"),
+        re.compile(
+            rf"(?i:\b(?:answer|choice|option))\b(?i:\s+is)?\s*[:=]?\s*\*{{0,2}}(?:\({one}\)|{capital}(?![\w']))"
+        ),
+        re.compile(rf"\({one}\)"),
+        # "A" may be a word: by itself it stands at the end, or something follows that follows no article.
+        re.compile(rf"(?<![\w'(]){capital}(?=[).:,;*]|\s*$)"),
+    ]
+
+    def extract(text: str) -> str | None:
+        if len(text.strip()) == 1 and text.strip().upper() in letters:
+            return text.strip().upper()
+        for pattern in patterns:
+            found: list[str] = [next(filter(None, m.groups())) for m in pattern.finditer(text)]
+            if found:
+                return found[-1].upper()
+        return None
+
+    return extract
+
+
 def whole_text(text: str) -> str | None:
     """The text itself, normalized."""
     return normalize_answer(text) or None
 
 
 def extractor(name: str) -> Extractor:
-    """An extractor by name: "last-number", "text" (`whole_text`), or a regular expression whose first group (if it has
-    one) is the answer.
+    """An extractor by name: "last-number", "text" (`whole_text`), "choice", "boxed", "math" (`tilebeam.MathAnswer`), or
+    a regular expression whose first group (if it has one) is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression either.
     """
+    if name == "math":
+        from tilebeam.math_answer import MathAnswer
+
+        return MathAnswer()
     if name in _BY_NAME:
         return _BY_NAME[name]
     try:
         return regex(name)
     except re.error as error:
-        raise TilebeamError(f"{name!r} is neither {', '.join(_BY_NAME)}, nor a regular expression: {error}.") from None
+        raise TilebeamError(
+            f"{name!r} is neither {', '.join(_BY_NAME)}, math, nor a regular expression: {error}."
+        ) from None
 
 
 def normalize_answer(answer: str) -> str:
@@ -108,6 +156,23 @@ def normalize_answer(answer: str) -> str:
     return text.rstrip(".").strip().lower()
 
 
+def plain_math(text: str) -> str:
+    """LaTeX of a number or fraction as `normalize_answer` writes it; of anything else without spacing commands and
+    dollars, otherwise as it is spelled (letters keep their case: they may be variables)."""
+    plain = re.sub(r"\\[dt]frac", r"\\frac", text)
+    plain = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", plain)
+    plain = re.sub(r"\\[,;:! ]|~", " ", plain).replace("{,}", ",")
+    plain = re.sub(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}", r"\1", plain)
+    plain = " ".join(plain.replace("\\$", "").replace("$", "").replace("\\%", "%").split())
+    number = re.sub(r"\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", _fraction, plain)
+    known = normalize_answer(number)
+    return known if _CANONICAL.fullmatch(known) else plain.rstrip(".").strip()
+
+
+def _fraction(match: re.Match[str]) -> str:
+    return f"{match[1] or match[2]}/{match[3] or match[4]}"
+
+
 def equality_of(extract: Extractor) -> Equal:
     """The extractor's own ``equal``, or equality of strings."""
     own: Equal | None = getattr(extract, "equal", None)
@@ -129,4 +194,9 @@ def merged(answers: Sequence[str | None], equal: Equal) -> list[str | None]:
     return found
 
 
-_BY_NAME: dict[str, Extractor] = {"last-number": last_number, "text": whole_text}
+_BY_NAME: dict[str, Extractor] = {
+    "last-number": last_number,
+    "text": whole_text,
+    "choice": choice(),
+    "boxed": boxed,
+}

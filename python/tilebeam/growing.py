@@ -72,6 +72,16 @@ class Task:
     usage: Usage
     calls: int = 0  # to the model, for this prompt
 
+    def account(self, usage: Usage) -> None:
+        """Add what one more call cost. The prompt counts once; what a call decoded again was decoded before."""
+        own = replace(usage, prompt_tokens=0, cached_tokens=0)
+        if self.calls:
+            own.recomputed_tokens += usage.prompt_tokens - usage.cached_tokens
+        else:
+            own.cached_tokens = usage.cached_tokens
+        self.usage += own
+        self.calls += 1
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -168,13 +178,7 @@ class Grower:
         outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
         check_complete(outputs)
         for branch, output in zip(branches, outputs, strict=True):
-            usage = replace(output.usage, prompt_tokens=0, cached_tokens=0)
-            if branch.task.calls:  # what a continuation decoded of its beginning was decoded before
-                usage.recomputed_tokens += output.usage.prompt_tokens - output.usage.cached_tokens
-            else:
-                usage.cached_tokens = output.usage.cached_tokens
-            branch.task.usage += usage
-            branch.task.calls += 1
+            branch.task.account(output.usage)
         return outputs
 
     def _child(self, lm: StepGenerator, branch: Branch, sample: CompletionOutput) -> Beam:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from tilebeam.adaptive import Adaptive
 from tilebeam.algorithm import Algorithm, SearchResult
 from tilebeam.errors import TilebeamError
 from tilebeam.extract import Equal, Extractor, extractor
@@ -21,7 +22,7 @@ from tilebeam.scorers import LogProb, Scorer, named_scorer
 from tilebeam.search import BestOfN, SelfConsistency
 from tilebeam.step_search import DVTS, BeamSearch
 
-_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS)
+_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive)
 _ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
 
 

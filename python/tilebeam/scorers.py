@@ -8,10 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.extract import Extractor, last_number
+from tilebeam.extract import Equal, Extractor, equality_of, last_number, merged
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
+
+if TYPE_CHECKING:
+    from tilebeam.lm import LM
 
 
 class Scorer(ABC):
@@ -83,32 +87,44 @@ class Majority(Scorer):
 
     Args:
         extract: from a text to its answer, None if it holds none.
+        equal: whether two answers are the same; see `tilebeam.SelfConsistency`.
     """
 
-    def __init__(self, extract: Extractor = last_number) -> None:
+    def __init__(self, extract: Extractor = last_number, *, equal: Equal | None = None) -> None:
         self.extract = extract
+        self.equal = equal or equality_of(extract)
 
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:  # noqa: ARG002
         """Votes for each candidate's answer, divided by the number of candidates."""
-        answers = [self.extract(c.text) for c in candidates]
+        answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
 
 
-def named_scorer(name: str) -> Scorer:
-    """A scorer that needs no model of its own: "logprob", "logprob-sum" or "majority".
+def named_scorer(name: str, lm: LM | None = None) -> Scorer:
+    """A scorer by name: "logprob", "logprob-sum", "majority", or "judge": a model asked about the candidates.
+
+    Args:
+        name: the scorer's.
+        lm: the judge.
 
     Raises:
-        TilebeamError: there is none of that name.
+        TilebeamError: there is none of that name, or no judge.
     """
     known: dict[str, Callable[[], Scorer]] = {
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,
     }
-    if name not in known:
-        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}.")
-    return known[name]()
+    if name in known:
+        return known[name]()
+    if name != "judge":
+        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}, judge.")
+    if lm is None:
+        raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
+    from tilebeam.judge import LLMJudge
+
+    return LLMJudge(lm)
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
