@@ -1,0 +1,169 @@
+"""The HTTP side: routes, errors, and what is measured of every request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tilebeam.server.errors import ApiError, from_exception, from_validation
+from tilebeam.server.host import ModelHost
+from tilebeam.server.jobs import ClientGone
+from tilebeam.server.metrics import Metrics
+from tilebeam.server.schema import ChatRequest, CompletionRequest
+from tilebeam.server.searches import SearchPool
+from tilebeam.server.security import ApiKeys, Guard, is_loopback
+from tilebeam.server.service import Service
+from tilebeam.server.settings import Settings
+
+log = logging.getLogger("tilebeam.server")
+
+# nginx's status for a client that did not wait for its answer. It is never sent.
+_CLIENT_CLOSED_REQUEST = 499
+
+
+def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None = None) -> FastAPI:
+    """An ASGI application that serves a model; it frees the model when it ends.
+
+    Args:
+        host: the model.
+        settings: how to serve.
+        searches: the threads of searches; their `questions` may be known to the reward model.
+    """
+    service = Service(host, settings, searches or SearchPool(settings.max_searches))
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.close()
+
+    # No pages that load scripts from elsewhere: the schema is at /openapi.json.
+    app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
+    app.state.service = service
+    _routes(app, service)
+    _error_handlers(app)
+    keys = ApiKeys(settings.api_keys)
+    names_allowed = bool(keys) or not is_loopback(settings.host)
+    # The last one added is the first to see a request.
+    app.add_middleware(Guard, keys=keys, max_body=settings.max_body, names_allowed=names_allowed)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    app.add_middleware(_Measured, metrics=service.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
+    return app
+
+
+def _routes(app: FastAPI, service: Service) -> None:
+    started = int(time.time())
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response | dict[str, Any]:
+        """Continue a text."""
+        return _as_response(await service.complete(body, request))
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:
+        """Answer in a conversation."""
+        return _as_response(await service.chat(body, request))
+
+    def model_entry(name: str) -> dict[str, Any]:
+        lm = service.host.newest
+        meta = {"n_ctx": lm.n_ctx, "n_vocab": lm.n_vocab, "n_params": lm.n_params, "size": lm.n_bytes}
+        return {"id": name, "object": "model", "created": started, "owned_by": "tilebeam", "meta": meta}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model, under each of its names."""
+        return {"object": "list", "data": [model_entry(name) for name in service.settings.names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model of that name."""
+        if name not in service.settings.names:
+            raise ApiError(404, f"There is no model {name[:200]!r} here.", param="model", code="model_not_found")
+        return model_entry(name)
+
+    @app.get("/health")
+    @app.get("/v1/health", include_in_schema=False)
+    async def health() -> JSONResponse:
+        """200 while requests are answered, 503 with the reason while not."""
+        status, body = service.host.health()
+        return JSONResponse(body, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _as_response(answer: Response | dict[str, Any]) -> Response:
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+
+def _error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return from_validation(error).response()
+
+    @app.exception_handler(ClientGone)
+    async def gone(_request: Request, _error: ClientGone) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        said = {404: f"There is no {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response()
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return from_exception(error).response()  # the traceback goes to the log
+
+
+class _Measured:
+    """Middleware that counts and times every request."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on, and look at the answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            status = scope.get("tilebeam.status", status)
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.request_seconds.labels(path).observe(time.monotonic() - began)
+            log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - began)

@@ -1,0 +1,110 @@
+"""What goes wrong, in the shape that clients of OpenAI's API know: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from tilebeam.errors import NpuError, TilebeamError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """A request that ends with an error.
+
+    Args:
+        status: of HTTP.
+        message: a sentence for the user.
+        code: a name for programs, such as "context_length_exceeded".
+        param: the request's field that is wrong.
+        retry_after: seconds after which to try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """What goes with it."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body(), self.status, self.headers())
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client's mistake."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, *, code: str, retry_after: float | None = None) -> ApiError:
+    """Nothing can be generated now."""
+    return ApiError(503, message, code=code, retry_after=retry_after)
+
+
+def from_exception(error: BaseException) -> ApiError:
+    """What the client learns of an exception: of the library's the sentence, of others nothing but their type."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, NpuError):
+        return unavailable(str(error), code="npu_failed")
+    if isinstance(error, TilebeamError):
+        return ApiError(500, str(error), code="generation_failed")
+    return ApiError(500, f"Unexpected {type(error).__name__}; the server's log has more.", code="internal_error")
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body, named as OpenAI names it."""
+    first: Mapping[str, Any] = error.errors()[0]
+    where = [part for part in first["loc"] if part != "body"]
+    kind = str(first["type"])
+    if kind == "json_invalid":
+        return bad_request(f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
+    param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in where).lstrip(".") or None
+    if kind == "extra_forbidden":
+        return bad_request(f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter")
+    if kind == "missing":
+        what = f"a value for {param}" if param else "a JSON object as its body (content-type: application/json)"
+        return bad_request(f"The request needs {what}.", param=param, code="missing_required_parameter")
+    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    if not param:
+        what = "The body must be a JSON object, sent with content-type: application/json."
+        return bad_request(f"{message}." if kind == "value_error" else what)
+    return bad_request(f"{param}: {message}.", param=param, code="invalid_value")

@@ -1,0 +1,230 @@
+"""From results to the JSON of OpenAI's API."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
+
+Piece = Callable[[int], bytes]  # the bytes of a token
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every answer, and every chunk of a stream, begins with."""
+
+    kind: str  # "text_completion", "chat.completion" or "chat.completion.chunk"
+    model: str
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def as_dict(self) -> Json:
+        """For JSON."""
+        prefix = "cmpl" if self.kind == "text_completion" else "chatcmpl"
+        return {"id": f"{prefix}-{self.id}", "object": self.kind, "created": self.created, "model": self.model}
+
+
+def usage_of(usage: Usage) -> Json:
+    """OpenAI's count of tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def extras(usage: Usage, seed: int) -> Json:
+    """What Tilebeam tells besides: the seed that repeats the request, and what it cost."""
+    return {
+        "seed": seed,
+        "recomputed_tokens": usage.recomputed_tokens,
+        "scored_tokens": usage.scored_tokens,
+        "prefill_seconds": round(usage.prefill_seconds, 6),
+        "decode_seconds": round(usage.decode_seconds, 6),
+        "sampling_seconds": round(usage.sampling_seconds, 6),
+        "scoring_seconds": round(usage.scoring_seconds, 6),
+    }
+
+
+def finish_of(reason: str | None) -> str | None:
+    """OpenAI's finish_reason. A candidate that a search gave up is one that was cut."""
+    return "length" if reason == "aborted" else reason
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+class TokenLedger:
+    """Which of a sample's tokens are in its text, and with which log-probabilities.
+
+    A sample draws more tokens than its text shows: those behind a stop string, the end-of-text token, bytes of a
+    character that is not complete yet. `take` returns what text that was told covers.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0  # characters of all tokens so far
+        self._waiting: list[tuple[int, int, float, dict[int, float] | None]] = []  # start, token, logprob, top
+        self._told = 0  # characters
+
+    def feed(
+        self, tokens: Sequence[int], logprobs: Sequence[float] | None, tops: Sequence[dict[int, float]] | None
+    ) -> None:
+        """Tokens that were drawn."""
+        for i, token in enumerate(tokens):
+            if logprobs is not None:
+                self._waiting.append((self._length, token, logprobs[i], tops[i] if tops else None))
+            self._length += len(self._decoder.decode(self._piece(token)))
+
+    def take(self, text: str) -> list[tuple[int, int, float, dict[int, float] | None]]:
+        """The tokens of text that is told now, each once, with the character at which it starts."""
+        self._told += len(text)
+        count = 0
+        while count < len(self._waiting) and self._waiting[count][0] < self._told:
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+
+def token_text(piece: bytes) -> str:
+    """A token's bytes as a text; OpenAI writes those that are no text by themselves as bytes:\\x.."""
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _chat_entry(piece: bytes, logprob: float) -> Json:
+    return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+
+class Style:
+    """How one kind of endpoint writes its choices.
+
+    Args:
+        piece: the bytes of a token.
+        logprobs: whether they are wanted.
+        top: how many of the likeliest tokens to list at each position.
+    """
+
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, piece: Piece, logprobs: bool, top: int) -> None:
+        self.piece = piece
+        self.logprobs = logprobs
+        self.top = top
+
+    def choice(self, index: int, sample: CompletionOutput, echo: str = "") -> Json:
+        """A complete one."""
+        logprobs = None
+        if self.logprobs:
+            ledger = TokenLedger(self.piece)
+            ledger.feed(sample.token_ids, sample.logprobs, sample.top_logprobs)
+            logprobs = self._logprobs(ledger.take(sample.text), len(echo))
+        return self._whole(index, echo + sample.text, logprobs, finish_of(sample.finish_reason))
+
+    def chunk(self, index: int, text: str, delta: Delta | None, ledger: TokenLedger, offset: int) -> Json:
+        """A piece of one: `text` told now because of `delta`; `offset` characters of a prompt went before."""
+        logprobs = self._logprobs(ledger.take(text), offset) if self.logprobs and text else None
+        return self._part(index, text, logprobs, finish_of(delta.finish_reason) if delta else None)
+
+    def opening(self, index: int, echo: str) -> Json | None:
+        """A chunk that goes before a sample's first token, None: there is none."""
+        raise NotImplementedError
+
+    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        raise NotImplementedError
+
+    def _part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:
+        raise NotImplementedError
+
+
+class CompletionStyle(Style):
+    """/v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+
+    def opening(self, index: int, echo: str) -> Json | None:
+        """The prompt, if it was to be echoed."""
+        return self._whole(index, echo, None, None) if echo else None
+
+    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+
+    _part = _whole
+
+    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:
+        tops = []
+        for _, _, _, top in tokens:
+            named: dict[str, float] = {}
+            for token, logprob in (top or {}).items():
+                named.setdefault(token_text(self.piece(token)), logprob)  # the likeliest of those that look alike
+            tops.append(named)
+        return {
+            "tokens": [token_text(self.piece(token)) for _, token, _, _ in tokens],
+            "token_logprobs": [logprob for _, _, logprob, _ in tokens],
+            "top_logprobs": tops if self.top else None,
+            "text_offset": [offset + start for start, _, _, _ in tokens],
+        }
+
+
+class ChatStyle(Style):
+    """/v1/chat/completions."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self, index: int, echo: str) -> Json | None:  # noqa: ARG002 - a chat has nothing to echo
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:  # noqa: ARG002
+        content = []
+        for _, token, logprob, top in tokens:
+            entry = _chat_entry(self.piece(token), logprob)
+            entry["top_logprobs"] = [_chat_entry(self.piece(t), p) for t, p in (top or {}).items()]
+            content.append(entry)
+        return {"content": content, "refusal": None}
+
+
+def best(outputs: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """OpenAI's best_of: the samples with the highest log-probability per token, best first."""
+    if count >= len(outputs):
+        return list(outputs)
+    return sorted(outputs, key=lambda o: (-(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)), o.index))[:count]
+
+
+def total_of(outputs: Sequence[RequestOutput]) -> Usage:
+    """What all prompts of a request cost."""
+    return sum((o.usage for o in outputs), Usage())
+
+
+def event(data: Json | str) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,87 @@
+"""From a request's response_format to a GBNF grammar, with limits: grammars come from clients and llama.cpp's parser
+recurses."""
+
+from __future__ import annotations
+
+import json
+
+from tilebeam.server.errors import ApiError, bad_request
+from tilebeam.server.schema import MAX_GRAMMAR, Generation, ResponseFormat
+
+_MAX_DEPTH = 64
+# Any JSON object, with little white space: a model that may write spaces for ever sometimes does.
+_JSON_OBJECT = r"""
+root   ::= object
+value  ::= object | array | string | number | "true" | "false" | "null"
+object ::= "{" ws ( member ( "," ws member )* )? "}"
+member ::= string ":" ws value ws
+array  ::= "[" ws ( value ws ( "," ws value ws )* )? "]"
+string ::= "\"" ( [^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" hex hex hex hex ) )* "\""
+hex    ::= [0-9a-fA-F]
+number ::= "-"? ( "0" | [1-9] [0-9]{0,17} ) ( "." [0-9]{1,18} )? ( [eE] [-+]? [0-9]{1,3} )?
+ws     ::= ( " " | "\n" [ \t]{0,16} )?
+"""
+
+
+def grammar_of(body: Generation) -> str | None:
+    """The grammar that the text has to match, None for any text.
+
+    Raises:
+        ApiError: 400, a schema that cannot be turned into one, or one beyond the limits.
+    """
+    if body.grammar is not None:
+        return _checked(body.grammar, "grammar")
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return _JSON_OBJECT
+    if wanted.grammar is not None:
+        return _checked(wanted.grammar, "response_format.grammar")
+    return _checked(_of_schema(wanted), "response_format.json_schema")
+
+
+def _of_schema(wanted: ResponseFormat) -> str:
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    assert wanted.json_schema is not None
+    param = "response_format.json_schema.schema"
+    text = json.dumps(wanted.json_schema.schema_)
+    if len(text) > MAX_GRAMMAR or _depth(text, "{[", "}]") > _MAX_DEPTH:
+        raise bad_request(f"{param}: larger than {MAX_GRAMMAR} characters or deeper than {_MAX_DEPTH}.", param=param)
+    if '"$ref": "http' in text:
+        raise bad_request(f"{param}: references to other documents are not followed.", param=param)
+    try:
+        grammar: str = json_schema_to_gbnf(text)
+    except Exception as error:  # the converter raises whatever a schema it does not know makes it trip over
+        raise bad_request(f"{param}: cannot be turned into a grammar: {error}.", param=param) from None
+    return grammar
+
+
+def _checked(grammar: str, param: str) -> str:
+    if len(grammar) > MAX_GRAMMAR:
+        raise _too_much(param, f"longer than {MAX_GRAMMAR} characters")
+    if not grammar.strip():
+        raise _too_much(param, "empty")
+    if "\0" in grammar:
+        raise _too_much(param, "with a NUL character")
+    # Brackets within literals count too: rather refuse a strange grammar than overflow the parser's stack.
+    if _depth(grammar, "(", ")") > _MAX_DEPTH:
+        raise _too_much(param, f"nested deeper than {_MAX_DEPTH}")
+    return grammar
+
+
+def _too_much(param: str, what: str) -> ApiError:
+    return bad_request(f"{param}: the grammar is {what}.", param=param, code="invalid_grammar")
+
+
+def _depth(text: str, opening: str, closing: str) -> int:
+    """How deep brackets are nested at most; a closing one without its opening one counts for nothing."""
+    depth = most = 0
+    for char in text:
+        if char in opening:
+            depth += 1
+            most = max(most, depth)
+        elif char in closing:
+            depth = max(0, depth - 1)
+    return most

@@ -1,0 +1,243 @@
+"""The bodies of requests: what OpenAI's API has and Tilebeam can do, with its extensions, checked field by field.
+
+Whatever is not listed is refused by name: a parameter that would change the result is never ignored in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_GRAMMAR = 64 << 10  # characters
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """Unknown fields and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    """How to stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # OpenAI's clients may send it; nothing is padded here
+
+
+class JsonSchema(Strict):
+    """The schema of `response_format`."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the text must look like. "grammar", with GBNF, is an extension."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar"]
+    json_schema: JsonSchema | None = None
+    grammar: str | None = Field(None, max_length=MAX_GRAMMAR)
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        for kind in ("json_schema", "grammar"):
+            if (self.type == kind) != (getattr(self, kind) is not None):
+                raise ValueError(f'"{kind}" goes with type "{kind}" and only with it')
+        return self
+
+
+class Search(BaseModel):
+    """Spend more compute: an extension. Further fields are the method's options."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    method: str
+    budget: int = Field(16, ge=1)
+    scorer: str | None = None
+    candidates: bool = False
+
+
+class Generation(Strict):
+    """What both kinds of requests share.
+
+    temperature, top_p, top_k, min_p and repeat_penalty default to what the server was started with; max_tokens too
+    (for completions OpenAI's 16).
+    """
+
+    model: str | None = None
+    n: int = Field(1, ge=1)
+    best_of: int | None = Field(None, ge=1)
+    temperature: Number | None = Field(None, ge=0, le=100)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    presence_penalty: Number = Field(0.0, ge=-2, le=2)
+    frequency_penalty: Number = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[str, Number] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # Of OpenAI's API, without effect on the text:
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Extensions, named as llama-server names them:
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    min_p: Number | None = Field(None, ge=0, lt=1)
+    repeat_penalty: Number | None = Field(None, gt=0)
+    ignore_eos: bool = False
+    grammar: str | None = Field(None, max_length=MAX_GRAMMAR)
+    search: Search | None = None
+
+    @field_validator("n", mode="before")
+    @classmethod
+    def _n_default(cls, value: object) -> object:
+        return 1 if value is None else value
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _penalty_default(cls, value: object) -> object:
+        return 0.0 if value is None else value
+
+    @field_validator("stream", "ignore_eos", mode="before")
+    @classmethod
+    def _flag_default(cls, value: object) -> object:
+        return False if value is None else value
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, value: str | list[str] | None) -> list[str]:
+        stops = [value] if isinstance(value, str) else list(value or ())
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(stops)}")
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        if any(len(s) > 1024 for s in stops):
+            raise ValueError("a stop string must not be longer than 1024 characters")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for token, bias in (value or {}).items():
+            if not token.isascii() or not token.isdecimal() or len(token) > 9:
+                raise ValueError(f"keys must be token ids, not {token[:40]!r}")
+            if not -100 <= bias <= 100:
+                raise ValueError(f"must lie between -100 and 100, not {bias:g}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Generation:
+        if self.grammar is not None and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("grammar and response_format exclude each other")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options go with stream: true")
+        if self.stream and self.best_of is not None and self.best_of > self.n:
+            raise ValueError("the best of several cannot be streamed: they are compared when all are complete")
+        if self.search is not None and (self.stream or self.n > 1 or (self.best_of or 1) > 1):
+            raise ValueError("a search returns one text when it is complete: no stream, n or best_of; set its budget")
+        return self
+
+    @property
+    def biases(self) -> dict[int, float] | None:
+        """logit_bias by token; OpenAI's -100 bans a token."""
+        if not self.logit_bias:
+            return None
+        return {int(t): -math.inf if b <= -100 else b for t, b in self.logit_bias.items()}
+
+    @property
+    def samples(self) -> int:
+        """Texts to draw for each prompt."""
+        return self.search.budget if self.search is not None else max(self.n, self.best_of or 1)
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @field_validator("echo", mode="before")
+    @classmethod
+    def _echo_default(cls, value: object) -> object:
+        return False if value is None else value
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and all(isinstance(item, int) for item in self.prompt):
+            return [[int(t) for t in self.prompt if isinstance(t, int)]]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class TextPart(Strict):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    # Accepted as long as they ask for what is done anyway:
+    modalities: list[Literal["text"]] | None = None
+    tools: list[Any] | None = Field(None, max_length=0)
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _logprobs_default(cls, value: object) -> object:
+        return False if value is None else value
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _no_tools(cls, value: object) -> object:
+        if value:
+            raise ValueError("this server does not call tools")
+        return value
+
+    @model_validator(mode="after")
+    def _chat_fits_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs go with logprobs: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
+        return self

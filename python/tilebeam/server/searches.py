@@ -1,0 +1,195 @@
+"""Searches on behalf of requests: the algorithms of `tilebeam.methods`, run in threads whose calls share batches with
+everybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tilebeam import methods
+from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import Progress, ProgressHook, RequestOutput
+from tilebeam.sampling import SamplingParams
+from tilebeam.server.errors import bad_request
+
+if TYPE_CHECKING:
+    from tilebeam.lm import LM
+    from tilebeam.rewards import RewardModel
+    from tilebeam.scorers import Scorer
+    from tilebeam.server.schema import Search
+
+# A regular expression out of a request could keep a thread busy for ever.
+_EXTRACTORS = ("last-number", "text", "choice", "boxed")
+
+
+class Questions:
+    """From a prompt in its chat template to the question in it, for reward models that have a template of their own.
+
+    Of searches under way only; several may ask the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, prompt: str) -> str:
+        """The question of this prompt, or the prompt."""
+        return self._known.get(prompt, (prompt, 0))[0]
+
+    @contextmanager
+    def of(self, prompts: Mapping[str, str]) -> Iterator[None]:
+        """While this lasts, these prompts' questions are known."""
+        with self._lock:
+            for prompt, question in prompts.items():
+                self._known[prompt] = (question, self._known.get(prompt, ("", 0))[1] + 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for prompt in prompts:
+                    question, count = self._known[prompt]
+                    if count == 1:
+                        del self._known[prompt]
+                    else:
+                        self._known[prompt] = (question, count - 1)
+
+
+class _Prompted:
+    """A model that knows the tokens of some prompts: a chat's are not those of its text, where a message spells out a
+    control token."""
+
+    def __init__(self, lm: LM, tokens: Mapping[str, list[int]]) -> None:
+        self._lm = lm
+        self._tokens = tokens
+
+    @property
+    def n_ctx(self) -> int:
+        return self._lm.n_ctx
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        asked = [self._tokens.get(p, p) if isinstance(p, str) else p for p in prompts]
+        outputs = self._lm.generate(asked, sampling, progress=progress)
+        return [
+            replace(output, prompt=prompt) if isinstance(prompt, str) else output
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def tokenize(self, text: str) -> list[int]:
+        known = self._tokens.get(text)
+        return list(known) if known is not None else self._lm.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._lm.detokenize(tokens)
+
+    def keep_prefixes(self) -> AbstractContextManager[None]:
+        return self._lm.keep_prefixes()
+
+
+def algorithm_of(search: Search, reward: RewardModel | None) -> Algorithm[SearchResult]:
+    """The algorithm that a request asks for.
+
+    Args:
+        search: its "search".
+        reward: the server's reward model.
+
+    Raises:
+        ApiError: 400, there is no such method, option or scorer, or a value does not fit.
+    """
+    given = dict(search.model_extra or {})
+    try:
+        name = methods.canonical(search.method)
+        known = {option.name: option for option in methods.options(name)}
+        for key, value in given.items():
+            param = f"search.{key}"
+            if not isinstance(value, (str, int, float, bool)):
+                raise bad_request(f"{param}: must be a number, a text or a boolean.", param=param)
+            if key in known and "function" in known[key].type:
+                raise bad_request(f"{param}: cannot be given in a request.", param=param)
+            if key in known and "extractor" in known[key].type and value not in _EXTRACTORS:
+                raise bad_request(f"{param}: must be one of {', '.join(_EXTRACTORS)}.", param=param)
+        return methods.create(name, scorer=_scorer(search, name, given, reward), **given)
+    except TilebeamError as error:
+        raise bad_request(f"search: {error}", param="search", code="invalid_search") from None
+
+
+def _scorer(search: Search, name: str, given: Mapping[str, Any], reward: RewardModel | None) -> Scorer | str | None:
+    """Which scorer: the named one, or the reward model where the method can use one and the request does not say."""
+    if search.scorer == "reward":
+        if reward is None:
+            raise TilebeamError("this server has no reward model (--prm, --orm).")
+        return reward
+    if search.scorer is not None:
+        return search.scorer
+    votes_plainly = name == "self-consistency" and given.get("weighting", "plain") != "reward"
+    return None if votes_plainly else reward
+
+
+class SearchPool:
+    """Threads for searches.
+
+    Args:
+        most: searches at the same time; others wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.questions = Questions()
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="tilebeam-search")
+
+    async def run(
+        self,
+        lm: LM,
+        algorithm: Algorithm[SearchResult],
+        prompts: Sequence[tuple[str, list[int], str]],
+        budget: int,
+        sampling: SamplingParams,
+    ) -> list[SearchResult]:
+        """Results, one for each prompt (text, tokens, question). Cancelling ends the search after its present batch;
+        this returns only then, because the search uses the model until then.
+
+        Raises:
+            TilebeamError: what goes wrong.
+        """
+        cancelled = threading.Event()
+
+        def hook(_: Progress) -> bool:
+            return not cancelled.is_set()
+
+        def work() -> list[SearchResult]:
+            if cancelled.is_set():
+                raise SearchCancelled("The search was cancelled.")
+            with self.questions.of({text: question for text, _, question in prompts}):
+                model = _Prompted(lm, {text: ids for text, ids, _ in prompts})
+                texts = [text for text, _, _ in prompts]
+                return algorithm.run(model, texts, budget, sampling=sampling, progress=hook)
+
+        return await _in_thread(self._pool, work, cancelled)
+
+    def close(self) -> None:
+        """End the threads, which are idle."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+async def _in_thread(
+    pool: ThreadPoolExecutor, work: Callable[[], list[SearchResult]], cancelled: threading.Event
+) -> list[SearchResult]:
+    future = asyncio.get_running_loop().run_in_executor(pool, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        cancelled.set()
+        await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # looked at, so that nothing complains
+        raise

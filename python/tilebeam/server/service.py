@@ -1,0 +1,320 @@
+"""What the endpoints do: from a checked body to answers, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.outputs import Usage
+from tilebeam.sampling import SamplingParams
+from tilebeam.server import chat, formats
+from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
+from tilebeam.server.formats import Json, Style, event
+from tilebeam.server.grammar import grammar_of
+from tilebeam.server.host import Loaded, ModelHost
+from tilebeam.server.jobs import ClientGone, Gate, Job
+from tilebeam.server.metrics import Metrics, Snapshot
+from tilebeam.server.schema import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.searches import SearchPool, algorithm_of
+from tilebeam.server.settings import Settings
+from tilebeam.server.streams import Plan, Prompt, Writer, merged
+
+if TYPE_CHECKING:
+    from tilebeam.lm import LM
+
+log = logging.getLogger("tilebeam.server")
+
+# OpenAI's default for completions.
+_COMPLETION_TOKENS = 16
+
+
+class Service:
+    """One server's model, queue and figures."""
+
+    def __init__(self, host: ModelHost, settings: Settings, searches: SearchPool) -> None:
+        self.settings = settings
+        self.host = host
+        self.metrics = Metrics()
+        self.searches = searches
+        self.gate = Gate(host.newest.n_seq_max, settings.max_waiting, settings.max_samples, self.metrics)
+        self.metrics.watch(self._snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        now = self.host.newest.figures()
+        return Snapshot(self.host.state == "ready", self.host.restarts, self.gate.load, now)
+
+    async def close(self) -> None:
+        """End all requests and free the model."""
+        self.gate.close()
+        await self.gate.drain(0)
+        self.searches.close()
+        await self.host.close()
+
+    # --- endpoints --------------------------------------------------------------------------------------------------
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response | Json:
+        """POST /v1/completions.
+
+        Raises:
+            ApiError: what is wrong.
+        """
+        if body.echo and body.logprobs is not None:
+            raise bad_request("echo with logprobs: log-probabilities of the prompt are not computed.", param="echo")
+        wanted = body.logprobs is not None
+        style = formats.CompletionStyle(self.host.newest.piece, wanted, body.logprobs or 0)
+        params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, wanted, body.logprobs or 0)
+        count = len(body.prompts)
+        if count == 0:
+            raise bad_request("prompt: there is none.", param="prompt")
+
+        def prompts(lm: LM) -> list[Prompt]:
+            return [_completion_prompt(lm, given) for given in body.prompts]
+
+        return await self._answer(body, request, style, params, count, prompts, body.echo)
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response | Json:
+        """POST /v1/chat/completions.
+
+        Raises:
+            ApiError: what is wrong.
+        """
+        style = formats.ChatStyle(self.host.newest.piece, body.logprobs, body.top_logprobs or 0)
+        most = body.max_completion_tokens or body.max_tokens or self.settings.max_tokens
+        params = self._params(body, most, body.logprobs, body.top_logprobs or 0)
+
+        def prompts(lm: LM) -> list[Prompt]:
+            text, ids = chat.prompt_of(lm, body.messages, self.settings.chat_template)
+            asked = [m.text for m in body.messages if m.role == "user"]
+            return [Prompt(text, ids, asked[-1] if asked else text)]
+
+        return await self._answer(body, request, style, params, 1, prompts, False)
+
+    # --- what they share --------------------------------------------------------------------------------------------
+
+    def _params(self, body: Generation, max_tokens: int | None, logprobs: bool, top: int) -> SamplingParams:
+        name = body.model
+        if name is not None and name not in self.settings.names:
+            raise ApiError(
+                404,
+                f"There is no model {name[:200]!r} here; it is {self.settings.names[0]!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        default = self.settings.sampling
+
+        def chosen(value: Any, otherwise: Any) -> Any:
+            return otherwise if value is None else value
+
+        try:
+            return replace(
+                default,
+                n=body.samples,
+                temperature=chosen(body.temperature, default.temperature),
+                top_k=chosen(body.top_k, default.top_k),
+                top_p=chosen(body.top_p, default.top_p),
+                min_p=chosen(body.min_p, default.min_p),
+                repeat_penalty=chosen(body.repeat_penalty, default.repeat_penalty),
+                frequency_penalty=body.frequency_penalty,
+                presence_penalty=body.presence_penalty,
+                max_tokens=max_tokens,
+                stop=body.stop or (),
+                # llama.cpp's convention: a negative seed is a new one.
+                seed=None if body.seed is None or body.seed < 0 else body.seed,
+                ignore_eos=body.ignore_eos,
+                logprobs=logprobs or (body.samples > body.n and body.search is None),
+                top_logprobs=top,
+                grammar=grammar_of(body),
+                logit_bias=body.biases,
+            )
+        except TilebeamError as error:
+            raise bad_request(str(error), code="invalid_value") from None
+
+    async def _answer(
+        self,
+        body: Generation,
+        request: Request,
+        style: Style,
+        params: SamplingParams,
+        count: int,
+        prompts: Callable[[LM], list[Prompt]],
+        echo: bool,
+    ) -> Response | Json:
+        """Let the request in, generate, answer."""
+        params = params.resolved()
+        plan = Plan(body, style, params, count, prompts, echo, self.settings.names[0])
+        if body.stream:
+            return EventStream(self, plan)
+        with self.gate.enter(body.samples * count) as job, self.host.use() as loaded:
+            answer: Json = await self._guarded(job, self._whole(loaded, plan), request.receive, plan)
+            return answer
+
+    async def _guarded(self, job: Job, work: Coroutine[Any, Any, Any], receive: Receive, plan: Plan) -> Any:
+        """The result of work that ends with its client; its errors as `ApiError`."""
+        try:
+            return await job.run(work, receive)
+        except (ApiError, ClientGone):
+            raise
+        except NpuError as error:
+            raise unavailable(str(error), code="npu_failed", retry_after=2) from error
+        except TilebeamError as error:
+            self.host.look()
+            if self.host.state != "ready":
+                raise unavailable(str(error), code="model_failed", retry_after=2) from error
+            if plan.params.grammar is not None or plan.params.logit_bias:
+                # The only failure of a sound model: nothing that may follow is in its vocabulary.
+                raise bad_request(str(error), param="logit_bias" if plan.params.logit_bias else "grammar") from error
+            raise from_exception(error) from error
+
+    async def _prepared(self, lm: LM, plan: Plan) -> list[Prompt]:
+        """The prompts, of which the model will refuse none. Not on the event loop: a long text takes its time."""
+
+        def prepare() -> list[Prompt]:
+            prompts = plan.prompts(lm)
+            for prompt in prompts:
+                if len(prompt.ids) >= lm.n_ctx:
+                    raise bad_request(
+                        f"The prompt has {len(prompt.ids)} tokens; this model's context holds {lm.n_ctx}, and at least "
+                        "one must stay free.",
+                        param=plan.prompt_field,
+                        code="context_length_exceeded",
+                    )
+                try:
+                    lm.check(prompt.ids, plan.params)
+                except TilebeamError as error:
+                    if lm.failure is not None:
+                        raise
+                    raise bad_request(str(error), code="invalid_value") from None
+            return prompts
+
+        return await asyncio.to_thread(prepare)
+
+    async def _whole(self, loaded: Loaded, plan: Plan) -> Json:
+        """The answer to a request that does not stream."""
+        prompts = await self._prepared(loaded.lm, plan)
+        if plan.body.search is not None:
+            return await self._searched(loaded, plan, prompts)
+        outputs = await loaded.lm.agenerate([p.ids for p in prompts], plan.params)
+        if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
+            raise unavailable("The model was stopped.", code="aborted", retry_after=2)
+        choices = []
+        for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
+                index = i * plan.body.n + j
+                choices.append(plan.style.choice(index, sample, prompt.text if plan.echo else ""))
+        usage = sum((o.usage for o in outputs), Usage())
+        return self._finished(plan, choices, usage)
+
+    async def _searched(self, loaded: Loaded, plan: Plan, prompts: Sequence[Prompt]) -> Json:
+        search = plan.body.search
+        assert search is not None
+        algorithm = algorithm_of(search, loaded.scorer)
+        asked = [(p.text, p.ids, p.question) for p in prompts]
+        try:
+            results = await self.searches.run(loaded.lm, algorithm, asked, search.budget, plan.params)
+        except NpuError:
+            raise
+        except TilebeamError as error:
+            if loaded.failure is not None:
+                raise
+            raise bad_request(f"search: {error}", param="search", code="search_failed") from error
+        self.metrics.searches.labels(algorithm.name).inc()
+        choices = []
+        for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+            chosen = result.the_one
+            wanted = plan.style.logprobs and chosen.logprobs is not None
+            style = plan.style if wanted else type(plan.style)(plan.style.piece, False, 0)
+            choice = style.choice(i, chosen, prompt.text if plan.echo else "")
+            choices.append(choice | {"search": _search_report(algorithm.name, result, search.candidates)})
+        usage = sum((r.usage for r in results), Usage())
+        return self._finished(plan, choices, usage)
+
+    def _finished(self, plan: Plan, choices: list[Json], usage: Usage) -> Json:
+        self.metrics.observe(usage)
+        answer = plan.head(plan.style.kind).as_dict()
+        answer |= {"choices": choices, "usage": formats.usage_of(usage)}
+        return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
+
+
+def _completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(given, lm.tokenize(given), given)
+    low, high = min(given, default=0), max(given, default=0)
+    if low < 0 or high >= lm.n_vocab:
+        wrong = low if low < 0 else high
+        raise bad_request(f"prompt: token {wrong} is not in the vocabulary (0 to {lm.n_vocab - 1}).", param="prompt")
+    text = lm.detokenize(given)
+    return Prompt(text, given, text)
+
+
+def _search_report(method: str, result: Any, candidates: bool) -> Json:
+    """What a search tells besides its text."""
+    report = result.as_dict()
+    hidden = {"prompt", "text", "usage", "seed"} | (set() if candidates else {"candidates", "trajectories", "pruned"})
+    return {"method": method} | {key: value for key, value in report.items() if key not in hidden}
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class EventStream(Response):
+    """A streamed answer: server-sent events, ended when the client goes away.
+
+    Errors before the first event are ordinary answers; later ones are an event of their own.
+    """
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        super().__init__(None)
+        self._service = service
+        self._plan = plan
+        self._began = time.monotonic()
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        service, plan = self._service, self._plan
+        try:
+            with service.gate.enter(plan.body.samples * plan.count) as job, service.host.use() as loaded:
+                await service._guarded(job, self._send(loaded, send), receive, plan)
+        except ClientGone:
+            scope["tilebeam.status"] = 499
+        except ApiError as error:
+            scope["tilebeam.status"] = error.status
+            if not self._started:
+                await error.response()(scope, receive, send)
+            else:
+                await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+    async def _send(self, loaded: Loaded, send: Send) -> None:
+        """Generate, and send what comes."""
+        service, plan, lm = self._service, self._plan, loaded.lm
+        prompts = await service._prepared(lm, plan)
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(lm.astream(p.ids, plan.params)) for p in prompts]
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._started = True
+            writer = Writer(plan, service.metrics, self._began)
+
+            async def tell(text: bytes) -> None:
+                await send({"type": "http.response.body", "body": text, "more_body": True})
+
+            await tell(writer.opening(prompts))
+            async for i, delta in merged(streams):
+                if delta.finish_reason == "aborted":
+                    raise unavailable("The model was stopped.", code="aborted", retry_after=2)
+                if chunk := writer.delta(i, delta):
+                    await tell(chunk)
+            outputs = [stream.output for stream in streams]
+        service.metrics.observe(formats.total_of(outputs))
+        await send({"type": "http.response.body", "body": writer.closing(outputs), "more_body": False})

@@ -1,0 +1,51 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilebeam.errors import TilebeamError
+from tilebeam.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to serve.
+
+    Attributes:
+        names: what the model may be called in requests; the first is its name in answers.
+        host, port: where to listen; port 0 lets the system choose.
+        api_keys: of which a request must bring one; none: everybody may ask.
+        max_waiting: samples that may wait for a slot; requests beyond are told to come again (429).
+        max_samples: that one request may ask for: n or best_of or the budget, times its prompts.
+        max_searches: that run at the same time; others wait.
+        max_body: bytes of a request.
+        sampling: temperature, top_k, top_p, min_p and repeat_penalty of requests that do not say.
+        max_tokens: of chats that do not say; None: until the context is full.
+        chat_template: a template or the name of one of llama.cpp's; None: the model's own.
+        cors_origins: web pages that may ask from a browser.
+        shutdown_seconds: that running requests get to end.
+    """
+
+    names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_waiting: int = 256
+    max_samples: int = 128
+    max_searches: int = 8
+    max_body: int = 4 << 20
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    chat_template: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    shutdown_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.names or not all(self.names):
+            raise TilebeamError("The model needs a name.")
+        if not all(self.api_keys):
+            raise TilebeamError("An API key must not be empty.")
+        for name, least in (("max_waiting", 0), ("max_samples", 1), ("max_searches", 1), ("max_body", 1)):
+            if getattr(self, name) < least:
+                raise TilebeamError(f"{name} must be at least {least}, not {getattr(self, name)}.")

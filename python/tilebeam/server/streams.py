@@ -1,0 +1,158 @@
+"""Streamed answers: what is written when a delta comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilebeam.outputs import Delta, RequestOutput
+from tilebeam.sampling import SamplingParams
+from tilebeam.server import formats
+from tilebeam.server.formats import Head, Json, Style, TokenLedger, event
+from tilebeam.server.metrics import Metrics
+from tilebeam.server.schema import ChatRequest, Generation
+
+if TYPE_CHECKING:
+    from tilebeam.lm import LM
+    from tilebeam.streaming import AsyncStream
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        text, ids: what the model reads.
+        question: of a chat the last user's message, else the text.
+    """
+
+    text: str
+    ids: list[int]
+    question: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, checked and ready to be worked on.
+
+    Attributes:
+        body: as it came.
+        style: how its answer is written.
+        params: how to sample, with a seed.
+        count: prompts.
+        prompts: makes them; takes its time.
+        echo: the answer begins with the prompt.
+        model: its name in the answer.
+    """
+
+    body: Generation
+    style: Style
+    params: SamplingParams
+    count: int
+    prompts: Callable[[LM], list[Prompt]]
+    echo: bool
+    model: str
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that prompts come from."""
+        return "messages" if isinstance(self.body, ChatRequest) else "prompt"
+
+    def head(self, kind: str) -> Head:
+        """The beginning of an answer, with a new id."""
+        return Head(kind, self.model)
+
+
+class Writer:
+    """Writes the events of one stream."""
+
+    def __init__(self, plan: Plan, metrics: Metrics, began: float) -> None:
+        self._plan = plan
+        self._metrics = metrics
+        self._began = began
+        self._head = plan.head(plan.style.chunk_kind).as_dict()
+        options = plan.body.stream_options
+        self._usage = options is not None and options.include_usage
+        self._ledgers: dict[int, TokenLedger] = {}
+        self._offsets: list[int] = []
+        self._first: dict[int, tuple[float, int]] = {}  # of each sample: when its first token came, tokens since
+
+    def opening(self, prompts: Sequence[Prompt]) -> bytes:
+        """What goes before the first token."""
+        style, n, echo = self._plan.style, self._plan.body.n, self._plan.echo
+        self._offsets = [len(p.text) if echo else 0 for p in prompts]
+        chunks = [
+            style.opening(i * n + j, prompt.text if echo else "") for i, prompt in enumerate(prompts) for j in range(n)
+        ]
+        return b"".join(self._event([chunk]) for chunk in chunks if chunk is not None)
+
+    def delta(self, i: int, delta: Delta) -> bytes:
+        """What a delta of prompt `i` adds; nothing while there is no new text."""
+        index = i * self._plan.body.n + delta.index
+        self._time(index, delta)
+        ledger = self._ledgers.get(index)
+        if ledger is None:
+            ledger = self._ledgers[index] = TokenLedger(self._plan.style.piece)
+        if self._plan.style.logprobs:
+            ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
+        if not delta.text and delta.finish_reason is None:
+            return b""
+        return self._event([self._plan.style.chunk(index, delta.text, delta, ledger, self._offsets[i])])
+
+    def _time(self, index: int, delta: Delta) -> None:
+        now = time.monotonic()
+        if delta.token_ids:
+            if not self._first:
+                self._metrics.first_token_seconds.observe(now - self._began)
+            first, count = self._first.get(index, (now, -len(delta.token_ids)))
+            self._first[index] = (first, count + len(delta.token_ids))
+        if delta.finish_reason is not None and index in self._first:
+            first, count = self._first[index]
+            if count > 0:
+                self._metrics.token_seconds.observe((now - first) / count)
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """What goes behind the last token."""
+        usage = formats.total_of(outputs)
+        last = b""
+        if self._usage:
+            extras = formats.extras(usage, self._plan.params.seed or 0)
+            last = event(self._head | {"choices": [], "usage": formats.usage_of(usage), "tilebeam": extras})
+        return last + event("[DONE]")
+
+    def _event(self, choices: list[Json]) -> bytes:
+        return event(self._head | {"choices": choices} | ({"usage": None} if self._usage else {}))
+
+
+async def merged(streams: Sequence[AsyncStream]) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of several streams, as they come, with the stream's number."""
+    if len(streams) == 1:
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+
+    async def drain(i: int, stream: AsyncStream) -> None:
+        async for delta in stream:
+            await queue.put((i, delta))
+
+    async def drain_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i, stream in enumerate(streams):
+                    group.create_task(drain(i, stream))
+        finally:
+            queue.put_nowait(None)
+
+    pump = asyncio.create_task(drain_all())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await pump
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        pump.cancel()
