@@ -1,4 +1,4 @@
-"""The `tilebeam` command: doctor, generate, best-of-n, vote, bench, perplexity, imatrix, trace.
+"""The `tilebeam` command: doctor, generate, best-of-n, vote, eval, bench, perplexity, imatrix, trace, serve.
 
 Options have llama.cpp's names where it has them. Only this module knows typer; what the commands do is in the library
 and in the modules named after them, imported when needed so that `--help` is quick.
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilebeam import console
+from tilebeam import console, eval_cli, serve_cli
 
 app = typer.Typer(
     name="tilebeam",
@@ -47,6 +47,7 @@ class Numerics(StrEnum):
     """The NPU's matrix arithmetic."""
 
     int8 = "int8"
+    int8_256 = "int8-256"
     fp16 = "fp16"
 
 
@@ -522,6 +523,11 @@ def trace(
             trace_cli.run(lm, trace_cli.random_prompt(lm, n_prompt, params.seed or 0), params, out, json_)
         else:
             trace_cli.run(lm, text, params, out, json_)
+
+
+# Their options fill a module each.
+app.command("eval")(console.sentences(eval_cli.evaluate))
+app.command("serve")(console.sentences(serve_cli.serve))
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

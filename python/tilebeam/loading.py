@@ -178,7 +178,7 @@ def _check_options(
     return _Options(
         n_ctx=(n_ctx + 255) // 256 * 256,
         n_seq_max=n_seq_max,
-        threads=threads or _default_threads(),
+        threads=threads or default_threads(),
         n_batch=n_batch,
         n_ubatch=n_ubatch or n_batch,
         executor=executor,
@@ -191,7 +191,7 @@ def _check_options(
     )
 
 
-def _default_threads() -> int:
+def default_threads() -> int:
     text = os.environ.get("TILEBEAM_THREADS")
     if not text:
         return len(os.sched_getaffinity(0))

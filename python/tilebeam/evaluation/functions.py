@@ -1,0 +1,76 @@
+"""Functions named on the command line: "module:function" or "FILE.py:function", and what their source was."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+
+
+def is_function_name(spec: str) -> bool:
+    """Whether a text names a function rather than something else: "a.b:c" or "x/y.py:c"."""
+    module, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+
+
+def load_function(spec: str, option: str) -> Callable[..., Any]:
+    """The function of that name. Importing its module runs the module's code.
+
+    Args:
+        spec: "module:function" (the module is on Python's path), or "FILE.py:function".
+        option: how the user said it, for errors.
+
+    Raises:
+        TilebeamError: the module or file cannot be imported, or has no such function.
+    """
+    if not is_function_name(spec):
+        raise TilebeamError(f'{option} {spec!r} names no function: write "module:function" or "FILE.py:function".')
+    place, _, name = spec.rpartition(":")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # the module's own code may raise anything
+        hint = "" if place.endswith(".py") else " Is its folder on PYTHONPATH?"
+        raise TilebeamError(f"{option} {spec!r}: {place} cannot be imported: {error}.{hint}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise TilebeamError(f"{option} {spec!r}: {place} has no function {name}.")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The file as a module of its own, imported once per process."""
+    name = f"_tilebeam_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """SHA-256 of the file that a function comes from, "" if it has none."""
+    try:
+        path = inspect.getsourcefile(function)
+    except TypeError:  # built in, or an object with __call__
+        path = None
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

@@ -1,0 +1,158 @@
+"""What an evaluation says: report.md to read, report.json to compute with, plots beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
+from tilebeam.evaluation.setting import Setting
+from tilebeam.evaluation.tasks import Task
+
+_FIGURES = {
+    "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",
+    "best@k": "the best-scored of k samples is right, mean over all draws of k",
+    "naive@k": "the best-scored of the first k samples is right, one draw",
+    "maj@k": "the most frequent answer of k samples is right, mean over all draws of k",
+    "weighted@k": "the answer of k samples that weighs most is right, mean over draws of k",
+    "run": "the search's choice is right; it ran at this budget",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures of an evaluation."""
+
+    setting: Setting
+    task: Task
+    rows: list[Row]
+    comparisons: list[Comparison]
+    latencies: list[Latency]
+    points: list[Point]
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "task": self.task.name,
+            "items": len(self.task.items),
+            "digest": self.setting.digest,
+            "setting": self.setting.as_dict(),
+            "accuracy": [r.as_dict() for r in self.rows],
+            "comparisons": [c.as_dict() for c in self.comparisons],
+            "latency": [m.as_dict() for m in self.latencies],
+            "points": [p.as_dict() for p in self.points],
+            "notes": self.notes,
+        }
+
+    @property
+    def front(self) -> list[Point]:
+        """The Pareto front, by rising cost."""
+        return sorted((p for p in self.points if p.on_front), key=lambda p: p.seconds)
+
+
+def write(report: Report, out: Path) -> None:
+    """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
+    from tilebeam.evaluation import plots
+
+    try:
+        drawn = plots.draw(report, out)
+    except ImportError:
+        drawn = []
+        report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")
+    (out / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text("\n".join(markdown(report, drawn)) + "\n", encoding="utf-8")
+
+
+def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
+    """The lines of report.md."""
+    s = report.setting
+    yield f"# {report.task.name}"
+    yield ""
+    yield (
+        f"{len(report.task.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
+        f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
+    )
+    for (model, device), rows in _by_place(report.rows):
+        yield from ("", f"## {model} on {device}", "")
+        yield from accuracy_table(rows, s.budgets)
+    yield from (
+        "",
+        "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in dict.fromkeys(r.figure for r in report.rows)),
+    )
+    yield "Series in *italics* know the answer: bounds, not methods."
+    if report.latencies:
+        yield from ("", "## Seconds per prompt", "")
+        yield "One prompt at a time from an empty cache; median (least to most)."
+        yield ""
+        yield from latency_table(report.latencies, s.budgets)
+    if report.front:
+        yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
+        yield "| ---: | ---: | --- | --- | --- | ---: |"
+        for p in report.front:
+            r = p.row
+            yield f"| {p.seconds:.3g} | {cell(r)} | {r.model} | {r.device} | {r.series} | {r.budget} |"
+    chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
+    if chosen:
+        yield from ("", "## Differences at the greatest budget", "")
+        yield "Paired bootstrap over items; points of accuracy, 95 % interval, two-sided p."
+        yield from ("", "| first | second | difference | p |", "| --- | --- | ---: | ---: |")
+        for c in chosen:
+            d = c.difference
+            yield (
+                f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {100 * d.value:+.1f} "
+                f"({100 * d.low:+.1f} to {100 * d.high:+.1f}) | {d.p:.2g} |"
+            )
+    for path in plots:
+        if path.suffix == ".png":
+            yield from ("", f"![{path.stem}]({path.name})")
+    for note in report.notes:
+        yield from ("", f"Note: {note}")
+
+
+def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]:
+    """Series by budget, as Markdown."""
+    yield "| series | figure | " + " | ".join(f"{k}" for k in budgets) + " |"
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    for (series, figure), group in _groups(rows, lambda r: (r.series, r.figure)):
+        cells = {r.budget: cell(r) for r in group}
+        name = f"*{series}*" if any(r.oracle for r in group) else series
+        yield f"| {name} | {figure} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+
+
+def latency_table(measured: Sequence[Latency], budgets: Sequence[int]) -> Iterator[str]:
+    """Seconds by budget, as Markdown."""
+    yield "| model | device | series | " + " | ".join(f"{k}" for k in budgets) + " |"
+    yield "| --- | --- | --- |" + " ---: |" * len(budgets)
+    for (model, device, series), group in _groups(measured, lambda m: (m.model, m.device, m.series)):
+        cells = {m.budget: f"{m.median:.3g} ({m.low:.3g}-{m.high:.3g})" for m in group}
+        yield f"| {model} | {device} | {series} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+
+
+def cell(row: Row) -> str:
+    """A figure with its interval."""
+    s = row.share
+    return f"{100 * s.value:.1f} ({100 * s.low:.1f}-{100 * s.high:.1f})"
+
+
+def _named(row: Row, other: Row) -> str:
+    place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
+    return f"{'one sample' if row.series == PASS and row.budget == 1 else f'{row.series}@{row.budget}'}{place}"
+
+
+def _by_place(rows: Sequence[Row]) -> Iterator[tuple[Any, list[Row]]]:
+    return _groups(rows, lambda r: (r.model, r.device))
+
+
+def _groups(values: Iterable[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:
+    found: dict[Any, list[Any]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    yield from found.items()
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -1,0 +1,298 @@
+"""From an evaluation's records to its figures: accuracy of every method at every budget, comparisons, latency, front.
+
+Methods by series: "pass" (one right of k), "best-of-n[SCORER]", "self-consistency", "self-consistency[SCORER]" (votes
+weighted), and the searches that were run, "beam[prm]". Figures of the first kinds are means over all draws of k out of
+the N samples; `tilebeam.evaluation.statistics` has the formulas.
+"""
+
+from __future__ import annotations
+
+import statistics as py_statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tilebeam.evaluation import scoring
+from tilebeam.evaluation import statistics as stats
+from tilebeam.evaluation.log import Record
+from tilebeam.evaluation.setting import Setting, Unit, series_name
+
+PASS = "pass"
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Accuracy of one series at one budget.
+
+    Attributes:
+        model, device: which model, where.
+        series: what chose; budget: out of how many candidates.
+        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", or "run" for a search as it ran.
+        oracle: the choice was made by who knows the answer.
+        share: the figure and its interval.
+        tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
+        values: [seeds, items].
+    """
+
+    model: str
+    device: str
+    series: str
+    budget: int
+    figure: str
+    oracle: bool
+    share: stats.Share
+    tokens: float
+    scored_tokens: float
+    values: stats.F64 = field(repr=False, compare=False)
+
+    @property
+    def main(self) -> bool:
+        """Whether it stands for its series (naive@k does not: it is one draw where best@k is the mean of all)."""
+        return self.figure != "naive@k"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
+        return {name: getattr(self, name) for name in names} | self.share.as_dict()
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one series at one budget, one prompt at a time.
+
+    Attributes:
+        median, mean, low, high: over the prompts; low and high are the extremes.
+        prompts: measured.
+        tokens: sampled per prompt, in the mean.
+    """
+
+    model: str
+    device: str
+    series: str
+    budget: int
+    median: float
+    mean: float
+    low: float
+    high: float
+    prompts: int
+    tokens: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rows on the same items."""
+
+    first: Row
+    second: Row
+    difference: stats.Difference
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        sides = {
+            name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
+            for name, row in (("first", self.first), ("second", self.second))
+        }
+        return sides | self.difference.as_dict()
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row and what it costs."""
+
+    row: Row
+    seconds: float
+    on_front: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        r = self.row
+        return {
+            "model": r.model,
+            "device": r.device,
+            "series": r.series,
+            "budget": r.budget,
+            "accuracy": r.share.value,
+            "seconds": self.seconds,
+            "front": self.on_front,
+        }
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def accuracy(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> tuple[list[Row], list[str]]:
+    """All rows, and notes about what there is no figure for.
+
+    Args:
+        units: all of the evaluation.
+        records: one per unit, by key.
+    """
+    rows: list[Row] = []
+    notes: list[str] = []
+    for (model, device), group in _grouped(units, lambda u: (u.model, u.device)).items():
+        for (series, budget), part in _grouped(group, lambda u: (u.series, u.budget)).items():
+            table = [
+                [item for unit in seeded for item in records[unit.key]["items"]]
+                for seeded in _grouped(part, lambda u: u.seed).values()
+            ]
+            if part[0].method:
+                values = np.array([[item["correct"] for item in items] for items in table], np.float64)
+                usages = [item["usage"] for items in table for item in items]
+                tokens = py_statistics.fmean(u["completion_tokens"] for u in usages)
+                scored = py_statistics.fmean(u["scored_tokens"] for u in usages)
+                rows.append(
+                    Row(model, device, series, budget, "run", False, stats.share(values), tokens, scored, values)
+                )
+            else:
+                rows += _sampled(setting, model, device, table, notes)
+    return rows, list(dict.fromkeys(notes))
+
+
+Estimator = Callable[[Sequence[Record], int], float]
+
+
+def _sampled(setting: Setting, model: str, device: str, table: list[list[Record]], notes: list[str]) -> Iterator[Row]:
+    """Rows of everything that comes out of samples; `table` is [seeds][items]."""
+    n = setting.n_samples
+    tokens = py_statistics.fmean(s["tokens"] for items in table for item in items for s in item["samples"])
+    scored = py_statistics.fmean(item["usage"]["scored_tokens"] for items in table for item in items) / n
+    for series, figure, oracle, reads, estimate in _estimators(setting, table, notes):
+        for k in setting.budgets:
+            values = np.array([[estimate(item["samples"], k) for item in items] for items in table])
+            yield Row(
+                model,
+                device,
+                series,
+                k,
+                figure,
+                # A single sample is nobody's choice.
+                oracle and k > 1,
+                stats.share(values),
+                tokens * k,
+                scored * k if reads else 0.0,
+                values,
+            )
+
+
+def _estimators(
+    setting: Setting, table: list[list[Record]], notes: list[str]
+) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
+    """Series, figure, whether it knows the answer, whether it takes a reward model, and how an item's value is got."""
+    names = [m.name for m in setting.parsed_methods()]
+    yield PASS, "pass@k", True, False, _pass
+    if "best-of-n" in names:
+        for scorer in setting.scorers:
+            series, knows = series_name("best-of-n", scorer), scorer == scoring.VERIFIER
+            reads = scorer in scoring.REWARDS
+            yield series, "best@k", knows, reads, _of_scores(stats.best_at_k, scorer)
+            yield series, "naive@k", knows, reads, _of_scores(stats.naive_at_k, scorer)
+    if "self-consistency" in names:
+        yield "self-consistency", "maj@k", False, False, _majority
+        for scorer in filter(scoring.is_weight, setting.scorers):
+            series = series_name("self-consistency", scorer)
+            if any(s["weights"][scorer] < 0 for items in table for item in items for s in item["samples"]):
+                notes.append(f"{series}: {scorer} gives scores below 0, which cannot weigh votes.")
+                continue
+            yield series, "weighted@k", False, scorer in scoring.REWARDS, _of_weights(scorer)
+
+
+def _correct(samples: Sequence[Record]) -> list[float]:
+    return [s["correct"] for s in samples]
+
+
+def _pass(samples: Sequence[Record], k: int) -> float:
+    correct = _correct(samples)
+    if all(c in (0.0, 1.0) for c in correct):
+        return stats.pass_at_k(len(correct), sum(correct), k)
+    return stats.best_at_k(correct, correct, k)  # the same where there is only right and wrong
+
+
+def _majority(samples: Sequence[Record], k: int) -> float:
+    return stats.majority_at_k([s["answer"] for s in samples], _correct(samples), k)
+
+
+def _of_scores(formula: Callable[[Sequence[float], Sequence[float], int], float], scorer: str) -> Estimator:
+    return lambda samples, k: formula([s["scores"][scorer] for s in samples], _correct(samples), k)
+
+
+def _of_weights(scorer: str) -> Estimator:
+    return lambda samples, k: stats.weighted_at_k(
+        [s["answer"] for s in samples], [s["weights"][scorer] for s in samples], _correct(samples), k
+    )
+
+
+def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+    groups: dict[K, list[V]] = defaultdict(list)
+    for value in values:
+        groups[key(value)].append(value)
+    return dict(groups)
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
+    """Methods of the same model against each other at the same budget; every method at its greatest budget against one
+    sample of every model on the same device. Who knows the answer is left out."""
+    main = [r for r in rows if r.main and not r.oracle]
+    singles = [r for r in main if r.series == PASS]
+    found = []
+    for i, a in enumerate(main):
+        for b in main[i + 1 :]:
+            alike = (a.model, a.device, a.budget) == (b.model, b.device, b.budget)
+            if alike and a.budget > 1:
+                found.append((b, a))
+        greatest = max(r.budget for r in main if (r.model, r.device, r.series) == (a.model, a.device, a.series))
+        if a.budget == greatest > 1:
+            found += [(a, s) for s in singles if s.device == a.device]
+    return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values, seed=seed)) for a, b in found]
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def latencies(records: Iterable[Record]) -> list[Latency]:
+    """Figures of the timed passes."""
+    runs: dict[tuple[str, str, str, int], list[Record]] = defaultdict(list)
+    for record in records:
+        for run in record["runs"]:
+            runs[run["model"], run["device"], run["series"], run["budget"]].append(run)
+    found = []
+    for (model, device, series, budget), group in runs.items():
+        seconds = [run["seconds"] for run in group]
+        found.append(
+            Latency(
+                model,
+                device,
+                series,
+                budget,
+                py_statistics.median(seconds),
+                py_statistics.fmean(seconds),
+                min(seconds),
+                max(seconds),
+                len(seconds),
+                py_statistics.fmean(run["tokens"] for run in group),
+            )
+        )
+    return found
+
+
+def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
+    """Rows whose latency was measured (median), and which of them nothing beats. Who knows the answer is not on the
+    front."""
+    seconds = {(m.model, m.device, m.series, m.budget): m.median for m in measured}
+    timed = [r for r in rows if r.main and (r.model, r.device, r.series, r.budget) in seconds]
+    costs = [seconds[r.model, r.device, r.series, r.budget] for r in timed]
+    rivals = [i for i, r in enumerate(timed) if not r.oracle]
+    front = {rivals[i] for i in stats.pareto_front([(costs[i], timed[i].share.value) for i in rivals])}
+    return [Point(row, cost, i in front) for i, (row, cost) in enumerate(zip(timed, costs, strict=True))]

@@ -1,0 +1,307 @@
+"""Runs an evaluation: units that are not in the log yet, then the timed pass, then figures, report and plots.
+
+OUT/log.jsonl       finished units in the order in which they finished; what a later run goes on from
+OUT/latency.jsonl   the timed pass, prompt by prompt
+OUT/results.jsonl   every item of every unit, in a fixed order, nothing but what the setting determines
+OUT/report.json, report.md, accuracy.png/.svg, latency.png/.svg
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from tilebeam import console, methods
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import results, scoring
+from tilebeam.evaluation.log import Log, Record, timeless
+from tilebeam.evaluation.report import Report, write
+from tilebeam.evaluation.results import PASS
+from tilebeam.evaluation.setting import Method, Setting, Unit, series_name, units
+from tilebeam.evaluation.tasks import Task, open_task
+from tilebeam.evaluation.workbench import Job, Timed, Workbench
+from tilebeam.loading import available_memory
+from tilebeam.outputs import Progress
+
+_SILENT_SECONDS = 60.0  # where nobody watches a bar, a line so often
+
+
+class Executor(Protocol):
+    """Where units are done."""
+
+    def run(self, job: Job, task: Task, todo: Sequence[Unit], told: Told) -> Iterator[tuple[Unit, Record]]:
+        """Do units, in any order, and yield each with its record as soon as it is finished."""
+        ...
+
+
+class Told:
+    """Hears how the work goes, and shows it: a bar with rate and time left, or a line a minute.
+
+    Args:
+        total: items of all units; done: of finished ones.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        self._bar = console.bar("evaluate")
+        self._total, self._done, self._before = total, done, done
+        self._note = ""
+        self._began = self._said = time.monotonic()
+        self._task = self._bar.add_task("", total=total, completed=done, note="")
+
+    def batch(self, state: Progress) -> None:
+        """After every batch of a unit."""
+        speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+        self._note = f"{state.running} running, {speed:.0f} t/s"
+        self._show()
+
+    def finished(self, unit: Unit) -> None:
+        """After every unit."""
+        self._done += unit.last - unit.first
+        self._show()
+        now = time.monotonic()
+        if self._bar.disable and now - self._said >= _SILENT_SECONDS:
+            self._said = now
+            console.err().print(f"evaluate {self._done}/{self._total} items, {self._pace()}", style="dim")
+
+    def _pace(self) -> str:
+        seconds = time.monotonic() - self._began
+        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 else ""
+        return f"{rate * 60:.0f} items/min{left}"
+
+    def _show(self) -> None:
+        self._bar.update(self._task, completed=self._done, note=f"{self._pace()}, {self._note}".rstrip(", "))
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """While this lasts, the bar is on the screen."""
+        with self._bar:
+            yield
+
+
+class Local:
+    """In this process, one unit after the other."""
+
+    def __init__(self, workbench: Workbench | None = None) -> None:
+        self._workbench = workbench
+
+    def run(self, job: Job, task: Task, todo: Sequence[Unit], told: Told) -> Iterator[tuple[Unit, Record]]:
+        """See `Executor`."""
+
+        def hook(state: Progress) -> bool:
+            told.batch(state)
+            return True
+
+        own = Workbench(job, task) if self._workbench is None else None
+        bench = own or self._workbench
+        assert bench is not None
+        try:
+            for unit in todo:
+                yield unit, bench.run(unit, hook)
+        finally:
+            if own is not None:
+                own.close()
+
+
+def check(job: Job) -> list[str]:
+    """Find what cannot work before anything runs.
+
+    Returns:
+        The scorers that rate steps.
+
+    Raises:
+        TilebeamError: says what.
+    """
+    setting = job.setting
+    reward = "prm" if job.reward.prm is not None else "orm" if job.reward.orm is not None else None
+    job.reward.check()
+    for name in setting.scorers:
+        scoring.check_scorer(name, reward)
+    stepwise = [name for name in setting.scorers if scoring.rates_steps(name)]
+    for method in setting.parsed_methods():
+        if method.name == "best-of-n" and not setting.scorers:
+            raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
+        probe = scoring.FunctionScorer(lambda *_: 0.0)
+        algorithm = methods.create(method.name, scorer=None if method.sampled else probe, **method.options)
+        if not method.sampled and not stepwise:
+            raise TilebeamError(f"{method.name} needs a scorer of steps: --prm FILE, or --scorer FILE.py:function.")
+        if not method.sampled:
+            for budget in setting.budgets:
+                width = min(getattr(algorithm, "beam_width", 1), budget)
+                if budget % width:
+                    raise TilebeamError(
+                        f"{method.spec} at budget {budget}: the budget must be a multiple of the width ({width}), or "
+                        f"less. Choose another --budget, or {method.name}:beam_width=M."
+                    )
+    return stepwise
+
+
+def evaluate(
+    job: Job,
+    out: Path,
+    *,
+    task: Task | None = None,
+    executor: Executor | None = None,
+    latency_items: int = 0,
+    workbench: Callable[[Job, Task, int], Workbench] | None = None,
+) -> Report:
+    """Run an evaluation, or what is left of it.
+
+    Args:
+        job: what to evaluate.
+        out: folder for log, results, report and plots.
+        task: made from the job's options if not given.
+        executor: where units are done; None: here.
+        latency_items: prompts of the timed pass, 0 for none.
+        workbench: makes the workbench from job, task and models to keep open (tests put scripted models there).
+
+    Raises:
+        TilebeamError: the setting cannot work, or the folder holds another evaluation.
+        KeyboardInterrupt: what was finished is kept; the same call goes on from there.
+    """
+    setting = job.setting
+    stepwise = check(job)
+    task = task or open_task(setting.task)
+    make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep))
+    everything = units(setting, len(task.items), stepwise)
+    with Log(out / "log.jsonl", setting) as log:
+        todo = [unit for unit in everything if unit.key not in log.records]
+        if todo:
+            done = sum(u.last - u.first for u in everything) - sum(u.last - u.first for u in todo)
+            told = Told(sum(u.last - u.first for u in everything), done)
+            with told.shown():
+                _work(job, task, todo, executor, make, log, told)
+        records = {unit.key: log.records[unit.key] for unit in everything}
+    _write_results(out / "results.jsonl", everything, records)
+    timed: list[Record] = []
+    if latency_items or (out / "latency.jsonl").exists():
+        timed = _latency_pass(job, task, out, stepwise, min(latency_items, len(task.items)), make)
+    rows, notes = results.accuracy(setting, everything, records)
+    report = Report(
+        setting,
+        task,
+        rows,
+        results.comparisons(rows),
+        measured := results.latencies(timed),
+        results.points(rows, measured),
+        notes,
+    )
+    write(report, out)
+    return report
+
+
+def _work(
+    job: Job,
+    task: Task,
+    todo: Sequence[Unit],
+    executor: Executor | None,
+    make: Callable[[Job, Task, int], Workbench],
+    log: Log,
+    told: Told,
+) -> None:
+    if executor is None:
+        with make(job, task, 1) as bench:
+            for unit, record in Local(bench).run(job, task, todo, told):
+                log.add(record)
+                told.finished(unit)
+        return
+    for unit, record in executor.run(job, task, todo, told):
+        log.add(record)
+        told.finished(unit)
+
+
+def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
+    partial = path.with_suffix(".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        for unit in everything:
+            for item in records[unit.key]["items"]:
+                line = {
+                    "model": unit.model,
+                    "device": unit.device,
+                    "series": unit.series,
+                    "budget": unit.budget,
+                    "seed": unit.seed,
+                } | timeless(item)
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    partial.replace(path)
+
+
+# --- the timed pass ---------------------------------------------------------------------------------------------------
+
+
+def timed_configurations(setting: Setting, stepwise: Sequence[str]) -> list[Timed]:
+    """What is timed: one sample, and every method with every scorer at every budget."""
+    found = [Timed(PASS, 1, None, "")]
+    for method in setting.parsed_methods():
+        for scorer in _scorers_of(method, setting, stepwise):
+            name = method.name if method.sampled else method.spec
+            found += [Timed(series_name(name, scorer), budget, method, scorer) for budget in setting.budgets]
+    return found
+
+
+def _scorers_of(method: Method, setting: Setting, stepwise: Sequence[str]) -> list[str]:
+    if method.name == "best-of-n":
+        return list(setting.scorers)
+    if method.name == "self-consistency":
+        return ["", *filter(scoring.is_weight, setting.scorers)]
+    return list(stepwise)
+
+
+def _latency_pass(
+    job: Job,
+    task: Task,
+    out: Path,
+    stepwise: Sequence[str],
+    n_items: int,
+    make: Callable[[Job, Task, int], Workbench],
+) -> list[Record]:
+    """Time every configuration on the first items, one prompt at a time.
+
+    Configurations, and models if they fit into memory together, take turns prompt by prompt, beginning with another
+    one each time: what disturbs the machine meets all of them. Each model runs once untimed before.
+    """
+    setting = job.setting
+    with Log(out / "latency.jsonl", setting) as log:
+        todo = [i for i in range(n_items) if f"latency {i}" not in log.records]
+        if todo:
+            pairs = [(m.name, d) for m in setting.models for d in setting.devices]
+            sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(setting.devices)
+            together = sizes * 1.5 < available_memory() / 2
+            _time_items(job, task, make, pairs, timed_configurations(setting, stepwise), todo, together, log)
+        return list(log.records.values())
+
+
+def _time_items(
+    job: Job,
+    task: Task,
+    make: Callable[[Job, Task, int], Workbench],
+    pairs: list[tuple[str, str]],
+    configurations: list[Timed],
+    todo: list[int],
+    together: bool,
+    log: Log,
+) -> None:
+    runs: dict[int, list[Record]] = {i: [] for i in todo}
+    groups = [pairs] if together else [[pair] for pair in pairs]
+    with make(job, task, len(pairs) if together else 1) as bench, console.bar("time") as bar:
+        shown = bar.add_task("", total=len(todo) * len(pairs) * len(configurations), note="")
+        for group in groups:
+            for model, device in group:
+                bench.latency(model, device, configurations[0], task.items[todo[0]])
+            for i in todo:
+                turns = [(pair, c) for c in configurations for pair in group]
+                start = i * len(group) % len(turns)
+                for (model, device), c in turns[start:] + turns[:start]:
+                    run = bench.latency(model, device, c, task.items[i])
+                    runs[i].append({"model": model, "device": device, "series": c.series, "budget": c.budget} | run)
+                    bar.update(shown, advance=1, note=f"{model} {c.series}@{c.budget}")
+                if group is groups[-1]:
+                    log.add({"unit": f"latency {i}", "item": task.items[i].id, "runs": _sorted(runs[i])})
+
+
+def _sorted(runs: list[Record]) -> list[Record]:
+    return sorted(runs, key=lambda r: (r["model"], r["device"], r["series"], r["budget"]))
