@@ -126,8 +126,8 @@ def _jobs(
             if not 0 <= at < len(target):
                 raise TilebeamError(f"Position {position} is not in a text of {len(target)} tokens.")
             rows.setdefault(at, []).append(row)
-        room = [np.empty((len(where), n), np.float32) for n in (n_logits, n_hidden)]
-        jobs.append(_Job(target, rows, Reading(*room)))
+        logits, hidden = (np.empty((len(where), n), np.float32) for n in (n_logits, n_hidden))
+        jobs.append(_Job(target, rows, Reading(logits, hidden)))
     return jobs
 
 

@@ -5,8 +5,9 @@ opens the scorer around its work, before anything long is run:
 
     with open_scorer(RewardOptions(prm=prm, ..), n_ctx=4096, n_seq_max=16, device="npu") as scorer:
 
-What the options leave open is found in the file's metadata (tilebeam.reward.*), in the classifier that the file holds,
-in a head file that lies beside it (MODEL.head.gguf, .npz or .npy), or in the preset that its name tells.
+What the options leave open is found in the file's metadata (reward.kind, .preset, .tag, .good, .bad), in the classifier
+that the file holds, in a head file that lies beside it (MODEL.head.gguf, .npz or .npy), or in the preset that its name
+tells.
 """
 
 from __future__ import annotations
@@ -267,16 +268,14 @@ def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | 
 def _facts(path: Path) -> dict[str, Any]:
     """What a model's file says of itself as a reward model."""
     import gguf_tools
-    from tilebeam.reward_heads import CLASSIFIER
+    from tilebeam.reward_heads import CLASSIFIER, PREFIX
 
     if not path.is_file():
         raise TilebeamError(f"The reward model {path} does not exist.")
     try:
         with gguf_tools.open_gguf(path) as file:
             facts: dict[str, Any] = {
-                key.removeprefix("tilebeam.reward."): kv.value
-                for key, kv in file.kv.items()
-                if key.startswith("tilebeam.reward.")
+                key.removeprefix(PREFIX): kv.value for key, kv in file.kv.items() if key.startswith(PREFIX)
             }
             for key in ("general.basename", "general.name"):
                 if key in file.kv:
@@ -286,7 +285,7 @@ def _facts(path: Path) -> dict[str, Any]:
         raise TilebeamError(f"{path} cannot be loaded as a reward model: {error}") from None
     wrong = [k for k in ("kind", "preset", "tag", "good", "bad") if not isinstance(facts.get(k, ""), str)]
     if wrong:
-        raise TilebeamError(f"{path}: tilebeam.reward.{wrong[0]} is no text.")
+        raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is no text.")
     return facts
 
 

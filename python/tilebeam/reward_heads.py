@@ -26,7 +26,7 @@ Output = Literal["sigmoid", "softmax", "none"]
 Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
-_PREFIX = "tilebeam.reward."
+PREFIX = "reward."
 CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
 
 
@@ -152,7 +152,7 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
                     "`tilebeam reward-head` writes one."
                 )
             arrays = {name: _values(gguf, t) for name, t in gguf.tensors.items()}
-            facts = {k.removeprefix(_PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(_PREFIX)}
+            facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     except gguf_tools.GGUFError as error:
         raise TilebeamError(f"{file} is no reward head: {error}") from None
     if output is None:
@@ -193,10 +193,10 @@ def save_head(path: str | os.PathLike[str], head: Head) -> None:
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     writer = gguf.GGUFWriter(partial, ARCHITECTURE)
     try:
-        writer.add_string(_PREFIX + "output", head.output)
-        writer.add_uint32(_PREFIX + "label", head.label)
+        writer.add_string(PREFIX + "output", head.output)
+        writer.add_uint32(PREFIX + "label", head.label)
         if head.preset:
-            writer.add_string(_PREFIX + "preset", head.preset)
+            writer.add_string(PREFIX + "preset", head.preset)
         for i, (weight, bias) in enumerate(head.layers):
             writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
             writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
