@@ -200,9 +200,13 @@ class Engine:
         """A sequence that shares `length` tokens of `source`, which counts as used just now."""
         if source is None or not length:
             return self.kv.open()
-        if source.id in self._kept:
-            self._kept[source.id] = self._kept.pop(source.id)
+        self.touch(source)
         return self.kv.fork(source, length)
+
+    def touch(self, seq: Sequence) -> None:
+        """A sequence counts as used just now: kept ones that are not will go before it."""
+        if seq.id in self._kept:
+            self._kept[seq.id] = self._kept.pop(seq.id)
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
