@@ -235,34 +235,54 @@ def test_scores_of_growing_beams_are_those_of_whole_texts(
     assert not scorer._known  # nothing outlives a session
 
 
-def test_a_process_model_in_chains_of_eight_steps_decodes_only_what_is_new(lm: LM) -> None:
-    """16 beams of 8 steps, 4 survivors with 4 continuations each: the tokens are counted one by one."""
-    scorer = scorers(lm)["value-head"]
-    layout = scorer._layout
-    beams: list[list[str]] = [[]]
-    prompt = " ".join([QUESTION] * 2)
-    expected = len(layout.head(prompt))
-    whole = 0
-    with scorer.session():
-        for round in range(8):
-            # First letters differ: no two new steps share a beginning.
-            width = 16 // len(beams)
-            ends = [f"{chr(65 + i)} step {round} is the number of {WORDS[-1 - i]} and {i}\n" for i in range(width)]
-            beams = [[*steps, end] for steps in beams for end in ends]
-            assert len(beams) == 16
-            scores = scorer.score_steps([prompt] * 16, beams)
-            for steps in beams:
-                expected += len(layout.step(steps[-1], first=False)) + len(layout.tag)
-                text = sum(len(layout.step(s, first=False)) + len(layout.tag) for s in steps)
-                whole += len(layout.head(prompt)) + text
-            best = sorted(range(16), key=lambda i: -scores[i][-1])[:4]
-            beams = [beams[i] for i in best]
-    assert scorer.usage.scored_tokens == expected
-    assert scorer.usage.full_scoring_tokens == whole
-    assert whole >= 5 * expected
-    fresh = scorers(lm)["value-head"].score_steps([prompt] * 4, beams)
-    again = [scores[i] for i in best]
-    np.testing.assert_allclose(again, fresh, atol=1e-4)
+@pytest.mark.parametrize(("beams", "width", "slots"), [(16, 4, 16), (12, 4, 8), (4, 1, 4)])
+def test_beams_of_eight_steps_decode_only_what_is_new(models: Path, beams: int, width: int, slots: int) -> None:
+    """The best beams survive each round, with `width` continuations each; tokens are counted one by one. With 8 slots
+    there are 17 sequences, fewer than 12 beams and their 12 parents: those that died give way."""
+    with tilebeam.load(models / "qwen2.gguf", "cpu", n_ctx=4096, n_seq_max=slots, **EXACT) as lm:
+        scorer = scorers(lm)["value-head"]
+        layout = scorer._layout
+        alive: list[list[str]] = [[]]
+        prompt = " ".join([QUESTION] * 2)
+        expected, whole = len(layout.head(prompt)), 0
+        with scorer.session():
+            for round in range(8):
+                # First letters differ: no two new steps share a beginning.
+                fresh = range(beams // len(alive))
+                ends = [f"{chr(65 + i)} step {round} is the number of {WORDS[-1 - i]} and {i}\n" for i in fresh]
+                grown = [[*steps, end] for steps in alive for end in ends]
+                assert len(grown) == beams
+                scores = scorer.score_steps([prompt] * beams, grown)
+                for steps in grown:
+                    sizes = [len(layout.step(s, first=False)) + len(layout.tag) for s in steps]
+                    expected += sizes[-1]
+                    whole += len(layout.head(prompt)) + sum(sizes)
+                best = sorted(range(beams), key=lambda i: -scores[i][-1])[: beams // width]
+                alive = [grown[i] for i in best]
+        assert scorer.usage.scored_tokens == expected
+        assert scorer.usage.full_scoring_tokens == whole
+        assert whole >= 5 * expected
+        again = scorers(lm)["value-head"].score_steps([prompt] * len(alive), alive)
+        np.testing.assert_allclose([scores[i] for i in best], again, atol=1e-4)
+
+
+def test_texts_longer_than_what_is_free_are_read(models: Path) -> None:
+    """Beams whose texts alone fill the cache: what is kept gives way, the source of a fork last."""
+    with tilebeam.load(models / "qwen2.gguf", "cpu", n_ctx=256, n_seq_max=4, **EXACT) as lm:
+        scorer = scorers(lm)["value-head"]
+        head = len(scorer._layout.head(QUESTION))
+        beams: list[list[str]] = [["the of and to in is that for\n"] * 2, ["as was with be by on not he\n"] * 2]
+        with scorer.session():
+            while True:
+                rated = scorer.score_steps([QUESTION] * 2, beams)
+                length = head + sum(len(scorer._layout.step(s, False)) + 1 for s in beams[0])
+                if length > 200:
+                    break
+                beams = [[*b, f"step {len(b)} is the last but the number\n"] for b in beams]
+            long = [*beams[0], "and " * ((250 - length) // 2)]
+            rated += scorer.score_steps([QUESTION], [long])
+        for steps, scores in zip([*beams, long], rated, strict=True):
+            np.testing.assert_allclose(scores, by_hand(scorer, QUESTION, steps), atol=1e-4)
 
 
 def test_the_same_calls_give_the_same_scores(models: Path) -> None:

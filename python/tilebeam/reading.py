@@ -151,6 +151,10 @@ def _run(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook |
     waiting = [job for job in jobs if job.rows]
     total = sum(len(job.target) for job in waiting)
     running: list[_Job] = []
+    for job in waiting:  # what will be forked stays longer than what will not
+        source, _ = engine.best_source(job.target, min(job.rows))
+        if source is not None:
+            engine.touch(source)
     while waiting or running:
         waiting = [job for job in waiting if not _start(engine, job, running)]
         if question.hidden:
@@ -197,6 +201,8 @@ def _start(engine: Engine, job: _Job, running: list[_Job]) -> bool:
     job.seq = engine.fork(source, shared)
     job.out.cached_tokens = shared
     running.append(job)
+    while engine.kv.free < job.stop - shared and engine.evict():  # the source's own end may be in the way
+        pass
     return True
 
 
