@@ -12,7 +12,7 @@ from pathlib import Path
 
 BEGIN, END = "// cffi: begin", "// cffi: end"
 INCLUDE = Path(__file__).parent / "include" / "tilebeam"
-HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h")
+HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h", "draw.h")
 
 
 def declarations(headers: Iterable[Path]) -> str:
@@ -35,5 +35,5 @@ def declarations(headers: Iterable[Path]) -> str:
 
 
 def contract() -> str:
-    """Declarations of types, layout, quantizer, ops and protocol."""
+    """Declarations of types, layout, quantizer, ops, protocol and drawing."""
     return declarations(INCLUDE / name for name in HEADERS)

@@ -18,7 +18,6 @@ The order of everything follows from the requests alone: the same requests give 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -27,11 +26,12 @@ from typing import NoReturn
 
 import numpy as np
 
+from tilebeam.drawing import DAMAGED, Drawer, Draws
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
 from tilebeam.llama import Context, Sampler
 from tilebeam.outputs import Figures, FinishReason, Progress
-from tilebeam.request import Request, Sample
+from tilebeam.request import Plan, Request, Sample
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream
 
@@ -67,6 +67,8 @@ class Engine:
         self.keeping = False
         self.batches: Counter[int] = Counter()  # steps, by how many samples drew a token
         self._admitted = 0
+        self._drawer = Drawer(context)
+        self._plan: Plan | None = None  # of the next batch, while nothing changes
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` runs it."""
+        self._plan = None
         request.waiting = len(request.samples)
         self._queue.extend(request.samples)
 
@@ -147,6 +150,9 @@ class Engine:
 
     def _end(self, sample: Sample, reason: FinishReason) -> None:
         """A sample, out of queue and slots already, is complete."""
+        self._plan = None
+        if sample.stream is not None:
+            self._show(sample)
         sample.finish = reason
         sample.kv = None
         if sample.sampler is not None:
@@ -214,24 +220,27 @@ class Engine:
         """Admit, decode one batch, draw."""
         if self.broken:
             raise self.broken
-        self._admit()
+        plan = self._go_on()
         while True:
-            rows, spans = self._build()
-            if not spans:
-                return
+            if plan is None:
+                self._admit()
+                plan = self._build()
+                if not plan.n:
+                    return
             began = time.perf_counter()
-            code = self.context.decode(sum(len(tokens) for _, _, tokens in spans))
+            code = self.context.decode(plan.n)
             seconds = time.perf_counter() - began
             if code == 0:
                 break
-            for seq, _, tokens in spans:
-                self.kv.retract(seq, len(tokens))
+            for seq, _, count in plan.spans:
+                self.kv.retract(seq, count)
             # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
             if code != 1 or not self._give_way():
                 self.fail(code)
-        self._account(spans, seconds)
+            plan = None
+        self._account(plan, seconds)
         self._complete_holders()
-        self._draw(rows)
+        self._draw(plan)
 
     def _admit(self) -> None:
         while self._queue and len(self._running) < self.n_slots:
@@ -254,6 +263,7 @@ class Engine:
             if sample.sampler is None:
                 sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
                 sample.stream = TextStream(request.params.stop)
+                sample.limit = min(request.params.max_tokens or self.context.n_ctx, self._most(request))
             if not request.waiting:
                 self._drop_holder(request)
 
@@ -302,8 +312,20 @@ class Engine:
                 best = max(best, shared)
         return best
 
-    def _build(self) -> tuple[list[tuple[Sample, int]], list[tuple[Sequence, Request, list[int]]]]:
-        """Fill the batch arrays. Returns the rows with logits and, per sequence, the tokens decoded."""
+    def _go_on(self) -> Plan | None:
+        """The last plan again, if nothing but the next token of every sample has changed."""
+        plan, self._plan = self._plan, None
+        if plan is None or self.kv.free < plan.n:
+            return None
+        assert plan.draws is not None
+        n, tokens = plan.n, plan.draws.tokens
+        self.context.token[:n] = tokens
+        self.context.pos[:n] += 1
+        self.kv.extend_each([seq for seq, _, _ in plan.spans], tokens.tolist())
+        return plan
+
+    def _build(self) -> Plan:
+        """Fill the batch arrays."""
         while True:
             decoding = [s for s in self._running if s.kv is not None and s.todo() == 1]
             filling = self._holding or len(decoding) < sum(s.kv is not None for s in self._running)
@@ -316,7 +338,7 @@ class Engine:
             for sample in decoding:  # one sample has all cells: the context is full
                 self._finish(sample, "length")
         rows: list[tuple[Sample, int]] = []
-        spans: list[tuple[Sequence, Request, list[int]]] = []
+        spans: list[tuple[Sequence, Request, int]] = []
         token, pos, seq_id, output = self.context.token, self.context.pos, self.context.seq, self.context.output
         n = 0
         for sample in decoding:
@@ -325,7 +347,7 @@ class Engine:
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
             token[n], pos[n], seq_id[n], output[n] = last, len(seq), seq.id, 1
             self.kv.extend(seq, [last])
-            spans.append((seq, sample.request, [last]))
+            spans.append((seq, sample.request, 1))
             rows.append((sample, n))
             n += 1
         jobs: list[tuple[Sequence, Request, list[int], Sample | None]] = []
@@ -347,18 +369,31 @@ class Engine:
             seq_id[n:end] = seq.id
             output[n:end] = 0
             self.kv.extend(seq, tokens)
-            spans.append((seq, request, tokens))
+            spans.append((seq, request, count))
             if owner is not None and start + count == len(target):
                 output[end - 1] = 1
                 rows.append((owner, end - 1))
             n = end
-        return rows, spans
+        going = len(rows) == n == len(self._running) and not (self._queue and n < self.n_slots)
+        plan = Plan(rows, spans, n, going)
+        if going:
+            for sample in decoding:
+                request = sample.request
+                if plan.shares and plan.shares[-1][0] is request:
+                    plan.shares[-1] = request, plan.shares[-1][1] + 1
+                else:
+                    plan.shares.append((request, 1))
+        return plan
 
-    def _account(self, spans: list[tuple[Sequence, Request, list[int]]], seconds: float) -> None:
-        share = seconds / sum(len(tokens) for _, _, tokens in spans)
-        for seq, request, tokens in spans:
+    def _account(self, plan: Plan, seconds: float) -> None:
+        share = seconds / plan.n
+        if plan.going and plan.draws is not None:  # not the first time: all are sampled tokens
+            for request, count in plan.shares:
+                request.usage.decode_seconds += share * count
+            return
+        for seq, request, count in plan.spans:
             usage = request.usage
-            start, count = len(seq) - len(tokens), len(tokens)
+            start = len(seq) - count
             prompt = len(request.prompt_ids)
             of_prompt = max(0, min(start + count, prompt) - start)
             fresh = max(0, min(start + count, prompt) - max(start, request.decoded))
@@ -371,73 +406,76 @@ class Engine:
             usage.decode_seconds += share * (count - of_prompt)
 
     def _complete_holders(self) -> None:
-        self._holding = [r for r in self._holding if r.holder is not None and len(r.holder) < len(r.prompt_ids) - 1]
+        if self._holding:
+            self._holding = [r for r in self._holding if r.holder is not None and len(r.holder) < len(r.prompt_ids) - 1]
 
-    def _draw(self, rows: list[tuple[Sample, int]]) -> None:
-        drawn = 0
-        for sample, row in rows:
-            request = sample.request
-            if sample.finish is not None:
-                continue
-            began = time.perf_counter()
-            group = [sample]
-            if request.lead is sample:
-                group += request.followers
-                for follower in request.followers:
-                    assert sample.kv is not None
-                    follower.kv = self.kv.fork(sample.kv, len(sample.kv))
-                request.lead, request.followers = None, []
-            wants = request.params.logprobs or request.params.top_logprobs > 0
-            norm = self._log_norm(row) if wants else 0.0
-            best = self._best(row, norm, request.params.top_logprobs)
-            for member in group:
-                if member.finish is None:  # an earlier one may have ended the request
-                    self._take(member, row, norm, best)
-                    drawn += 1
-            request.usage.sampling_seconds += time.perf_counter() - began
-        if drawn:
-            self.batches[drawn] += 1
+    def _draw(self, plan: Plan) -> None:
+        """Draw a token for every sample whose logits came out."""
+        began = time.perf_counter()
+        if plan.draws is None:
+            plan.rows = [member for row in plan.rows for member in self._group(*row)]
+            plan.draws = Draws([(s.chain, entry, s.request.wants_norm) for s, entry in plan.rows])
+        draws = plan.draws
+        self._drawer.draw(draws)
+        self.batches[len(plan.rows)] += 1
+        self._plan = plan if plan.going else None  # whatever ends or changes takes it away again
+        norms = draws.norms
+        for (sample, entry), token, logit, norm in zip(
+            plan.rows, draws.tokens.tolist(), draws.logits, norms, strict=True
+        ):
+            if sample.finish is None:  # another one may have ended the request
+                self._take(sample, entry, token, logit, norm)
+        share = (time.perf_counter() - began) / max(1, len(plan.rows))
+        if plan.going:
+            for request, count in plan.shares:
+                request.usage.sampling_seconds += share * count
+        else:
+            for sample, _ in plan.rows:
+                sample.request.usage.sampling_seconds += share
 
-    def _log_norm(self, row: int) -> float:
-        logits = self.context.logits(row)
-        top = float(logits.max())
-        return top + float(np.log(np.exp(logits - top, dtype=np.float32).sum(dtype=np.float64)))
+    def _group(self, sample: Sample, entry: int) -> list[tuple[Sample, int]]:
+        """All who draw from an entry: with the first sample of a prompt those who wait for it, forked from it now."""
+        request = sample.request
+        group = [(sample, entry)]
+        if request.lead is sample:
+            for follower in request.followers:
+                assert sample.kv is not None
+                follower.kv = self.kv.fork(sample.kv, len(sample.kv))
+                group.append((follower, entry))
+            request.lead, request.followers = None, []
+        return group
 
-    def _best(self, row: int, norm: float, count: int) -> dict[int, float]:
-        """The likeliest tokens of a row, likeliest first, of equals the lower, with their log-probabilities."""
-        if not count:
-            return {}
-        logits = self.context.logits(row)
-        least = np.partition(logits, len(logits) - count)[len(logits) - count] if count < len(logits) else logits.min()
-        candidates = np.flatnonzero(logits >= least)
-        order = candidates[np.lexsort((candidates, -logits[candidates]))][:count]
-        return {int(t): float(logits[t]) - norm for t in order}
-
-    def _take(self, sample: Sample, row: int, norm: float, best: dict[int, float]) -> None:
-        """Draw one token for a sample and see whether it ends."""
+    def _take(self, sample: Sample, entry: int, token: int, logit: float, norm: float) -> None:
+        """A sample has drawn a token: see whether it ends."""
         request, params = sample.request, sample.request.params
-        assert sample.sampler is not None
-        assert sample.stream is not None
-        token = sample.sampler.sample(self.context, row)
-        if token is None:
+        if token < 0:
+            if token == DAMAGED:
+                raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
             self._no_token(sample)
             return
-        logit = self.context.logit(row, token)
-        if not math.isfinite(logit):
-            raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
-        if params.logprobs:
-            sample.logprobs.append(logit - norm)
-        if params.top_logprobs:
-            sample.top_logprobs.append(best)
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         request.progress.tokens += 1
-        if (self.vocab.is_end(token) and not params.ignore_eos) or sample.stream.feed(self.vocab.piece(token)):
+        if request.wants_norm:
+            if params.logprobs:
+                sample.logprobs.append(logit - norm)
+            if params.top_logprobs:
+                tokens, logits = self._drawer.top(entry, params.top_logprobs)
+                sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
+        if (self.vocab.is_end(token) and not params.ignore_eos) or (sample.streams and self._show(sample)):
             self._finish(sample, "stop")
-        elif len(sample.tokens) == min(params.max_tokens or self.context.n_ctx, self._most(request)):
+        elif len(sample.tokens) == sample.limit:
             self._finish(sample, "length")
         elif request.on_change is not None:
             request.on_change(sample)
+
+    def _show(self, sample: Sample) -> bool:
+        """Turn tokens into text. True: a stop string has appeared."""
+        assert sample.stream is not None
+        ended = sample.tokens and self.vocab.is_end(sample.tokens[-1]) and not sample.request.params.ignore_eos
+        tokens = sample.tokens[sample.shown : len(sample.tokens) - bool(ended)]
+        sample.shown += len(tokens)
+        return sample.stream.feed(b"".join(map(self.vocab.piece, tokens)))
 
     def _no_token(self, sample: Sample) -> None:
         """Grammar and logit_bias forbid every token."""

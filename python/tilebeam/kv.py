@@ -115,6 +115,18 @@ class KvCache:
             seq.cells += cells
             seq.tokens += tokens
 
+    def extend_each(self, sequences: list[Sequence], tokens: list[int]) -> None:
+        """`extend` every sequence by one token."""
+        count = len(sequences)
+        if count > len(self._free_cells):
+            raise TilebeamError(f"No room for {count} tokens: {self.free} of {self.n_cells} KV cells are free.")
+        cells = self._free_cells[-count:]
+        del self._free_cells[-count:]
+        self._owners[cells] = 1
+        for seq, cell, token in zip(sequences, cells, tokens, strict=True):
+            seq.cells.append(cell)
+            seq.tokens.append(token)
+
     def retract(self, seq: Sequence, count: int) -> None:
         """Give back the cells of the last `count` tokens, which llama.cpp refused to decode."""
         if count:

@@ -8,7 +8,6 @@ before.
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,7 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-
-_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+MAX_TOP = 256  # TB_DRAW_TOP_MAX
 
 
 class LogRouter:
@@ -308,8 +306,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = ()) -> None:
         self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        # Only these can leave no token to draw; what llama_sampler_sample then draws makes a grammar throw.
-        self._careful = params.grammar is not None or bool(params.logit_bias)
+        self.top = self._top(params)  # so many of the likeliest tokens are all that the chain looks at; 0: not so
         try:
             if params.logit_bias:
                 self._add(self._bias(params.logit_bias, vocab))
@@ -344,6 +341,18 @@ class Sampler:
     def _add(self, link: Any) -> None:
         C.llama_sampler_chain_add(self.pointer, link)
 
+    @property
+    def address(self) -> int:
+        """The chain, for C."""
+        return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
+
+    @staticmethod
+    def _top(params: SamplingParams) -> int:
+        if params.logit_bias or params.grammar is not None or params.penalizes:
+            return 0
+        top = 1 if params.temperature == 0 else params.top_k
+        return top if top <= MAX_TOP else 0
+
     @staticmethod
     def _bias(bias: Mapping[int, float], vocab: Vocab) -> Any:
         if max(bias) >= vocab.size:
@@ -359,23 +368,6 @@ class Sampler:
             reason = " ".join("".join(text for _, text in log).split()) or "llama.cpp gave no reason"
             raise TilebeamError(f"The grammar is not one: {reason}")
         return link
-
-    def sample(self, context: Context, i: int) -> int | None:
-        """Draw a token from the logits of batch entry i; the chain remembers it. None: no token is allowed."""
-        if not self._careful:
-            return int(C.llama_sampler_sample(self.pointer, context.pointer, i))
-        candidates = np.zeros(context.model.vocab.size, _TOKEN_DATA)
-        candidates["id"] = np.arange(len(candidates))
-        candidates["logit"] = context.logits(i)
-        array = C.llama_token_data_array()
-        array.data = candidates.ctypes.data_as(C.llama_token_data_p)
-        array.size, array.selected = len(candidates), -1
-        C.llama_sampler_apply(self.pointer, ctypes.byref(array))
-        chosen = array.data[max(0, array.selected)]
-        if array.selected < 0 or chosen.logit == -math.inf:
-            return None
-        C.llama_sampler_accept(self.pointer, chosen.id)
-        return int(chosen.id)
 
     def close(self) -> None:
         """Free the chain."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tilebeam.drawing import Draws
 from tilebeam.errors import TilebeamError
 from tilebeam.kv import Sequence
 from tilebeam.llama import Sampler
@@ -28,6 +29,19 @@ class Sample:
     kv: Sequence | None = None
     age: int = 0  # admission number: who gives way when cells run out
     finish: FinishReason | None = None
+    limit: int = 0  # tokens that it may have
+    shown: int = 0  # tokens whose text is in the stream
+
+    @property
+    def chain(self) -> Sampler:
+        """The sampler of a sample that runs."""
+        assert self.sampler is not None
+        return self.sampler
+
+    @property
+    def streams(self) -> bool:
+        """Whether its text is looked at while it grows, so that tokens must become text at once."""
+        return bool(self.request.params.stop) or self.request.on_change is not None
 
     def target(self) -> list[int]:
         """The tokens that must be in the cache before the next token can be drawn."""
@@ -63,6 +77,11 @@ class Request:
     unfinished: int = 0  # samples
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
 
+    @property
+    def wants_norm(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self.params.logprobs or self.params.top_logprobs > 0
+
     def output(self) -> RequestOutput:
         """The result, complete once all samples are."""
         outputs = []
@@ -82,3 +101,18 @@ class Request:
                 )
             )
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
+
+
+@dataclass(eq=False)
+class Plan:
+    """One batch: what is decoded, and whose token is drawn from which entry.
+
+    While all samples simply go on, one token each, the plan of the next batch is the same: `going`.
+    """
+
+    rows: list[tuple[Sample, int]]  # samples whose token is drawn, and the entries
+    spans: list[tuple[Sequence, Request, int]]  # how many tokens of each sequence
+    n: int  # entries
+    going: bool = False
+    shares: list[tuple[Request, int]] = field(default_factory=list)  # requests and their rows, of a plan that is going
+    draws: Draws | None = None
