@@ -417,7 +417,8 @@ class Engine:
             plan.draws = Draws([(s.chain, entry, s.request.wants_norm) for s, entry in plan.rows])
         draws = plan.draws
         self._drawer.draw(draws)
-        self.batches[len(plan.rows)] += 1
+        if plan.rows:
+            self.batches[len(plan.rows)] += 1
         self._plan = plan if plan.going else None  # whatever ends or changes takes it away again
         norms = draws.norms
         for (sample, entry), token, logit, norm in zip(
