@@ -199,8 +199,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
             if not branches:
                 break
             fresh: dict[Task, list[Beam]] = {}
-            hook = tell.call(drawn) if round == 0 else tell.aside()
-            for (poll, at), beams in zip(places, grower.grow(lm, branches, hook), strict=True):
+            over = sum(map(len, grown.values())) - len(branches) if round else 0
+            for (poll, at), beams in zip(places, grower.grow(lm, branches, tell.aside(drawn + over)), strict=True):
                 grown[poll][at : at + len(beams)] = beams
                 fresh.setdefault(poll.task, []).extend(beams)
             grower.rate(lm, fresh, tell)
@@ -222,9 +222,9 @@ class Adaptive(Algorithm[AdaptiveResult]):
         poll.answers = merged(poll.answers, self.equal)
         left = budget - len(poll.candidates)
         leader, second = _leaders(poll.votes())
-        poll.settled = left > 0 and (
-            leader > second + left or self.confidence < 1 and majority_confidence(leader, second) >= self.confidence
-        )
+        surely = leader > second + left
+        likely = leader > second and majority_confidence(leader, second) >= self.confidence
+        poll.settled = left > 0 and (surely or (likely and self.confidence < 1))
 
     def _result(self, poll: _Poll, budget: int) -> AdaptiveResult:
         votes = poll.votes()

@@ -84,7 +84,8 @@ class SearchResult:
             half-way and still counts against the budget has the finish reason "aborted".
         scores: one per candidate: what the search chose by.
         best_index: of the chosen candidate.
-        usage: tokens and seconds spent on this prompt; seconds of batches that prompts share are shares.
+        usage: tokens and seconds spent on this prompt. The seconds of batches that prompts share are shares, and so are
+            the tokens that a scorer decodes for several prompts in one go.
         seed: what the candidates' seeds derive from.
         budget: candidates that the search was allowed.
         trajectories: one per candidate.
@@ -297,9 +298,9 @@ class SearchProgress:
         self._last = Progress()
         return self._tell if self._hook is not None else None
 
-    def aside(self) -> ProgressHook | None:
-        """A hook for a call that finishes nothing by itself."""
-        hook = self.call(self._finished)
+    def aside(self, finished: int | None = None) -> ProgressHook | None:
+        """A hook for a call that finishes nothing by itself, before which so much was done (None: as before)."""
+        hook = self.call(self._finished if finished is None else finished)
         return (lambda state: hook(replace(state, finished=0))) if hook else None
 
     def _tell(self, state: Progress) -> bool | None:
