@@ -8,13 +8,22 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_GRAMMAR = 64 << 10  # characters
 
 
+def _encodable(value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be text, but holds half of a surrogate pair") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -45,7 +54,7 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema", "grammar"]
     json_schema: JsonSchema | None = None
-    grammar: str | None = Field(None, max_length=MAX_GRAMMAR)
+    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
@@ -60,9 +69,9 @@ class Search(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    method: str
+    method: Text
     budget: int = Field(16, ge=1)
-    scorer: str | None = None
+    scorer: Text | None = None
     candidates: bool = False
 
 
@@ -73,7 +82,7 @@ class Generation(Strict):
     (for completions OpenAI's 16).
     """
 
-    model: str | None = None
+    model: Text | None = None
     n: int = Field(1, ge=1)
     best_of: int | None = Field(None, ge=1)
     temperature: Number | None = Field(None, ge=0, le=100)
@@ -83,7 +92,7 @@ class Generation(Strict):
     logit_bias: dict[str, Number] | None = None
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -99,7 +108,7 @@ class Generation(Strict):
     min_p: Number | None = Field(None, ge=0, lt=1)
     repeat_penalty: Number | None = Field(None, gt=0)
     ignore_eos: bool = False
-    grammar: str | None = Field(None, max_length=MAX_GRAMMAR)
+    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
     search: Search | None = None
 
     @field_validator("n", mode="before")
@@ -169,7 +178,7 @@ class Generation(Strict):
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Text | list[int] | list[Text] | list[list[int]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -192,14 +201,14 @@ class TextPart(Strict):
     """A piece of a message's content."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
     name: str | None = None
     refusal: None = None
 
