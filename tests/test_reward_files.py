@@ -446,3 +446,44 @@ def test_options_are_checked_without_loading(models: Path) -> None:
 )
 def test_names_tell_presets(name: str, preset_name: str | None) -> None:
     assert preset_of(name) == preset_name
+
+
+def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Path) -> None:
+    texts = ["the first is it\nthe last is it", "the first is it\n"]
+    file = tmp_path / "texts.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": "the question", "text": t, "id": i}) + "\n" for i, t in enumerate(texts))
+    )
+    command = [
+        "score",
+        "--prm",
+        str(models / "two.gguf"),
+        "-f",
+        str(file),
+        "-t",
+        "1",
+        "-c",
+        "256",
+        "--aggregate",
+        "mean",
+    ]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    with open_scorer(RewardOptions(prm=models / "two.gguf"), **NPU) as scorer:
+        for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
+            rated = scorer.rate_text("the question", text)
+            assert (line["id"], line["steps"]) == (i, rated.steps)
+            assert line["scores"] == pytest.approx(rated.scores, abs=1e-3)
+            assert line["score"] == pytest.approx(np.mean(line["scores"]))
+    shown = CliRunner().invoke(app, command)
+    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in shown.output
+    for content, says in (
+        ("", "holds no texts"),
+        ("[1]\n", "line 1 must be"),
+        ('{"prompt": "x"\n', "line 1 is not JSON"),
+    ):
+        file.write_text(content)
+        bad = CliRunner().invoke(app, command)
+        assert bad.exit_code == 1
+        assert says in " ".join(bad.output.split())

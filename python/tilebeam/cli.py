@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilebeam import console, eval_cli, serve_cli
+from tilebeam import console, eval_cli, score_cli, serve_cli
 
 app = typer.Typer(
     name="tilebeam",
@@ -451,37 +451,6 @@ def imatrix(
     )
 
 
-@app.command("reward-head")
-@console.sentences
-def reward_head(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face folder, or one .safetensors file of it.")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The head's GGUF file; default: NAME.head.gguf.")
-    ] = None,
-    body: Annotated[
-        Path | None, typer.Option("--body", help="Write the model without its head, too, to this new folder.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help='The head\'s name, such as "v_head.summary".')] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", help="sigmoid, softmax or none; default: as its shape or preset suggests.")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option("--reward-preset", help="How the model wants its text; default: told by its name.")
-    ] = None,
-    json_: Json = False,
-) -> None:
-    """Take the head out of a published reward model, for --reward-head.
-
-    llama.cpp's converter knows neither the head nor the architecture's name. --body writes a copy of the folder that
-    it can convert; the head goes beside the GGUF file that comes out, as MODEL.head.gguf.
-
-    Example: tilebeam reward-head Skywork-o1-Open-PRM-Qwen-2.5-1.5B -o prm.head.gguf --body prm-body
-    """
-    from tilebeam import reward_cli
-
-    reward_cli.extract(source, out, body, name=name, output=output, preset_name=preset, as_json=json_)
-
-
 @app.command()
 @console.sentences
 def trace(
@@ -526,6 +495,8 @@ def trace(
 
 
 # Their options fill a module each.
+app.command("score")(console.sentences(score_cli.score))
+app.command("reward-head")(console.sentences(score_cli.reward_head))
 app.command("eval")(console.sentences(eval_cli.evaluate))
 app.command("serve")(console.sentences(serve_cli.serve))
 

@@ -12,7 +12,6 @@ tells.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tilebeam.rewards import RewardModel
 
 _PANEL = "Reward model"
+_SEQUENCES = 127  # more would not make the engine keep more: llama.cpp has 256 at most
 
 
 class RewardKindName(StrEnum):
@@ -156,7 +156,8 @@ def open_scorer(
         options: with a model.
         step_stop: what ends a step of the texts that it will rate.
         question: from a search's prompt to the question in it, where a chat template stands around that.
-        n_ctx, n_seq_max: of the search's own model; the reward model gets room for the tags, too.
+        n_ctx: of the search's own model; the reward model gets room for the tags, too.
+        n_seq_max: at least; sequences cost little, and many let the cells of many beams be kept.
         load: further arguments of `tilebeam.load`: device, threads, executor ...
 
     Raises:
@@ -166,7 +167,7 @@ def open_scorer(
 
     plan = _plan(options)  # what can be wrong is found before the model is loaded
     with console.loading(str(plan.path)):
-        lm = tilebeam.load(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=n_seq_max, **load)
+        lm = tilebeam.load(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=max(n_seq_max, _SEQUENCES), **load)
     with lm:
         scorer = plan.scorer(lm, step_stop, question)
         console.err().print(f"{console.about(lm)}; {plan.about}", style="dim", highlight=False)
@@ -307,41 +308,3 @@ def _tagged(form: RewardFormat, options: RewardOptions, facts: dict[str, Any]) -
     if options.tag is not None:
         return replace(form, tag=options.tag.replace("\\n", "\n"))
     return replace(form, tag=facts["tag"]) if "tag" in facts else form
-
-
-# --- tilebeam reward-head ---------------------------------------------------------------------------------------------
-
-
-def extract(
-    source: Path,
-    out: Path | None,
-    body: Path | None,
-    *,
-    name: str | None,
-    output: str | None,
-    preset_name: str | None,
-    as_json: bool,
-) -> None:
-    """Write the head of a published model, and if asked for a body without it; say what was written."""
-    from tilebeam.reward_extract import extract_head, write_body
-    from tilebeam.reward_heads import save_head
-
-    target = out or Path(f"{source.resolve().name.removesuffix('.safetensors')}.head.gguf")
-    if target.suffix != ".gguf":
-        raise TilebeamError(f"The head is written as a GGUF file: {target} should end in .gguf.")
-    preset_name = preset_name or preset_of(source.resolve().name)
-    head = extract_head(source, name=name, output=output, preset=preset_name)
-    save_head(target, head)
-    if body is not None:
-        with console.bar("body") as bar:
-            task = bar.add_task("", total=None, note="")
-            write_body(source, body, lambda done, total: bar.update(task, completed=done, total=total))
-    if as_json:
-        about = {"head": str(target), "layers": head.shape, "output": head.output, "preset": head.preset}
-        print(json.dumps(about | {"body": str(body) if body else None}, indent=2))
-        return
-    screen = console.out()
-    named = f", preset {head.preset}" if head.preset else ""
-    screen.print(f"{target}: {head.shape}, {head.output}{named}", soft_wrap=True)
-    if body is not None:
-        screen.print(f"{body}: convert it with llama.cpp's convert_hf_to_gguf.py", soft_wrap=True)

@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -48,6 +48,15 @@ def split_steps(text: str, step_stop: str = "\n") -> list[str]:
     return [part + step_stop for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
+@dataclass(frozen=True)
+class RatedText:
+    """A text's steps, their scores, and the score of the whole."""
+
+    steps: list[str]
+    scores: list[float]
+    score: float
+
+
 class StepScorer(Scorer):
     """Rates solutions step by step; as a `Scorer`, it rates a whole candidate by the aggregate of its steps.
 
@@ -75,6 +84,12 @@ class StepScorer(Scorer):
     def total(self, scores: Sequence[float]) -> float:
         """The aggregate of a solution's step scores; 0 for a solution without steps."""
         return float(_AGGREGATIONS[self.aggregate](scores)) if scores else 0.0
+
+    def rate_text(self, prompt: str, text: str) -> RatedText:
+        """A text with the scores of its steps; the score of the whole is that of a candidate with this text."""
+        steps = split_steps(text, self.step_stop)
+        (scores,) = self.score_steps([prompt], [steps])
+        return RatedText(steps, scores, self.total(scores))
 
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One aggregate per candidate."""
@@ -160,6 +175,10 @@ class RewardModel(StepScorer):
         with self.session():
             self._ask([key for group in keys for key in group], whole=True)
             return [[self._known[key] for key in group] for group in keys]
+
+    def total(self, scores: Sequence[float]) -> float:
+        """The aggregate; of an outcome reward model the last."""
+        return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
     def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> None:
         """Let `_known` hold the verdict on every step of these solutions, or on the whole of each."""
