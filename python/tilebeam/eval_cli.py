@@ -373,10 +373,15 @@ def _executor(name: ExecutorName, address: str, workers: int | None) -> Executor
 
 
 def _show(report: Report, out: Path) -> None:
+    """Tables on a terminal; Markdown as it is into a pipe."""
     from rich.markdown import Markdown
 
     from tilebeam.evaluation.report import markdown
 
     screen = console.out()
-    screen.print(Markdown("\n".join(markdown(report))))
+    text = "\n".join(markdown(report))
+    if screen.is_terminal:
+        screen.print(Markdown(text))
+    else:
+        print(text)
     console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

@@ -39,11 +39,11 @@ def _save(figure: Any, stem: Path) -> list[Path]:
     return paths
 
 
-def _figure(columns: int) -> tuple[Any, list[Any]]:
+def _figure(columns: int, width: float = 6.4) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 * columns, 4.8), layout="constrained")
+    figure = Figure(figsize=(width * columns, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for ax in axes:
@@ -79,7 +79,9 @@ def _over_budget(report: Report) -> Any:
 def _over_latency(report: Report) -> Any:
     """All models, devices, methods and budgets in one plot, one line per method from its least budget to its greatest;
     the front as steps: what accuracy is to be had for so many seconds."""
-    figure, (ax,) = _figure(1)
+    from matplotlib.ticker import LogFormatter
+
+    figure, (ax,) = _figure(1, width=9.6)
     places = list(dict.fromkeys((p.row.model, p.row.device) for p in report.points))
     colors = dict(zip(places, cycle(_colors()), strict=False))
     markers = dict(zip(dict.fromkeys(p.row.series for p in report.points), cycle(_MARKERS), strict=False))
@@ -110,9 +112,11 @@ def _over_latency(report: Report) -> Any:
             label="Pareto front",
         )
     ax.set_xscale("log")
+    for axis in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     ax.set_xlabel("median seconds per prompt")
     ax.set_title(report.task.name)
-    ax.legend(fontsize=6)
+    figure.legend(loc="outside right upper", fontsize=7)
     return figure
 
 

@@ -103,8 +103,8 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
         for c in chosen:
             d = c.difference
             yield (
-                f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {100 * d.value:+.1f} "
-                f"({100 * d.low:+.1f} to {100 * d.high:+.1f}) | {d.p:.2g} |"
+                f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {_points(d.value)} "
+                f"({_points(d.low)} to {_points(d.high)}) | {d.p:.2g} |"
             )
     for path in plots:
         if path.suffix == ".png":
@@ -136,6 +136,10 @@ def cell(row: Row) -> str:
     """A figure with its interval."""
     s = row.share
     return f"{100 * s.value:.1f} ({100 * s.low:.1f}-{100 * s.high:.1f})"
+
+
+def _points(value: float) -> str:
+    return f"{round(100 * value, 1) + 0.0:+.1f}"  # adding 0 makes -0 a 0
 
 
 def _named(row: Row, other: Row) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from tilebeam.evaluation import scoring
 from tilebeam.evaluation import statistics as stats
 from tilebeam.evaluation.log import Record
-from tilebeam.evaluation.setting import Setting, Unit, series_name
+from tilebeam.evaluation.setting import Setting, Unit
 
 PASS = "pass"
 
@@ -188,18 +188,18 @@ def _estimators(
     setting: Setting, table: list[list[Record]], notes: list[str]
 ) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
     """Series, figure, whether it knows the answer, whether it takes a reward model, and how an item's value is got."""
-    names = [m.name for m in setting.parsed_methods()]
+    found = {m.name: m for m in setting.parsed_methods()}
     yield PASS, "pass@k", True, False, _pass
-    if "best-of-n" in names:
+    if (method := found.get("best-of-n")) is not None:
         for scorer in setting.scorers:
-            series, knows = series_name("best-of-n", scorer), scorer == scoring.VERIFIER
+            series, knows = setting.series(method, scorer), scorer == scoring.VERIFIER
             reads = scorer in scoring.REWARDS
             yield series, "best@k", knows, reads, _of_scores(stats.best_at_k, scorer)
             yield series, "naive@k", knows, reads, _of_scores(stats.naive_at_k, scorer)
-    if "self-consistency" in names:
-        yield "self-consistency", "maj@k", False, False, _majority
+    if (method := found.get("self-consistency")) is not None:
+        yield setting.series(method), "maj@k", False, False, _majority
         for scorer in filter(scoring.is_weight, setting.scorers):
-            series = series_name("self-consistency", scorer)
+            series = setting.series(method, scorer)
             if any(s["weights"][scorer] < 0 for items in table for item in items for s in item["samples"]):
                 notes.append(f"{series}: {scorer} gives scores below 0, which cannot weigh votes.")
                 continue
@@ -289,7 +289,7 @@ def latencies(records: Iterable[Record]) -> list[Latency]:
 
 def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
     """Rows whose latency was measured (median), and which of them nothing beats. Who knows the answer is not on the
-    front."""
+    front. One sample is one point, whatever would choose from it."""
     seconds = {(m.model, m.device, m.series, m.budget): m.median for m in measured}
     timed = [r for r in rows if r.main and (r.model, r.device, r.series, r.budget) in seconds]
     costs = [seconds[r.model, r.device, r.series, r.budget] for r in timed]

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import gguf_tools
 from tilebeam import console, methods
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import results, scoring
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.report import Report, write
 from tilebeam.evaluation.results import PASS
-from tilebeam.evaluation.setting import Method, Setting, Unit, series_name, units
+from tilebeam.evaluation.setting import Setting, Unit, units
 from tilebeam.evaluation.tasks import Task, open_task
 from tilebeam.evaluation.workbench import Job, Timed, Workbench
 from tilebeam.loading import available_memory
@@ -107,37 +108,43 @@ class Local:
                 own.close()
 
 
-def check(job: Job) -> list[str]:
-    """Find what cannot work before anything runs.
-
-    Returns:
-        The scorers that rate steps.
-
-    Raises:
-        TilebeamError: says what.
-    """
+def check(job: Job) -> None:
+    """Raise `TilebeamError` for what cannot work, before anything runs."""
     setting = job.setting
     reward = "prm" if job.reward.prm is not None else "orm" if job.reward.orm is not None else None
     job.reward.check()
     for name in setting.scorers:
         scoring.check_scorer(name, reward)
-    stepwise = [name for name in setting.scorers if scoring.rates_steps(name)]
-    for method in setting.parsed_methods():
-        if method.name == "best-of-n" and not setting.scorers:
-            raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
-        probe = scoring.FunctionScorer(lambda *_: 0.0)
-        algorithm = methods.create(method.name, scorer=None if method.sampled else probe, **method.options)
-        if not method.sampled and not stepwise:
-            raise TilebeamError(f"{method.name} needs a scorer of steps: --prm FILE, or --scorer FILE.py:function.")
-        if not method.sampled:
-            for budget in setting.budgets:
-                width = min(getattr(algorithm, "beam_width", 1), budget)
-                if budget % width:
-                    raise TilebeamError(
-                        f"{method.spec} at budget {budget}: the budget must be a multiple of the width ({width}), or "
-                        f"less. Choose another --budget, or {method.name}:beam_width=M."
-                    )
-    return stepwise
+    if "cpu" in setting.devices:
+        for model in setting.models:
+            _check_ordinary(model.path)
+    parsed = setting.parsed_methods()
+    for method in parsed:
+        if method.sampled:
+            if method.options or [m.name for m in parsed].count(method.name) > 1:
+                raise TilebeamError(f"{method.name} comes once and without options: scorers and extraction have flags.")
+            if method.name == "best-of-n" and not setting.scorers:
+                raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
+            continue
+        algorithm = methods.create(method.name, scorer=scoring.FunctionScorer(lambda *_: 0.0), **method.options)
+        if not setting.scorers_of(method):
+            raise TilebeamError(f"{method.spec} needs a scorer of steps: --prm FILE, or --scorer FILE.py:function.")
+        for budget in setting.budgets:
+            width = min(getattr(algorithm, "beam_width", 1), budget)
+            if budget % width:
+                raise TilebeamError(
+                    f"{method.spec} at budget {budget}: the budget must be a multiple of the width ({width}), or less. "
+                    f"Choose another --budget, or {method.name}:beam_width=M."
+                )
+
+
+def _check_ordinary(path: str) -> None:
+    try:
+        repacked = gguf_tools.is_repacked(path)
+    except gguf_tools.GGUFError as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    if repacked:
+        raise TilebeamError(f"{path} is repacked for the NPU: give the ordinary file, or --device npu.")
 
 
 def evaluate(
@@ -164,10 +171,10 @@ def evaluate(
         KeyboardInterrupt: what was finished is kept; the same call goes on from there.
     """
     setting = job.setting
-    stepwise = check(job)
+    check(job)
     task = task or open_task(setting.task)
     make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep))
-    everything = units(setting, len(task.items), stepwise)
+    everything = list(units(setting, len(task.items)))
     with Log(out / "log.jsonl", setting) as log:
         todo = [unit for unit in everything if unit.key not in log.records]
         if todo:
@@ -177,10 +184,12 @@ def evaluate(
                 _work(job, task, todo, executor, make, log, told)
         records = {unit.key: log.records[unit.key] for unit in everything}
     _write_results(out / "results.jsonl", everything, records)
+    rows, notes = results.accuracy(setting, everything, records)
     timed: list[Record] = []
     if latency_items or (out / "latency.jsonl").exists():
-        timed = _latency_pass(job, task, out, stepwise, min(latency_items, len(task.items)), make)
-    rows, notes = results.accuracy(setting, everything, records)
+        known = {row.series for row in rows}
+        configurations = [c for c in timed_configurations(setting) if c.series in known]
+        timed = _latency_pass(job, task, out, configurations, min(latency_items, len(task.items)), make)
     report = Report(
         setting,
         task,
@@ -233,29 +242,21 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
 # --- the timed pass ---------------------------------------------------------------------------------------------------
 
 
-def timed_configurations(setting: Setting, stepwise: Sequence[str]) -> list[Timed]:
-    """What is timed: one sample, and every method with every scorer at every budget."""
+def timed_configurations(setting: Setting) -> list[Timed]:
+    """What is timed: one sample, and every method with every scorer at every budget at which there is a choice."""
     found = [Timed(PASS, 1, None, "")]
     for method in setting.parsed_methods():
-        for scorer in _scorers_of(method, setting, stepwise):
-            name = method.name if method.sampled else method.spec
-            found += [Timed(series_name(name, scorer), budget, method, scorer) for budget in setting.budgets]
+        for scorer in setting.scorers_of(method):
+            budgets = [k for k in setting.budgets if k > 1 or not method.sampled]
+            found += [Timed(setting.series(method, scorer), k, method, scorer) for k in budgets]
     return found
-
-
-def _scorers_of(method: Method, setting: Setting, stepwise: Sequence[str]) -> list[str]:
-    if method.name == "best-of-n":
-        return list(setting.scorers)
-    if method.name == "self-consistency":
-        return ["", *filter(scoring.is_weight, setting.scorers)]
-    return list(stepwise)
 
 
 def _latency_pass(
     job: Job,
     task: Task,
     out: Path,
-    stepwise: Sequence[str],
+    configurations: list[Timed],
     n_items: int,
     make: Callable[[Job, Task, int], Workbench],
 ) -> list[Record]:
@@ -271,7 +272,7 @@ def _latency_pass(
             pairs = [(m.name, d) for m in setting.models for d in setting.devices]
             sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(setting.devices)
             together = sizes * 1.5 < available_memory() / 2
-            _time_items(job, task, make, pairs, timed_configurations(setting, stepwise), todo, together, log)
+            _time_items(job, task, make, pairs, configurations, todo, together, log)
         return list(log.records.values())
 
 

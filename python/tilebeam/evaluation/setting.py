@@ -8,14 +8,16 @@ process it runs in, or on whether the run was interrupted.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilebeam import methods
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import scoring
 from tilebeam.evaluation.functions import is_function_name
 from tilebeam.evaluation.tasks import TaskOptions
 
@@ -46,11 +48,13 @@ class Method:
         name: as `tilebeam.methods` knows it.
         options: of the algorithm, as texts.
         spec: as the user wrote it.
+        label: in reports: the name, or the spec if several methods have that name.
     """
 
     name: str
     options: Mapping[str, str]
     spec: str
+    label: str
 
     @property
     def sampled(self) -> bool:
@@ -121,11 +125,38 @@ class Setting:
         Raises:
             TilebeamError: there is no such method; options are checked when it is made.
         """
-        found = []
-        for spec in self.methods:
-            name, options = methods.parse(spec)
-            found.append(Method(methods.canonical(name), options, spec))
-        return found
+        parsed = [methods.parse(spec) for spec in self.methods]
+        names = [methods.canonical(name) for name, _ in parsed]
+        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
+        return [
+            Method(name, options, spec, label)
+            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
+        ]
+
+    def scorers_of(self, method: Method) -> list[str]:
+        """The scorers that a method is run with, "" for none.
+
+        Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
+        rate steps; what runs without a scorer does.
+        """
+        if method.name == "best-of-n":
+            return list(self.scorers)
+        if method.name == "self-consistency":
+            return ["", *filter(scoring.is_weight, self.scorers)]
+        try:
+            methods.create(method.name, **method.options)
+        except TilebeamError:
+            return [name for name in self.scorers if scoring.rates_steps(name)]
+        return [""]
+
+    def series(self, method: Method, scorer: str = "") -> str:
+        """A method with its scorer, as reports call it: "beam[prm]"; functions go by their own name if that tells them
+        apart."""
+        if not scorer:
+            return method.label
+        short = [s.rpartition(":")[2] for s in self.scorers]
+        own = scorer.rpartition(":")[2]
+        return f"{method.label}[{own if short.count(own) == 1 else scorer}]"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it for JSON. Where files lie is left out: digests tell what is in them."""
@@ -175,7 +206,9 @@ class Unit:
         model, device: which model, where.
         seed: what the items' seeds derive from.
         items: positions in the task, first .. last - 1.
-        method, scorer, budget: of a search; a unit of samples has the method "" and the greatest budget.
+        budget: candidates per item; of samples the greatest.
+        method, scorer: of a search, as the setting spells them; "" for samples.
+        series: what reports call it.
     """
 
     model: str
@@ -186,11 +219,7 @@ class Unit:
     budget: int
     method: str = ""
     scorer: str = ""
-
-    @property
-    def series(self) -> str:
-        """What is run: "samples", or the method with its scorer."""
-        return series_name(self.method, self.scorer) if self.method else "samples"
+    series: str = "samples"
 
     @property
     def key(self) -> str:
@@ -198,35 +227,20 @@ class Unit:
         return f"{self.model}/{self.device}/{self.series}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
 
 
-def series_name(method: str, scorer: str) -> str:
-    """A method with its scorer, as reports call it: "beam[prm]"."""
-    return f"{method}[{scorer}]" if scorer else method
-
-
-def units(setting: Setting, n_items: int, step_scorers: Sequence[str]) -> list[Unit]:
-    """All units in the order of reports.
-
-    Args:
-        n_items: of the task.
-        step_scorers: those of the scorers that can rate steps; searches by steps run with each of them.
-    """
-    return list(_units(setting, n_items, step_scorers))
-
-
-def _units(setting: Setting, n_items: int, step_scorers: Sequence[str]) -> Iterator[Unit]:
+def units(setting: Setting, n_items: int) -> Iterator[Unit]:
+    """All units of a task of `n_items` in the order of reports."""
     spans = [(first, min(first + setting.unit_items, n_items)) for first in range(0, n_items, setting.unit_items)]
-    searched = [m for m in setting.parsed_methods() if not m.sampled]
-    for model in setting.models:
-        for device in setting.devices:
-            for seed in setting.seeds:
-                for first, last in spans:
-                    yield Unit(model.name, device, seed, first, last, setting.n_samples)
-            for method in searched:
-                for scorer in step_scorers or ("",):
-                    for budget in setting.budgets:
-                        for seed in setting.seeds:
-                            for first, last in spans:
-                                yield Unit(model.name, device, seed, first, last, budget, method.spec, scorer)
+    searches = [
+        (method.spec, scorer, setting.series(method, scorer))
+        for method in setting.parsed_methods()
+        if not method.sampled
+        for scorer in setting.scorers_of(method)
+    ]
+    for model, device in itertools.product((m.name for m in setting.models), setting.devices):
+        for seed, (first, last) in itertools.product(setting.seeds, spans):
+            yield Unit(model, device, seed, first, last, setting.n_samples)
+        for search, budget, seed, span in itertools.product(searches, setting.budgets, setting.seeds, spans):
+            yield Unit(model, device, seed, *span, budget, *search)
 
 
 def item_seed(seed: int, item_id: str) -> int:
