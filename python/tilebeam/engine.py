@@ -1,7 +1,9 @@
 """The scheduler: many prompts, many samples of each, one batch per step.
 
-A step admits waiting samples to free slots, builds one batch (one token for every sample that decodes, the rest of
-the room for chunks of prompts), decodes it, and draws a token for every sample whose logits came out.
+A step admits waiting samples to free slots, builds one batch (one token for every sample that decodes, and chunks of
+prompts), decodes it, and draws a token for every sample whose logits came out. While samples decode, a batch has at
+most `PREFILL_CHUNK` tokens of prompts, however long these are; half of them are of the prompt that came first, the
+others of the shortest. While nothing but the next token of each sample changes, the batch is not planned anew.
 
 - A prompt is decoded once. Its first sample leads; samples admitted meanwhile wait for it and fork from its cells, all
   drawing from the same logits. If there are more samples than slots, a holder keeps the prompt (without its last
@@ -13,7 +15,7 @@ the room for chunks of prompts), decodes it, and draws a token for every sample 
 - When cells run out, the sample admitted last gives up its cells and queues again; what it has drawn so far is kept
   and decoded again later. The sample admitted first always goes on, so every request ends.
 
-The order of everything follows from the requests alone: the same requests give the same batches.
+The order of everything follows from the requests and when they came: the same requests at once give the same batches.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from enum import Enum, auto
 from typing import NoReturn
 
 import numpy as np
 
+from tilebeam.batch import PREFILL_CHUNK, Plan, portions
 from tilebeam.drawing import DAMAGED, Drawer, Draws
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
 from tilebeam.llama import Context, Sampler
 from tilebeam.outputs import Figures, FinishReason, Progress
-from tilebeam.request import Plan, Request, Sample
+from tilebeam.request import Request, Sample
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream
 
@@ -39,6 +43,14 @@ from tilebeam.text import TextStream
 _SHARE_AT_LEAST = 32
 # Cells to leave free per running sample when another one is admitted.
 _HEADROOM = 8
+
+
+class _Start(Enum):
+    """Whether a sample could get its sequence."""
+
+    NOW = auto()
+    LATER = auto()  # what it shares with another prompt is being decoded
+    NO_ROOM = auto()
 
 
 class Engine:
@@ -243,8 +255,12 @@ class Engine:
         self._draw(plan)
 
     def _admit(self) -> None:
-        while self._queue and len(self._running) < self.n_slots:
-            sample = self._queue[0]
+        """Fill free slots from the queue. Who waits for a prompt to be decoded may be overtaken; who finds no room may
+        not, or a large prompt would wait for ever."""
+        waiting: set[Request] = set()
+        at = 0
+        while at < len(self._queue) and len(self._running) < self.n_slots:
+            sample = self._queue[at]
             request = sample.request
             # Followers have no sequence yet, but will.
             while self.kv.free_ids <= sum(s.kv is None for s in self._running):
@@ -253,9 +269,15 @@ class Engine:
             if request.lead is not None:
                 # The prompt is being decoded: join. Forking at its end costs no cells.
                 request.followers.append(sample)
-            elif not self._start(sample):
-                return
-            self._queue.popleft()
+            else:
+                started = _Start.LATER if request in waiting else self._start(sample)
+                if started is _Start.NO_ROOM:
+                    return
+                if started is _Start.LATER:
+                    waiting.add(request)
+                    at += 1
+                    continue
+            del self._queue[at]
             request.waiting -= 1
             self._admitted += 1
             sample.age = self._admitted
@@ -267,22 +289,22 @@ class Engine:
             if not request.waiting:
                 self._drop_holder(request)
 
-    def _start(self, sample: Sample) -> bool:
-        """Give a sample its sequence, forked from the best source. False: not now."""
+    def _start(self, sample: Sample) -> _Start:
+        """Give a sample its sequence, forked from the best source."""
         request = sample.request
         if request in self._holding:
-            return False
+            return _Start.LATER
         target = sample.target()
         limit = len(target) - 1  # the last token is always decoded, for its logits
         source, shared = self.best_source(target, limit)
         coming = self._coming_prefix(target, limit)
         if coming - shared >= _SHARE_AT_LEAST:
-            return False
-        room = len(target) - shared + _HEADROOM * (len(self._running) + 1)
+            return _Start.LATER
+        room = len(target) - shared + self._promised() + _HEADROOM * (len(self._running) + 1)
         while self.kv.free < room and self.evict(spare=source):
             pass
-        if self._running and self.kv.free < room:
-            return False
+        if (self._running or self._holding) and self.kv.free < room:
+            return _Start.NO_ROOM
         first = not sample.tokens and request.decoded < len(request.prompt_ids)
         crowd = request.waiting > self.n_slots - len(self._running) and len(request.prompt_ids) > 1
         wants_holder = first and crowd and request.holder is None and self.kv.free_ids > 1
@@ -294,12 +316,17 @@ class Engine:
             request.holder = seq
             if len(seq) < limit:
                 self._holding.append(request)
-                return False
+                return _Start.LATER
             seq = self.kv.fork(seq, limit)
         sample.kv = seq
         if not sample.tokens:
             request.lead = sample
-        return True
+        return _Start.NOW
+
+    def _promised(self) -> int:
+        """Cells that prompts being decoded will take yet."""
+        held = sum(len(r.prompt_ids) - 1 - len(r.holder) for r in self._holding if r.holder is not None)
+        return held + sum(s.todo() for s in self._running if s.kv is not None and s.todo() > 1)
 
     def _coming_prefix(self, target: list[int], limit: int) -> int:
         """The longest prefix that some prompt being decoded now will have in the cache."""
@@ -357,8 +384,11 @@ class Engine:
         for sample in self._running:
             if sample.kv is not None and sample.todo() > 1:
                 jobs.append((sample.kv, sample.request, sample.target(), sample))
-        for seq, request, target, owner in jobs:
-            count = min(len(target) - len(seq), self.context.n_batch - n, self.kv.free)
+        room = self.context.n_batch - n
+        if decoding:
+            room = min(room, PREFILL_CHUNK)
+        counts = portions([len(target) - len(seq) for seq, _, target, _ in jobs], room, self.kv.free)
+        for (seq, request, target, owner), count in zip(jobs, counts, strict=True):
             if count <= 0:
                 continue
             start = len(seq)

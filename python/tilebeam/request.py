@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tilebeam.drawing import Draws
 from tilebeam.errors import TilebeamError
 from tilebeam.kv import Sequence
 from tilebeam.llama import Sampler
@@ -101,18 +100,3 @@ class Request:
                 )
             )
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
-
-
-@dataclass(eq=False)
-class Plan:
-    """One batch: what is decoded, and whose token is drawn from which entry.
-
-    While all samples simply go on, one token each, the plan of the next batch is the same: `going`.
-    """
-
-    rows: list[tuple[Sample, int]]  # samples whose token is drawn, and the entries
-    spans: list[tuple[Sequence, Request, int]]  # how many tokens of each sequence
-    n: int  # entries
-    going: bool = False
-    shares: list[tuple[Request, int]] = field(default_factory=list)  # requests and their rows, of a plan that is going
-    draws: Draws | None = None
