@@ -38,7 +38,10 @@ def output_matrix(path: Path) -> np.ndarray[Any, Any]:
 def stock_embeddings(path: Path, ids: list[int], pooling: int, width: int) -> np.ndarray[Any, Any]:
     """From llama.cpp itself: of every token [len(ids), width], or of the sequence [width] where it pools."""
     with log_router().capture():
-        model = C.llama_model_load_from_file(str(path).encode(), C.llama_model_default_params())
+        loading = C.llama_model_default_params()
+        nothing = (ctypes.c_void_p * 1)(None)  # no device but the CPU
+        loading.devices, loading.n_gpu_layers = ctypes.cast(nothing, ctypes.c_void_p), 0
+        model = C.llama_model_load_from_file(str(path).encode(), loading)
         params = C.llama_context_default_params()
         params.n_ctx, params.embeddings, params.pooling_type, params.n_threads = 256, True, pooling, 1
         params.type_k = params.type_v = 0
