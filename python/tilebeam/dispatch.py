@@ -128,6 +128,7 @@ class Dispatcher:
         self._waiters: dict[threading.Condition, None] = {}  # could lead, first come first
         self._background = 0  # calls
         self._pump: threading.Thread | None = None
+        self._users = 0  # threads that read the model, which needs no turn
         self._closed = False
 
     # --- calls ------------------------------------------------------------------------------------------------------
@@ -233,6 +234,24 @@ class Dispatcher:
                 self._read_notes()
                 self._pass_on()
 
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """The model stays while this thread reads what never changes (its vocabulary): `close` waits.
+
+        Raises:
+            TilebeamError: closed, or the engine failed before.
+        """
+        with self._lock:
+            self._usable()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._closed:
+                    self._pass_on()
+
     # --- life -------------------------------------------------------------------------------------------------------
 
     @property
@@ -241,7 +260,7 @@ class Dispatcher:
         return self._closed
 
     def close(self) -> bool:
-        """Fail everybody who waits, and wait for the engine; False: it was closed before.
+        """Fail everybody who waits, and wait until nobody uses the engine. True for one thread, which shall free it.
 
         Raises:
             TilebeamError: this thread itself is using the engine.
@@ -250,8 +269,8 @@ class Dispatcher:
         with self._lock:
             if self._owner == me and not self._closed:
                 raise TilebeamError("The model cannot be closed by who is using its context.")
-            first, self._closed = not self._closed, True
-            if first:
+            if not self._closed:
+                self._closed = True
                 error = TilebeamError("The model was closed while this call was waiting.")
                 for call in [*self._active, *(c for c in self._line if isinstance(c, Call))]:
                     call.fail(error)
@@ -261,10 +280,10 @@ class Dispatcher:
                     waiter.notify()
             waiter = threading.Condition(self._lock)
             self._waiters[waiter] = None
-            while self._owner not in (None, _NOBODY):
+            while self._users or self._owner not in (None, _NOBODY):
                 waiter.wait()
             del self._waiters[waiter]
-            self._owner = _NOBODY
+            first, self._owner = self._owner is None, _NOBODY
             pump = self._pump
         if pump is not None and pump is not threading.current_thread():
             pump.join()

@@ -128,6 +128,10 @@ class Vocab:
         """Whether the token is no text: BOS, the marks of chat templates .."""
         return bool(C.llama_vocab_is_control(self.pointer, token))
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (EOS, end of turn ..)."""
         known = self._ends.get(token)

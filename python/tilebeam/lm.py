@@ -164,15 +164,16 @@ class LM:
             params = list(sampling)
             if len(params) != len(items):
                 raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
-        self._usable()
-        for prompt, p in zip(items, params, strict=True):
-            if isinstance(prompt, str):
-                text, ids = prompt, self.tokenize(prompt)
-            else:
-                text, ids = "", [int(t) for t in prompt]
-                self._engine.check(ids)
-                text = self.detokenize(ids)
-            call.add(self._engine.request(text, ids, p, call.progress))
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            for prompt, p in zip(items, params, strict=True):
+                if isinstance(prompt, str):
+                    text, ids = prompt, vocab.tokenize(prompt, True, True)
+                else:
+                    ids = [int(t) for t in prompt]
+                    self._engine.check(ids)
+                    text = vocab.text(ids)
+                call.add(self._engine.request(text, ids, p, call.progress))
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
         """Logits at every position of one sequence.
@@ -214,8 +215,8 @@ class LM:
         Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
         give the same texts.
         """
-        self._usable()
-        self._keep(1)
+        with self._dispatcher.using():
+            self._keep(1)
         try:
             yield
         finally:
@@ -292,13 +293,13 @@ class LM:
             add_special: add the BOS (and EOS) token where the model asks for it.
             parse_special: read control tokens spelled out in the text as such. Turn it off for untrusted text.
         """
-        self._usable()
-        return self._model.vocab.tokenize(text, add_special, parse_special)
+        with self._dispatcher.using():
+            return self._model.vocab.tokenize(text, add_special, parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids; control tokens are left out."""
-        self._usable()
-        return b"".join(self._model.vocab.piece(int(t)) for t in tokens).decode("utf-8", "replace")
+        with self._dispatcher.using():
+            return self._model.vocab.text([int(t) for t in tokens])
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
@@ -321,16 +322,16 @@ class LM:
         Raises:
             TilebeamError: the model has no template (a base model), or one that llama.cpp does not know.
         """
-        self._usable()
-        template = template or self._model.chat_template()
+        with self._dispatcher.using():
+            template = template or self._model.chat_template()
         if template is None:
             raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
         return apply_chat_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
-        self._usable()
-        self._engine.request("", list(prompt), sampling, Progress())
+        with self._dispatcher.using():
+            self._engine.request("", list(prompt), sampling, Progress())
 
     # --- facts ------------------------------------------------------------------------------------------------------
 
@@ -391,14 +392,14 @@ class LM:
     @property
     def metadata(self) -> dict[str, str]:
         """The file's metadata as text."""
-        self._usable()
-        return self._model.metadata()
+        with self._dispatcher.using():
+            return self._model.metadata()
 
     @property
     def description(self) -> str:
         """llama.cpp's one-line description of the model."""
-        self._usable()
-        return self._model.description()
+        with self._dispatcher.using():
+            return self._model.description()
 
     @property
     def n_params(self) -> int:
@@ -440,12 +441,6 @@ class LM:
             else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
         )
         return f"<tilebeam.LM {self.info.path!r} {state}>"
-
-    def _usable(self) -> None:
-        if self._dispatcher.closed:
-            raise TilebeamError("This model is closed; load it again.")
-        if self._engine.broken:
-            raise self._engine.broken
 
     def _failed(self, code: int) -> TilebeamError:
         return self._failure(code, errors_in(self._dispatcher.log))
