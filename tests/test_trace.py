@@ -75,17 +75,19 @@ def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray
         (message,) = of[of["span"] == SPAN["TB_SPAN_MESSAGE"]]
         (wait,) = of[of["span"] == SPAN["TB_SPAN_WAIT"]]
         (send,) = of[of["span"] == SPAN["TB_SPAN_SEND"]]
-        ops = trace.whole_ops(of[of["span"] == SPAN["TB_SPAN_OP"]])
+        ops, times = trace.whole_ops(of[of["span"] == SPAN["TB_SPAN_OP"]])
         assert ops["index"].tolist() == list(range(3 - round_ % 2))
         assert ops["name"].tolist() == [b"halve", b"collect", b""][: 3 - round_ % 2]
         assert send["begin_ns"] <= send["end_ns"] == wait["begin_ns"] <= message["begin_ns"]
         assert message["begin_ns"] <= ops["begin_ns"].min()
         assert ops["end_ns"].max() <= message["end_ns"] <= wait["end_ns"]
-        assert (ops["begin_ns"][1:] >= ops["end_ns"][:-1]).all()  # one after the other
-        assert (ops["end_ns"] - ops["begin_ns"]).sum() <= message["end_ns"] - message["begin_ns"]
+        assert times.sum() <= message["end_ns"] - message["begin_ns"]
         workers = of[of["span"] == SPAN["TB_SPAN_OP"]]
+        for lane in (0, 1):
+            own = np.sort(workers[workers["lane"] == lane], order="begin_ns")
+            assert (own["begin_ns"][1:] >= own["end_ns"][:-1]).all()  # one after the other
         assert set(workers["lane"][workers["index"] < 2]) == {0, 1}
-        assert set(workers["lane"][workers["index"] == 2]) <= {0}  # too small to share
+        assert len(workers["lane"][workers["index"] == 2]) <= 1  # too small to share
 
 
 @BOTH

@@ -1,18 +1,13 @@
-// What an op's function calls while it runs: see context.h. `pool` is the run's state.
+// What an op's function calls while it runs: see context.h.
 #include "context.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "ops/ops.h"
 #include "run_state.h"
 
 namespace tb::npu {
-
-namespace {
-
-run_state & state(const op_context & ctx) { return *static_cast<run_state *>(ctx.pool); }
-
-} // namespace
 
 float op_context::param_f(int i) const {
     float value;
@@ -22,17 +17,17 @@ float op_context::param_f(int i) const {
 
 void op_context::barrier() const {
     if (n_threads > 1) {
-        state(*this).pool->barrier(thread);
+        state->pool->barrier(thread);
     }
 }
 
 void op_context::fail(tb_status status, const char * why) const {
-    run_state & s = state(*this);
     int64_t none = run_state::no_failure;
     // The winner alone writes the reason; it is read after the run's last barrier.
-    if (s.failed.compare_exchange_strong(none, op - s.ops, std::memory_order_acq_rel)) {
-        s.status = status;
-        std::strncpy(s.why, why, sizeof s.why - 1);
+    if (state->failed.compare_exchange_strong(none, phase, std::memory_order_acq_rel)) {
+        state->op_index = index;
+        state->status = status;
+        std::strncpy(state->why, why, sizeof state->why - 1);
     }
 }
 
@@ -42,18 +37,19 @@ void op_context::share(int64_t n, int64_t grain, int64_t * first, int64_t * last
     *last = std::min(n, pieces * (thread + 1) / n_threads * grain);
 }
 
-int64_t op_context::next_chunk() const {
-    run_state & s = state(*this);
-    return n_threads > 1 ? s.pool->next_chunk() : s.solo_chunks++;
-}
-
-void op_context::reset_chunks() const {
-    run_state & s = state(*this);
-    if (n_threads > 1) {
-        s.pool->reset_chunks();
+void op_context::share_runs(const view & v, int64_t * first, int64_t * last) const {
+    const int64_t per_row = runs_per_row(v);
+    if (by_rows) {
+        share(v.rows(), 1, first, last);
+        *first *= per_row;
+        *last *= per_row;
     } else {
-        s.solo_chunks = 0;
+        share(v.rows() * per_row, 1, first, last);
     }
 }
+
+int64_t op_context::next_chunk() const { return state->chunks[counter].next.fetch_add(1, std::memory_order_relaxed); }
+
+void op_context::reset_chunks() const { state->chunks[counter].next.store(0, std::memory_order_relaxed); }
 
 } // namespace tb::npu

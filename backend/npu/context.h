@@ -11,6 +11,7 @@
 namespace tb::npu {
 
 struct kernel_table; // kernels/kernels.h
+struct run_state;    // run_state.h
 
 // An operand with its address resolved. data == nullptr: absent.
 struct view {
@@ -35,8 +36,13 @@ struct op_context {
     const kernel_table * kernels;
     int thread;
     int n_threads;
-    uint8_t * scratch; // shared by the op's threads, 128-byte aligned, as large as the op's scratch_bytes said
-    void * pool;       // for barrier()
+    bool by_rows;       // share_runs hands out whole rows
+    uint8_t * scratch;  // shared by the op's threads, 128-byte aligned, as large as the op's scratch_bytes said
+    uint8_t * prepared; // what op_entry.prepare makes, aligned like scratch
+    run_state * state;  // of all ops
+    int counter;        // the op's own in there, of chunks
+    uint32_t phase;     // ops of one phase run between the same two barriers
+    uint32_t index;     // of the op in its graph
 
     int32_t param_i(int i) const { return op->params[i]; }
     float param_f(int i) const;
@@ -46,16 +52,42 @@ struct op_context {
     void fail(tb_status status, const char * why) const;
     // [*first, *last) of `n` items for this thread, in multiples of `grain`.
     void share(int64_t n, int64_t grain, int64_t * first, int64_t * last) const;
+    // The same of the runs of a tensor (ops.h), as elementwise ops divide their work.
+    void share_runs(const view & v, int64_t * first, int64_t * last) const;
     // Next unclaimed chunk index of a dynamic loop over [0, n): returns n when done. The counter is reset before each
     // op and by reset_chunks() (between two barriers).
     int64_t next_chunk() const;
     void reset_chunks() const;
 };
 
+// How the threads of an op divide its work, for as far as others may build on it: two ops in a row that divide the same
+// rows the same way need no barrier between them.
+enum class cut : uint8_t {
+    any,  // nothing is promised
+    runs, // share_runs of dst; element i of an operand of dst's shape is read by the thread that writes element i
+    rows, // whole rows of dst, share(rows, 1); and whole rows of operands likewise
+};
+
+// What an op makes of one of its operands before it runs. Made once for all ops that want the same of the same operand.
+struct op_preparation {
+    void (*run)(const op_context & ctx); // ctx.op: one of these ops. Fills ctx.prepared, writes nothing else
+    int operand;
+    // 0: this op wants nothing.
+    uint64_t (*bytes)(const tb_op & op, int n_threads, const kernel_table & kernels);
+    // Would both make the same, given the same operand?
+    bool (*same)(const tb_op & a, const tb_op & b, int n_threads, const kernel_table & kernels);
+    // Over the operand's rows or runs, as `cut` says of dst.
+    cut (*divided)(const tb_op & op);
+    bool reads_operand = false; // the op itself reads the operand, too
+};
+
 struct op_entry {
     void (*run)(const op_context & ctx);
     // Shared scratch the op wants, for this many threads; nullptr = none.
     uint64_t (*scratch_bytes)(const tb_op & op, int n_threads, const kernel_table & kernels);
+    cut divided = cut::any;
+    bool takes_chunks = false; // calls next_chunk
+    const op_preparation * prepare = nullptr;
 };
 
 // Table over tb_op_code; run == nullptr for codes without an implementation.

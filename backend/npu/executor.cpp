@@ -1,8 +1,7 @@
-// Runs lists of ops: check all, then run all in order on the thread pool. See executor.h.
+// Runs lists of ops: check all, make a schedule, run its steps on the thread pool. See executor.h.
 //
-// Every worker walks the list by itself and meets the others at a barrier after each op, so an op costs one barrier
-// and nothing else: no queue, no allocation, no system call while the threads are hot. An op with next to no work
-// runs on thread 0 alone, and between two such ops there is no barrier either.
+// Every worker walks the schedule by itself and meets the others at a barrier where a phase ends: no queue, no
+// allocation, no system call while the threads are hot.
 #include "executor.h"
 
 #include <algorithm>
@@ -17,28 +16,13 @@
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 #include "run_state.h"
+#include "schedule.h"
 #include "thread_pool.h"
 #include "wait.h"
 
 namespace tb::npu {
 
 namespace {
-
-struct buffer {
-    uint8_t * base = nullptr;
-    uint64_t charged = 0; // bytes that count against the memory limit
-};
-
-// An op with everything resolved that does not change between runs.
-struct step {
-    const op_entry * entry = nullptr; // nullptr: nothing to do
-    view dst;
-    view src[TB_MAX_SRC];
-    uint64_t scratch = 0;
-    bool solo = false;    // thread 0 alone
-    bool meet = true;     // barrier after it
-    bool checked = false; // cleared when the op changes
-};
 
 // Grows only; what it held is lost when it grows.
 class arena {
@@ -77,39 +61,17 @@ class arena {
     size_t size = 0;
 };
 
-uint64_t elements(const tb_tensor & t) {
-    return uint64_t{t.ne[0]} * t.ne[1] * t.ne[2] * t.ne[3]; // checked ops only: no overflow
-}
-
-// So little work that a barrier would cost more than the other threads could save.
-bool is_tiny(const tb_op & op) {
-    switch (op.code) {
-    case TB_OP_MUL_MAT:
-    case TB_OP_MUL_MAT_ID:
-    case TB_OP_FLASH_ATTN:
-        return false;
-    case TB_OP_ROPE: // sines, exponentials
-    case TB_OP_GLU:
-    case TB_OP_SOFT_MAX:
-        return elements(op.dst) <= 512;
-    case TB_OP_SET_ROWS: // dst is the whole cache, src0 the rows that move
-        return elements(op.src[0]) <= 4096;
-    default:
-        return elements(op.dst) <= 4096;
-    }
-}
-
 // No exception may leave a worker. An op that allocates has no barrier inside at which the others would wait for the
 // thread that failed.
-void run_guarded(const op_entry & entry, const op_context & ctx) {
+void run_guarded(void (*run)(const op_context & ctx), const op_context & ctx) {
 #if defined(__cpp_exceptions)
     try {
-        entry.run(ctx);
+        run(ctx);
     } catch (const std::bad_alloc &) {
         ctx.fail(TB_E_NOMEM, "no memory for the op's own tables");
     }
 #else
-    entry.run(ctx);
+    run(ctx);
 #endif
 }
 
@@ -117,9 +79,9 @@ void run_guarded(const op_entry & entry, const op_context & ctx) {
 
 struct graph::impl {
     std::vector<tb_op> ops;
-    std::vector<step> steps;
-    uint64_t epoch = 0; // of the executor's state that the steps were checked against; 0 = none
-    uint64_t scratch = 0;
+    std::vector<uint8_t> checked; // per op: as it is, against the executor's state of `epoch`
+    schedule plan;                // of the ops when all were checked last
+    uint64_t epoch = 0;           // 0 = none
 };
 
 graph::graph() : self(std::make_unique<impl>()) {}
@@ -133,7 +95,7 @@ void graph::assign(const tb_op * ops, uint32_t n_ops) {
 void graph::replace(uint32_t index, const tb_op & op) {
     self->ops[index] = op;
     if (self->epoch != 0) {
-        self->steps[index].checked = false;
+        self->checked[index] = 0;
     }
 }
 
@@ -147,17 +109,18 @@ struct executor::impl {
     uint32_t * progress = nullptr;
     uint32_t progress_base = 0;
     uint64_t mapped_bytes = 0;
-    std::vector<buffer> buffers{TB_MAX_BUFFERS};
+    std::vector<region> buffers{TB_MAX_BUFFERS};
     std::vector<tb_extent> extents{TB_MAX_BUFFERS};
-    uint64_t epoch = 1; // moves when a resolved step may have become wrong: buffers or thread count changed
+    uint64_t epoch = 1; // moves when a schedule may have become wrong: buffers or thread count changed
+    bool fuse = true;
     arena scratch;
+    arena prepared;
     std::unique_ptr<thread_pool> pool;
     graph once; // run(ops, n): keeps its memory between calls
     bool stamping = false;
     std::vector<stamp> stamps; // [worker][op] of the last run
 
     tb_status check(const tb_op & op, const char ** why) const;
-    void resolve(const tb_op & op, step & s) const;
     outcome prepare(graph::impl & g);
 
     struct job {
@@ -175,6 +138,7 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
         self->kernels = find_kernels(nullptr);
     }
     self->memory_limit = cfg.memory_limit;
+    self->fuse = cfg.fuse;
     attention_exp2_table(); // made here and not in the middle of an op, where there may be no memory
     set_threads(cfg.n_threads);
 }
@@ -191,6 +155,11 @@ void executor::set_threads(int n) {
     ++self->epoch;
 }
 
+void executor::set_fusion(bool on) {
+    self->fuse = on;
+    ++self->epoch;
+}
+
 void executor::set_progress(uint32_t * word, uint32_t base) {
     self->progress = word;
     self->progress_base = base;
@@ -202,7 +171,7 @@ const char * executor::isa() const { return self->kernels->isa; }
 
 int executor::n_threads() const { return self->pool->size(); }
 
-tb_status executor::map(uint32_t id, void * base, uint64_t size, bool writable) {
+tb_status executor::map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from) {
     if (id >= TB_MAX_BUFFERS || self->extents[id].mapped || !base || size == 0 ||
         size > UINTPTR_MAX - reinterpret_cast<uintptr_t>(base)) {
         return TB_E_BUFFER;
@@ -214,7 +183,11 @@ tb_status executor::map(uint32_t id, void * base, uint64_t size, bool writable) 
         return TB_E_NOMEM;
     }
     self->mapped_bytes += charged;
-    self->buffers[id] = {static_cast<uint8_t *>(base), charged};
+    // Files that share a number by chance only wait for each other.
+    const bool has_file = from.device != 0 || from.inode != 0;
+    const uint64_t space = has_file ? (from.device * 0x9e3779b97f4a7c15 ^ from.inode) | uint64_t{1} << 63 : 0;
+    const uint64_t at = has_file ? from.offset : reinterpret_cast<uintptr_t>(base);
+    self->buffers[id] = {static_cast<uint8_t *>(base), charged, space, at};
     self->extents[id] = {size, 1, writable ? 1u : 0u};
     ++self->epoch;
     return TB_OK;
@@ -244,43 +217,19 @@ tb_status executor::impl::check(const tb_op & op, const char ** why) const {
     return static_cast<tb_status>(tb_op_check_bounds(&op, extents.data(), static_cast<uint32_t>(extents.size()), why));
 }
 
-void executor::impl::resolve(const tb_op & op, step & s) const {
-    s = {};
-    s.checked = true;
-    if (op.code == TB_OP_NOP || elements(op.dst) == 0) {
-        s.solo = true;
-        return;
-    }
-    const auto see = [this](const tb_tensor & t) {
-        view v;
-        if (t.buffer != TB_NO_BUFFER) {
-            v.t = &t;
-            v.data = buffers[t.buffer].base + t.offset;
-        }
-        return v;
-    };
-    s.entry = &op_table(op.code);
-    s.dst = see(op.dst);
-    for (uint32_t i = 0; i < op.n_src; ++i) {
-        s.src[i] = see(op.src[i]);
-    }
-    s.solo = pool->size() == 1 || is_tiny(op);
-    s.scratch = s.entry->scratch_bytes ? s.entry->scratch_bytes(op, s.solo ? 1 : pool->size(), *kernels) : 0;
-}
-
 outcome executor::impl::prepare(graph::impl & g) {
     const size_t n = g.ops.size();
     outcome out;
     if (n > TB_MAX_GRAPH_OPS) {
         return {TB_E_PROTOCOL, 0, "too many ops in one graph"};
     }
-    if (g.epoch != epoch) {
-        g.steps.assign(n, step{});
+    bool changed = g.epoch != epoch;
+    if (changed) {
+        g.checked.assign(n, 0);
         g.epoch = epoch;
     }
-    bool changed = false;
     for (size_t i = 0; i < n; ++i) {
-        if (g.steps[i].checked) {
+        if (g.checked[i]) {
             continue;
         }
         const char * why = nullptr;
@@ -290,17 +239,15 @@ outcome executor::impl::prepare(graph::impl & g) {
             out.why = why ? why : "";
             return out;
         }
-        resolve(g.ops[i], g.steps[i]);
+        g.checked[i] = 1;
         changed = true;
     }
     if (changed) {
-        g.scratch = 0;
-        for (size_t i = 0; i < n; ++i) {
-            g.scratch = std::max(g.scratch, g.steps[i].scratch);
-            g.steps[i].meet = i + 1 == n ? false : !(g.steps[i].solo && g.steps[i + 1].solo);
-        }
+        g.plan = make_schedule(g.ops, buffers, *kernels, pool->size(), fuse);
     }
-    if (g.scratch > SIZE_MAX / 2 || !scratch.reserve(static_cast<size_t>(g.scratch))) {
+    if (g.plan.scratch_bytes > SIZE_MAX / 2 || g.plan.prepared_bytes > SIZE_MAX / 2 ||
+        !scratch.reserve(static_cast<size_t>(g.plan.scratch_bytes)) ||
+        !prepared.reserve(static_cast<size_t>(g.plan.prepared_bytes))) {
         return {TB_E_NOMEM, 0, "no memory for scratch space"};
     }
     return out;
@@ -310,42 +257,47 @@ template <bool stamped> void executor::impl::work(void * arg, int thread) {
     job & j = *static_cast<job *>(arg);
     const impl & self = *j.self;
     const int n_threads = self.pool->size();
-    const std::vector<step> & steps = j.g->steps;
     op_context ctx{};
     ctx.kernels = self.kernels;
-    ctx.scratch = self.scratch.data();
-    ctx.pool = &j.state;
-    ctx.thread = thread;
+    ctx.state = &j.state;
     uint32_t ended = self.progress_base;
     [[maybe_unused]] stamp * const stamps =
-        stamped ? j.self->stamps.data() + static_cast<size_t>(thread) * steps.size() : nullptr;
-    for (size_t i = 0; i < steps.size(); ++i) {
-        const step & s = steps[i];
-        // A failure at an earlier op of a row of solo ops, where thread 0 met nobody yet.
+        stamped ? j.self->stamps.data() + static_cast<size_t>(thread) * 2 * j.g->ops.size() : nullptr;
+    for (const step & s : j.g->plan.steps) {
+        const bool alone = s.thread != all_threads;
+        // Alone after a step of the same phase that failed: on what it did not write.
         const bool skip =
-            s.solo && (thread != 0 || j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure);
-        if (s.entry && !skip) {
-            ctx.op = &j.g->ops[i];
+            alone && (thread != s.thread || j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure);
+        if (!skip) {
+            ctx.op = &j.g->ops[s.index];
             ctx.dst = s.dst;
             std::copy(s.src, s.src + TB_MAX_SRC, ctx.src);
-            ctx.n_threads = s.solo ? 1 : n_threads;
-            if (s.solo) {
-                j.state.solo_chunks = 0;
-            }
+            ctx.thread = alone ? 0 : thread;
+            ctx.n_threads = alone ? 1 : n_threads;
+            ctx.by_rows = s.by_rows;
+            ctx.scratch = self.scratch.data() + s.scratch;
+            ctx.prepared = self.prepared.data() + s.prepared;
+            ctx.counter = s.counter;
+            ctx.phase = s.phase;
+            ctx.index = s.index;
+            [[maybe_unused]] stamp * const at = stamped ? stamps + s.index + (s.is_op ? 0 : j.g->ops.size()) : nullptr;
             if constexpr (stamped) {
-                stamps[i].begin = now_ns();
+                at->begin = now_ns();
             }
-            run_guarded(*s.entry, ctx);
+            run_guarded(s.run, ctx);
             if constexpr (stamped) {
-                stamps[i].end = now_ns();
-            }
-            if (thread == 0 && self.progress) {
-                __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
+                at->end = now_ns();
+                for (uint32_t i = 1; i <= s.fused; ++i) {
+                    at[i] = {at->end, at->end};
+                }
             }
         }
+        if (thread == 0 && s.is_op && self.progress) {
+            __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
+        }
         if (s.meet) {
-            self.pool->barrier(thread, true);
-            if (j.state.failed.load(std::memory_order_acquire) <= static_cast<int64_t>(i)) {
+            self.pool->barrier(thread, j.state.chunks, s.n_counters);
+            if (j.state.failed.load(std::memory_order_acquire) <= int64_t{s.phase}) {
                 return;
             }
         }
@@ -354,7 +306,7 @@ template <bool stamped> void executor::impl::work(void * arg, int thread) {
 
 outcome executor::run(graph & g) {
     if (self->stamping) {
-        self->stamps.assign(static_cast<size_t>(self->pool->size()) * g.size(), stamp{});
+        self->stamps.assign(static_cast<size_t>(self->pool->size()) * 2 * g.size(), stamp{});
     }
     outcome out = self->prepare(*g.self);
     if (out.status != TB_OK) {
@@ -367,13 +319,11 @@ outcome executor::run(graph & g) {
     std::fesetenv(FE_DFL_ENV);
     impl::job job{self.get(), g.self.get(), {}};
     job.state.pool = self->pool.get();
-    job.state.ops = g.self->ops.data();
-    self->pool->reset_chunks();
     self->pool->run(self->stamping ? impl::work<true> : impl::work<false>, &job);
     std::fesetenv(&caller);
     if (job.state.failed.load(std::memory_order_acquire) != run_state::no_failure) {
         out.status = job.state.status;
-        out.op_index = static_cast<uint32_t>(job.state.failed.load(std::memory_order_relaxed));
+        out.op_index = job.state.op_index;
         out.why = job.state.why;
     }
     return out;
@@ -390,7 +340,8 @@ const stamp * executor::stamps(int worker) const {
 }
 
 const char * executor::kernel_name(const tb_op & op) const {
-    if (tb_op_check_shape(&op, nullptr) != TB_OK || elements(op.dst) == 0) {
+    const uint32_t * ne = op.dst.ne;
+    if (tb_op_check_shape(&op, nullptr) != TB_OK || ne[0] == 0 || ne[1] == 0 || ne[2] == 0 || ne[3] == 0) {
         return nullptr;
     }
     switch (op.code) {

@@ -16,6 +16,7 @@ struct config {
     int n_threads = 0; // 0: one per CPU this process may use
     std::string isa;   // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avx512vnni, neon
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
+    bool fuse = true;          // false: op by op (schedule.h)
 };
 
 // Outcome of a run: status, and on failure which op and why (as tb_reply, less its channel fields).
@@ -29,6 +30,13 @@ struct outcome {
 struct stamp {
     int64_t begin = 0;
     int64_t end = 0;
+};
+
+// Where a mapped buffer's bytes are, so that two mappings of the same ones are known as such. Without a file: at their
+// addresses.
+struct origin {
+    uint64_t device = 0, inode = 0; // of the file; both 0: none
+    uint64_t offset = 0;
 };
 
 // A list of ops that is run more than once. What was checked and resolved for an op is kept until the op, the mapped
@@ -58,24 +66,27 @@ class executor {
     executor & operator=(const executor &) = delete;
 
     // Give buffer `id` a memory region that stays valid until unmap.
-    tb_status map(uint32_t id, void * base, uint64_t size, bool writable);
+    tb_status map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from = {});
     tb_status unmap(uint32_t id);
     void set_threads(int n); // 0: one per usable CPU
-    void wake();             // a run comes soon: wake sleeping workers meanwhile
+    void set_fusion(bool on);
+    void wake(); // a run comes soon: wake sleeping workers meanwhile
     // A word in which runs from now on tell how far they are: `base` + 1 when the first op has ended, and so on.
     void set_progress(uint32_t * word, uint32_t base);
 
-    // Check every op, then run all in order. The ops must not change under the call: the caller owns a private copy.
+    // Check every op, then run all as if in order: schedule.h says what is done at the same time. The ops must not
+    // change under the call: the caller owns a private copy.
     outcome run(const tb_op * ops, uint32_t n_ops);
     outcome run(graph & g);
 
     const char * isa() const; // the kernel set in use
     int n_threads() const;
 
-    // Stamp the times at which each worker begins and ends its part of each op, from the next run on.
+    // Stamp the times at which each worker begins and ends its part of each op, from the next run on. An op that was
+    // fused into the one before it takes no time, when that one ends.
     void set_stamps(bool on);
-    // Those of the last run, one per op in order; `begin` is 0 where this worker had no part. nullptr if there are
-    // none.
+    // Those of the last run, one per op in order, then one per op of what was prepared for it (and for all that share
+    // it); `begin` is 0 where this worker had no part. nullptr if there are none.
     const stamp * stamps(int worker) const;
 
     // The kernel that an op of this shape would run; nullptr if it has none of its own or is refused.

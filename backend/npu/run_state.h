@@ -1,4 +1,4 @@
-// What the threads of one run share; op_context.pool points here.
+// What the threads of one run share.
 #ifndef TILEBEAM_NPU_RUN_STATE_H
 #define TILEBEAM_NPU_RUN_STATE_H
 
@@ -6,21 +6,23 @@
 #include <cstdint>
 
 #include "thread_pool.h"
-#include "tilebeam/ops.h"
 #include "tilebeam/protocol.h"
 
 namespace tb::npu {
+
+// Ops of one phase that hand out chunks have a counter each.
+constexpr int most_counters = 16;
 
 struct run_state {
     static constexpr int64_t no_failure = INT64_MAX;
 
     thread_pool * pool = nullptr;
-    const tb_op * ops = nullptr;
-    int64_t solo_chunks = 0; // the chunk counter of ops that thread 0 runs alone
-    // Index of the first op that failed. Threads stop after the barrier that ends it, so all stop at the same op.
+    // The phase in which the first op failed. Threads stop after the barrier that ends it, so all stop at the same one.
     std::atomic<int64_t> failed{no_failure};
+    uint32_t op_index = 0;
     tb_status status = TB_OK;
     char why[sizeof(tb_reply::why)] = {};
+    chunk_counter chunks[most_counters];
 };
 
 } // namespace tb::npu

@@ -101,18 +101,19 @@ void thread_pool::wake() {
     }
 }
 
-void thread_pool::barrier(int thread, bool reset) {
-    if (n == 1) {
-        if (reset) {
-            reset_chunks();
+void thread_pool::barrier(int thread, chunk_counter * counters, int n_counters) {
+    const auto reset = [&] {
+        for (int i = 0; i < n_counters; ++i) {
+            counters[i].next.store(0, std::memory_order_relaxed);
         }
+    };
+    if (n == 1) {
+        reset();
         return;
     }
     const uint32_t gen = generation.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == static_cast<uint32_t>(n - 1)) {
-        if (reset) {
-            reset_chunks();
-        }
+        reset();
         arrived.store(0, std::memory_order_relaxed);
         generation.store(gen + 1, std::memory_order_seq_cst);
         if (barrier_sleepers.load(std::memory_order_seq_cst) != 0) {

@@ -16,6 +16,11 @@
 
 namespace tb::npu {
 
+// For loops that hand out work dynamically; each has a cache line of its own.
+struct alignas(64) chunk_counter {
+    std::atomic<int64_t> next{0};
+};
+
 class thread_pool {
   public:
     using task = void (*)(void * arg, int thread);
@@ -34,12 +39,8 @@ class thread_pool {
     // Wake sleeping workers because a run is about to come.
     void wake();
 
-    // All threads of the pool meet; called inside a task. The last to arrive calls reset_chunks() if asked to.
-    void barrier(int thread, bool reset = false);
-
-    // A shared counter for loops that hand out work dynamically.
-    int64_t next_chunk() { return chunks.fetch_add(1, std::memory_order_relaxed); }
-    void reset_chunks() { chunks.store(0, std::memory_order_relaxed); }
+    // All threads of the pool meet; called inside a task. The last to arrive sets the counters to 0.
+    void barrier(int thread, chunk_counter * counters = nullptr, int n_counters = 0);
 
   private:
     struct worker {
@@ -70,7 +71,6 @@ class thread_pool {
     task fn = nullptr;
     void * arg = nullptr;
     bool stopping = false;
-    alignas(64) std::atomic<int64_t> chunks{0};
 
     alignas(64) int n = 1;
     std::vector<habits> waits; // per thread

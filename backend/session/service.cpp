@@ -171,6 +171,7 @@ answer service::shake_hands() {
     cfg.n_threads = static_cast<int>(c.n_threads);
     cfg.isa.assign(c.isa, strnlen(c.isa, sizeof c.isa));
     cfg.memory_limit = c.memory_limit;
+    cfg.fuse = (c.flags & TB_HELLO_UNFUSED) == 0;
     const std::vector<const char *> isas = npu::kernel_isas();
     if (!cfg.isa.empty() && std::find(isas.begin(), isas.end(), cfg.isa) == isas.end()) {
         std::string text = "this CPU has no kernels named '" + cfg.isa + "', only";
@@ -266,7 +267,8 @@ answer service::map_buffer(uint32_t seq) {
         munmap(base, m.size);
         throw;
     }
-    const tb_status status = executor->map(m.buffer, base, m.size, m.writable != 0);
+    const npu::origin from{st.st_dev, st.st_ino, m.offset};
+    const tb_status status = executor->map(m.buffer, base, m.size, m.writable != 0, from);
     if (status != TB_OK) {
         mappings.erase(m.buffer);
         munmap(base, m.size);

@@ -133,6 +133,7 @@ bool session::impl::start(std::string & why) {
     hello.n_threads = static_cast<uint32_t>(std::max(opt.n_threads, 0));
     hello.spin_us = static_cast<uint32_t>(std::max(opt.spin_us, 0));
     std::memcpy(hello.isa, opt.isa.data(), opt.isa.size());
+    hello.flags = opt.fuse ? 0 : TB_HELLO_UNFUSED;
     hello.check = hello_check(hello);
     std::memcpy(&channel->cpu, &hello, sizeof hello);
     tb_cache_clean(channel, sizeof *channel);
@@ -394,6 +395,9 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
         if (const char * isa = std::getenv("TILEBEAM_ISA")) {
             s->self->opt.isa = isa;
         }
+    }
+    if (const char * fuse = std::getenv("TILEBEAM_FUSE")) {
+        s->self->opt.fuse = std::strcmp(fuse, "0") != 0;
     }
     if (!s->self->start(why)) {
         return nullptr;

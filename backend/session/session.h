@@ -35,6 +35,7 @@ struct options {
     std::string npud_path;     // process: the tilebeam-npud executable; hexagon: tilebeam-npud-hexagon
     std::string emulator;      // hexagon: the emulator's executable, "" = qemu-hexagon from PATH
     std::string isa;           // kernel set, "" = best
+    bool fuse = true;          // false: graphs run op by op (TILEBEAM_FUSE=0)
 };
 
 struct result {

@@ -43,9 +43,10 @@ void ring_writer::add_ops(uint32_t seq, const npu::graph & g, const npu::executo
     }
     for (int worker = 0; worker < executor.n_threads(); ++worker) {
         const npu::stamp * stamps = executor.stamps(worker);
-        for (uint32_t i = 0; stamps && i < g.size(); ++i) {
-            if (stamps[i].begin != 0 && stamps[i].end != 0) {
-                add({static_cast<uint64_t>(stamps[i].begin), static_cast<uint64_t>(stamps[i].end), seq, TB_TRACE_OP,
+        for (uint32_t at = 0; stamps && at < 2 * g.size(); ++at) {
+            const uint32_t i = at % g.size();
+            if (stamps[at].begin != 0 && stamps[at].end != 0) {
+                add({static_cast<uint64_t>(stamps[at].begin), static_cast<uint64_t>(stamps[at].end), seq, TB_TRACE_OP,
                      static_cast<uint16_t>(worker), i, static_cast<uint16_t>(g.op(i).code), kernels[i]});
             }
         }

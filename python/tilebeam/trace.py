@@ -84,7 +84,8 @@ class OpRow:
     Attributes:
         op: e.g. "MUL_MAT"; weights: type of the weights of matrix products and of K in attention, else "".
         kernel: the kernel that ran, "" if the op has none of its own.
-        count: ops; seconds: from the first worker's begin to the last one's end, summed up.
+        count: ops, with those that were fused into another and took no time of their own; seconds: all workers'
+            time, divided by their number (ops that need not wait for each other run side by side).
         share: of the time in which the NPU worked on messages, 0 to 1.
         bytes: operands and results, each counted once per op; gbs: 10^9 of them per second.
         gops: 10^9 operations per second of products, multiply and add counted apart; 0 for other ops.
@@ -292,10 +293,14 @@ def _durations(records: Records) -> npt.NDArray[np.int64]:
     return durations
 
 
-def whole_ops(parts: Records) -> Records:
-    """One record per op from those of its workers: begin of the first, end of the last."""
+def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
+    """One record per op from those of its workers: begin of the first, end of the last.
+
+    Returns:
+        the records, and for each the workers' time in ns, divided by the number of workers that its session has.
+    """
     if not len(parts):
-        return parts
+        return parts, np.zeros(0)
     order = np.lexsort((parts["index"], parts["seq"], parts["session"]))
     parts = parts[order]
     keys = np.stack([parts["session"], parts["seq"], parts["index"]])
@@ -303,11 +308,15 @@ def whole_ops(parts: Records) -> Records:
     whole = parts[first].copy()
     whole["begin_ns"] = np.minimum.reduceat(parts["begin_ns"], first)
     whole["end_ns"] = np.maximum.reduceat(parts["end_ns"], first)
-    return whole
+    time = _durations(parts).astype(np.float64)
+    for session in np.unique(parts["session"]):
+        of = parts["session"] == session
+        time[of] /= len(np.unique(parts["lane"][of]))
+    return whole, np.add.reduceat(time, first)
 
 
 def _op_rows(parts: Records, busy_seconds: float, measured: Limits | None) -> list[OpRow]:
-    ops = whole_ops(parts)
+    ops, times = whole_ops(parts)
     weighted = ops["work"] > 0
     groups: dict[tuple[int, int, bytes], list[int]] = {}
     for i, op in enumerate(ops):
@@ -316,7 +325,7 @@ def _op_rows(parts: Records, busy_seconds: float, measured: Limits | None) -> li
     rows = []
     for (code, weights_type, kernel), members in groups.items():
         chosen = ops[members]
-        seconds = float(_durations(chosen).sum()) / 1e9
+        seconds = float(times[members].sum()) / 1e9
         n_bytes, work = int(chosen["bytes"].sum()), int(chosen["work"].sum())
         per_second = 1e-9 / seconds if seconds > 0 else 0.0
         name = _TYPE_NAMES.get(weights_type, "")

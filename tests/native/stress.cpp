@@ -195,16 +195,18 @@ struct pool_job {
     tb::npu::thread_pool * pool;
     std::vector<int> written;
     std::atomic<int> sum{0};
+    tb::npu::chunk_counter chunks;
+    int64_t next_chunk() { return chunks.next.fetch_add(1, std::memory_order_relaxed); }
 };
 
 void pool_task(void * arg, int thread) {
     auto & job = *static_cast<pool_job *>(arg);
     const auto size = static_cast<int64_t>(job.written.size());
     for (int round = 0; round < 5; ++round) {
-        for (int64_t i = job.pool->next_chunk(); i < size; i = job.pool->next_chunk()) {
+        for (int64_t i = job.next_chunk(); i < size; i = job.next_chunk()) {
             job.written[static_cast<size_t>(i)] += 1;
         }
-        job.pool->barrier(thread, true);
+        job.pool->barrier(thread, &job.chunks, 1);
         if (thread == round % job.pool->size()) {
             int sum = 0;
             for (const int w : job.written) {
@@ -220,8 +222,7 @@ void pools(int64_t until) {
     for (int threads = 1; tb::now_ns() < until; threads = threads % 4 + 1) {
         tb::npu::thread_pool pool(threads);
         for (int round = 0; round < 30; ++round) {
-            pool_job job{&pool, std::vector<int>(64), {}};
-            pool.reset_chunks();
+            pool_job job{&pool, std::vector<int>(64), {}, {}};
             pool.wake();
             pool.run(pool_task, &job);
             if (job.sum != 5 * 64) {

@@ -41,7 +41,7 @@ void binary(const op_context & ctx, binary_kernel kernel) {
     const kernel_table & k = *ctx.kernels;
     int64_t first = 0;
     int64_t last = 0;
-    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
+    ctx.share_runs(dst, &first, &last);
     float buffer_a[run_elements];
     float buffer_b[run_elements];
     float buffer_dst[run_elements];
@@ -78,9 +78,9 @@ void div(const op_context & ctx) { binary(ctx, div_run); }
 
 } // namespace
 
-const op_entry mul_entry = {mul, nullptr};
-const op_entry add_entry = {add, nullptr};
-const op_entry sub_entry = {sub, nullptr};
-const op_entry div_entry = {div, nullptr};
+const op_entry mul_entry = {mul, nullptr, cut::runs};
+const op_entry add_entry = {add, nullptr, cut::runs};
+const op_entry sub_entry = {sub, nullptr, cut::runs};
+const op_entry div_entry = {div, nullptr, cut::runs};
 
 } // namespace tb::npu

@@ -530,6 +530,6 @@ void flash_attn(const op_context & ctx) {
 
 } // namespace
 
-const op_entry flash_attn_entry = {flash_attn, scratch_bytes};
+const op_entry flash_attn_entry = {flash_attn, scratch_bytes, cut::any, true};
 
 } // namespace tb::npu

@@ -16,7 +16,7 @@ void glu(const op_context & ctx) {
     const view & up = b ? b : a;
     int64_t first = 0;
     int64_t last = 0;
-    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
+    ctx.share_runs(dst, &first, &last);
     float gate_buffer[run_elements];
     float up_buffer[run_elements];
     for (int64_t item = first; item < last; item++) {
@@ -32,6 +32,6 @@ void glu(const op_context & ctx) {
 
 } // namespace
 
-const op_entry glu_entry = {glu, nullptr};
+const op_entry glu_entry = {glu, nullptr, cut::runs};
 
 } // namespace tb::npu

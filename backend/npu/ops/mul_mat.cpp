@@ -10,8 +10,9 @@
 //   dot      F32, F16, BF16 weights and so few rows that a panel would cost more to make than it saves.
 //
 // Rows of src1 that meet the same weight matrix (M, and the dimensions over which src0 broadcasts) count as one list of
-// rows. Phase one converts activations, shared by rows and k; phase two takes items of (matrix, panels, rows) until
-// none are left.
+// rows. Activations are converted first, shared by rows and k, once for all products of the same activations; then
+// items of (matrix, panels, rows) are taken until none are left. What is added to the result (a bias, the residual
+// stream: the executor's schedule decides) is added by item, while its results are in the cache.
 //
 // MUL_MAT_ID lets each row name its matrix (its expert). Rows are sorted by matrix first; then the rows of each matrix
 // go the way that as many rows of a MUL_MAT go, one matrix after the other.
@@ -155,13 +156,17 @@ const float * activations(const op_context & ctx, const uint8_t * row, int64_t f
     return buffer;
 }
 
-// Phase one: this thread's share of (matrix, row, piece of k).
+// This thread's share of (matrix, row, piece of k); with one matrix these are the runs of src1.
 void convert(const op_context & ctx, const plan & p) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
     const bool integer = p.path == way::integer || p.path == way::integer_staged;
     const int64_t pieces = divide_up(p.k, convert_k);
     int64_t item, last;
-    ctx.share(p.matrices * p.rows * pieces, 1, &item, &last);
+    if (p.matrices == 1 && !p.picked) {
+        ctx.share_runs(ctx.src[1], &item, &last);
+    } else {
+        ctx.share(p.matrices * p.rows * pieces, 1, &item, &last);
+    }
     float buffer[convert_k];
     for (; item < last; item++) {
         const int64_t first = item % pieces * convert_k, n = std::min(convert_k, p.k - first);
@@ -169,7 +174,7 @@ void convert(const op_context & ctx, const plan & p) {
         const int64_t big = p.rows % p.groups, size = p.rows / p.groups; // the first `big` groups have one more row
         const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
         const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
-        uint8_t * group = ctx.scratch + p.group_offset(matrix, g);
+        uint8_t * group = ctx.prepared + p.group_offset(matrix, g);
         const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
         if (integer) {
             kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
@@ -233,7 +238,7 @@ const uint8_t * weights_of(const op_context & ctx, const plan & p, int64_t matri
 }
 
 const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix, int64_t g) {
-    return ctx.scratch + p.group_offset(matrix, g);
+    return ctx.prepared + p.group_offset(matrix, g);
 }
 
 void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
@@ -353,7 +358,7 @@ void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
     for (int64_t m = 0; m < p.rows; m++) {
         x[m] = ctx.src[1].type() == TB_F32
                    ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, m))
-                   : reinterpret_cast<const float *>(ctx.scratch + (r.matrix * p.rows + m) * p.row_bytes);
+                   : reinterpret_cast<const float *>(ctx.prepared + (r.matrix * p.rows + m) * p.row_bytes);
         dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m));
     }
     for (int64_t n = r.panel * TB_TILE_N; n < last; n += gemm_max_dot) {
@@ -368,18 +373,28 @@ void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
     }
 }
 
-// A dot product reads F32 activations where they are.
-bool converts(const op_context & ctx, const plan & p) { return p.path != way::dot || ctx.src[1].type() != TB_F32; }
-
-void run_plan(const op_context & ctx, const plan & p) {
-    if (converts(ctx, p)) {
-        convert(ctx, p);
-        ctx.barrier();
+// Columns of an item's rows += src2, of which rows repeat.
+void add_to_item(const op_context & ctx, const plan & p, const item_range & r) {
+    const view & b = ctx.src[2];
+    const int64_t n0 = r.panel * TB_TILE_N, cols = std::min(p.n, r.last_panel * TB_TILE_N) - n0;
+    const int64_t i02 = r.matrix % ctx.src[0].ne(2), i03 = r.matrix / ctx.src[0].ne(2);
+    for (int64_t row = p.group_start(r.group); row < p.group_start(r.last_group); row++) {
+        const int64_t i1 = row % ctx.dst.ne(1), batch = row / ctx.dst.ne(1);
+        const int64_t i2 = i02 * p.r2 + batch % p.r2, i3 = i03 * p.r3 + batch / p.r2;
+        float * out = ctx.dst.at<float>(i1, i2, i3) + n0;
+        ctx.kernels->vec.add(cols, out, b.at<const float>(i1 % b.ne(1), i2 % b.ne(2), i3 % b.ne(3)) + n0, out);
     }
+}
+
+// A dot product reads F32 activations where they are.
+bool converts(const tb_op & op, const plan & p) { return p.path != way::dot || op.src[1].type != TB_F32; }
+
+// Items of converted activations; `stages` is scratch for all threads.
+void multiply(const op_context & ctx, const plan & p, uint8_t * stages) {
     const int64_t panel_items = divide_up(p.panels, p.panels_per_item);
     const int64_t group_items = divide_up(p.groups, p.groups_per_item);
     const int64_t items = p.matrices * panel_items * group_items;
-    uint8_t * stage = ctx.scratch + p.converted_bytes() + ctx.thread * p.stage;
+    uint8_t * stage = stages + ctx.thread * p.stage;
     for (int64_t i = ctx.next_chunk(); i < items; i = ctx.next_chunk()) {
         item_range r;
         r.matrix = i / (panel_items * group_items);
@@ -404,25 +419,44 @@ void run_plan(const op_context & ctx, const plan & p) {
             run_dot(ctx, p, r);
             break;
         }
+        if (ctx.op->code == TB_OP_MUL_MAT && ctx.src[2]) add_to_item(ctx, p, r);
     }
 }
 
-void run(const op_context & ctx) { run_plan(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels)); }
-
-uint64_t bytes_of(const plan & p, int n_threads) {
-    return static_cast<uint64_t>(p.converted_bytes() + n_threads * p.stage);
-}
+void run(const op_context & ctx) { multiply(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.scratch); }
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    return bytes_of(make_plan(op, n_threads, kernels), n_threads);
+    return static_cast<uint64_t>(n_threads * make_plan(op, n_threads, kernels).stage);
 }
 
-// ---- MUL_MAT_ID. Scratch: what a MUL_MAT of all rows would need, then where each matrix's rows start, then the rows.
+void run_conversion(const op_context & ctx) { convert(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels)); }
+
+uint64_t conversion_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const plan p = make_plan(op, n_threads, kernels);
+    return converts(op, p) ? static_cast<uint64_t>(p.converted_bytes()) : 0;
+}
+
+bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kernel_table & kernels) {
+    const plan p = make_plan(a, n_threads, kernels), q = make_plan(b, n_threads, kernels);
+    const auto integer = [](const plan & x) { return x.path == way::integer || x.path == way::integer_staged; };
+    if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
+    if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
+    return p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices && p.rows == q.rows && p.r2 == q.r2;
+}
+
+cut conversion_cut(const tb_op & op) { return op.src[0].ne[2] == 1 && op.src[0].ne[3] == 1 ? cut::runs : cut::any; }
+
+// ---- MUL_MAT_ID. Scratch: what a MUL_MAT of all rows would convert, and its stages, then where each matrix's rows
+// start, then the rows.
 
 int64_t picked_rows(const tb_op & op) { return int64_t{op.src[2].ne[0]} * op.src[2].ne[1]; }
 
 plan plan_of_all(const tb_op & op, int n_threads, const kernel_table & kernels) {
     return make_plan(op, 1, std::max<int64_t>(1, picked_rows(op)), n_threads, kernels);
+}
+
+uint64_t bytes_of(const plan & p, int n_threads) {
+    return static_cast<uint64_t>(p.converted_bytes() + n_threads * p.stage);
 }
 
 uint64_t scratch_bytes_id(const tb_op & op, int n_threads, const kernel_table & kernels) {
@@ -473,13 +507,19 @@ void run_id(const op_context & ctx) {
     }
     ctx.barrier();
     if (starts[0] < 0) return;
+    op_context one = ctx;
+    one.prepared = ctx.scratch;
     for (int64_t e = 0; e < experts; e++) {
         const int64_t count = starts[e + 1] - starts[e];
         if (count == 0) continue;
         plan p = make_plan(*ctx.op, 1, count, ctx.n_threads, *ctx.kernels);
         p.expert = e;
         p.picked = rows + starts[e];
-        run_plan(ctx, p);
+        if (converts(*ctx.op, p)) {
+            convert(one, p);
+            ctx.barrier();
+        }
+        multiply(one, p, ctx.scratch + p.converted_bytes());
         ctx.barrier(); // the next matrix's rows are converted into the same scratch
         if (ctx.thread == 0) ctx.reset_chunks();
         ctx.barrier();
@@ -488,8 +528,9 @@ void run_id(const op_context & ctx) {
 
 } // namespace
 
-const op_entry mul_mat_entry = {run, scratch_bytes};
-const op_entry mul_mat_id_entry = {run_id, scratch_bytes_id};
+const op_preparation mul_mat_conversion = {run_conversion, 1, conversion_bytes, same_conversion, conversion_cut};
+const op_entry mul_mat_entry = {run, scratch_bytes, cut::any, true, &mul_mat_conversion};
+const op_entry mul_mat_id_entry = {run_id, scratch_bytes_id, cut::any, true, nullptr};
 
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels) {
     const plan p = op.code == TB_OP_MUL_MAT_ID ? plan_of_all(op, 1, kernels) : make_plan(op, 1, kernels);

@@ -161,6 +161,6 @@ void rope(const op_context & ctx) {
 
 } // namespace
 
-const op_entry rope_entry = {rope, nullptr};
+const op_entry rope_entry = {rope, nullptr, cut::rows};
 
 } // namespace tb::npu

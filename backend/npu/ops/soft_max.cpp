@@ -54,6 +54,6 @@ void soft_max(const op_context & ctx) {
 
 } // namespace
 
-const op_entry soft_max_entry = {soft_max, nullptr};
+const op_entry soft_max_entry = {soft_max, nullptr, cut::rows};
 
 } // namespace tb::npu

@@ -45,7 +45,7 @@ template <class Body> void elementwise(const op_context & ctx, const Body & body
     const kernel_table & k = *ctx.kernels;
     int64_t first = 0;
     int64_t last = 0;
-    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
+    ctx.share_runs(dst, &first, &last);
     float buffer[run_elements];
     for (int64_t item = first; item < last; item++) {
         const auto [i, at, n] = run_of(dst, item);
@@ -91,7 +91,7 @@ void fill(const op_context & ctx) {
     const view & dst = ctx.dst;
     int64_t first = 0;
     int64_t last = 0;
-    ctx.share(dst.rows() * runs_per_row(dst), 1, &first, &last);
+    ctx.share_runs(dst, &first, &last);
     float values[run_elements];
     std::fill(values, values + run_elements, ctx.param_f(0));
     for (int64_t item = first; item < last; item++) {
@@ -102,10 +102,10 @@ void fill(const op_context & ctx) {
 
 } // namespace
 
-const op_entry unary_entry = {unary, nullptr};
-const op_entry log_entry = {log, nullptr};
-const op_entry clamp_entry = {clamp, nullptr};
-const op_entry scale_entry = {scale, nullptr};
-const op_entry fill_entry = {fill, nullptr};
+const op_entry unary_entry = {unary, nullptr, cut::runs};
+const op_entry log_entry = {log, nullptr, cut::runs};
+const op_entry clamp_entry = {clamp, nullptr, cut::runs};
+const op_entry scale_entry = {scale, nullptr, cut::runs};
+const op_entry fill_entry = {fill, nullptr, cut::runs};
 
 } // namespace tb::npu

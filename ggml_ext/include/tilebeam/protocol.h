@@ -23,7 +23,7 @@
 
 // cffi: begin
 #define TB_PROTOCOL_MAGIC 0x4d424c54 // "TLBM"
-#define TB_PROTOCOL_VERSION 2
+#define TB_PROTOCOL_VERSION 3
 #define TB_MAX_BUFFERS 1024
 #define TB_MAX_GRAPH_OPS 16384
 #define TB_MAX_GRAPHS 16
@@ -36,6 +36,9 @@ enum tb_npu_state {
     TB_NPU_REFUSED = 2, // the reply says why
     TB_NPU_STOPPED = 3,
 };
+
+// tb_cpu_hello.flags
+#define TB_HELLO_UNFUSED 1 // run graphs op by op: nothing fused, shared or reordered
 
 // tb_npu_hello.guards: what keeps the NPU side from doing more than its work. None of them for a thread of the program.
 enum tb_guard {
@@ -109,6 +112,8 @@ typedef struct tb_cpu_hello {
     uint32_t n_threads;
     uint32_t spin_us;
     char isa[16];   // kernel set wanted, NUL-terminated; "" = best
+    uint32_t flags; // TB_HELLO_..
+    uint32_t reserved;
     uint64_t check; // digest of the fields above
 } tb_cpu_hello;
 
@@ -125,7 +130,7 @@ typedef struct tb_npu_hello {
 typedef struct tb_channel {
     // written once by the CPU side before the NPU side starts
     tb_cpu_hello cpu;
-    uint8_t pad0[48];
+    uint8_t pad0[40];
     // written by the CPU side
     uint32_t req_seq;
     uint32_t cpu_sleeping;
