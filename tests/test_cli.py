@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from tilebeam import bench_cli, cli, search_cli, selftest
+from tilebeam import bench_cli, cli, selftest
 from tilebeam.errors import TilebeamError
 from tilebeam.machine import OtherLoad, busy_note
 from tilebeam.throughput import Case, Runner, compare, pairwise_ratio
@@ -264,8 +264,8 @@ def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], mode
 
 
 def test_unknown_scorer_and_bad_expression(model: Path) -> None:
-    Ran("best-of-n", "-m", model, "-p", "x", "--scorer", "vibes").fails_with("vibes", "logprob")
-    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("last-number", "regular expression")
+    Ran("best-of-n", "-m", model, "-p", "x", "--scorer", "vibes").fails_with("vibes", "logprob", code=2)
+    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("--extract", "last-number", "regular expression")
 
 
 def test_repacked_file_on_the_cpu_is_refused(repacked: Path) -> None:
@@ -333,12 +333,6 @@ def test_tables_show_every_candidate(model: Path) -> None:
         assert [row.removeprefix(">") for row in rows if row] == ["0", "1", "2"]
         assert sum(row.startswith(">") for row in rows) == 1
         assert max(map(cell_len, out.splitlines())) <= 100
-
-
-def test_extractors() -> None:
-    assert search_cli.extractor("last-number")("so 3 and 04.0") == "4"
-    assert search_cli.extractor("text")("  A b. ") == "a b"
-    assert search_cli.extractor(r"= (\d+)")("= 5, = 7") == "7"
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------

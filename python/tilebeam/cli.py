@@ -1,7 +1,7 @@
-"""The `tilebeam` command: doctor, generate, best-of-n, vote, eval, bench, perplexity, imatrix, trace, serve.
+"""The `tilebeam` command. Commands with many options are in modules of their own (`search_cli`, `eval_cli` ..).
 
-Options have llama.cpp's names where it has them. Only this module knows typer; what the commands do is in the library
-and in the modules named after them, imported when needed so that `--help` is quick.
+Options have llama.cpp's names where it has them; those that several commands share are in `options`. What the commands
+do is in the library, imported when needed so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -11,11 +11,29 @@ import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tilebeam import console, eval_cli, score_cli, serve_cli
+from tilebeam import console, eval_cli, score_cli, search_cli, serve_cli
+from tilebeam.options import (
+    CtxSize,
+    Device,
+    Devices,
+    ExecutorOption,
+    Json,
+    MemoryLimit,
+    Model,
+    ModelOptions,
+    NPredict,
+    Prompt,
+    PromptFile,
+    SamplingOptions,
+    Seed,
+    Sequences,
+    Temp,
+    Threads,
+)
 
 app = typer.Typer(
     name="tilebeam",
@@ -26,21 +44,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
 )
-
-
-class Device(StrEnum):
-    """Where a model runs."""
-
-    npu = "npu"
-    cpu = "cpu"
-
-
-class Executor(StrEnum):
-    """How the NPU runs."""
-
-    thread = "thread"
-    process = "process"
-    qemu_hexagon = "qemu-hexagon"
 
 
 class Numerics(StrEnum):
@@ -73,40 +76,6 @@ class Output(StrEnum):
     json = "json"
     jsonl = "jsonl"
     csv = "csv"
-
-
-# --- options that several commands share ------------------------------------------------------------------------------
-
-Model = Annotated[
-    Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
-]
-Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt; - reads it from stdin.")]
-PromptFile = Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from this file.")]
-NPredict = Annotated[int, typer.Option("-n", "--n-predict", min=1, help="Most tokens per sample.")]
-Temp = Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens up to this probability; 1 is off.")]
-TopK = Annotated[int, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 is off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens this likely relative to the best; 0 is off.")]
-Seed = Annotated[int | None, typer.Option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End a sample at this text (\\n allowed); repeatable.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")]
-Threads = Annotated[int | None, typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.")]
-CtxSize = Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.")]
-Sequences = Annotated[int, typer.Option("-np", "--parallel", min=1, max=256, help="Samples that decode together.")]
-ExecutorOption = Annotated[
-    Executor | None, typer.Option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
-]
-Devices = Annotated[
-    int | None,
-    typer.Option("--devices", min=1, max=15, help="NPU sessions to spread the model over; default: one, or as needed."),
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option("--memory-limit", help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
-Budget = Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Candidates per prompt.")]
 
 
 def _version(value: bool) -> None:
@@ -147,120 +116,12 @@ def doctor(json_: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-@console.sentences
-def generate(
-    model: Model,
-    prompt: Prompt = None,
-    file: PromptFile = None,
-    n_predict: NPredict = 256,
-    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples.")] = 1,
-    temp: Temp = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 40,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    chat: Chat = False,
-    device: DeviceOption = Device.npu,
-    threads: Threads = None,
-    ctx_size: CtxSize = 4096,
-    parallel: Sequences = 16,
-    executor: ExecutorOption = None,
-    devices: Devices = None,
-    memory_limit: MemoryLimit = None,
-    json_: Json = False,
-) -> None:
-    """Generate text: one sample streams as it is written, several come as they are complete."""
-    from tilebeam import search_cli
-
-    text = search_cli.one_prompt(prompt, file)
-    params = _params(n_samples, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    n_seq_max = min(parallel, n_samples)
-    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
-        search_cli.generate(lm, search_cli.wrap(lm, text, chat), params, json_)
-
-
-@app.command("best-of-n")
-@console.sentences
-def best_of_n(
-    model: Model,
-    prompt: Prompt = None,
-    file: Annotated[
-        Path | None, typer.Option("-f", "--file", help='Prompts: a .jsonl file of {"prompt": ..}, or one text.')
-    ] = None,
-    n_predict: NPredict = 256,
-    n_samples: Budget = 16,
-    scorer: Annotated[
-        str, typer.Option("--scorer", help="logprob: mean log-probability; logprob-sum: of the whole sample.")
-    ] = "logprob",
-    temp: Temp = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 40,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    chat: Chat = False,
-    device: DeviceOption = Device.npu,
-    threads: Threads = None,
-    ctx_size: CtxSize = 4096,
-    parallel: Sequences = 16,
-    executor: ExecutorOption = None,
-    devices: Devices = None,
-    memory_limit: MemoryLimit = None,
-    json_: Json = False,
-) -> None:
-    """Draw N candidates for each prompt, score them, choose the best."""
-    from tilebeam import scorers, search_cli
-
-    prompts = search_cli.prompts(prompt, file)
-    chosen = scorers.named_scorer(scorer)
-    params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    n_seq_max = min(parallel, n_samples)
-    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
-        search_cli.best_of_n(lm, [search_cli.wrap(lm, p, chat) for p in prompts], chosen, n_samples, params, json_)
-
-
-@app.command()
-@console.sentences
-def vote(
-    model: Model,
-    prompt: Prompt = None,
-    file: Annotated[
-        Path | None, typer.Option("-f", "--file", help='Prompts: a .jsonl file of {"prompt": ..}, or one text.')
-    ] = None,
-    n_predict: NPredict = 256,
-    n_samples: Budget = 16,
-    extract: Annotated[
-        str,
-        typer.Option("--extract", help="How a sample's answer is found: last-number, text, or a regular expression."),
-    ] = "last-number",
-    temp: Temp = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 40,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    chat: Chat = False,
-    device: DeviceOption = Device.npu,
-    threads: Threads = None,
-    ctx_size: CtxSize = 4096,
-    parallel: Sequences = 16,
-    executor: ExecutorOption = None,
-    devices: Devices = None,
-    memory_limit: MemoryLimit = None,
-    json_: Json = False,
-) -> None:
-    """Self-consistency: draw N candidates, extract their answers, take the most frequent one."""
-    from tilebeam import search_cli
-    from tilebeam.extract import extractor
-
-    prompts = search_cli.prompts(prompt, file)
-    find = extractor(extract)
-    params = _params(1, temp, top_p, top_k, min_p, n_predict, stop, seed)
-    n_seq_max = min(parallel, n_samples)
-    with _load(model, device, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
-        search_cli.vote(lm, [search_cli.wrap(lm, p, chat) for p in prompts], find, n_samples, params, json_)
+app.command("generate")(console.sentences(search_cli.generate))
+app.command("best-of-n")(console.sentences(search_cli.best_of_n))
+app.command("vote")(console.sentences(search_cli.vote))
+app.command("beam")(console.sentences(search_cli.beam))
+app.command("dvts")(console.sentences(search_cli.dvts))
+app.command("adaptive")(console.sentences(search_cli.adaptive))
 
 
 @app.command()
@@ -353,7 +214,7 @@ def perplexity(
         Device, typer.Option("-dev", "--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
     ] = Device.npu,
     numerics: Annotated[
-        Numerics | None, typer.Option("--numerics", help="NPU: 8-bit activations (default), or FP16 operands.")
+        Numerics | None, typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, for prompts, 256; FP16 operands.")
     ] = None,
     softmax: Annotated[
         Softmax | None,
@@ -479,14 +340,15 @@ def trace(
     side; messages and every worker's part of every op on the NPU. The table says how long the ops took, what they read
     and computed, and how near that is to what this machine can do, which is measured right after the run.
     """
-    from tilebeam import search_cli, trace_cli
+    from tilebeam import trace_cli
 
     trace_cli.check_target(out)
     random = prompt is None and file is None
     text = "" if random else search_cli.one_prompt(prompt, file)
-    params = _params(n_samples, temp, 1.0, 0, 0.0, n_predict, None, seed)
-    n_seq_max = min(parallel, n_samples)
-    with _load(model, Device.npu, threads, ctx_size, n_seq_max, executor, devices, memory_limit) as lm:
+    drawing = SamplingOptions(n_predict=n_predict, temp=temp, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
+    params = drawing.params(n_samples)
+    options = ModelOptions(model, Device.npu, threads, ctx_size, parallel, executor, devices, memory_limit)
+    with options.load(n_samples) as lm:
         if random:
             params = replace(params, ignore_eos=True)
             trace_cli.run(lm, trace_cli.random_prompt(lm, n_prompt, params.seed or 0), params, out, json_)
@@ -499,61 +361,6 @@ app.command("score")(console.sentences(score_cli.score))
 app.command("reward-head")(console.sentences(score_cli.reward_head))
 app.command("eval")(console.sentences(eval_cli.evaluate))
 app.command("serve")(console.sentences(serve_cli.serve))
-
-
-# --- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _params(
-    n: int,
-    temp: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-    n_predict: int,
-    stop: list[str] | None,
-    seed: int | None,
-) -> Any:
-    from tilebeam import SamplingParams
-
-    stops = [s.replace("\\n", "\n").replace("\\t", "\t") for s in stop or []]
-    return SamplingParams(
-        n=n,
-        temperature=temp,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        max_tokens=n_predict,
-        stop=stops,
-        seed=seed,
-    ).resolved()
-
-
-def _load(
-    model: Path,
-    device: Device,
-    threads: int | None,
-    ctx_size: int,
-    n_seq_max: int,
-    executor: Executor | None,
-    devices: int | None,
-    memory_limit: str | None,
-) -> Any:
-    import tilebeam
-
-    with console.loading(str(model)):
-        lm = tilebeam.load(
-            model,
-            device=device.value,
-            n_ctx=ctx_size,
-            n_seq_max=n_seq_max,
-            threads=threads,
-            executor=executor.value if executor else None,
-            devices=devices,
-            memory_limit=memory_limit.split(",") if memory_limit else None,
-        )
-    console.err().print(console.about(lm), style="dim")
-    return lm
 
 
 def main() -> None:

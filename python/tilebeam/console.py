@@ -96,14 +96,14 @@ def bar(what: str) -> Progress:
 
 @contextmanager
 def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
-    """A bar over samples, as a progress hook for `LM.generate`; shows tokens per second."""
+    """A bar over samples, as a progress hook for `LM.generate` and for searches; shows tokens per second."""
     with bar(what) as progress:
         task = progress.add_task("", total=total, note="")
 
         def hook(state: Generation) -> bool:
             speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
             note = f"{state.running} running, {state.tokens} tokens, {speed:.1f} t/s"
-            progress.update(task, completed=state.finished, note=note)
+            progress.update(task, completed=state.finished, total=state.total, note=note)
             return True
 
         yield hook
