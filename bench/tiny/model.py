@@ -1,0 +1,199 @@
+"""A character-level model of the `llama` architecture in PyTorch: its vocabulary, its mathematics, and sampling.
+
+The mathematics is llama.cpp's (src/models/llama.cpp): RMS norm, rotary positions over adjacent pairs, heads, SwiGLU.
+So the file that `export` writes gives the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CHARACTERS = "\n0123456789+-*?"
+UNK, BOS, EOS = 0, 1, 2
+FIRST_CHARACTER = 3 + 256  # behind the bytes, which every SentencePiece vocabulary has
+N_VOCAB = 288  # whole tiles of 32 rows; the tokens behind the characters are never used
+
+_IDS = {c: FIRST_CHARACTER + i for i, c in enumerate(CHARACTERS)}
+
+Cache = list[tuple[Tensor, Tensor]]
+
+
+def encode(text: str) -> list[int]:
+    """Token ids, without BOS."""
+    return [_IDS[c] for c in text]
+
+
+def decode(ids: Sequence[int]) -> str:
+    """The text of token ids; special ones are left out."""
+    return "".join(CHARACTERS[i - FIRST_CHARACTER] for i in ids if 0 <= i - FIRST_CHARACTER < len(CHARACTERS))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model. Every inner dimension is a multiple of 32, the block of Q4_0 and Q8_0."""
+
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_ff: int
+    n_ctx: int = 256
+    rope_base: float = 10000.0
+    eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.n_embd // self.n_head
+
+
+SHAPES = {
+    "0.1m": Shape(64, 2, 2, 192),
+    "0.5m": Shape(96, 4, 3, 256),
+    "1.2m": Shape(128, 6, 4, 320),
+}
+
+
+class _Norm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+class _Layer(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.shape = s
+        self.attn_norm, self.ffn_norm = _Norm(s.n_embd, s.eps), _Norm(s.n_embd, s.eps)
+        self.attn_q, self.attn_k, self.attn_v, self.attn_output = (
+            nn.Linear(s.n_embd, s.n_embd, bias=False) for _ in range(4)
+        )
+        self.ffn_gate, self.ffn_up = (nn.Linear(s.n_embd, s.n_ff, bias=False) for _ in range(2))
+        self.ffn_down = nn.Linear(s.n_ff, s.n_embd, bias=False)
+
+    def forward(
+        self, x: Tensor, turns: Tensor, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        s, (batch, length, _) = self.shape, x.shape
+        h = self.attn_norm(x)
+        q, k, v = (
+            w(h).view(batch, length, s.n_head, s.head_dim).transpose(1, 2)
+            for w in (self.attn_q, self.attn_k, self.attn_v)
+        )
+        q, k = _rotated(q, turns), _rotated(k, turns)
+        if past is not None:
+            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        # With a past, one token at a time is read, and it sees everything.
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        x = x + self.attn_output(h.transpose(1, 2).reshape(batch, length, s.n_embd))
+        h = self.ffn_norm(x)
+        return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h)), (k, v)
+
+
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
+
+
+class TinyLlama(nn.Module):
+    """`forward`: token ids [batch, length] to logits [batch, length, N_VOCAB]."""
+
+    turns: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.token_embd = nn.Embedding(N_VOCAB, shape.n_embd)
+        self.blk = nn.ModuleList(_Layer(shape) for _ in range(shape.n_layer))
+        self.output_norm = _Norm(shape.n_embd, shape.eps)
+        self.output = nn.Linear(shape.n_embd, N_VOCAB, bias=False)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                deep = name.endswith(("attn_output.weight", "ffn_down.weight"))
+                nn.init.normal_(p, std=0.02 / (2 * shape.n_layer) ** 0.5 if deep else 0.02)
+        frequencies = shape.rope_base ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        angles = torch.arange(shape.n_ctx)[:, None] * frequencies
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.extend(ids, None)[0]
+
+    def extend(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """Logits of more tokens (with a cache: one for each row), and the keys and values of all so far."""
+        x = self.token_embd(ids)
+        start = cache[0][0].shape[2] if cache else 0
+        window = slice(start, start + ids.shape[1])
+        now: Cache = []
+        for i, layer in enumerate(self.blk):
+            x, pair = layer(x, self.turns[window], cache[i] if cache else None)
+            now.append(pair)
+        return self.output(self.output_norm(x)), now
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self.parameters())
+
+
+@torch.no_grad()
+def sample(
+    model: TinyLlama, problems: Sequence[str], temperature: float, generator: torch.Generator, longest: int = 100
+) -> list[str]:
+    """One sampled solution for each problem, in batches of problems of one length."""
+    was_training = model.training
+    model.eval()
+    groups: dict[int, list[int]] = {}
+    for i, problem in enumerate(problems):
+        groups.setdefault(len(problem), []).append(i)
+    texts = [""] * len(problems)
+    for members in groups.values():
+        for at in range(0, len(members), 512):
+            rows = members[at : at + 512]
+            drawn = _sample_rows(model, [problems[i] for i in rows], temperature, generator, longest)
+            for i, text in zip(rows, drawn, strict=True):
+                texts[i] = text
+    model.train(was_training)
+    return texts
+
+
+def _sample_rows(
+    model: TinyLlama, problems: list[str], temperature: float, generator: torch.Generator, longest: int
+) -> list[str]:
+    logits, cache = model.extend(torch.tensor([[BOS, *encode(p + "\n")] for p in problems]), None)
+    drawn: list[list[int]] = [[] for _ in problems]
+    alive = list(range(len(problems)))
+    for _ in range(longest):
+        tokens = torch.multinomial((logits[:, -1] / temperature).softmax(-1), 1, generator=generator)
+        keep = [row for row, token in enumerate(tokens[:, 0].tolist()) if token != EOS]
+        for row in keep:
+            drawn[alive[row]].append(int(tokens[row, 0]))
+        if not keep:
+            break
+        if len(keep) < len(alive):
+            alive = [alive[row] for row in keep]
+            tokens = tokens[keep]
+            cache = [(k[keep], v[keep]) for k, v in cache]
+        logits, cache = model.extend(tokens, cache)
+    return [decode(ids) for ids in drawn]
+
+
+def save(model: TinyLlama, path: Path) -> None:
+    """A checkpoint that `load_checkpoint` reads."""
+    torch.save({"shape": asdict(model.shape), "weights": model.state_dict()}, path)
+
+
+def load_checkpoint(path: Path) -> TinyLlama:
+    """The model of a checkpoint."""
+    data = torch.load(path, weights_only=True)
+    model = TinyLlama(Shape(**data["shape"]))
+    model.load_state_dict(data["weights"])
+    return model

@@ -1,0 +1,28 @@
+"""What is agreed about the files in bench/tiny/models: names, the reward model's format, texts of the references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODELS = Path(__file__).resolve().parent / "models"
+LOGITS = MODELS / "logits.npz"  # float32 [tokens, vocabulary] as PyTorch computes them, by "name/text"
+
+REASONERS = ("0.1m", "0.5m", "1.2m")
+PRM = "prm"
+TAG, GOOD, BAD = "?", "+", "-"  # what ends a step for the reward model, and its verdicts
+
+# A right solution and a wrong one.
+TEXTS = ("9-4+7*3-8\n9-4+21-8\n5+21-8\n26-8\n18\n", "6*7+5-9\n42+5-9\n57-9\n48\n")
+
+
+def file_of(name: str, kind: str) -> Path:
+    """The GGUF file of a model."""
+    return MODELS / f"{name}-{kind}.gguf"
+
+
+def as_read(name: str, text: str) -> str:
+    """A problem and its solution as a model reads them: the reward model's have a tag behind every line of work."""
+    if name != PRM:
+        return text
+    problem, *lines = text.splitlines(keepends=True)
+    return problem + "".join(line + TAG for line in lines)

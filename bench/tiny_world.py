@@ -1,0 +1,251 @@
+"""Test-time scaling on the tiny world: every method at every budget, latency, and whether the targets are reached.
+
+    python bench/tiny_world.py --into docs/tiny-world.md                      accuracy (minutes)
+    python bench/tiny_world.py --into docs/tiny-world.md --latency-items 30   on a quiet machine: latency as well
+
+The three reasoners and the process reward model of bench/tiny/models are evaluated by `tilebeam eval` on expressions
+that no model was trained on; the command is printed. What is finished is kept in --out, and a second call goes on from
+there: accuracy can be measured on a busy machine, latency later. --fresh begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+from tilebeam import cli  # noqa: E402
+from tilebeam.machine import OtherLoad, cpu_info  # noqa: E402
+
+from bench.tiny import arithmetic, references  # noqa: E402
+
+SEED = 2026  # of the test expressions
+MARKS = ("<!-- figures: begin -->", "<!-- figures: end -->")
+MIDDLE = references.REASONERS[len(references.REASONERS) // 2]
+_BUSY = 0.1  # share of the CPUs that others may use while latency is measured
+PASS, BEST, BEAM = "pass", "best-of-n[prm]", "beam[prm]"
+SERIES = {
+    PASS: "pass@k (bound)",
+    BEST: "best-of-n, reward model",
+    "self-consistency": "self-consistency",
+    "self-consistency[prm]": "votes weighted by reward model",
+    BEAM: "beam search",
+    "dvts[prm]": "DVTS",
+}
+
+
+def write_items(path: Path, count: int) -> None:
+    """The test expressions as items of `tilebeam eval`."""
+    problems = arithmetic.draw_many(SEED, "test", count)
+    lines = [json.dumps({"id": p, "prompt": p + "\n", "answer": str(arithmetic.value(p))}) for p in problems]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def command(options: argparse.Namespace, items: Path) -> list[str]:
+    """What is run."""
+    checker = ROOT / "bench" / "tiny" / "arithmetic.py"
+    models = [part for n in references.REASONERS for part in ("-m", f"{n}={references.file_of(n, options.kind)}")]
+    return [
+        *("eval", *models),
+        *("--task", f"jsonl:{items}", "--extract", f"{checker}:answer", "--checker", f"{checker}:verdict"),
+        *("--method", "best-of-n,self-consistency,beam,dvts", "--budget", "1,2,4,8,16", "--seeds", options.seeds),
+        *("--prm", str(references.file_of(references.PRM, options.kind)), "--scorer", "prm"),
+        *("--reward-kind", "token", "--reward-tag", references.TAG),
+        *("--reward-labels", f"{references.GOOD},{references.BAD}"),
+        *("--temp", "1.0", "--top-k", "0", "--top-p", "1.0", "-n", "96"),
+        *("-np", "64", "-c", "8192", "--unit-items", "20", "-t", str(options.threads)),
+        *("--latency-items", str(options.latency_items), "-o", str(options.out)),
+    ]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Figures:
+    """What report.json says, by model, series and budget."""
+
+    accuracy: dict[tuple[str, str, int], dict[str, Any]]
+    seconds: dict[tuple[str, str, int], float]
+    comparisons: list[dict[str, Any]]
+    items: int
+
+    @classmethod
+    def read(cls, path: Path) -> Figures:
+        """From report.json."""
+        report = json.loads(path.read_text(encoding="utf-8"))
+        rows = [r for r in report["accuracy"] if r["figure"] != "naive@k"]
+        return cls(
+            {(r["model"], r["series"], r["budget"]): r for r in rows},
+            {(r["model"], r["series"], r["budget"]): r["median"] for r in report["latency"]},
+            report["comparisons"],
+            report["items"],
+        )
+
+    def share(self, model: str, series: str, budget: int) -> float:
+        """Accuracy in percent."""
+        return 100 * float(self.accuracy[model, series, budget]["value"])
+
+    def difference(self, model: str, first: tuple[str, int], second: tuple[str, int]) -> dict[str, float] | None:
+        """The paired bootstrap between two rows of one model, in percent."""
+        for c in self.comparisons:
+            a, b = c["first"], c["second"]
+            sides = [(x["model"], x["series"], x["budget"]) for x in (a, b)]
+            for sign, (x, y) in ((1, sides), (-1, sides[::-1])):
+                if x == (model, *first) and y == (model, *second):
+                    low, high = sorted((sign * c["low"], sign * c["high"]))
+                    return {"value": 100 * sign * c["value"], "low": 100 * low, "high": 100 * high}
+        return None
+
+    @property
+    def budgets(self) -> list[int]:
+        """All budgets."""
+        return sorted({budget for _, _, budget in self.accuracy})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a target is reached, and by which figures."""
+
+    target: str
+    reached: bool | None  # None: not measured
+    why: str
+
+
+def verdicts(figures: Figures) -> Iterator[Verdict]:
+    """The targets, one after the other."""
+    n = figures.budgets[-1]
+    for model in references.REASONERS:
+        single, best = figures.share(model, PASS, 1), figures.share(model, BEST, n)
+        target = f"best-of-{n} with the reward model at least 20 points above pass@1, {model}"
+        yield Verdict(target, best - single >= 20, f"{best:.1f} against {single:.1f}: {best - single:+.1f}")
+    for model in references.REASONERS:
+        parts, reached = [], True
+        for k in [k for k in figures.budgets if k > 1]:
+            found = figures.difference(model, (BEAM, k), (BEST, k))
+            gap = figures.share(model, BEAM, k) - figures.share(model, BEST, k)
+            reached &= gap >= 0
+            parts.append(f"{k}: {gap:+.1f}" + (f" ({found['low']:+.1f} to {found['high']:+.1f})" if found else ""))
+        yield Verdict(f"beam search at least as good as best-of-n at equal budget, {model}", reached, ", ".join(parts))
+    for small, large in zip(references.REASONERS, references.REASONERS[1:], strict=False):
+        yield overtaken(figures, small, large)
+
+
+def overtaken(figures: Figures, small: str, large: str) -> Verdict:
+    """Whether some search makes the small model as accurate as the large one's single sample in less time."""
+    target = f"{small} with search at least as accurate as one sample of {large}, sooner"
+    goal = figures.share(large, PASS, 1)
+    able = [
+        (series, k)
+        for model, series, k in figures.accuracy
+        if model == small and series != PASS and k > 1 and figures.share(small, series, k) >= goal
+    ]
+    if not able:
+        return Verdict(target, False, f"no search of {small} reaches {goal:.1f}")
+    limit = figures.seconds.get((large, PASS, 1))
+    if limit is None:
+        least = min(able, key=lambda row: (row[1], row[0]))
+        name = f"{SERIES[least[0]]} at {least[1]}: {figures.share(small, *least):.1f} against {goal:.1f}"
+        return Verdict(target, None, f"as accurate with {name}; latency not measured")
+    quickest = min(able, key=lambda row: figures.seconds[small, *row])
+    took = figures.seconds[small, *quickest]
+    why = (
+        f"{SERIES[quickest[0]]} at {quickest[1]}: {figures.share(small, *quickest):.1f} against {goal:.1f}, "
+        f"{1e3 * took:.1f} ms against {1e3 * limit:.1f} ms"
+    )
+    return Verdict(target, took < limit, why)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def page(figures: Figures, options: argparse.Namespace, others: float) -> Iterator[str]:
+    """Markdown between the marks; `others`: share of the CPUs that other programs used."""
+    yield (
+        f"{figures.items} test expressions, seeds {options.seeds}, {options.kind.upper()} files, temperature 1. "
+        "Accuracy in percent (Wilson's 95 % interval over expressions); budget in candidates."
+    )
+    for model in references.REASONERS:
+        yield from ("", f"### {model}", "")
+        yield "| method | " + " | ".join(map(str, figures.budgets)) + " |"
+        yield "| --- |" + " ---: |" * len(figures.budgets)
+        for series, name in SERIES.items():
+            rows = [figures.accuracy.get((model, series, k)) for k in figures.budgets]
+            cells = [f"{100 * r['value']:.1f} ({100 * r['low']:.1f}-{100 * r['high']:.1f})" if r else "" for r in rows]
+            yield f"| {name} | " + " | ".join(cells) + " |"
+    yield from ("", "![Accuracy over budget](tiny-world-accuracy.png)", "")
+    if figures.seconds:
+        yield "### Milliseconds per problem"
+        yield ""
+        yield f"One problem at a time on the NPU backend, {options.threads} threads, {cpu_info()}; median."
+        if options.latency_items and others > _BUSY:
+            yield f"**Other programs used {others:.0%} of the CPUs meanwhile: measure again on a quiet machine.**"
+        yield ""
+        yield "| model | method | " + " | ".join(map(str, figures.budgets)) + " |"
+        yield "| --- | --- |" + " ---: |" * len(figures.budgets)
+        for model in references.REASONERS:
+            for series, name in SERIES.items():
+                took = [figures.seconds.get((model, series, k)) for k in figures.budgets]
+                shown = [f"{1e3 * s:.1f}" if s is not None else "" for s in took]
+                if any(shown):
+                    label = "one sample" if series == PASS else name
+                    yield f"| {model} | {label} | " + " | ".join(shown) + " |"
+        yield from ("", "![Accuracy over latency](tiny-world-latency.png)", "")
+    yield from ("### Targets", "", "| target | reached | figures |", "| --- | --- | --- |")
+    for v in verdicts(figures):
+        yield f"| {v.target} | {'not measured' if v.reached is None else 'yes' if v.reached else 'no'} | {v.why} |"
+
+
+def put_into(path: Path, lines: list[str]) -> None:
+    """Replace what is between the marks of a Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise SystemExit(f"{path} has no marks {MARKS[0]} and {MARKS[1]}.")
+    path.write_text(before + "\n".join([MARKS[0], *lines, MARKS[1]]) + after, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=200, help="test expressions")
+    parser.add_argument("--seeds", default="1,2,3", help="every expression runs once with each")
+    parser.add_argument("--kind", default="q8_0", choices=["q8_0", "q4_0"], help="which files")
+    parser.add_argument("--latency-items", type=int, default=0, help="expressions to time every method on")
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tiny-world", help="log, results, plots")
+    parser.add_argument("--into", type=Path, help="also put tables into this Markdown file, plots beside it")
+    parser.add_argument("--fresh", action="store_true", help="throw away what is in --out")
+    options = parser.parse_args()
+    if options.fresh and options.out.exists():
+        shutil.rmtree(options.out)
+    items = options.out / "test.jsonl"
+    write_items(items, options.items)
+    line = command(options, items)
+    print("tilebeam", shlex.join(line), flush=True)
+    with OtherLoad() as others:
+        cli.app(line, standalone_mode=False)
+    figures = Figures.read(options.out / "report.json")
+    lines = list(page(figures, options, others.share))
+    print("\n".join(lines))
+    if options.into is not None:
+        put_into(options.into, lines)
+        for name in ("accuracy", "latency"):
+            plot = options.out / f"{name}.png"
+            if plot.exists():
+                shutil.copyfile(plot, options.into.with_name(f"tiny-world-{name}.png"))
+
+
+if __name__ == "__main__":
+    main()
