@@ -49,6 +49,7 @@ class NpuMulMat:
 
     Args:
         tile_group: quantize to `tile` grouping instead of packing losslessly.
+        flags: of the ops, TB_FLAG_*.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class NpuMulMat:
         threads: int,
         isa: str | None = None,
         tile_group: bool = False,
+        flags: int = 0,
     ) -> None:
         m, k = x.shape
         plain = PLAIN[type]
@@ -84,6 +86,7 @@ class NpuMulMat:
                     Tensor(w, kind, (k, n), (element, row, data.nbytes), i * data.nbytes),
                     Tensor(a, Type.F32, (k, m), (4, 4 * k, 4 * k * m)),
                 ],
+                flags=flags,
             )
         self.kernel = self._npu.kernel
         self.run, self.close = self._npu.run, self._npu.close

@@ -60,10 +60,17 @@ class NpuOps:
         self._memory.append(body)
         return number
 
-    def add(self, code: int, dst: Tensor, sources: Sequence[Tensor | None], params: Sequence[float | int] = ()) -> None:
+    def add(
+        self,
+        code: int,
+        dst: Tensor,
+        sources: Sequence[Tensor | None],
+        params: Sequence[float | int] = (),
+        flags: int = 0,
+    ) -> None:
         """Append an op; float params are stored as float32 bits."""
         op = self._ffi.new("tb_op *")
-        op.code, op.n_src = code, len(sources)
+        op.code, op.flags, op.n_src = code, flags, len(sources)
         self._fill(op.dst, dst)
         for i in range(len(op.src)):
             op.src[i].buffer = ggml_ext.lib.TB_NO_BUFFER

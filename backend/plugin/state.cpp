@@ -93,8 +93,10 @@ void read_environment(tilebeam_options & opt) {
     if (const char * v = std::getenv("TILEBEAM_NUMERICS"); v && *v) {
         if (std::strcmp(v, "fp16") == 0) {
             opt.numerics = TILEBEAM_NUMERICS_FP16;
+        } else if (std::strcmp(v, "int8-256") == 0) {
+            opt.numerics = TILEBEAM_NUMERICS_INT8_256;
         } else if (std::strcmp(v, "int8") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is neither int8 nor fp16: using int8\n", v);
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is none of int8, int8-256, fp16: using int8\n", v);
         }
     }
     if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {
@@ -221,8 +223,9 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     }
     if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
         why = "executor must be thread, process or hexagon";
-    } else if ((o.numerics & ~(TILEBEAM_NUMERICS_FP16 | TILEBEAM_NUMERICS_EXACT_EXP)) != 0) {
-        why = "numerics must be int8 or fp16, with or without exact exponentials";
+    } else if (const int32_t n = o.numerics & ~TILEBEAM_NUMERICS_EXACT_EXP;
+               n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_INT8_256 && n != TILEBEAM_NUMERICS_FP16) {
+        why = "numerics must be int8, int8-256 or fp16, with or without exact exponentials";
     } else if (o.n_threads < 0 || o.n_threads > max_threads) {
         why = "n_threads must be between 0 and " + std::to_string(max_threads);
     } else if (o.deadline_ms <= 0) {

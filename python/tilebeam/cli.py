@@ -214,7 +214,8 @@ def perplexity(
         Device, typer.Option("-dev", "--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
     ] = Device.npu,
     numerics: Annotated[
-        Numerics | None, typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, for prompts, 256; FP16 operands.")
+        Numerics | None,
+        typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."),
     ] = None,
     softmax: Annotated[
         Softmax | None,

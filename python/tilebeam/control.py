@@ -23,7 +23,7 @@ from tilebeam.registration import Registry, register
 _STATES = {0: "none", 1: "alive", 2: "dead"}
 EXECUTORS = ("thread", "process", "qemu-hexagon")  # the order of enum tilebeam_executor
 # enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
-NUMERICS = {"int8": 0, "fp16": 1}
+NUMERICS = {"int8": 0, "int8-256": 2, "fp16": 1}
 SOFTMAX = {"table": 0, "exact": 16}
 
 
@@ -77,8 +77,8 @@ def _numerics(now: int, numerics: str | None, softmax: str | None) -> int:
 def _arithmetic(value: int) -> dict[str, str]:
     """The field's parts by name."""
     return {
-        "numerics": next(name for name, v in NUMERICS.items() if v == value & 1),
-        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~1),
+        "numerics": next(name for name, v in NUMERICS.items() if v == value & 15),
+        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~15),
     }
 
 

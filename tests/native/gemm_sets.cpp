@@ -76,11 +76,20 @@ std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::ve
     return group;
 }
 
+// The quants of prepared tiles with their set's bias, for a set without one.
+std::vector<uint8_t> without_bias(std::vector<uint8_t> panel, uint8_t bias) {
+    for (size_t i = 0; i < panel.size(); i++) {
+        if (i % gemm_prepared_bytes < 1024) panel[i] = static_cast<uint8_t>(panel[i] - bias);
+    }
+    return panel;
+}
+
 void integer(const kernel_table & t, const kernel_table & reference) {
     const int64_t n = 5;
     for (int f = 0; f < gemm_format_count; f++) {
         const auto format = static_cast<gemm_format>(f);
         const auto panel = tiles(f == gemm_q8 || f == gemm_prepared ? 1024 : 512, n, f == gemm_prepared);
+        const auto plain = f == gemm_prepared ? without_bias(panel, t.gemm.bias) : panel;
         const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[f];
         for (int rows = 1; rows <= fast.rows; rows++) {
             const auto x = floats(static_cast<size_t>(rows * n) * 32);
@@ -91,7 +100,7 @@ void integer(const kernel_table & t, const kernel_table & reference) {
                 for (int m = 0; m < rows; m++) {
                     const std::vector<float> row(x.begin() + m * n * 32, x.begin() + (m + 1) * n * 32);
                     const auto one = groups(reference.gemm, format, row, 1, n);
-                    slow.run({panel.data(), one.data(), n, 1, add, want.at + m});
+                    slow.run({plain.data(), one.data(), n, 1, add, want.at + m});
                 }
                 expect(close(out.data, want.data, 2e-3f), t.isa, fast.name);
             }
@@ -119,7 +128,7 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
         std::vector<uint8_t> p(3 * gemm_prepared_bytes), q = p;
         t.gemm.prepare(type, panel.data(), 3, p.data());
         reference.gemm.prepare(type, panel.data(), 3, q.data());
-        expect(p == q, t.isa, "prepare");
+        expect(without_bias(p, t.gemm.bias) == q, t.isa, "prepare");
     }
     for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
         const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
@@ -128,6 +137,42 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
         t.gemm.dequantize(type, panel.data(), 3, p.data());
         reference.gemm.dequantize(type, panel.data(), 3, q.data());
         expect(p == q, t.isa, "dequantize");
+    }
+}
+
+// 11 tiles are a block of 256 k and a shorter one.
+void coarse(const kernel_table & t, const kernel_table & reference) {
+    if (t.gemm.coarse.name == nullptr) return;
+    constexpr int64_t n = 11;
+    auto x = floats(32 * n);
+    x[300] = NAN;
+    for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL}) {
+        const auto panel = tiles(type == TB_Q8_0_COL ? 1024 : 512, n, false);
+        std::vector<uint8_t> p(2 * gemm_coarse_panel_bytes), q = p;
+        t.gemm.coarse.prepare(type, panel.data(), n, p.data());
+        reference.gemm.coarse.prepare(type, panel.data(), n, q.data());
+        expect(p == q, t.isa, "coarse prepare");
+        std::vector<uint8_t> a(2 * gemm_coarse_record_bytes(2)), b = a;
+        for (int row = 0; row < 2; row++) {
+            t.gemm.coarse.quantize(x.data(), n, a.data(), 2, row);
+            reference.gemm.coarse.quantize(x.data(), n, b.data(), 2, row);
+        }
+        expect(a == b, t.isa, "coarse quantize");
+        for (int rows = 1; rows <= t.gemm.coarse.rows; rows++) {
+            result out(rows), want(rows);
+            for (bool add : {false, true}) {
+                std::vector<uint8_t> group(2 * gemm_coarse_record_bytes(rows));
+                for (int m = 0; m < rows; m++) {
+                    const auto row = floats(32 * n);
+                    std::vector<uint8_t> one(2 * gemm_coarse_record_bytes(1));
+                    t.gemm.coarse.quantize(row.data(), n, group.data(), rows, m);
+                    reference.gemm.coarse.quantize(row.data(), n, one.data(), 1, 0);
+                    reference.gemm.coarse.run({q.data(), one.data(), n, 1, add, want.at + m});
+                }
+                t.gemm.coarse.run({p.data(), group.data(), n, rows, add, out.at});
+                expect(close(out.data, want.data, 2e-3f), t.isa, t.gemm.coarse.name);
+            }
+        }
     }
 }
 
@@ -179,6 +224,7 @@ int main() {
     for (int i = 0; i < list.n; i++) {
         integer(*list.tables[i], reference);
         quantizing(*list.tables[i], reference);
+        coarse(*list.tables[i], reference);
         floating(*list.tables[i], reference);
         std::printf("%s: checked\n", list.tables[i]->isa);
     }

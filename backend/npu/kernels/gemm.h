@@ -7,6 +7,8 @@
 //                q in the quad order of the tiles (k 0, 2, 1, 3 of each four), scale = absolute maximum / 127,
 //                start = -offset * sum(q): weights enter the dot product as unsigned numbers, their true value plus
 //                gemm_int8.offset, and the start value takes that back out
+//   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
+//                int32 start[rows], as above with offset 128
 //   float group  float x[k][rows]
 //
 // Every kernel writes all 32 columns of every row through `out`; the caller hands it a buffer where a panel has fewer.
@@ -30,7 +32,7 @@ constexpr int gemm_max_dot = 4;              // rows and columns of one call of 
 constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
 
 // How weights reach an integer kernel. `prepared` is what `tile` grouping is turned into: the 8-bit quants of a Q8_0
-// tile, then 32 float scales.
+// tile, each plus gemm_kernels.bias modulo 256, then 32 float scales.
 enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_count };
 constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 
@@ -40,6 +42,23 @@ constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 // already: the largest itself, so that its blocks keep their values.
 constexpr int gemm_requantize_shift_q4 = 11;
 constexpr int gemm_requantize_shift_q8 = 14;
+
+// The coarse numerics (TB_FLAG_INT8_256), for many rows: one scale per row, or column, and 256 k. A panel's block of
+// 256 k: uint8 w[64][128], the quads of its tiles in order, each value plus 128; then 32 float scales.
+//
+// The common scale is that of the 32 k with the largest scale, the first of equals, with its sign; c = scale / common.
+// Q4_0 counts in sixteenths of it, so that those 32 k keep their values: w = ((128 - 16 q) * R + 2^14) >> 15 with
+// R = min(round(-c * 2^15), gemm_coarse_most_q4); Q8_0 and IQ4_NL in wholes: w = (2 q * R + 2^14) >> 15 with
+// R = max(round(c * 2^14), gemm_coarse_least_q8). The bounds keep w in 8 bits; here q is the nibble of a Q4_0 weight.
+constexpr int gemm_coarse_k = 256;
+constexpr int gemm_coarse_tiles = gemm_coarse_k / gemm_panel;
+constexpr size_t gemm_coarse_panel_bytes = gemm_coarse_k * gemm_panel + 32 * sizeof(float);
+constexpr size_t gemm_coarse_record_bytes(int rows) { return static_cast<size_t>(rows) * (gemm_coarse_k + 8); }
+constexpr int gemm_coarse_most_q4 = 32639;
+constexpr int gemm_coarse_least_q8 = -16319;
+
+// Tiles that are staged at a time, so that activations stay in L1 beside them.
+constexpr int gemm_piece_tiles = 16;
 
 struct gemm_int8_args {
     const uint8_t * panel; // k_tiles tiles
@@ -55,6 +74,18 @@ struct gemm_int8 {
     int rows;          // rows per group at most
     int32_t offset;    // of the unsigned weights
     void (*run)(const gemm_int8_args & a);
+};
+
+// The coarse numerics: gemm_int8_args with coarse panel and group, whose first k begins a block.
+struct gemm_coarse {
+    const char * name; // nullptr: the set has none, and computes as without the flag
+    int rows;
+    void (*run)(const gemm_int8_args & a);
+    // One row's k_tiles * 32 floats, beginning with a block, into place `row` of a group of `rows`; otherwise like
+    // gemm_kernels.quantize.
+    void (*quantize)(const float * x, int64_t k_tiles, uint8_t * group, int rows, int row);
+    // Tiles with a scale per column (TB_Q4_0_COL, ..), beginning with a block, to coarse panel blocks.
+    void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
 };
 
 struct gemm_float_args {
@@ -112,6 +143,8 @@ struct gemm_fp16 {
 
 struct gemm_kernels {
     gemm_int8 int8[gemm_format_count];
+    uint8_t bias; // of prepared quants: what this set's kernel wants added
+    gemm_coarse coarse;
     gemm_float f32;
     gemm_fp16 fp16;
     gemm_dot dot;

@@ -27,9 +27,14 @@ namespace tb::npu {
 namespace {
 
 constexpr int64_t tile = TB_TILE_K;
-constexpr int64_t stage_tiles = 32; // k tiles of staged weights: 36 KiB of int8
-constexpr int64_t stage_k = 256;    // k of staged float panels: 32 KiB
+constexpr int64_t piece = gemm_piece_tiles;
+constexpr int64_t stage_tiles = 32;        // k tiles of staged weights at most: 36 KiB of int8
+constexpr int64_t block_tiles = 96;        // k tiles of a block of activations at most
+constexpr int64_t block_bytes = 512 << 10; // of a block of activations: half of L2
+constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
 constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
+constexpr int64_t block_rows = stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
+constexpr int64_t coarse_rows = 64;         // at least, for one scale per 256 k to pay for making the weights' anew
 constexpr int64_t dot_rows = 96;            // at most, for the dot kernel: above, a float panel pays for itself
 constexpr int64_t item_bytes = 256 << 10;   // weights that one item keeps in L2 while its rows pass
 constexpr int64_t items_per_thread = 4;     // at least, where there is enough to share
@@ -48,12 +53,14 @@ struct plan {
     way path;
     gemm_format format;
     bool fp16;
+    bool coarse;              // one scale per 256 k
     uint32_t type;            // of the weights
     int64_t k, n, rows;       // rows: per weight matrix
     int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3
     int64_t max_rows, groups; // groups: per matrix
-    int64_t row_bytes;        // of a converted row, in the matrix unit's tiles 32 times that per group
-    int64_t stage;            // scratch of each thread
+    int64_t group_size, longer_groups;
+    int64_t row_bytes; // of a converted row, in the matrix unit's tiles 32 times that per group
+    int64_t stage;     // scratch of each thread
     int64_t panels;
     int64_t panels_per_item, groups_per_item;
     int64_t expert;            // MUL_MAT_ID: the one matrix
@@ -66,7 +73,7 @@ struct plan {
         return (path == way::matrix ? (m * groups + g) * TB_TILE_K : m * rows + group_start(g)) * row_bytes;
     }
     // Groups differ by one row at most: 17 rows are 9 and 8, not 16 and 1.
-    int64_t group_start(int64_t g) const { return g * (rows / groups) + std::min(g, rows % groups); }
+    int64_t group_start(int64_t g) const { return g * group_size + std::min(g, longer_groups); }
     int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
 };
 
@@ -108,15 +115,24 @@ plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, 
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? way::integer : way::integer_staged;
+        p.coarse = in_place && (op.flags & TB_FLAG_INT8_256) != 0 && kernels.gemm.coarse.name != nullptr &&
+                   p.rows >= coarse_rows;
+        if (p.coarse) p.path = way::integer_staged;
     }
     const bool integer = p.path == way::integer || p.path == way::integer_staged;
     const bool matrix = p.path == way::matrix;
-    p.max_rows = integer              ? kernels.gemm.int8[p.format].rows
+    p.max_rows = p.coarse             ? kernels.gemm.coarse.rows
+                 : integer            ? kernels.gemm.int8[p.format].rows
                  : p.path == way::dot ? 1
                  : matrix             ? kernels.gemm.fp16.rows
                                       : kernels.gemm.f32.rows;
     p.groups = divide_up(p.rows, p.max_rows);
+    p.group_size = p.rows / std::max<int64_t>(1, p.groups);
+    p.longer_groups = p.rows - p.groups * p.group_size;
     p.row_bytes = integer ? p.k / tile * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
+    // never less than without: experts with few rows are not coarse
+    const int64_t coarse_bytes = divide_up(p.k, gemm_coarse_k) * static_cast<int64_t>(gemm_coarse_record_bytes(1));
+    if (p.coarse) p.row_bytes = std::max(p.row_bytes, coarse_bytes);
     // a panel as FP16 tiles and, of plain blocks, as packed tiles before
     p.stage =
         matrix ? p.k / tile * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes)) : 2 * stage_bytes;
@@ -156,6 +172,11 @@ const float * activations(const op_context & ctx, const uint8_t * row, int64_t f
     return buffer;
 }
 
+// Where in a coarse group the record of tile t, the first of a block, begins.
+int64_t coarse_offset(int64_t t, int rows) {
+    return t / gemm_coarse_tiles * static_cast<int64_t>(gemm_coarse_record_bytes(rows));
+}
+
 // This thread's share of (matrix, row, piece of k); with one matrix these are the runs of src1.
 void convert(const op_context & ctx, const plan & p) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
@@ -171,11 +192,15 @@ void convert(const op_context & ctx, const plan & p) {
     for (; item < last; item++) {
         const int64_t first = item % pieces * convert_k, n = std::min(convert_k, p.k - first);
         const int64_t matrix = item / pieces / p.rows, r = item / pieces % p.rows;
-        const int64_t big = p.rows % p.groups, size = p.rows / p.groups; // the first `big` groups have one more row
+        const int64_t big = p.longer_groups, size = p.group_size; // the first `big` groups have one more row
         const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
         const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
         uint8_t * group = ctx.prepared + p.group_offset(matrix, g);
         const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
+        if (p.coarse) {
+            kernels.coarse.quantize(x, n / tile, group + coarse_offset(first / tile, rows), rows, in_group);
+            continue;
+        }
         if (integer) {
             kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
                              group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
@@ -205,12 +230,22 @@ struct outputs {
     int rows;
     size_t partial; // bytes of a row if they go through the buffer, else 0
 
-    void open(const op_context & ctx, const plan & p, int64_t matrix, int64_t g, int64_t panel, bool add) {
+    const op_context & ctx;
+    const plan & p;
+    int64_t matrix;
+    uint8_t * first = nullptr; // where dst's rows lie at equal distances: row 0
+
+    outputs(const op_context & c, const plan & of, int64_t m) : ctx(c), p(of), matrix(m) {
+        if (!p.picked && p.rows <= ctx.dst.ne(1)) first = row_of_matrix(p, ctx.dst, ctx.src[0], matrix, 0);
+    }
+    void open(int64_t g, int64_t panel, bool add) {
         rows = p.group_rows(g);
+        const int64_t start = p.group_start(g);
         const int64_t n0 = panel * TB_TILE_N, cols = std::min<int64_t>(TB_TILE_N, p.n - n0);
         partial = cols < TB_TILE_N ? static_cast<size_t>(cols) * sizeof(float) : 0;
         for (int m = 0; m < rows; m++) {
-            uint8_t * row = row_of_matrix(p, ctx.dst, ctx.src[0], matrix, p.group_start(g) + m);
+            uint8_t * row =
+                first ? first + (start + m) * ctx.dst.nb(1) : row_of_matrix(p, ctx.dst, ctx.src[0], matrix, start + m);
             dst[m] = reinterpret_cast<float *>(row) + n0;
             at[m] = partial ? buffer[m] : dst[m];
             if (partial && add) std::memcpy(buffer[m], dst[m], partial);
@@ -221,9 +256,9 @@ struct outputs {
         for (int m = 0; m < rows; m++)
             std::memcpy(dst[m], buffer[m], partial);
     }
-    void round(const gemm_kernels & kernels) {
+    void round() {
         for (int m = 0; m < rows; m++)
-            kernels.round_fp16(TB_TILE_N, at[m]);
+            ctx.kernels->gemm.round_fp16(TB_TILE_N, at[m]);
     }
 };
 
@@ -244,11 +279,11 @@ const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix,
 void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
     const int64_t k_tiles = p.k / tile, panel_bytes = k_tiles * static_cast<int64_t>(tb_tile_bytes(p.type));
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
-    outputs out;
+    outputs out(ctx, p, r.matrix);
     for (int64_t g = r.group; g < r.last_group; g++) {
         const uint8_t * group = group_of(ctx, p, r.matrix, g);
         for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
-            out.open(ctx, p, r.matrix, g, panel, false);
+            out.open(g, panel, false);
             ctx.kernels->gemm.int8[p.format].run(
                 {weights + panel * panel_bytes, group, k_tiles, out.rows, false, out.at});
             out.close();
@@ -261,7 +296,8 @@ void stage_tiles_of(const op_context & ctx, const plan & p, const uint8_t * weig
                     int64_t n, uint8_t * stage) {
     if (tb_type_is_tiled(p.type)) {
         const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
-        ctx.kernels->gemm.prepare(p.type, weights + (panel * (p.k / tile) + t) * bytes, n, stage);
+        const uint8_t * from = weights + (panel * (p.k / tile) + t) * bytes;
+        (p.coarse ? ctx.kernels->gemm.coarse.prepare : ctx.kernels->gemm.prepare)(p.type, from, n, stage);
         return;
     }
     const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
@@ -270,20 +306,58 @@ void stage_tiles_of(const op_context & ctx, const plan & p, const uint8_t * weig
                   weights + n0 * stride + t * tb_type_size(p.type), static_cast<size_t>(stride), stage);
 }
 
+// Sums of a block of rows, 32 columns each and one after the other: in the cache, while rows of dst, a power of two
+// apart as they often are, would push each other out of it.
+void load_sums(outputs & out, int64_t panel, int64_t group, int64_t last_group, float * sums) {
+    for (int64_t g = group; g < last_group; g++, sums += out.rows * TB_TILE_N) {
+        out.open(g, panel, true);
+        for (int m = 0; m < out.rows; m++)
+            std::memcpy(sums + m * TB_TILE_N, out.at[m], TB_TILE_N * sizeof(float));
+    }
+}
+
+void store_sums(outputs & out, int64_t panel, int64_t group, int64_t last_group, const float * sums) {
+    for (int64_t g = group; g < last_group; g++, sums += out.rows * TB_TILE_N) {
+        out.open(g, panel, false);
+        for (int m = 0; m < out.rows; m++)
+            std::memcpy(out.at[m], sums + m * TB_TILE_N, TB_TILE_N * sizeof(float));
+        out.close();
+    }
+}
+
+// Blocks of rows and k whose activations stay in L2 while the item's panels pass; of each panel a piece at a time is
+// staged in L1, and all rows of the block meet it there.
 void run_integer_staged(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
-    const int64_t k_tiles = p.k / tile;
-    outputs out;
-    for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
-        for (int64_t t = 0; t < k_tiles; t += stage_tiles) {
-            const int64_t n = std::min(stage_tiles, k_tiles - t);
-            stage_tiles_of(ctx, p, weights, panel, t, n, stage);
-            for (int64_t g = r.group; g < r.last_group; g++) {
-                out.open(ctx, p, r.matrix, g, panel, t > 0);
-                const uint8_t * group =
-                    group_of(ctx, p, r.matrix, g) + t * static_cast<int64_t>(gemm_record_bytes(out.rows));
-                ctx.kernels->gemm.int8[p.format].run({stage, group, n, out.rows, t > 0, out.at});
-                out.close();
+    const auto run = p.coarse ? ctx.kernels->gemm.coarse.run : ctx.kernels->gemm.int8[p.format].run;
+    const int64_t k_tiles = p.k / tile, blocks = divide_up(k_tiles, block_tiles);
+    const int64_t k_block = divide_up(divide_up(k_tiles, blocks), piece) * piece;
+    const int64_t row_bytes = std::min(k_block, k_tiles) * static_cast<int64_t>(gemm_record_bytes(1));
+    const int64_t most_rows = std::min(block_bytes / row_bytes, block_rows);
+    const int64_t groups = std::max<int64_t>(1, most_rows / std::max<int64_t>(1, p.group_rows(r.group)));
+    float * sums = reinterpret_cast<float *>(stage + stage_bytes);
+    outputs out(ctx, p, r.matrix);
+    for (int64_t group = r.group; group < r.last_group; group += groups) {
+        const int64_t last_group = std::min(group + groups, r.last_group);
+        for (int64_t begin = 0; begin < k_tiles; begin += k_block) {
+            const int64_t end = std::min(begin + k_block, k_tiles);
+            for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
+                if (begin > 0) load_sums(out, panel, group, last_group, sums);
+                for (int64_t t = begin; t < end; t += piece) {
+                    const int64_t n = std::min(piece, end - t);
+                    stage_tiles_of(ctx, p, weights, panel, t, n, stage);
+                    float * at[gemm_max_rows];
+                    float * next = sums;
+                    for (int64_t g = group; g < last_group; g++) {
+                        const int rows = p.group_rows(g);
+                        for (int m = 0; m < rows; m++, next += TB_TILE_N)
+                            at[m] = next;
+                        const int64_t skip =
+                            p.coarse ? coarse_offset(t, rows) : t * static_cast<int64_t>(gemm_record_bytes(rows));
+                        run({stage, group_of(ctx, p, r.matrix, g) + skip, n, rows, t > 0, at});
+                    }
+                }
+                store_sums(out, panel, group, last_group, sums);
             }
         }
     }
@@ -310,16 +384,16 @@ void stage_floats_of(const op_context & ctx, const plan & p, const uint8_t * wei
 void run_floats(const op_context & ctx, const plan & p, const item_range & r, uint8_t * scratch) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     float * stage = reinterpret_cast<float *>(scratch);
-    outputs out;
+    outputs out(ctx, p, r.matrix);
     for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
         for (int64_t first = 0; first < p.k; first += stage_k) {
             const int64_t n = std::min(stage_k, p.k - first);
             stage_floats_of(ctx, p, weights, panel, first, n, stage, scratch + stage_bytes);
             for (int64_t g = r.group; g < r.last_group; g++) {
-                out.open(ctx, p, r.matrix, g, panel, first > 0);
+                out.open(g, panel, first > 0);
                 const float * group = reinterpret_cast<const float *>(group_of(ctx, p, r.matrix, g)) + first * out.rows;
                 ctx.kernels->gemm.f32.run({stage, group, n, out.rows, first > 0, out.at});
-                if (p.fp16 && first + n == p.k) out.round(ctx.kernels->gemm);
+                if (p.fp16 && first + n == p.k) out.round();
                 out.close();
             }
         }
@@ -332,7 +406,7 @@ void run_matrix(const op_context & ctx, const plan & p, const item_range & r, ui
     const int64_t k_tiles = p.k / tile;
     uint16_t * tiles = reinterpret_cast<uint16_t *>(stage);
     uint8_t * packed = stage + k_tiles * gemm_fp16_tile_bytes;
-    outputs out;
+    outputs out(ctx, p, r.matrix);
     for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
         if (tb_type_is_tiled(p.type)) {
             const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
@@ -342,7 +416,7 @@ void run_matrix(const op_context & ctx, const plan & p, const item_range & r, ui
             unit.dequantize(tb_tiled_column(p.type), packed, k_tiles, tiles);
         }
         for (int64_t g = r.group; g < r.last_group; g++) {
-            out.open(ctx, p, r.matrix, g, panel, false);
+            out.open(g, panel, false);
             const uint16_t * group = reinterpret_cast<const uint16_t *>(group_of(ctx, p, r.matrix, g));
             unit.run({tiles, group, k_tiles, out.rows, out.at});
             out.close();
@@ -441,6 +515,7 @@ bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kern
     const auto integer = [](const plan & x) { return x.path == way::integer || x.path == way::integer_staged; };
     if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
     if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
+    if (p.coarse != q.coarse) return false;
     return p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices && p.rows == q.rows && p.r2 == q.r2;
 }
 
@@ -542,7 +617,7 @@ const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels)
     case way::matrix:
         return kernels.gemm.fp16.name;
     default:
-        return kernels.gemm.int8[p.format].name;
+        return p.coarse ? kernels.gemm.coarse.name : kernels.gemm.int8[p.format].name;
     }
 }
 

@@ -163,6 +163,7 @@ void fill_gemm_avx2(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_4x16_avx2");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_4x16_avx2");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_4x16_avx2");
+    k.coarse = {};
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);
 }

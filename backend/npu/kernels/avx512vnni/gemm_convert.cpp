@@ -1,5 +1,5 @@
 // What stands around the integer GEMM: activation quantization, `tile` grouping to int8, tiles to FP16 values. Each
-// returns the portable version's bits.
+// returns the portable version's bits, prepared quants plus the bias.
 #include "kernels/gemm.h"
 
 #include <cmath>
@@ -99,6 +99,9 @@ template <bool nonlinear> __m512i four_tables(__m512i ratio, int first) {
 
 constexpr __mmask64 odd_bytes = 0xaaaaaaaaaaaaaaaaULL;
 
+// As this set's kernel for prepared tiles wants them (gemm_kernels.bias).
+__m512i biased(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(static_cast<char>(0x80))); }
+
 template <bool nonlinear> void prepare_nibbles(const uint8_t * tile, uint8_t * out) {
     const __m512i nibble = _mm512_set1_epi8(15);
     const tile_scales s = common_scales(tile + 512, !nonlinear);
@@ -111,10 +114,10 @@ template <bool nonlinear> void prepare_nibbles(const uint8_t * tile, uint8_t * o
             const __m512i t1 = _mm512_shuffle_i32x4(tables, tables, 0x55);
             const __m512i t2 = _mm512_shuffle_i32x4(tables, tables, 0xaa);
             const __m512i t3 = _mm512_shuffle_i32x4(tables, tables, 0xff);
-            _mm512_storeu_si512(out + 256 * c + 64 * h,
-                                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t0, low), odd_bytes, t1, low));
-            _mm512_storeu_si512(out + 256 * c + 128 + 64 * h,
-                                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t2, high), odd_bytes, t3, high));
+            const __m512i first = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t0, low), odd_bytes, t1, low);
+            const __m512i second = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t2, high), odd_bytes, t3, high);
+            _mm512_storeu_si512(out + 256 * c + 64 * h, biased(first));
+            _mm512_storeu_si512(out + 256 * c + 128 + 64 * h, biased(second));
         }
         _mm512_storeu_ps(out + 1024 + 64 * h, _mm512_set1_ps(s.common[h]));
     }
@@ -138,7 +141,8 @@ void prepare_q8(const uint8_t * tile, uint8_t * out) {
                 _mm512_srai_epi16(_mm512_and_si512(v, _mm512_set1_epi16(static_cast<int16_t>(0xff00))), 7);
             const __m512i e = _mm512_mulhrs_epi16(even, _mm512_set1_epi16(static_cast<int16_t>(ratio[2 * j])));
             const __m512i o = _mm512_mulhrs_epi16(odd, _mm512_set1_epi16(static_cast<int16_t>(ratio[2 * j + 1])));
-            _mm512_storeu_si512(out + 128 * j + 64 * h, _mm512_mask_mov_epi8(e, odd_bytes, _mm512_slli_epi16(o, 8)));
+            const __m512i bytes = _mm512_mask_mov_epi8(e, odd_bytes, _mm512_slli_epi16(o, 8));
+            _mm512_storeu_si512(out + 128 * j + 64 * h, biased(bytes));
         }
         _mm512_storeu_ps(out + 1024 + 64 * h, _mm512_set1_ps(s.common[h]));
     }

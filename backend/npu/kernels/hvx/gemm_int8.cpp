@@ -175,6 +175,7 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_8x32_hvx");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_8x32_hvx");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_8x32_hvx");
+    k.coarse = {};
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);
 }

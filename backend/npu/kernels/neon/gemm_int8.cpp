@@ -185,6 +185,7 @@ void fill_gemm_neon(gemm_kernels & k) {
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_4x16_neon");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_4x16_neon");
     k.quantize = quantize;
+    k.coarse = {};
     fill_gemm_neon_float(k);
 }
 

@@ -1,0 +1,72 @@
+// AVX-512 behind the names that kernels/gemm_vnni.h uses. Internal linkage, see vec_loops.h.
+#ifndef TILEBEAM_NPU_KERNELS_AVX512VNNI_UNIT_H
+#define TILEBEAM_NPU_KERNELS_AVX512VNNI_UNIT_H
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/gemm.h"
+#include "kernels/gemm_shape.h"
+
+namespace tb::npu {
+namespace {
+
+struct unit {
+    using ints = __m512i;
+    using floats = __m512;
+    static constexpr int width = 16;
+    // Few rows: weights stay in 8 registers, float sums in at most 16.
+    static constexpr int direct_rows = 16;
+    static constexpr int vectors_of_direct(int rows) { return rows <= 8 ? 2 : 1; }
+    static constexpr gemm_shape prepared = solve_gemm_shape(32, 2, 2, 1, 16);
+    static constexpr gemm_shape coarse = solve_gemm_shape(32, 2, 1, 1, 16);
+
+    static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }
+    static floats load_floats(const float * p) { return _mm512_loadu_ps(p); }
+    static void store_floats(float * p, floats x) { _mm512_storeu_ps(p, x); }
+    static floats load_halves(const uint8_t * p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    }
+    static floats zero() { return _mm512_setzero_ps(); }
+    static ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }
+    static floats broadcast(float x) { return _mm512_set1_ps(x); }
+    static floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+    static floats mul(floats a, floats b) { return _mm512_mul_ps(a, b); }
+    static floats fma(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+    static ints low_nibbles(ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+    static ints high_nibbles(ints x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+    static ints flip_signs(ints x) { return _mm512_xor_si512(x, _mm512_set1_epi8(static_cast<char>(0x80))); }
+    template <class... Byte> static ints table(Byte... bytes) {
+        return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...));
+    }
+    static ints look_up(ints table, ints index) { return _mm512_shuffle_epi8(table, index); }
+
+    // Unsigned `w` times signed `x`, four products a lane. GCC 12 keeps the sums of a large tile in registers only
+    // where it cannot look into the instruction.
+    static void dot(ints & sum, ints w, ints x) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x)); }
+    // x: four bytes, for all lanes, as a memory operand of the instruction.
+    static void dot_memory(ints & sum, ints w, const uint8_t * x) {
+        int32_t v;
+        std::memcpy(&v, x, 4);
+        sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(v));
+    }
+
+    // A tile of `bytes` some tiles on: it is in the next page as often as not, where the hardware does not follow.
+    template <size_t bytes, size_t ahead = 6> static void prefetch(const uint8_t * tile) {
+#pragma GCC unroll 18
+        for (size_t i = 0; i < bytes / 64; i++)
+            _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + 64 * i),
+                         ahead > 6 ? _MM_HINT_T1 : _MM_HINT_T0);
+    }
+    // The same where tiles are unpacked a piece at a time, with much work between: the next piece, into L2.
+    template <size_t bytes> static void prefetch_piece(const uint8_t * tile) {
+        prefetch<bytes, gemm_piece_tiles>(tile);
+    }
+};
+
+} // namespace
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_AVX512VNNI_UNIT_H
