@@ -122,8 +122,8 @@ def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, 
     """
     listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
     with listener:
-        _log_to_stderr(verbose)
         loaded = make()
+        _log_to_stderr(verbose)
         app = create_app(ModelHost(make, loaded), settings, searches)
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
         console.err().print(console.about(loaded.lm), style="dim", highlight=False)
