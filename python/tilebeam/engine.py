@@ -307,7 +307,8 @@ class Engine:
             return _Start.NO_ROOM
         first = not sample.tokens and request.decoded < len(request.prompt_ids)
         crowd = request.waiting > self.n_slots - len(self._running) and len(request.prompt_ids) > 1
-        wants_holder = first and crowd and request.holder is None and self.kv.free_ids > 1
+        promised = 1 + sum(s.kv is None for s in self._running)  # sequences of this sample and of followers
+        wants_holder = first and crowd and request.holder is None and self.kv.free_ids > promised
         seq = self.fork(source, shared)
         if first:
             request.usage.cached_tokens += max(0, shared - request.decoded)
