@@ -199,7 +199,7 @@ class Grower:
         longest = max(map(len, task.params.stop), default=0)
         found = [at for s in task.params.stop if (at := text.find(s, max(0, len(before) - longest + 1))) >= 0]
         if found:
-            text, ended, step_ended = text[: min(found)], True, False
+            text, ended = text[: min(found)], True
         assert params.max_tokens is not None
         done = ended or full or (not step_ended and len(sample.token_ids) < params.max_tokens)
         return Beam(

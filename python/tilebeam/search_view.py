@@ -54,7 +54,8 @@ def account(results: Sequence[Usage], seed: int | None) -> None:
         tokens += f" + {usage.scored_tokens} scored"
     speed = f", {usage.completion_tokens / usage.decode_seconds:.1f} t/s decode" if usage.decode_seconds > 0 else ""
     scoring = f", {usage.scoring_seconds:.2f} s of it scoring" if usage.scoring_seconds >= 0.005 else ""
-    console.err().print(f"{tokens} tokens in {usage.seconds:.2f} s{scoring}{speed}, seed {seed}", style="dim")
+    line = f"{tokens} tokens in {usage.seconds:.2f} s{scoring}{speed}, seed {seed}"
+    console.err().print(line, style="dim", soft_wrap=True)
 
 
 def one_line(text: str, limit: int) -> str:
