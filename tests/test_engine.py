@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -278,6 +279,26 @@ def test_running_out_of_cells_changes_no_text(small: LM, roomy: LM, n: int) -> N
     assert tight.usage.recomputed_tokens > 0
     assert tight.usage.completion_tokens == n * 75
     assert idle(small)
+
+
+@pytest.mark.parametrize("seed", [3, 10, 28, 34])
+def test_holders_leave_sequences_for_those_who_wait_for_one(roomy: LM, seed: int) -> None:
+    """Prompts with more samples than there are slots, followers of others, and kept sequences in between."""
+    rng = random.Random(seed)
+    words = ["the", "question", "is", "how", "many", "times", "the", "number", "of", "people", "have", "been"]
+    rounds = [
+        [
+            (" ".join(rng.sample(words, rng.randint(1, 5))), SamplingParams(n=rng.randint(1, 9), max_tokens=3, seed=1))
+            for _ in range(rng.randint(2, 8))
+        ]
+        for _ in range(2)
+    ]
+    with roomy.keep_prefixes():
+        for calls in rounds:
+            together = roomy.generate([p for p, _ in calls], [s for _, s in calls])
+            for (prompt, sampling), output in zip(calls, together, strict=True):
+                assert [c.token_ids for c in output.outputs] == texts(roomy, prompt, sampling)
+    assert idle(roomy)
 
 
 def test_llama_cpp_refusing_a_batch_is_survived(roomy: LM, monkeypatch: pytest.MonkeyPatch) -> None:
