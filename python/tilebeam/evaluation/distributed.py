@@ -10,6 +10,7 @@ must be installed there.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -88,17 +89,25 @@ class RayExecutor:
         """
         ours = not self._ray.is_initialized()
         if ours:
-            try:
-                self._ray.init(address=self._address, log_to_driver=False, logging_level="error")
-            except (ConnectionError, ValueError) as error:
-                raise TilebeamError(
-                    f"There is no Ray cluster at {self._address} ({error}). Start one with `ray start --head`."
-                ) from None
+            self._connect()
         try:
             yield from self._spread(job, todo)
         finally:
             if ours:
                 self._ray.shutdown()
+
+    def _connect(self) -> None:
+        address = self._address
+        try:
+            host, colon, port = address.rpartition(":")
+            if colon and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
+            self._ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (OSError, ValueError) as error:
+            raise TilebeamError(
+                f"No connection to a Ray cluster at {address}: {error}. Start one with `ray start --head`; one that "
+                "wants a token needs RAY_AUTH_MODE=token here, too."
+            ) from None
 
     def _spread(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         ray = self._ray
