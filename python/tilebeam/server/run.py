@@ -24,6 +24,8 @@ from tilebeam.server.settings import Settings
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
+# Connections that wait to be accepted.
+_BACKLOG = 1024
 
 
 class Server(uvicorn.Server):
@@ -36,6 +38,7 @@ class Server(uvicorn.Server):
             access_log=False,
             timeout_graceful_shutdown=int(settings.shutdown_seconds) + _LAST_WORDS,
             server_header=False,
+            backlog=_BACKLOG,
         )
         super().__init__(config)
         self._service: Service = app.state.service
@@ -125,6 +128,7 @@ def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, 
         loaded = make()
         _log_to_stderr(verbose)
         app = create_app(ModelHost(make, loaded), settings, searches)
+        listener.listen(_BACKLOG)  # who reads the line below may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
         console.err().print(console.about(loaded.lm), style="dim", highlight=False)
         console.err().print(f"listening on http://{where}:{listener.getsockname()[1]}/v1", highlight=False)

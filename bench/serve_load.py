@@ -1,0 +1,248 @@
+"""`tilebeam serve` under load: many clients at once, against the engine's own throughput in the same run.
+
+    PYTHONPATH=python:. python bench/serve_load.py [-m MODEL.gguf] [--clients 32] [--json] [--quick]
+
+A server runs in a process of its own. In turn, clients send it requests (each client the next one as soon as it has an
+answer), and `LM.generate` in this process gets the same prompts, seeds and lengths in one call; the other side idles
+meanwhile. The ratio is the server's tokens per second over the engine's: what HTTP, JSON and the event loop cost,
+with the load generator's own work on the same CPUs. Whole answers and streams are measured apart. Requests that failed
+are counted, not skipped. Without -m it writes a random model with the shape of Qwen2.5-0.5B (--quick: a small one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits
+import numpy as np
+import report
+import tilebeam
+from tilebeam import LM, SamplingParams
+
+from gguf_tools import synth
+
+CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+
+
+@dataclass
+class Load:
+    """What is asked, by client.
+
+    Attributes:
+        prompts: of each client's requests, token ids.
+        max_tokens: of each.
+    """
+
+    prompts: list[list[list[int]]]
+    max_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that answers have."""
+        return self.max_tokens * sum(map(len, self.prompts))
+
+
+@dataclass
+class Answers:
+    """What came back.
+
+    Attributes:
+        seconds: of each request.
+        failures: what was wrong, one line each.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def model(quick: bool) -> Path:
+    """The random model, written on first use."""
+    name = "small" if quick else "bench-0.5b"
+    path = CACHE / f"{name}-q4_0.gguf"
+    if not path.is_file():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        synth.write_model(path, synth.preset(name, arch="qwen2", types={"token_embd": "q8_0"}), progress=True)
+    return path
+
+
+def mean_batch(before: dict[str, float], after: dict[str, float]) -> float:
+    """Samples per batch between two looks."""
+    batches, samples = (after[key] - before[key] for key in ("batches", "samples"))
+    return round(samples / max(1.0, batches), 2)
+
+
+def batches_of_server(port: int) -> dict[str, float]:
+    """What /metrics says of batches so far."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    keys = {"batches": "count", "samples": "sum"}
+    return {k: float(re.search(rf"tilebeam_batch_samples_{v} (\S+)", text)[1]) for k, v in keys.items()}  # type: ignore[index]
+
+
+def batches_of(lm: LM) -> dict[str, float]:
+    """The same of a model in this process."""
+    sizes = lm.figures().batches
+    return {"batches": float(sum(sizes.values())), "samples": float(sum(k * n for k, n in sizes.items()))}
+
+
+@contextmanager
+def server(path: Path, options: list[str]) -> Iterator[int]:
+    """A server in a process of its own; its port."""
+    command = [sys.executable, "-m", "tilebeam.cli", "serve", "-m", str(path), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stderr is not None
+    try:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"listening on http://\S+:(\d+)/", line):
+                yield int(found[1])
+                break
+        else:
+            raise RuntimeError(f"the server did not start: {said}")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> str | None:
+    """One request over an open connection. None, or what was wrong.
+
+    HTTP by hand: a client library would take more CPU than the server's own HTTP, on the CPUs that both share.
+    """
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = re.search(r"content-length: (\d+)", answer)
+    if length:
+        text = await reader.readexactly(int(length[1]))
+    else:
+        text = b""
+        while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
+            text += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    if " 200 " not in answer.split("\r\n")[0]:
+        return text.decode(errors="replace")
+    if body["stream"]:
+        events = text.split(b"\n\n")
+        if b"[DONE]" not in events[-2]:
+            return "the stream was cut"
+        usage = json.loads(events[-3].removeprefix(b"data: "))["usage"]
+    else:
+        usage = json.loads(text)["usage"]
+    got, wanted = usage["completion_tokens"], body["max_tokens"]
+    return None if got == wanted else f"{got} tokens instead of {wanted}"
+
+
+async def ask_all(port: int, load: Load, stream: bool, answers: Answers) -> None:
+    """Every client's requests, one after the other; all clients at once."""
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        for i, prompt in enumerate(load.prompts[number]):
+            body = {"prompt": prompt, "max_tokens": load.max_tokens, "seed": 1000 * number + i, "stream": stream}
+            body |= {"ignore_eos": True} | ({"stream_options": {"include_usage": True}} if stream else {})
+            began = time.perf_counter()
+            try:
+                wrong = await ask(reader, writer, body)
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                wrong = f"{type(error).__name__}: {error}"
+            answers.seconds.append(time.perf_counter() - began)
+            if wrong:
+                answers.failures.append(wrong)
+        writer.close()
+
+    await asyncio.gather(*(client(i) for i in range(len(load.prompts))))
+
+
+def generate_all(lm: LM, load: Load) -> None:
+    """The same, by the engine alone."""
+    prompts, params = [], []
+    for i in range(max(map(len, load.prompts))):
+        for number, asked in enumerate(load.prompts):
+            if i < len(asked):
+                prompts.append(asked[i])
+                params.append(SamplingParams(max_tokens=load.max_tokens, seed=1000 * number + i, ignore_eos=True))
+    outputs = lm.generate(prompts, params)
+    done = sum(len(s.token_ids) for o in outputs for s in o.outputs)
+    assert done == load.tokens, f"{done} tokens instead of {load.tokens}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", type=Path, help="GGUF file")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--requests", type=int, help="of each client")
+    parser.add_argument("--max-tokens", type=int, help="of each answer")
+    parser.add_argument("-np", "--parallel", type=int, default=16)
+    parser.add_argument("--device", default="npu", choices=["npu", "cpu"])
+    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
+    parser.add_argument("-r", "--rounds", type=int)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
+    args = parser.parse_args()
+    path = args.model or model(args.quick)
+    rounds = args.rounds or (2 if args.quick else 5)
+    rng = np.random.default_rng(1)
+    cells = 8192
+    options = ["-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads), "--device", args.device]
+    rows: list[dict[str, Any]] = []
+    with (
+        tilebeam.load(path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads) as lm,
+        server(path, options) as port,
+    ):
+
+        def tokens(count: int) -> list[int]:
+            return [int(t) for t in rng.integers(lm.n_vocab // 2, lm.n_vocab, count)]
+
+        requests = args.requests or 4
+        prompts = [[tokens(int(rng.integers(8, 64))) for _ in range(requests)] for _ in range(args.clients)]
+        load = Load(prompts, args.max_tokens or (32 if args.quick else 64))
+        for stream in (False, True):
+            answers = Answers()
+            before, before_engine = batches_of_server(port), batches_of(lm)
+            pairs = report.interleave(
+                lambda s=stream, a=answers: asyncio.run(ask_all(port, load, s, a)),  # type: ignore[misc]
+                lambda: generate_all(lm, load),
+                rounds,
+                0.0,
+            )
+            name = f"{args.clients} clients, {'streams' if stream else 'whole answers'}"
+            more = {"failed": len(answers.failures), "requests": len(answers.seconds), "why": answers.failures[:3]}
+            more |= {"median_seconds": round(median(answers.seconds), 4), "max_seconds": round(max(answers.seconds), 4)}
+            more["mean_batch"] = mean_batch(before, batches_of_server(port))
+            more["mean_batch_engine"] = mean_batch(before_engine, batches_of(lm))
+            rows.append(report.row(name, pairs, load.tokens, "tokens/s", **more))
+    if args.json:
+        report.emit("serve_load", {}, rows)
+    else:
+        for row in rows:
+            report.show(row)
+            print(
+                f"    {row['failed']} of {row['requests']} requests failed, {row['median_seconds']} s each (median), "
+                f"{row['mean_batch']} samples per batch (engine: {row['mean_batch_engine']})"
+            )
+    if any(row["failed"] for row in rows):
+        sys.exit(f"requests failed: {[why for row in rows for why in row['why']]}")
+
+
+if __name__ == "__main__":
+    main()
