@@ -38,6 +38,7 @@ class ScriptedLM:
         ends: how often a token is the end: 0 never, 1 always.
         abort_call: the samples of this call (counted from 0) come back aborted.
         calls: of each call to `generate`: prompt text and parameters of each request.
+        requests: the prompts of all requests, as tokens.
         drawn: tokens sampled so far.
     """
 
@@ -46,6 +47,7 @@ class ScriptedLM:
     ends: float = 0.15
     abort_call: int | None = None
     calls: list[list[tuple[str, SamplingParams]]] = field(default_factory=list)
+    requests: list[list[int]] = field(default_factory=list)
     drawn: int = 0
     kept: int = 0
 
@@ -91,6 +93,7 @@ class ScriptedLM:
         many = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in prompts]
         assert all(0 < len(i) < self.n_ctx for i in ids), "a prompt without room for a token"
+        self.requests += ids
         self.calls.append([(self.detokenize(i), p) for i, p in zip(ids, many, strict=True)])
         aborted = self.abort_call == len(self.calls) - 1
         total = sum(p.n for p in many)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_kit import END, ScriptedLM, ScriptedPRM
+from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number, methods
 from tilebeam.adaptive import AdaptiveResult, majority_confidence
 
@@ -64,7 +64,13 @@ def check_calls(lm: ScriptedLM, prompts: Sequence[str], budget: int, results: Se
             assert sum(p.n for text, p in call if text.startswith(prompt)) <= budget
         assert sum(p.n for _, p in call) <= budget * len(prompts)
     assert sum(r.usage.completion_tokens for r in results) == lm.drawn
-    assert [r.usage.prompt_tokens for r in results] == [len(lm.tokenize(p)) for p in prompts]
+    for prompt, result in zip(prompts, results, strict=True):
+        ids = lm.tokenize(prompt)
+        n = len(ids)
+        asked = [len(request) for request in lm.requests if request[:n] == ids]
+        # The prompt counts once; of what later requests begin with, the scripted model decodes the second half again.
+        assert (result.usage.prompt_tokens, result.usage.cached_tokens) == (n, n // 2)
+        assert result.usage.recomputed_tokens == sum(m - m // 2 for m in asked[1:])
     assert lm.kept == 0
 
 
@@ -358,6 +364,17 @@ def test_adaptive_stops_when_the_vote_is_settled(
             assert result.best_index == answers.index(result.answer)
         if confidence == 1.0 and result.settled:
             assert result.answer == first_with_most(answers, [1.0] * budget)
+
+
+def test_full_confidence_is_not_reached_by_rounding() -> None:
+    class Unanimous(ScriptedLM):
+        def draw(self, before: Sequence[int], params: SamplingParams, seed: int) -> Drawn:  # noqa: ARG002
+            return Drawn([3, END], "1", "stop", None)
+
+    assert majority_confidence(60, 0) == 1.0  # in floating point
+    for confidence, n in ((0.95, 4), (1.0, 104)):
+        [result] = methods.create("adaptive", confidence=confidence).run(Unanimous(), ["a"], 200)
+        assert len(result.candidates) == n
 
 
 @given(
