@@ -226,7 +226,11 @@ def main() -> None:
                 0.0,
             )
             name = f"{args.clients} clients, {'streams' if stream else 'whole answers'}"
-            more = {"failed": len(answers.failures), "requests": len(answers.seconds), "why": answers.failures[:3]}
+            more: dict[str, Any] = {
+                "failed": len(answers.failures),
+                "requests": len(answers.seconds),
+                "why": answers.failures[:3],
+            }
             more |= {"median_seconds": round(median(answers.seconds), 4), "max_seconds": round(max(answers.seconds), 4)}
             more["mean_batch"] = mean_batch(before, batches_of_server(port))
             more["mean_batch_engine"] = mean_batch(before_engine, batches_of(lm))
