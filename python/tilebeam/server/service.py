@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tilebeam.server")
 
+# A client that does not take what is sent to it for so long counts as gone.
+_READ_SECONDS = 60.0
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
 
@@ -307,7 +309,11 @@ class EventStream(Response):
             writer = Writer(plan, service.metrics, self._began)
 
             async def tell(text: bytes) -> None:
-                await send({"type": "http.response.body", "body": text, "more_body": True})
+                try:
+                    async with asyncio.timeout(_READ_SECONDS):
+                        await send({"type": "http.response.body", "body": text, "more_body": True})
+                except TimeoutError:
+                    raise ClientGone from None
 
             await tell(writer.opening(prompts))
             async for i, delta in merged(streams):
