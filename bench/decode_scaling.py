@@ -1,6 +1,7 @@
-"""Decode throughput over the number of parallel sequences: the stock CPU backend and Tilebeam, runs interleaved.
+"""Decode throughput over the number of parallel sequences, and over the length of the prompt that they share: the stock
+CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
-    python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [--json] [--quick] [--plot scaling.png]
+    python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096] [--json] [--quick] [--plot PNG]
 
 Without -m it writes a random model with the shape of Qwen2.5-0.5B (--quick: a small one). The share of the limit is
 the larger of two: weight bytes read per second over the machine's streaming read bandwidth, and int8 operations over
@@ -59,23 +60,29 @@ def as_result(cpu: Row, npu: Row, peak: dict[str, float]) -> dict[str, Any]:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Tokens per second over sequences, one line per device."""
+    """Tokens per second over sequences and over prompt lengths, one line per device."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for device, label in (("cpu", "llama.cpp, stock CPU backend"), ("npu", "Tilebeam")):
-        mine = [r for r in rows if r.device == device]
-        medians = [statistics.median(r.samples_ts) for r in mine]
-        axes.plot([r.n_parallel for r in mine], medians, marker="o", label=label)
-    axes.set_xlabel("parallel sequences")
-    axes.set_ylabel("tokens/s, all sequences")
-    axes.set_title(f"decode, {rows[0].model_type}, {rows[0].n_threads} threads")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    most = max(r.n_parallel for r in rows)
+    figures = [
+        ("parallel sequences", [r for r in rows if r.n_depth == 0], lambda r: r.n_parallel),
+        (f"tokens of the shared prompt, {most} sequences", [r for r in rows if r.n_depth > 0], lambda r: r.n_depth),
+    ]
+    figures = [f for f in figures if f[1]]
+    figure, plots = pyplot.subplots(1, len(figures), figsize=(6 * len(figures), 4), squeeze=False)
+    for axes, (label, measured, place) in zip(plots[0], figures, strict=True):
+        for device, name in (("cpu", "llama.cpp, stock CPU backend"), ("npu", "Tilebeam")):
+            mine = [r for r in measured if r.device == device]
+            axes.plot([place(r) for r in mine], [statistics.median(r.samples_ts) for r in mine], marker="o", label=name)
+        axes.set_xlabel(label)
+        axes.set_ylabel("tokens/s, all sequences")
+        axes.set_title(f"decode, {rows[0].model_type}, {rows[0].n_threads} threads")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
@@ -86,7 +93,12 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("-m", "--model", type=Path, help="ordinary GGUF file")
     p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16")
     p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 32, 8 with --quick)")
-    p.add_argument("-d", "--n-depth", type=int, default=0, help="tokens of a prompt that all sequences share")
+    p.add_argument(
+        "-d",
+        "--n-depth",
+        help="tokens of a prompt that all sequences share, for the most sequences (default 512,1024,2048,4096, with "
+        "--quick 512; 0: none)",
+    )
     p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
     p.add_argument("-r", "--repetitions", type=int, help="default 5, 2 with --quick")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -95,7 +107,10 @@ def main(argv: list[str] | None = None) -> int:
     o = p.parse_args(argv)
     n_gen, repetitions = o.n_gen or (8 if o.quick else 32), o.repetitions or (2 if o.quick else 5)
     try:
-        cases = [Case(0, n_gen, n, o.n_depth, True) for n in numbers(o.n_parallel, "-npl")]
+        sequences = numbers(o.n_parallel, "-npl")
+        depths = numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d")
+        cases = [Case(0, n_gen, n, 0, True) for n in sequences]
+        cases += [Case(0, n_gen, max(sequences), d, True) for d in depths if d > 0]
         rows, results, note = run(o, cases, repetitions)
     except (TilebeamError, OSError, ValueError, RuntimeError) as error:
         print(f"decode_scaling: {error}", file=sys.stderr)
@@ -125,7 +140,7 @@ def run(o: argparse.Namespace, cases: list[Case], repetitions: int) -> tuple[lis
         progress = stack.enter_context(console.bar("decode"))
         task = progress.add_task("", total=2 * len(cases) * (repetitions + 1), note="")
         for case in cases:
-            progress.update(task, description=f"{case.n_parallel} sequences")
+            progress.update(task, description=f"{case.n_parallel} sequences, prompt of {case.n_depth}")
             for row in measure(lms, case, repetitions, on_run=lambda d, _: progress.update(task, advance=1, note=d)):
                 rows.append(row)
                 if writer:
