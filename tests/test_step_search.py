@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from tilebeam import (
     Usage,
 )
 from tilebeam.rewards import split_steps
+from tilebeam.text import TextStream
 
 from gguf_tools.synth import preset, write_model
 
@@ -203,6 +205,57 @@ def test_what_does_not_fit_is_refused() -> None:
         BeamSearch(Points({"a": float("nan")}), 1).infer(Scripted("a", 1), "p", budget=1)
 
 
+class Bytes(Scripted):
+    """A model over bytes that writes one text, whoever asks, one byte per token."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("a", 0)
+        self.whole = [*text.encode(), END]
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return bytes(t for t in tokens if t != END).decode("utf-8", "replace")
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, progress: Any = None
+    ) -> list[RequestOutput]:
+        del progress
+        results = []
+        for prompt, params in zip(prompts, sampling, strict=True):
+            rest = self.whole[len(prompt) - 1 :]  # the prompt is one byte
+            stream, tokens, reason = TextStream(params.stop), [], "length"
+            for token in rest[: params.max_tokens]:
+                tokens.append(token)
+                if token == END or stream.feed(bytes([token])):
+                    reason = "stop"
+                    break
+            sample = CompletionOutput(0, stream.text, tokens, reason, 0, stop_reason=stream.stop_string)  # type: ignore[arg-type]
+            usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(tokens))
+            results.append(RequestOutput("", list(prompt), [sample] * params.n, usage, 0))
+        return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("text", ["né\n\u4e16\u754c \U0001f600\nend é", "\U0001f600", "é\né\n", "a\n\nb"])
+def test_characters_that_span_rounds_are_whole(text: str, size: int) -> None:
+    search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
+    result = search.infer(Bytes(text), "p", 1, sampling=SamplingParams(seed=0, max_tokens=None))
+    assert result.the_one.text == text
+    assert result.steps[result.best_index] == split_steps(text)
+    assert result.finished == [True]
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("\u754c", "né\n\u4e16"), ("\n\u4e16", "né"), ("é\n", "n")])
+def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> None:
+    for size in (1, 2, 100):
+        search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
+        params = SamplingParams(seed=0, max_tokens=None, stop=stop)
+        result = search.infer(Bytes("né\n\u4e16\u754c\nx"), "p", 1, sampling=params)
+        assert (result.the_one.text, result.finished) == (expected, [True])
+
+
 # --- real models ------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +381,31 @@ def test_beam_search_over_real_models(lm: LM) -> None:
     assert not lm._engine.kv.live
     best = BestOfN(reward).infer(lm, TEXT, budget=4, sampling=SamplingParams(max_tokens=20, seed=1))
     assert best.scores == pytest.approx(reward.score(TEXT, best.candidates), abs=1e-4)
+
+
+def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) -> None:
+    reward = TokenReward(lm, tag="?", good="1", bad="2", aggregate="mean")
+    options = {"max_steps": 3, "step_stop": "e", "max_step_tokens": 8}
+    found: dict[int, Any] = {}
+
+    def search(i: int) -> None:
+        method = [BeamSearch, DVTS][i % 2](reward, 2, **options)
+        found[i] = method.infer(lm, f"{i} {TEXT}", 4, sampling=SamplingParams(seed=i))
+
+    threads = [threading.Thread(target=search, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(6))
+    for i, result in found.items():
+        assert result.prompt == f"{i} {TEXT}"
+        assert result.usage.prompt_tokens == len(lm.tokenize(result.prompt))
+        assert result.usage.scored_tokens > 0
+        fresh = reward.score_steps([result.prompt] * len(result.steps), result.steps)
+        for mine, again in zip(result.step_scores, fresh, strict=True):
+            np.testing.assert_allclose(mine, again, atol=1e-4)
+    assert not lm._engine.kv.live
 
 
 def test_labels_must_be_single_tokens(lm: LM) -> None:

@@ -190,10 +190,9 @@ class Grower:
         full = full or (task.params.max_tokens is not None and len(tokens) >= task.params.max_tokens)
         step_ended = sample.stop_reason == self.step_stop
         ended = sample.finish_reason == "stop" and not step_ended
-        # With the separator, and what the token that ends it holds more.
-        text = lm.detokenize(tokens)
-        if not step_ended and not sample.text.endswith("\ufffd"):
-            text = text.rstrip("\ufffd")  # a character that the next token completes
+        # With the separator, and what the token that ends it holds more; without a character that the next token
+        # completes.
+        text = lm.detokenize(tokens).rstrip("\ufffd")
         before = beam.text
         # A stop string may span steps: "\n\n" where steps end at "\n".
         longest = max(map(len, task.params.stop), default=0)
@@ -201,13 +200,14 @@ class Grower:
         if found:
             text, ended = text[: min(found)], True
         assert params.max_tokens is not None
+        begun = beam.open or not beam.steps or len(text) > len(before)  # else only a part of a character has come
         done = ended or full or (not step_ended and len(sample.token_ids) < params.max_tokens)
         return Beam(
             tokens,
             _steps(beam.steps, text, beam.open),
             tree=beam.tree,
             seed=sample.seed,
-            open=not done and not step_ended,
+            open=begun and not done and not step_ended,
             done=done,
             ended=ended,
             logprobs=None if sample.logprobs is None else (beam.logprobs or []) + sample.logprobs,

@@ -138,9 +138,11 @@ class JudgeOptions:
     ] = None
 
     def check(self, wanted: bool) -> None:
-        """Raise `TilebeamError` if something is said of a judge that nobody asks."""
+        """Raise `TilebeamError` if something is said of a judge that nobody asks, or cannot be read."""
         if not wanted and self != JudgeOptions():
             raise TilebeamError("There are options for a judge, but none is asked: --scorer judge, --weighting judge.")
+        if self.judge_template is not None:
+            _read(self.judge_template)
 
 
 StepStop = Annotated[str, typer.Option("--step-stop", help="What ends a step (\\n allowed).", rich_help_panel=_STEPS)]
@@ -337,9 +339,13 @@ def _by_steps(
     json_: bool,
     **options: Any,
 ) -> None:
+    from tilebeam.step_search import width_for
+
     rates = reward.read()
     if rates.orm is not None or (rates.prm is None and name != "adaptive"):
         raise TilebeamError(f"{name} needs a process reward model, which rates steps: --prm FILE.")
+    if "beam_width" in options:
+        width_for(options["beam_width"], n_samples)
     step_stop = unescaped(steps.step_stop)
     if rates.given:
         options |= {"max_steps": steps.max_steps, "step_stop": step_stop, "max_step_tokens": steps.max_step_tokens}

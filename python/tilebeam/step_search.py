@@ -56,6 +56,18 @@ class StepResult(SearchResult):
         return [t.finished for t in self.trajectories]
 
 
+def width_for(beam_width: int, budget: int) -> int:
+    """The width M of a search: a budget below it is one survivor's continuations.
+
+    Raises:
+        TilebeamError: the budget is no multiple of the width.
+    """
+    width = min(beam_width, checked_budget(budget))
+    if budget % width:
+        raise TilebeamError(f"budget must be a multiple of beam_width ({width}), not {budget}.")
+    return width
+
+
 @dataclass(eq=False)
 class _Search:
     """One prompt's state: the survivors, all that are done (survivors or not), and what was given up."""
@@ -105,9 +117,7 @@ class _StepSearch(Algorithm[StepResult]):
     ) -> list[StepResult]:
         """See `Algorithm.run`. The budget is N, a multiple of beam_width or less than it. `the_one` is the candidate
         with the best aggregate, those that ended before those that did not."""
-        width = min(self.beam_width, checked_budget(budget))
-        if budget % width:
-            raise TilebeamError(f"budget must be a multiple of beam_width ({width}), not {budget}.")
+        width = width_for(self.beam_width, budget)
         tasks = [self._grower.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
         searches = [_Search(task, [Beam()]) for task in tasks]
         tell = SearchProgress(progress, self.max_steps * budget * len(prompts))
