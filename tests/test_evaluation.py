@@ -190,6 +190,13 @@ class TestGym:
             assert eval(item.question) == int(item.answer)
             assert item.body == f"{item.question} ="
 
+    def test_items_of_the_pilot_are_left_out(self) -> None:
+        pilot = {i.question for i in open_task(replace(self.options, item_seed=9, items=30)).items}
+        assert pilot & {i.question for i in open_task(self.options).items}
+        fresh = open_task(replace(self.options, pilot_seed=9, pilot_items=30))
+        assert len(fresh.items) == 40
+        assert not pilot & {i.question for i in fresh.items}
+
     def test_its_own_verifier_judges(self) -> None:
         task = open_task(self.options)
         item = task.items[0]

@@ -74,6 +74,13 @@ def evaluate(
         typer.Option("--items", min=1, help="Items; default: 100, or all of a file.", rich_help_panel=_TASK),
     ] = None,
     item_seed: Annotated[int, typer.Option("--item-seed", help="Of generated items.", rich_help_panel=_TASK)] = 1,
+    pilot_seed: Annotated[
+        int | None,
+        typer.Option("--pilot-seed", help="Leave out the items that this seed gives.", rich_help_panel=_TASK),
+    ] = None,
+    pilot_items: Annotated[
+        int, typer.Option("--pilot-items", min=1, help="So many of them.", rich_help_panel=_TASK)
+    ] = 100,
     shots: Annotated[
         int, typer.Option("--shots", min=0, help="Solved examples before every prompt.", rich_help_panel=_TASK)
     ] = 0,
@@ -228,6 +235,8 @@ def evaluate(
         spec=task,
         items=items,
         item_seed=item_seed,
+        pilot_seed=pilot_seed,
+        pilot_items=pilot_items,
         shots=shots,
         shot_seed=shot_seed,
         shots_file=str(shots_file) if shots_file else None,

@@ -15,16 +15,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.setting import Unit
-from tilebeam.evaluation.tasks import Task
 from tilebeam.evaluation.workbench import Job, Workbench
-
-if TYPE_CHECKING:
-    from tilebeam.evaluation.runner import Told
 
 _ATTEMPTS = 3  # of a unit whose worker died
 
@@ -81,7 +77,7 @@ class RayExecutor:
         self._address = address
         self._workers = workers
 
-    def run(self, job: Job, task: Task, todo: Sequence[Unit], told: Told) -> Iterator[tuple[Unit, Record]]:  # noqa: ARG002
+    def run(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         """See `Executor`.
 
         Raises:

@@ -32,9 +32,9 @@ _SILENT_SECONDS = 60.0  # where nobody watches a bar, a line so often
 
 
 class Executor(Protocol):
-    """Where units are done."""
+    """Where units are done, if not in this process."""
 
-    def run(self, job: Job, task: Task, todo: Sequence[Unit], told: Told) -> Iterator[tuple[Unit, Record]]:
+    def run(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         """Do units, in any order, and yield each with its record as soon as it is finished."""
         ...
 
@@ -82,30 +82,6 @@ class Told:
         """While this lasts, the bar is on the screen."""
         with self._bar:
             yield
-
-
-class Local:
-    """In this process, one unit after the other."""
-
-    def __init__(self, workbench: Workbench | None = None) -> None:
-        self._workbench = workbench
-
-    def run(self, job: Job, task: Task, todo: Sequence[Unit], told: Told) -> Iterator[tuple[Unit, Record]]:
-        """See `Executor`."""
-
-        def hook(state: Progress) -> bool:
-            told.batch(state)
-            return True
-
-        own = Workbench(job, task) if self._workbench is None else None
-        bench = own or self._workbench
-        assert bench is not None
-        try:
-            for unit in todo:
-                yield unit, bench.run(unit, hook)
-        finally:
-            if own is not None:
-                own.close()
 
 
 def check(job: Job) -> None:
@@ -212,15 +188,15 @@ def _work(
     log: Log,
     told: Told,
 ) -> None:
-    if executor is None:
-        with make(job, task, 1) as bench:
-            for unit, record in Local(bench).run(job, task, todo, told):
-                log.add(record)
-                told.finished(unit)
+    if executor is not None:
+        for unit, record in executor.run(job, todo):
+            log.add(record)
+            told.finished(unit)
         return
-    for unit, record in executor.run(job, task, todo, told):
-        log.add(record)
-        told.finished(unit)
+    with make(job, task, 1) as bench:
+        for unit in todo:
+            log.add(bench.run(unit, told.batch))
+            told.finished(unit)
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:

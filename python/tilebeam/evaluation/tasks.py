@@ -15,7 +15,7 @@ import json
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class TaskOptions:
         spec: "reasoning-gym:NAME[?config]" or "jsonl:FILE".
         items: how many; None: 100 generated ones, or all of a file.
         item_seed: of generated items.
+        pilot_seed: the first `pilot_items` items that this seed gives are left out: on them prompts were tuned.
         shots: solved examples in front of every prompt; generated with `shot_seed`, or from `shots_file`.
         shots_file: JSONL of examples: prompt, answer.
         prefix: text in front of all (before the examples).
@@ -55,6 +56,8 @@ class TaskOptions:
     spec: str
     items: int | None = None
     item_seed: int = 1
+    pilot_seed: int | None = None
+    pilot_items: int = 100
     shots: int = 0
     shot_seed: int = 777
     shots_file: str | None = None
@@ -233,31 +236,31 @@ class GymTask(Task):
     def _shots(self) -> list[dict[str, str]]:
         if self.options.shots_file is not None:
             raise TilebeamError("--shots-file is for jsonl tasks; reasoning-gym generates its examples (--shots).")
-        found: dict[str, dict[str, str]] = {}
-        for entry in self._dataset(max(1, self.options.shots) * 20, self.options.shot_seed):
-            if len(found) == self.options.shots:
-                break
-            fields = self._fields(entry)
-            found.setdefault(fields["question"], fields)
-        if len(found) < self.options.shots:
-            raise TilebeamError(f"{self.name} has no {self.options.shots} different examples.")
-        self._shown = set(found)
-        return list(found.values())
+        found = [fields for _, fields, _ in self._different(self.options.shot_seed, self.options.shots, frozenset())]
+        self._shown = {fields["question"] for fields in found}
+        return found
 
     def _items(self) -> Iterator[Item]:
-        wanted = 100 if self.options.items is None else self.options.items
-        seen = set(self._shown)
-        for number, entry in enumerate(self._dataset(wanted * 20, self.options.item_seed)):
-            fields = self._fields(entry)
-            if fields["question"] in seen:
-                continue
-            seen.add(fields["question"])
+        o = self.options
+        pilot = () if o.pilot_seed is None else self._different(o.pilot_seed, o.pilot_items, self._shown)
+        known = self._shown | {fields["question"] for _, fields, _ in pilot}
+        for number, fields, entry in self._different(o.item_seed, 100 if o.items is None else o.items, known):
             yield self._item(str(number), fields, entry)
-            if len(seen) == wanted + len(self._shown):
+
+    def _different(
+        self, seed: int, wanted: int, known: Set[str]
+    ) -> Iterator[tuple[int, dict[str, str], Mapping[str, Any]]]:
+        """Number, fields and entry of so many entries whose questions differ from each other and from known ones."""
+        seen: set[str] = set()
+        for number, entry in enumerate(self._dataset(wanted * 20, seed)):
+            if len(seen) == wanted:
                 return
-        raise TilebeamError(
-            f"{self.name} has only {len(seen) - len(self._shown)} different items; ask for fewer (--items)."
-        )
+            fields = self._fields(entry)
+            if fields["question"] not in seen and fields["question"] not in known:
+                seen.add(fields["question"])
+                yield number, fields, entry
+        if len(seen) < wanted:
+            raise TilebeamError(f"{self.name} has only {len(seen)} different items; ask for fewer.")
 
     def _judge(self, item: Item, text: str) -> bool:
         """Full marks only: some verifiers give part of them for a right answer within more text."""
