@@ -168,6 +168,11 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
         *("--temp", "0", "--chat-template", "llama2", "--max-samples", "2", "--max-body", "1000"),
         TILEBEAM_API_KEY="four",
     )
+    first_turn: Any = [{"role": "user", "content": "the question is how many"}]
+    cached = [
+        one.client(api_key="one").chat.completions.create(model="first", messages=first_turn).usage for _ in range(2)
+    ]
+    assert [u.prompt_tokens_details.cached_tokens for u in cached] == [0, cached[0].prompt_tokens - 1]
     for key in ("one", "two", "three", "four"):
         assert [m.id for m in one.client(api_key=key).models.list().data] == ["first", "second"]
     client = one.client(api_key="one")

@@ -103,6 +103,12 @@ def test_seeds_repeat_and_an_answer_tells_its_seed(client: Any) -> None:
     assert ask(seed=-1).tilebeam["seed"] != ask(seed=-1).tilebeam["seed"]
 
 
+def test_samples_are_what_requests_with_their_seeds_give(client: Any) -> None:
+    several = client.completions.create(model="tiny", prompt=PROMPT, n=3, seed=21, max_tokens=12)
+    single = [client.completions.create(model="tiny", prompt=PROMPT, seed=21 + i, max_tokens=12) for i in range(3)]
+    assert texts(several.choices) == [one.choices[0].text for one in single]
+
+
 def test_default_length_echo_and_stop(client: Any, lm: LM) -> None:
     plain = client.completions.create(model="tiny", prompt=PROMPT, seed=3, extra_body={"ignore_eos": True})
     assert plain.usage.completion_tokens == 16
@@ -265,11 +271,31 @@ def test_models(client: Any, lm: LM) -> None:
         client.models.retrieve("gpt")
 
 
+def test_the_next_turn_reads_only_what_is_new(lm: LM) -> None:
+    def turn(client: Any, messages: Any) -> Any:
+        return client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+        )
+
+    with running(lm) as server:
+        cold = turn(server.client(), MESSAGES)
+        talk = [*MESSAGES, {"role": "assistant", "content": cold.choices[0].message.content}, *MESSAGES[1:]]
+        longer = turn(server.client(), talk)
+        assert longer.usage.prompt_tokens_details.cached_tokens == 0
+        with lm.keep_prefixes():
+            assert turn(server.client(), MESSAGES).choices[0].message.content == cold.choices[0].message.content
+            warm = turn(server.client(), talk)
+    assert warm.choices[0].message.content == longer.choices[0].message.content
+    assert warm.usage.prompt_tokens_details.cached_tokens >= cold.usage.prompt_tokens
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HI: Any = [{"role": "user", "content": "hi"}]
+
+BANNED = {str(t): -100 for t in range(1024)}  # every token
 
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
@@ -328,6 +354,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         None,
         "not followed",
     ),
+    (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
     (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": "a\0b"}]}, 400, "invalid_value", "NUL"),

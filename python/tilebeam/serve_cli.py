@@ -37,6 +37,14 @@ class DeviceName(StrEnum):
     cpu = "cpu"
 
 
+class CacheType(StrEnum):
+    """Types of the KV cache."""
+
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
+
+
 class ExecutorName(StrEnum):
     """How the NPU runs."""
 
@@ -82,6 +90,20 @@ def serve(
             "--chat-template", help="A template or the name of one (chatml, llama3 ..); default: the model's."
         ),
     ] = None,
+    cache_prompt: Annotated[
+        bool,
+        typer.Option(
+            "--cache-prompt/--no-cache-prompt",
+            help="Keep the KV cells of finished requests while there is room: a conversation's next turn reads only "
+            "what is new.",
+        ),
+    ] = True,
+    cache_type_k: Annotated[
+        CacheType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.")
+    ] = CacheType.f16,
+    cache_type_v: Annotated[
+        CacheType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.")
+    ] = CacheType.f16,
     max_waiting: Annotated[
         int,
         typer.Option("--max-queue", min=0, help="Samples that may wait for a slot; then 429.", rich_help_panel=_LIMITS),
@@ -94,7 +116,7 @@ def serve(
     ] = 8,
     max_body: Annotated[
         int, typer.Option("--max-body", min=1, help="Bytes of a request's body.", rich_help_panel=_LIMITS)
-    ] = 4 << 20,
+    ] = 1 << 20,
     shutdown: Annotated[
         float,
         typer.Option("--shutdown-timeout", min=0, help="Seconds that requests get to end.", rich_help_panel=_LIMITS),
@@ -198,12 +220,16 @@ def serve(
         "n_ctx": ctx_size,
         "n_seq_max": parallel,
         "threads": threads,
+        "type_k": cache_type_k.value,
+        "type_v": cache_type_v.value,
         "n_batch": max(batch_size, parallel),
         "executor": executor.value if executor else None,
         "devices": devices,
         "memory_limit": memory_limit.split(",") if memory_limit else None,
     }
-    make = run.loader(str(model), load, rewards, step_stop.replace("\\n", "\n"), searches.questions)
+    make = run.loader(
+        str(model), load, rewards, step_stop.replace("\\n", "\n"), searches.questions, cache_prompt=cache_prompt
+    )
     run.serve(make, settings, searches, verbose=verbose)
 
 

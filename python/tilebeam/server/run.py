@@ -71,7 +71,13 @@ class Server(uvicorn.Server):
 
 
 def loader(
-    model: str, load: dict[str, Any], rewards: RewardOptions, step_stop: str, questions: Questions
+    model: str,
+    load: dict[str, Any],
+    rewards: RewardOptions,
+    step_stop: str,
+    questions: Questions,
+    *,
+    cache_prompt: bool = True,
 ) -> Callable[[], Loaded]:
     """What loads the model and its reward model, again and again.
 
@@ -81,12 +87,16 @@ def loader(
         rewards: the reward model, if any.
         step_stop: what ends a step of the texts that it rates.
         questions: of searches' prompts.
+        cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
+            conversation's next turn.
     """
     import tilebeam
 
     def make() -> Loaded:
         with ExitStack() as stack:
             lm = stack.enter_context(tilebeam.load(model, **load))
+            if cache_prompt:
+                stack.enter_context(lm.keep_prefixes())
             scorer = None
             if rewards.given:
                 scorer = stack.enter_context(open_scorer(rewards, step_stop=step_stop, question=questions, **load))

@@ -170,6 +170,11 @@ class Generation(Strict):
         return {int(t): -math.inf if b <= -100 else b for t, b in self.logit_bias.items()}
 
     @property
+    def restricted(self) -> bool:
+        """Whether not every token may follow every text."""
+        return bool(self.grammar is not None or self.response_format is not None or self.logit_bias)
+
+    @property
     def samples(self) -> int:
         """Texts to draw for each prompt."""
         return self.search.budget if self.search is not None else max(self.n, self.best_of or 1)

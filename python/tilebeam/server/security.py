@@ -19,6 +19,8 @@ from tilebeam.server.errors import ApiError
 
 # A client that sends its body slower than this is not waited for, seconds.
 _BODY_SECONDS = 60.0
+# Requests at the same time: those that wait hold their bodies.
+_MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 
@@ -85,6 +87,7 @@ class Guard:
         self._keys = keys
         self._max_body = max_body
         self._names_allowed = names_allowed
+        self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, then hand on."""
@@ -96,7 +99,11 @@ class Guard:
         if error is not None:
             await error.response()(scope, receive, send)
             return
-        await self._app(scope, _Body(receive, self._max_body).receive, send)
+        self._inside += 1
+        try:
+            await self._app(scope, _Body(receive, self._max_body).receive, send)
+        finally:
+            self._inside -= 1
 
     def _refusal(self, path: str, method: str, headers: Headers) -> ApiError | None:
         if not self._names_allowed and _is_name(headers.get("host", "localhost")):
@@ -113,6 +120,8 @@ class Guard:
                 return ApiError(401, "This server needs an API key: Authorization: Bearer KEY.", code="missing_api_key")
             if not self._keys.fits(key):
                 return ApiError(401, "The API key is not valid here.", code="invalid_api_key")
+        if self._inside >= _MOST_REQUESTS and path not in PUBLIC_PATHS:
+            return ApiError(429, f"{self._inside} requests are under way. Try again.", code="queue_full", retry_after=5)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_body:
             return ApiError(413, _too_large(self._max_body), code="body_too_large")

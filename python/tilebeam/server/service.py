@@ -135,7 +135,6 @@ class Service:
                 ignore_eos=body.ignore_eos,
                 logprobs=logprobs or (body.samples > body.n and body.search is None),
                 top_logprobs=top,
-                grammar=grammar_of(body),
                 logit_bias=body.biases,
             )
         except TilebeamError as error:
@@ -172,15 +171,17 @@ class Service:
             self.host.look()
             if self.host.state != "ready":
                 raise unavailable(str(error), code="model_failed", retry_after=2) from error
-            if plan.params.grammar is not None or plan.params.logit_bias:
+            if plan.body.restricted:
                 # The only failure of a sound model: nothing that may follow is in its vocabulary.
-                raise bad_request(str(error), param="logit_bias" if plan.params.logit_bias else "grammar") from error
+                raise bad_request(str(error), code="nothing_allowed") from error
             raise from_exception(error) from error
 
-    async def _prepared(self, lm: LM, plan: Plan) -> list[Prompt]:
-        """The prompts, of which the model will refuse none. Not on the event loop: a long text takes its time."""
+    async def _prepared(self, lm: LM, plan: Plan) -> tuple[list[Prompt], SamplingParams]:
+        """Prompts and how to sample, which the model will not refuse. Not on the event loop: a long text or a large
+        schema takes its time."""
 
-        def prepare() -> list[Prompt]:
+        def prepare() -> tuple[list[Prompt], SamplingParams]:
+            params = replace(plan.params, grammar=grammar_of(plan.body))
             prompts = plan.prompts(lm)
             for prompt in prompts:
                 if len(prompt.ids) >= lm.n_ctx:
@@ -190,22 +191,22 @@ class Service:
                         param=plan.prompt_field,
                         code="context_length_exceeded",
                     )
-                try:
-                    lm.check(prompt.ids, plan.params)
-                except TilebeamError as error:
-                    if lm.failure is not None:
-                        raise
-                    raise bad_request(str(error), code="invalid_value") from None
-            return prompts
+                lm.check(prompt.ids, params)
+            return prompts, params
 
-        return await asyncio.to_thread(prepare)
+        try:
+            return await asyncio.to_thread(prepare)
+        except TilebeamError as error:
+            if lm.failure is not None:
+                raise
+            raise bad_request(str(error), code="invalid_value") from None
 
     async def _whole(self, loaded: Loaded, plan: Plan) -> Json:
         """The answer to a request that does not stream."""
-        prompts = await self._prepared(loaded.lm, plan)
+        prompts, params = await self._prepared(loaded.lm, plan)
         if plan.body.search is not None:
-            return await self._searched(loaded, plan, prompts)
-        outputs = await loaded.lm.agenerate([p.ids for p in prompts], plan.params)
+            return await self._searched(loaded, plan, prompts, params)
+        outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
             raise unavailable("The model was stopped.", code="aborted", retry_after=2)
         choices = []
@@ -216,13 +217,13 @@ class Service:
         usage = sum((o.usage for o in outputs), Usage())
         return self._finished(plan, choices, usage)
 
-    async def _searched(self, loaded: Loaded, plan: Plan, prompts: Sequence[Prompt]) -> Json:
+    async def _searched(self, loaded: Loaded, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> Json:
         search = plan.body.search
         assert search is not None
         algorithm = algorithm_of(search, loaded.scorer)
         asked = [(p.text, p.ids, p.question) for p in prompts]
         try:
-            results = await self.searches.run(loaded.lm, algorithm, asked, search.budget, plan.params)
+            results = await self.searches.run(loaded.lm, algorithm, asked, search.budget, params)
         except NpuError:
             raise
         except TilebeamError as error:
@@ -299,9 +300,9 @@ class EventStream(Response):
     async def _send(self, loaded: Loaded, send: Send) -> None:
         """Generate, and send what comes."""
         service, plan, lm = self._service, self._plan, loaded.lm
-        prompts = await service._prepared(lm, plan)
+        prompts, params = await service._prepared(lm, plan)
         async with AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(lm.astream(p.ids, plan.params)) for p in prompts]
+            streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in prompts]
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -34,7 +34,7 @@ class Settings:
     max_waiting: int = 256
     max_samples: int = 128
     max_searches: int = 8
-    max_body: int = 4 << 20
+    max_body: int = 1 << 20
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     chat_template: str | None = None
