@@ -3,7 +3,8 @@
     PYTHONPATH=python:. python bench/load.py [-m ORDINARY.gguf] [--json] [--quick]
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
-nothing shows that the weights are there; the files lie in the page cache. Anonymous memory is what the load added to
+nothing shows that the weights are there; the files lie in the page cache. "mapped" is a file that was read through
+before (tilebeam/checked_files.py), "verified" one whose digests are compared now. Anonymous memory is what the load added to
 the process (and to tilebeam-npud) beyond pages of files: copies of weights, KV cache, compute buffers. Without -m it
 writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +50,10 @@ with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads)
 """
 
 
-def load_once(device: str, path: Path, threads: int) -> dict[str, float]:
+def load_once(device: str, path: Path, threads: int, verify: str = "once") -> dict[str, float]:
     """One load in a process of its own."""
     command = [sys.executable, "-c", _CHILD, device, str(path), str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TILEBEAM_VERIFY": verify})
     if done.returncode != 0:
         raise RuntimeError(f"loading {path.name} on {device} failed: {done.stderr.strip().splitlines()[-1:]}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -83,15 +85,26 @@ def main() -> None:
     args = parser.parse_args()
     rounds = args.rounds or (2 if args.quick else 5)
     ordinary, repacked = files(args.model, args.quick)
-    ways = {"mapped": ("npu", repacked), "packed": ("npu", ordinary), "stock": ("cpu", ordinary)}
+    ways = {
+        "mapped": ("npu", repacked, "once"),
+        "verified": ("npu", repacked, "always"),
+        "packed": ("npu", ordinary, "once"),
+        "stock": ("cpu", ordinary, "once"),
+    }
+    load_once(*ways["mapped"][:2], args.threads)  # which reads it through
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, (device, path) in ways.items():
-            seen[name].append(load_once(device, path, args.threads))
+        for name, (device, path, verify) in ways.items():
+            seen[name].append(load_once(device, path, args.threads, verify))
     size = repacked.stat().st_size
     rows: list[dict[str, Any]] = []
     for until in ("ready", "first"):
-        for other, label in (("packed", "packing at load"), ("stock", "the stock CPU backend")):
+        others = {
+            "packed": "packing at load",
+            "stock": "the stock CPU backend",
+            "verified": "comparing its digests",
+        }
+        for other, label in others.items():
             pairs = report.Pairs([r[until] for r in seen["mapped"]], [r[until] for r in seen[other]])
             name = f"load until {'ready' if until == 'ready' else 'the first token'}, against {label}"
             values = report.row(name, pairs, 1.0, "loads/s", seconds=round(median(pairs.ours), 4))

@@ -10,7 +10,7 @@ All functions raise :class:`GGUFError` (one clear sentence) for files they canno
 or writing fails. Output files appear under their name only when they are complete.
 """
 
-from .contents import Manifest, TiledTensor, is_repacked, manifest
+from .contents import ARCHITECTURE, Manifest, TiledTensor, is_repacked, manifest, read_manifest
 from .conversion import convert
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
@@ -23,6 +23,7 @@ from .split import open_gguf
 from .verification import Verified, verify
 
 __all__ = [
+    "ARCHITECTURE",
     "GGUFError",
     "GGUFFile",
     "Manifest",
@@ -41,6 +42,7 @@ __all__ = [
     "manifest",
     "open_gguf",
     "pack",
+    "read_manifest",
     "unpack",
     "verify",
 ]

@@ -25,7 +25,7 @@ EQUAL_HEADS = ("llama", "qwen2", "qwen3")
 DENSE = ("llama", "qwen2", "qwen3", "gemma3")
 
 
-def check_model(f: Source, architecture: str) -> None:
+def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> None:
     """Raises GGUFError if the metadata of a model of this architecture would make llama.cpp abort."""
 
     def need(ok: bool, key: str, why: str) -> None:
@@ -81,11 +81,14 @@ def check_model(f: Source, architecture: str) -> None:
         need(
             None in sizes or sizes[0] == sizes[1], f"{architecture}.attention.value_length", f"but keys have {sizes[0]}"
         )
-    _check_vocabulary(f)
+    _check_vocabulary(f, each=vocabulary)
 
 
-def _check_vocabulary(f: Source) -> None:
-    """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to."""
+def _check_vocabulary(f: Source, each: bool) -> None:
+    """Lists that do not belong together are read past their end, and tokens that occur twice are asserted not to.
+
+    ``each``: look at every token, which takes longest.
+    """
     tokens = f.kv.get("tokenizer.ggml.tokens")
     kind, count, at = _array(tokens)
     if tokens is None or kind != STRING:
@@ -94,12 +97,16 @@ def _check_vocabulary(f: Source) -> None:
         beside = f.kv.get(f"tokenizer.ggml.{name}")
         if beside is not None and _array(beside)[1] != count:
             raise GGUFError(f"{f.path}: tokenizer.ggml.{name} does not have one entry for each of {count} tokens")
+    if not each:
+        return
     # By hand: a vocabulary may have hundreds of thousands of tokens, and the reader has checked all lengths.
-    raw, seen, empty = tokens.raw, set(), 0
+    raw, length, seen, empty = tokens.raw, struct.Struct("<Q").unpack_from, set(), 0
     for _ in range(count):
-        end = at + 8 + int.from_bytes(raw[at : at + 8], "little")
-        text = raw[at + 8 : end].partition(b"\0")[0]  # llama.cpp reads C strings
-        at = end
+        begin = at + 8
+        at = begin + length(raw, at)[0]
+        text = raw[begin:at]
+        if b"\0" in text:
+            text = text.partition(b"\0")[0]  # llama.cpp reads C strings
         seen.add(text)
         empty += not text
     if len(seen) + max(0, empty - 1) != count:  # llama.cpp gives empty tokens names of their own

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tilebeam import checked_files
+from tilebeam.checked_files import State
 from tilebeam.control import EXECUTORS, Control, TiledTensor, control
 from tilebeam.errors import TilebeamError
 from tilebeam.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from tilebeam.lm import LM
 
 DEVICES = ("npu", "cpu")
+Verify = Literal["once", "always", "never"]
+VERIFY: tuple[Verify, ...] = get_args(Verify)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 # One load at a time: the count of tiled tensors is compared before and after.
@@ -63,7 +67,7 @@ def load(
     n_gpu_layers: int = -1,
     devices: int | None = None,
     memory_limit: int | str | Sequence[int | str] | None = None,
-    verify: bool = True,
+    verify: Verify | bool | None = None,
     verbose: bool = False,
 ) -> LM:
     """Load a model.
@@ -86,8 +90,10 @@ def load(
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
             has one for each device, and its last entry counts for all further ones. None keeps what is configured
             (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
-        verify: check the digests of a repacked file's tensors and metadata first (reads it once per process). Its
-            structure is always checked.
+        verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
+            file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
+            TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
+            is remembered as well.
         verbose: show llama.cpp's log.
 
     Raises:
@@ -108,7 +114,7 @@ def load(
         devices,
         memory_limit,
     )
-    file = _inspect(model, verify)
+    file = _inspect(model, _when(verify))
     if device == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
@@ -219,7 +225,18 @@ def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
     return sizes
 
 
-def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
+def _when(verify: Verify | bool | None) -> Verify:
+    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
+    if isinstance(text, bool):
+        return "once" if text else "never"
+    for choice in VERIFY:
+        if text == choice:
+            return choice
+    name = "TILEBEAM_VERIFY" if verify is None else "verify"
+    raise TilebeamError(f"{name} must be one of {', '.join(VERIFY)}, not {text!r}.")
+
+
+def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
     path = Path(model)
     if not path.exists():
         raise TilebeamError(f"{path} does not exist.")
@@ -231,16 +248,19 @@ def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
         raise TilebeamError(str(error)) from None
     try:
         with gguf_tools.GGUFFile(path) as gguf:
-            stamp = os.fstat(gguf.fd)
+            state = State.of(gguf.fd)
             entry = gguf.kv.get("tilebeam.architecture")
             real = str(entry.value) if entry is not None else gguf.architecture
-            gguf_tools.check_model(gguf, real)
+            with _once(path, state, "vocabulary", verify) as needed:
+                gguf_tools.check_model(gguf, real, vocabulary=needed)
             file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
-            manifest = gguf_tools.manifest(path) if gguf_tools.is_repacked(path) else None
-        if manifest is None:
-            return file
-        if verify:
-            _verify(path, (stamp.st_dev, stamp.st_ino, stamp.st_mtime_ns, stamp.st_size))
+            if gguf.architecture != gguf_tools.ARCHITECTURE:
+                return file
+            manifest = gguf_tools.read_manifest(gguf)
+            if verify != "never":
+                with _once(path, state, "digests", verify) as needed:
+                    if needed:
+                        gguf_tools.verify(path, deep=False)
     except (gguf_tools.GGUFError, OSError) as error:
         raise TilebeamError(f"{path} cannot be loaded: {error}") from None
     file.repacked, file.architecture = True, manifest.architecture
@@ -252,16 +272,13 @@ def _inspect(model: str | os.PathLike[str], verify: bool) -> _File:
     return file
 
 
-_verified: set[tuple[int, int, int, int]] = set()
-
-
-def _verify(path: Path, stamp: tuple[int, int, int, int]) -> None:
-    """Check the digests of all tensors, once per process for a file that does not change."""
-    import gguf_tools
-
-    if stamp not in _verified:
-        gguf_tools.verify(path, deep=False)
-        _verified.add(stamp)
+@contextmanager
+def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool]:
+    """Around a check of the file at `path`: gives whether it is needed, and remembers that it was passed."""
+    needed = verify == "always" or not checked_files.known(state, check)
+    yield needed
+    if needed:
+        checked_files.remember(state, path, check)
 
 
 def available_memory() -> int:
