@@ -20,6 +20,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ def in_tiles(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return tiles.transpose(0, 2, 3, 1, 4).reshape(n // 32, k // 32, 1024)
 
 
-def with_scales(scales: Halves, quants: Bytes) -> Bytes:
+def with_scales(scales: Halves, quants: npt.NDArray[Any]) -> Bytes:
     """FP16 scales in front of their quants, along the last axis."""
     return np.concatenate([np.ascontiguousarray(scales).view(np.uint8), quants], axis=-1)
 

@@ -1,15 +1,25 @@
-"""The machine's own limits, measured beside what they are compared with: int8 dot products, float FMAs and reads."""
+"""The machine's own limits, measured beside what they are compared with: int8 dot products, float FMAs and reads.
+
+    PYTHONPATH=python:. python bench/limits.py [--json] [--quick]
+
+prints them, for one thread and for all. There is no baseline: the ratio is that of the rounds to their median, and the
+share of the limit 1.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from tilebeam.limits import fma_gflops, int8_gops, read_gbs
 
@@ -42,3 +52,44 @@ def machine() -> dict[str, str | int]:
             name = line.split(":", 1)[1].strip()
             break
     return {"cpu": name, "cpus": len(os.sched_getaffinity(0)), "system": platform.release()}
+
+
+def main() -> None:
+    """Measure and print."""
+    import report  # which imports this module
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    args = parser.parse_args()
+    rounds, seconds = (3, 0.1) if args.quick else (9, 0.5)
+    kinds: dict[str, tuple[Callable[[int], float], str]] = {
+        "int8": (lambda n: int8_gops(n, seconds), "GOPS"),
+        "float": (lambda n: fma_gflops(n, seconds), "GFLOPS"),
+        "read": (read_gbs, "GB/s"),
+    }
+    rows: list[dict[str, Any]] = []
+    for threads in sorted({1, int(machine()["cpus"])}):
+        for name, (measure, unit) in kinds.items():
+            values = [measure(threads) for _ in range(rounds)]
+            middle = median(values)
+            rows.append(
+                {
+                    "name": f"{name}, {threads} thread{'s' if threads > 1 else ''}",
+                    "baseline": None,
+                    "value": round(middle, 2),
+                    "unit": unit,
+                    "ratio": 1.0,
+                    "ratio_min": round(min(values) / middle, 3),
+                    "ratio_max": round(max(values) / middle, 3),
+                    "share_of_limit": 1.0,
+                }
+            )
+            if not args.json:
+                print(f"{rows[-1]['name']:20} {middle:10.1f} {unit}")
+    if args.json:
+        report.emit("limits", {r["name"]: r["value"] for r in rows}, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""bench/run_all.py: its list is complete, its report keeps what worked, and a bench that fails loses nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+@pytest.fixture(scope="module")
+def run_all() -> ModuleType:
+    """The script as a module, under a name of its own."""
+    spec = importlib.util.spec_from_file_location("bench_run_all", BENCH / "run_all.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules["bench_run_all"] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = before
+    return module
+
+
+def a_report(name: str, **more: Any) -> dict[str, Any]:
+    row = {"name": "a | b", "baseline": 1.0, "value": 2.0, "unit": "x/s", "ratio": 2.0, "ratio_min": 1.5}
+    row |= {"ratio_max": 2.5, "share_of_limit": None} | more
+    return {"bench": name, "machine": {"cpu": "this one"}, "limits": {"peak": 3.0}, "rows": [row]}
+
+
+@pytest.fixture(name="scripts")
+def _scripts(run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree with benches of our own, which run_all runs instead."""
+    (tmp_path / "bench").mkdir()
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    texts = {
+        "good": f"import sys\nprint('noise')\nprint({json.dumps(json.dumps(a_report('good')))})\nprint('more')",
+        "fails": "import sys\nprint('the reason', file=sys.stderr)\nsys.exit(3)",
+        "hangs": "import time\ntime.sleep(600)",
+        "silent": "",
+        "partial": f"print({json.dumps(json.dumps({'bench': 'partial', 'machine': {}, 'limits': {}, 'rows': [{}]}))})",
+    }
+    for name, text in texts.items():
+        (tmp_path / "bench" / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(run_all, "BENCHES", tuple(run_all.Bench(name, f"Title of {name}") for name in texts))
+
+
+def test_the_list_has_every_bench_with_the_shared_form(run_all: ModuleType) -> None:
+    emitting = {
+        path.stem
+        for path in BENCH.glob("*.py")
+        if re.search(r'report\.emit\(|\{"bench": "', path.read_text(encoding="utf-8"))
+    }
+    assert {b.name for b in run_all.BENCHES} == emitting
+    for bench in run_all.BENCHES:
+        source = (BENCH / f"{bench.name}.py").read_text(encoding="utf-8")
+        assert '"--json"' in source
+        assert '"--quick"' in source
+        assert ('"--plot"' in source) == bench.plots
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    started: list[str] = []
+    benches = run_all.chosen("", "hangs")
+    results = run_all.run_all(benches, folder, True, 60, lambda _, bench: started.append(bench.name))
+    assert started == ["good", "fails", "silent", "partial"]
+    assert [r.report is not None for r in results] == [True, False, False, False]
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "| a \\| b | 1 | 2 | x/s | 2 (1.5 - 2.5) | - |" in text
+    assert "![Title of good](good.png)" in text
+    assert (folder / "good.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "good.json").read_text(encoding="utf-8")) == a_report("good")
+    assert "exit status 3: the reason" in text
+    assert "the reason" in (folder / "fails.log").read_text(encoding="utf-8")
+    assert "it printed no JSON object" in text
+    assert "lacks rows[].baseline" in text
+    assert "Not run yet" not in text
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_bench_that_hangs_is_stopped(run_all: ModuleType, tmp_path: Path) -> None:
+    results = run_all.run_all(run_all.chosen("hangs", ""), tmp_path / "out", True, 1)
+    assert results[0].error == "stopped after 1 s"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_report_is_kept_up_to_date(run_all: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    seen: list[str] = []
+
+    def look(done: int, _: Any) -> None:
+        if done:
+            seen.append((folder / "report.md").read_text(encoding="utf-8"))
+
+    run_all.run_all(run_all.chosen("good,fails", ""), folder, False, 60, look)
+    assert len(seen) == 1
+    assert "Title of good" in seen[0]
+    assert "Not run yet: fails." in seen[0]
+
+
+def test_unknown_names_are_refused(run_all: ModuleType) -> None:
+    with pytest.raises(typer.BadParameter, match="no bench nothing; there are limits, gemm"):
+        run_all.chosen("nothing", "")
