@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -265,7 +266,7 @@ def test_a_chat_streams_with_logprobs(client: Any) -> None:
 
 def test_models(client: Any, lm: LM) -> None:
     models = client.models.list().data
-    assert [m.id for m in models] == ["tiny", "other"]
+    assert [m.id for m in models] == ["tiny", "other", "model"]
     assert client.models.retrieve("other").meta["n_ctx"] == lm.n_ctx
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt")
@@ -621,6 +622,27 @@ def test_searches_of_several_clients_run_together(server: Running, client: Any) 
         together = [pool.submit(client.completions.create, **options, seed=s, extra_body=search) for s in range(4)]
         assert [t.result().choices[0].text for t in together] == alone
     until(lambda: idle(server))
+
+
+def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/server.md: its Python and its curl, as pasted but for the port and fewer tokens."""
+    manual = (Path(__file__).parent.parent / "docs" / "server.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    examples = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        code = example.replace("http://localhost:8080", server.url).replace(
+            'model="model",', 'model="model", max_tokens=9,'
+        )
+        exec(code.replace("max_tokens=512,", ""), names)
+    assert len(names["answer"].choices) == 4
+    assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
+    asked = re.findall(r"curl localhost:8080(/\S+) -H '(.*?): (.*?)'[\s\\]* -d '(.*?)'", manual, re.DOTALL)
+    assert [where for where, _, _, _ in asked] == [TEXT, CHAT]
+    for where, header, value, body in asked:
+        limited = json.dumps(json.loads(body) | {"max_tokens": 5})
+        answer = httpx.post(server.url + where, content=limited, headers={header: value}, timeout=60)
+        assert answer.status_code == 200, answer.text
 
 
 def test_a_beam_needs_a_reward_model(lm: LM) -> None:

@@ -11,13 +11,15 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilebeam import LM, SamplingParams
+from tilebeam import LM, SamplingParams, TilebeamError
 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from tilebeam.server import chat
+from tilebeam.server import host as host_module
 from tilebeam.server.errors import ApiError
 from tilebeam.server.formats import TokenLedger, token_text
+from tilebeam.server.host import Loaded, ModelHost
 from tilebeam.server.jobs import ClientGone, Gate
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.schema import ChatRequest, Message
@@ -227,6 +229,103 @@ def test_jobs_end_with_their_clients_and_with_the_server() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await outer
             assert len(cleaned) == 3
+
+    asyncio.run(scenario())
+
+
+# --- a model that fails -----------------------------------------------------------------------------------------------
+
+
+class FakeLM:
+    """As much of a model as its host sees."""
+
+    failure: TilebeamError | None = None
+
+
+def loaded() -> Loaded:
+    return Loaded(FakeLM())  # type: ignore[arg-type]
+
+
+def broken(host: ModelHost) -> None:
+    host.newest.failure = TilebeamError("it broke")  # type: ignore[misc]
+
+
+def test_a_lost_model_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PAUSES", (0.0, 0.0, 0.0))
+    closed: list[Loaded] = []
+    trouble = ["no memory", "still none"]
+
+    def load() -> Loaded:
+        if trouble:
+            raise TilebeamError(trouble.pop())
+        return loaded()
+
+    async def scenario() -> None:
+        first = loaded()
+        first.resources.callback(closed.append, first)
+        host = ModelHost(load, first)
+        with host.use() as model:
+            assert model is first
+            broken(host)
+            status, body = host.health()
+            assert (status, body["status"], body["reason"]) == (503, "restarting", "it broke")
+            await asyncio.sleep(0.01)
+            assert not closed  # it is still used
+            with pytest.raises(ApiError) as caught, host.use():
+                pass
+            assert (caught.value.status, caught.value.code) == (503, "model_restarting")
+            assert caught.value.retry_after
+        while host.state == "restarting":
+            await asyncio.sleep(0.01)
+        assert closed == [first]
+        assert host.health() == (200, {"status": "ok", "restarts": 1})
+        with host.use() as model:
+            assert model is not first
+        await host.close()
+        assert host.health()[0] == 503
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_fails_again_and_again_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PAUSES", (0.0,))
+
+    async def scenario() -> None:
+        host = ModelHost(loaded, loaded())
+        for restarts in (1, 2, 3):
+            broken(host)
+            host.look()
+            while host.state == "restarting":
+                await asyncio.sleep(0.01)
+            assert (host.state, host.restarts) == ("ready", restarts)
+        broken(host)
+        status, body = host.health()
+        assert (status, body["status"]) == (503, "failed")
+        assert "4 times" in body["reason"]
+        with pytest.raises(ApiError, match="not available"), host.use():
+            pass
+        await host.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_again_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_PAUSES", (0.0, 0.0))
+    tries = []
+
+    def load() -> Loaded:
+        tries.append(1)
+        raise TilebeamError("no memory")
+
+    async def scenario() -> None:
+        host = ModelHost(load, loaded())
+        broken(host)
+        host.look()
+        while host.state == "restarting":
+            await asyncio.sleep(0.01)
+        assert host.health() == (503, {"status": "failed", "reason": "no memory", "restarts": 0})
+        assert len(tries) == 2
+        await host.close()
 
     asyncio.run(scenario())
 
