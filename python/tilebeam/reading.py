@@ -57,6 +57,7 @@ class _Job:
     seq: kv.Sequence | None = None
     done: int = 0
     flagged: list[tuple[int, int]] = field(default_factory=list)  # (batch entry, position)
+    marks: list[int] = field(default_factory=list)  # lengths still to come at which others will fork it
 
     @property
     def start(self) -> int:
@@ -156,7 +157,7 @@ def _run(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook |
         if source is not None:
             engine.touch(source)
     while waiting or running:
-        waiting = [job for job in waiting if not _start(engine, job, running)]
+        waiting = [job for job in waiting if not _start(engine, job, running, waiting)]
         if question.hidden:
             stops, every = _apart(running)
             engine.context.output_hidden(every)
@@ -176,6 +177,7 @@ def _run(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook |
             for entry, position in job.flagged:
                 out = job.out.hidden if question.hidden else job.out.logits
                 out[job.rows[position]] = question.answer(engine, entry)
+            _leave_mark(engine, job)
             if job.start == job.stop and job.seq is not None:
                 engine.retire(job.seq)
                 job.seq = None
@@ -185,12 +187,15 @@ def _run(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook |
             hook(seen, total)
 
 
-def _start(engine: Engine, job: _Job, running: list[_Job]) -> bool:
+def _start(engine: Engine, job: _Job, running: list[_Job], waiting: list[_Job]) -> bool:
     """Give a text its sequence. False: not now."""
     limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
     source, shared = engine.best_source(job.target, limit)
     for other in running:
-        if min(limit, kv.common_prefix(other.target, job.target)) - shared >= _SHARE_AT_LEAST:
+        coming = min(limit, kv.common_prefix(other.target, job.target))
+        if not _forkable_anywhere(engine, other):
+            coming = max((m for m in other.marks if m <= coming), default=0)
+        if coming - shared >= _SHARE_AT_LEAST:
             return False
     ids = engine.kv.free_ids
     room = job.stop - shared + sum(j.stop - j.start for j in running)
@@ -203,7 +208,24 @@ def _start(engine: Engine, job: _Job, running: list[_Job]) -> bool:
     running.append(job)
     while engine.kv.free < job.stop - shared and engine.evict():  # the source's own end may be in the way
         pass
+    if not _forkable_anywhere(engine, job):
+        others = [min(min(o.rows), kv.common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
+        job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
     return True
+
+
+def _forkable_anywhere(engine: Engine, job: _Job) -> bool:
+    """Whether others can fork a text's beginning when it has been read to its end. Models with sliding windows or
+    recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
+    return engine.kv.forkable(job.stop, job.stop - 1) == job.stop - 1
+
+
+def _leave_mark(engine: Engine, job: _Job) -> None:
+    """Keep what was read of a text by now, if it has come to a length at which others will fork it."""
+    if job.marks and job.seq is not None and job.start == job.marks[0]:
+        del job.marks[0]
+        if engine.kv.free_ids or engine.evict():
+            engine.retire(engine.kv.fork(job.seq, job.start))
 
 
 def _apart(running: list[_Job]) -> tuple[list[int], bool]:
@@ -229,6 +251,7 @@ def _fill(engine: Engine, running: list[_Job], stops: list[int], every: bool) ->
         job.done, job.flagged = 0, []
         assert job.seq is not None
         start = job.start
+        stop = min([stop, *job.marks[:1]])
         count = min(stop - start, context.n_batch - n, engine.kv.free)
         if every:
             count = min(count, context.max_outputs - outputs)
