@@ -4,9 +4,9 @@
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
 nothing shows that the weights are there; the files lie in the page cache. "mapped" is a file that was read through
-before (tilebeam/checked_files.py), "verified" one whose digests are compared now. Anonymous memory is what the load added
-to the process (and to tilebeam-npud) beyond pages of files: copies of weights, KV cache, compute buffers. Without -m it
-writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
+before (tilebeam/checked_files.py), "verified" one whose digests are compared now. Anonymous memory is what the load
+added to the process (and to tilebeam-npud) beyond pages of files: copies of weights, KV cache, compute buffers. Without
+-m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 # What one load does; prints seconds until ready and until the first token, and the growth of anonymous memory.
 _CHILD = """
 import json, sys, time
-import llama_cpp, tilebeam
+import gguf_tools, llama_cpp, tilebeam
 from tilebeam import SamplingParams
 device, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 tilebeam.register()
