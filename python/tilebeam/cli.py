@@ -34,6 +34,7 @@ from tilebeam.options import (
     Temp,
     Threads,
 )
+from tilebeam.prompts import one_prompt
 
 app = typer.Typer(
     name="tilebeam",
@@ -345,7 +346,7 @@ def trace(
 
     trace_cli.check_target(out)
     random = prompt is None and file is None
-    text = "" if random else search_cli.one_prompt(prompt, file)
+    text = "" if random else one_prompt(prompt, file)
     drawing = SamplingOptions(n_predict=n_predict, temp=temp, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
     params = drawing.params(n_samples)
     options = ModelOptions(model, Device.npu, threads, ctx_size, parallel, executor, devices, memory_limit)

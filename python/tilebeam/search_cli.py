@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from tilebeam.options import (
     grouped,
     unescaped,
 )
+from tilebeam.prompts import one_prompt, prompts, read_text, wrap
 
 if TYPE_CHECKING:
     from tilebeam.extract import Extractor
@@ -142,7 +142,7 @@ class JudgeOptions:
         if not wanted and self != JudgeOptions():
             raise TilebeamError("There are options for a judge, but none is asked: --scorer judge, --weighting judge.")
         if self.judge_template is not None:
-            _read(self.judge_template)
+            read_text(self.judge_template)
 
 
 StepStop = Annotated[str, typer.Option("--step-stop", help="What ends a step (\\n allowed).", rich_help_panel=_STEPS)]
@@ -479,7 +479,7 @@ class _Search:
         return LLMJudge(
             lm,
             verdict=options.judge_verdict.value,
-            template=_read(options.judge_template) if options.judge_template else None,
+            template=read_text(options.judge_template) if options.judge_template else None,
             chat=self.chat if options.judge_chat is None else options.judge_chat,
             question=lambda prompt: self.asked.get(prompt, prompt),
         )
@@ -531,60 +531,3 @@ def _extractor(name: str) -> Extractor:
         return extractor(name)
     except TilebeamError as error:
         raise TilebeamError(f"--extract: {error}") from None
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
-
-def one_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt of -p (with - for stdin) or -f.
-
-    Raises:
-        TilebeamError: none, both, an empty one, or a file that is not UTF-8 text.
-    """
-    if (prompt is None) == (file is None):
-        raise TilebeamError("Give a prompt, either with -p or with -f.")
-    text = prompt if prompt is not None else _read(file)
-    if prompt == "-":
-        text = sys.stdin.read()
-    if not text:
-        raise TilebeamError("The prompt is empty.")
-    return text
-
-
-def prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """One prompt, or those of a .jsonl file whose lines are {"prompt": ..} or strings.
-
-    Raises:
-        TilebeamError: as `one_prompt`; for a bad line, with its number.
-    """
-    if prompt is not None or file is None or file.suffix != ".jsonl":
-        return [one_prompt(prompt, file)]
-    found = []
-    for number, line in enumerate(_read(file).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise TilebeamError(f"{file} line {number} is not JSON: {error}") from None
-        text = item.get("prompt") if isinstance(item, dict) else item
-        if not isinstance(text, str) or not text:
-            raise TilebeamError(f'{file} line {number} has no text under "prompt".')
-        found.append(text)
-    if not found:
-        raise TilebeamError(f"{file} holds no prompts.")
-    return found
-
-
-def _read(file: Path | None) -> str:
-    assert file is not None
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise TilebeamError(f"{file} is not UTF-8 text.") from None
-
-
-def wrap(lm: LM, prompt: str, chat: bool) -> str:
-    """The prompt as it is, or in the model's chat template."""
-    return lm.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
