@@ -80,7 +80,8 @@ def extract_head(
     Args:
         source: its folder, or one of its .safetensors files.
         name: the head's tensors' name without layer number, .weight and .bias, such as "v_head.summary"; None: found.
-        output: "sigmoid", "softmax" or "none"; None: the preset's, or what its shape suggests.
+        output: "sigmoid", "softmax" or "none"; None: the preset's; "none" for the single output of what config.json
+            calls a sequence classification; else what its shape suggests.
         preset: remembered in the head's file.
 
     Raises:
@@ -95,7 +96,15 @@ def extract_head(
         if "weight" not in parts:
             raise TilebeamError(f"{source}: the head has the bias {parts['bias'].name}, but no weight for it.")
         arrays.append((parts["weight"].values(), parts["bias"].values() if "bias" in parts else None))
+    if output is None and len(arrays[-1][0]) == 1 and _classifies_sequences(Path(source)):
+        output = "none"
     return make_head(arrays, output, known.label if known else None, preset)
+
+
+def _classifies_sequences(source: Path) -> bool:
+    config = source / "config.json"
+    names = _json(config).get("architectures") if config.is_file() else None
+    return isinstance(names, list) and any(str(n).endswith("ForSequenceClassification") for n in names)
 
 
 def write_body(

@@ -190,10 +190,18 @@ class Layout:
         # SentencePiece vocabularies may put a space before a text; none belongs into the middle of one.
         self._lead = lead if lm.detokenize(lead).startswith(" ") else []
         self.tag = self._inside(format.tag, control=True)
+        self._head = lru_cache(maxsize=256)(self._make_head)
         self._step = lru_cache(maxsize=4096)(self._make_step)
 
     def head(self, prompt: str) -> list[int]:
         """Tokens before the first step."""
+        return list(self._head(prompt))
+
+    def step(self, text: str, first: bool) -> list[int]:
+        """Tokens of a step, without the tag."""
+        return list(self._step(text, first))
+
+    def _make_head(self, prompt: str) -> tuple[int, ...]:
         before, after = self._format.head.split("{prompt}")
         question = self._question(prompt)
         lm = self._lm
@@ -207,19 +215,15 @@ class Layout:
             tokens += self._inside(after, control=True)
         if self._format.bos and lm.bos >= 0 and tokens[:1] != [lm.bos]:
             tokens = [lm.bos, *tokens]
-        return tokens
+        return tuple(tokens)
 
-    def step(self, text: str, first: bool) -> list[int]:
-        """Tokens of a step, without the tag."""
-        return self._step(text, first)
-
-    def _make_step(self, text: str, first: bool) -> list[int]:
+    def _make_step(self, text: str, first: bool) -> tuple[int, ...]:
         form = self._format
         template = form.first if first and form.first is not None else form.step
         before, after = template.split("{step}")
         lone = before.rstrip(" ")  # a space belongs to the word that follows, as tokenizers see it
         text = before[len(lone) :] + (text.strip(form.strip) if form.strip else text)
-        return self._inside(lone, True) + self._inside(text, False) + self._inside(after, True)
+        return (*self._inside(lone, True), *self._inside(text, False), *self._inside(after, True))
 
     def _inside(self, text: str, control: bool) -> list[int]:
         """Tokens of a text that follows other text."""

@@ -80,10 +80,10 @@ class Head:
 
     def __call__(self, hidden: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """Scores [n] of hidden states [n, n_embd]."""
-        x = hidden.astype(np.float64)
+        y = hidden.astype(np.float32)
         for i, (weight, bias) in enumerate(self.layers):
-            x = np.maximum(x, 0) if i else x
-            x = x @ weight.T.astype(np.float64) + bias
+            y = (np.maximum(y, 0) if i else y) @ weight.T + bias
+        x = y.astype(np.float64)
         if self.output == "softmax":
             x = np.exp(x - x.max(axis=1, keepdims=True))
             return np.asarray(x[:, self.label] / x.sum(axis=1))

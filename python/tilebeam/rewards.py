@@ -105,7 +105,7 @@ class StepScorer(Scorer):
 
 
 class RewardModel(StepScorer):
-    """A GGUF model that rates; what its kinds share.
+    """A GGUF model that rates; what its kinds share. Several threads may use one.
 
     Args:
         lm: the reward model; the search's own model or another.
