@@ -20,7 +20,7 @@ class Plan:
     """
 
     rows: list[tuple[Sample, int]]  # samples whose token is drawn, and the entries
-    spans: list[tuple[Sequence, Request, int]]  # how many tokens of each sequence
+    spans: list[tuple[Sequence, Request, Sample | None, int]]  # sequences, whose they are, and how many tokens of each
     n: int  # entries
     going: bool = False
     shares: list[tuple[Request, int]] = field(default_factory=list)  # requests and their rows, of a plan that is going

@@ -244,7 +244,7 @@ class Engine:
             seconds = time.perf_counter() - began
             if code == 0:
                 break
-            for seq, _, count in plan.spans:
+            for seq, _, _, count in plan.spans:
                 self.kv.retract(seq, count)
             # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
             if code != 1 or not self._give_way():
@@ -349,7 +349,7 @@ class Engine:
         n, tokens = plan.n, plan.draws.tokens
         self.context.token[:n] = tokens
         self.context.pos[:n] += 1
-        self.kv.extend_each([seq for seq, _, _ in plan.spans], tokens.tolist())
+        self.kv.extend_each([seq for seq, _, _, _ in plan.spans], tokens.tolist())
         return plan
 
     def _build(self) -> Plan:
@@ -366,7 +366,7 @@ class Engine:
             for sample in decoding:  # one sample has all cells: the context is full
                 self._finish(sample, "length")
         rows: list[tuple[Sample, int]] = []
-        spans: list[tuple[Sequence, Request, int]] = []
+        spans: list[tuple[Sequence, Request, Sample | None, int]] = []
         token, pos, seq_id, output = self.context.token, self.context.pos, self.context.seq, self.context.output
         n = 0
         for sample in decoding:
@@ -375,7 +375,7 @@ class Engine:
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
             token[n], pos[n], seq_id[n], output[n] = last, len(seq), seq.id, 1
             self.kv.extend(seq, [last])
-            spans.append((seq, sample.request, 1))
+            spans.append((seq, sample.request, sample, 1))
             rows.append((sample, n))
             n += 1
         jobs: list[tuple[Sequence, Request, list[int], Sample | None]] = []
@@ -400,7 +400,7 @@ class Engine:
             seq_id[n:end] = seq.id
             output[n:end] = 0
             self.kv.extend(seq, tokens)
-            spans.append((seq, request, count))
+            spans.append((seq, request, owner, count))
             if owner is not None and start + count == len(target):
                 output[end - 1] = 1
                 rows.append((owner, end - 1))
@@ -422,17 +422,16 @@ class Engine:
             for request, count in plan.shares:
                 request.usage.decode_seconds += share * count
             return
-        for seq, request, count in plan.spans:
+        for seq, request, owner, count in plan.spans:
             usage = request.usage
-            start = len(seq) - count
+            start, end = len(seq) - count, len(seq)
             prompt = len(request.prompt_ids)
-            of_prompt = max(0, min(start + count, prompt) - start)
-            fresh = max(0, min(start + count, prompt) - max(start, request.decoded))
+            of_prompt = max(0, min(end, prompt) - start)
+            fresh = max(0, min(end, prompt) - max(start, request.decoded))
             request.decoded += fresh
             request.progress.prompt_tokens += fresh
-            # A sample goes on with one token at a time; more at once (or prompt tokens again) are recomputed.
-            again = of_prompt - fresh + (count - of_prompt if count > 1 else 0)
-            usage.recomputed_tokens += again
+            new = max(0, end - max(start, prompt, owner.reached)) if owner is not None else 0
+            usage.recomputed_tokens += count - fresh - new
             usage.prefill_seconds += share * of_prompt
             usage.decode_seconds += share * (count - of_prompt)
 
@@ -565,6 +564,7 @@ class Engine:
             request.lead, request.followers = None, []
         for sample in sorted(back, key=lambda s: s.age, reverse=True):
             if sample.kv is not None:
+                sample.reached = max(sample.reached, len(sample.kv))
                 self.kv.close(sample.kv)
                 sample.kv = None
             self._running.remove(sample)

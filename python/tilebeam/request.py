@@ -29,6 +29,7 @@ class Sample:
     age: int = 0  # admission number: who gives way when cells run out
     finish: FinishReason | None = None
     limit: int = 0  # tokens that it may have
+    reached: int = 0  # tokens, with the prompt, that had cells when it gave them up: decoded before
     shown: int = 0  # tokens whose text is in the stream
 
     @property
