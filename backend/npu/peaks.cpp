@@ -9,6 +9,7 @@
 #if defined(__x86_64__)
 #    include <immintrin.h>
 #    define FOR_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#    define FOR_AVXVNNI __attribute__((target("avx2,fma,avxvnni")))
 #    define FOR_AVX2 __attribute__((target("avx2,fma")))
 #elif defined(__aarch64__)
 #    include <arm_neon.h>
@@ -65,6 +66,29 @@ FOR_AVX2 double int8_avx2(double seconds) {
             for (int i = 0; i < chains / 2; i++) {
                 const __m256i a = _mm256_set1_epi32(*const_cast<volatile int32_t *>(memory + i));
                 acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+                asm volatile("" : "+x"(acc[i]));
+            }
+        }
+    }
+    return rate(ops, start);
+}
+
+FOR_AVXVNNI double int8_avxvnni(double seconds) {
+    alignas(64) static int32_t memory[chains] = {};
+    constexpr int n_chains = 12; // and a register each for weights and activations
+    __m256i acc[n_chains];
+    const __m256i w = _mm256_set1_epi8(3);
+#    pragma GCC unroll 16
+    for (int i = 0; i < n_chains; i++)
+        acc[i] = _mm256_set1_epi32(i);
+    const double start = now();
+    double ops = 0;
+    for (; now() - start < seconds; ops += double{burst} * n_chains * 64) {
+        for (int n = 0; n < burst; n++) {
+#    pragma GCC unroll 12
+            for (int i = 0; i < n_chains; i++) {
+                const __m256i a = _mm256_set1_epi32(*const_cast<volatile int32_t *>(memory + i));
+                acc[i] = _mm256_dpbusd_avx_epi32(acc[i], w, a);
                 asm volatile("" : "+x"(acc[i]));
             }
         }
@@ -179,7 +203,10 @@ uint64_t read_words(const uint8_t * data, size_t size) {
 
 double limit_int8([[maybe_unused]] double seconds) {
 #if defined(__x86_64__)
-    return best_is("avx512vnni") ? int8_avx512(seconds) : best_is("avx2") ? int8_avx2(seconds) : 0;
+    return best_is("avx512vnni") ? int8_avx512(seconds)
+           : best_is("avxvnni")  ? int8_avxvnni(seconds)
+           : best_is("avx2")     ? int8_avx2(seconds)
+                                 : 0;
 #elif defined(__aarch64__)
     return best_is("neon") ? int8_neon(seconds) : 0;
 #else
@@ -189,7 +216,7 @@ double limit_int8([[maybe_unused]] double seconds) {
 
 double limit_fma([[maybe_unused]] double seconds) {
 #if defined(__x86_64__)
-    return best_is("avx512vnni") ? fma_avx512(seconds) : best_is("avx2") ? fma_avx2(seconds) : 0;
+    return best_is("avx512vnni") ? fma_avx512(seconds) : best_is("avxvnni") || best_is("avx2") ? fma_avx2(seconds) : 0;
 #elif defined(__aarch64__)
     return fma_neon(seconds);
 #else

@@ -29,6 +29,15 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
 }
 
+// GCC 12 does not know the name "avxvnni" here; the registers are AVX2's, so that the system saves them.
+bool has_avxvnni() {
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
+}
+
 bool has_avx512vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -46,7 +55,7 @@ bool has_neon() {
 #endif
 
 struct kernel_sets {
-    kernel_table tables[4];
+    kernel_table tables[5];
     kernel_list list{};
 
     void add(const char * isa, void (*fill)(kernel_table & t)) {
@@ -63,6 +72,9 @@ struct kernel_sets {
 #if defined(__x86_64__)
         if (has_avx512vnni()) {
             add("avx512vnni", fill_avx512vnni);
+        }
+        if (has_avxvnni()) {
+            add("avxvnni", fill_avxvnni);
         }
         if (has_avx2()) {
             add("avx2", fill_avx2);

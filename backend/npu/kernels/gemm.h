@@ -165,6 +165,7 @@ struct gemm_kernels {
 
 void fill_gemm_portable(gemm_kernels & k);
 void fill_gemm_avx2(gemm_kernels & k);
+void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);

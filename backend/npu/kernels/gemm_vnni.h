@@ -82,6 +82,16 @@ template <class unit> struct format_q8 {
     static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 1024, i); }
 };
 
+// The quants of a set whose bias is 0.
+template <class unit> struct format_prepared {
+    static constexpr size_t bytes = gemm_prepared_bytes;
+    static constexpr int32_t offset = 128;
+    static void weights(const uint8_t * tile, int i, typename unit::ints * w) { format_q8<unit>::weights(tile, i, w); }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
+    }
+};
+
 // ---- direct
 
 // Vectors [first, first + vectors) of the panel.

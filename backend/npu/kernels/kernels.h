@@ -31,6 +31,7 @@ const kernel_table * find_kernels(const char * isa); // "" or nullptr = best; nu
 // Each set, compiled in its own folder with its own flags; declared here, called by dispatch.cpp only.
 void fill_portable(kernel_table & t);
 void fill_avx2(kernel_table & t);
+void fill_avxvnni(kernel_table & t);
 void fill_avx512vnni(kernel_table & t);
 void fill_neon(kernel_table & t);
 void fill_hvx(kernel_table & t);

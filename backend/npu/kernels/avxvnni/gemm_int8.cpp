@@ -1,0 +1,22 @@
+// Integer GEMM on the 256-bit vpdpbusd of CPUs without AVX-512: the shared kernels over 8 lanes.
+#include "kernels/avxvnni/unit.h"
+#include "kernels/gemm_vnni.h"
+
+namespace tb::npu {
+
+namespace {
+
+template <class Format> gemm_int8 kernel(const char * name) {
+    return {name, unit::direct_rows, Format::offset, direct<unit, Format, unit::direct_rows>};
+}
+
+} // namespace
+
+void fill_gemm_avxvnni(gemm_kernels & k) {
+    k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_5x8_avxvnni");
+    k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_5x8_avxvnni");
+    k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_5x8_avxvnni");
+    k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_5x8_avxvnni");
+}
+
+} // namespace tb::npu
