@@ -167,6 +167,45 @@ def test_a_layer_against_numpy(threads: int) -> None:
     assert np.allclose(slot(0), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_layers_share_a_mask_until_it_changes(isa: str, tokens: int) -> None:
+    cells, head = 320, 64
+    rng = np.random.default_rng(tokens)
+    g = Graph()
+
+    def view(offset: int, ne: tuple[int, ...], size: int, kind: int) -> Any:
+        t = g.tensor(offset, ne, kind)
+        t.nb = [size, *(size * int(n) for n in np.cumprod((*ne, 1, 1, 1)[:3]))]
+        return t
+
+    q = view(0, (head, tokens, 2), 4, F32)
+    kv = view(65536, (head, cells), 2, TYPES["F16"])
+    masks = [view((3 + i) * 65536, (cells, tokens), 2, TYPES["F16"]) for i in range(2)]
+    for i, mask in enumerate((masks[0], masks[0], masks[1], masks[0])):
+        g.add(
+            "FLASH_ATTN", view((6 + 2 * i) * 65536, (head, 2, tokens), 4, F32), q, kv, kv, mask, params=(0.1, 0.0, 0.0)
+        )
+    g.add("CPY", masks[0], masks[1])
+    g.add("FLASH_ATTN", view(14 * 65536, (head, 2, tokens), 4, F32), q, kv, kv, masks[0], params=(0.1, 0.0, 0.0))
+    memory, weights = start(1)
+    halves = memory.view(np.float16)
+    halves[32768 : 32768 + head * cells] = rng.standard_normal(head * cells)
+    for i in range(2):
+        hidden = np.where(rng.random(cells * tokens) < 0.4, -np.inf, 0.0)
+        halves[(3 + i) * 32768 :][: cells * tokens] = hidden + (rng.random(hidden.size) if i else 0)
+    for threads in THREADS:
+        want, got = memory.copy(), memory.copy()
+        assert g.run(want, weights, threads, isa, fuse=False) == (OK, "")
+        assert g.run(got, weights, threads, isa, fuse=True) == (OK, "")
+        assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+        out = [got[(6 + 2 * i) * 16384 :][: 2 * head * tokens] for i in range(5)]
+        assert np.array_equal(out[0], out[1])
+        assert not np.array_equal(out[0], out[2])
+        assert np.array_equal(out[0], out[3])
+        assert np.array_equal(out[2], out[4])
+
+
 def put_op(g: Graph, draw: Callable[[Any], Any]) -> None:
     """One more op over few places in memory, so that results overwrite operands of earlier ops in all ways."""
     rows = draw(st.sampled_from((1, 3, 40)))

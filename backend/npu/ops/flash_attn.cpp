@@ -1,7 +1,8 @@
 // FLASH_ATTN: online softmax over the KV cells that the mask leaves visible, tile by tile.
 //
 // A work item is a block of tokens x the heads of one GQA group, so that each K and V element that is loaded serves
-// all of them. The mask is turned into bits once per op (64 cells a word). An item then walks the words:
+// all of them. The mask is turned into bits (64 cells a word), once for all layers that have the same one. An item then
+// walks the words:
 //   * cells that no row of the item sees are not read;
 //   * where most rows see most cells (a prompt that all sequences share, a causal prefill), the word's cells become
 //     one tile for all rows;
@@ -43,9 +44,11 @@ struct attention_plan {
     int64_t splits;
     int64_t mask_heads, mask_streams; // 0 without a mask
     bool convert;                     // K and V are of a type that the kernels do not read
-    // scratch
-    uint64_t bits_at, biased_at, partials_at, workspace_at;
-    uint64_t workspace_bytes, total; // may exceed a 32-bit address space, which the executor refuses
+    // prepared: the mask's bits, and a byte for each word that tells whether a visible value in it is not 0
+    uint64_t biased_at, mask_bytes;
+    // scratch; sizes may exceed a 32-bit address space, which the executor refuses
+    uint64_t partials_at, workspace_at;
+    uint64_t workspace_bytes, total;
     // workspace of one thread, in floats
     uint64_t scores_at, tile_at, k_at, v_at, output_at;
 
@@ -83,14 +86,15 @@ attention_plan make_plan(const tb_op & op, int n_threads) {
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
     p.convert = !kernel_reads(k.type) || !kernel_reads(v.type);
 
+    p.biased_at = align64(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
+    p.mask_bytes = p.biased_at + static_cast<uint64_t>(p.mask_lines() * p.words);
+
     uint64_t at = 0;
     const auto take = [&at](uint64_t bytes) {
         const uint64_t start = at;
         at += align64(bytes);
         return start;
     };
-    p.bits_at = take(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
-    p.biased_at = take(static_cast<uint64_t>(p.mask_lines() * n_threads));
     p.partials_at =
         take(p.splits > 1 ? static_cast<uint64_t>(p.items * p.splits * p.partial_floats()) * sizeof(float) : 0);
     p.workspace_at = at;
@@ -248,10 +252,10 @@ class item_runner {
             const int64_t head = p.mask_heads > 1 ? (head0 + line % n_heads) % p.mask_heads : 0;
             const int64_t from = stream % p.mask_streams;
             const int64_t index = (from * p.mask_heads + head) * p.tokens + token;
-            line_bits[line] = reinterpret_cast<const uint64_t *>(ctx.scratch + p.bits_at) + index * p.words;
+            line_bits[line] = reinterpret_cast<const uint64_t *>(ctx.prepared) + index * p.words;
             line_mask[line] = mask.at<const uint16_t>(token, head, from);
-            const uint8_t * flags = ctx.scratch + p.biased_at + index * ctx.n_threads;
-            line_biased[line] = std::any_of(flags, flags + ctx.n_threads, [](uint8_t f) { return f != 0; });
+            const uint8_t * flags = ctx.prepared + p.biased_at + index * p.words;
+            line_biased[line] = std::any_of(flags, flags + p.words, [](uint8_t f) { return f != 0; });
         }
     }
 
@@ -480,14 +484,11 @@ class item_runner {
     }
 };
 
-// The mask as bits, and per line and thread whether a visible value other than zero was met.
-void read_mask(const op_context & ctx, const attention_plan & p) {
+void read_mask(const op_context & ctx) {
+    const attention_plan p = make_plan(*ctx.op, ctx.n_threads);
     const view & mask = ctx.src[3];
-    uint64_t * bits = reinterpret_cast<uint64_t *>(ctx.scratch + p.bits_at);
-    uint8_t * biased = ctx.scratch + p.biased_at;
-    for (int64_t line = 0; line < p.mask_lines(); line++) {
-        biased[line * ctx.n_threads + ctx.thread] = 0;
-    }
+    uint64_t * bits = reinterpret_cast<uint64_t *>(ctx.prepared);
+    uint8_t * biased = ctx.prepared + p.biased_at;
     int64_t first = 0;
     int64_t last = 0;
     ctx.share(p.mask_lines() * p.words, 8, &first, &last);
@@ -500,18 +501,23 @@ void read_mask(const op_context & ctx, const attention_plan & p) {
         uint64_t values = 0;
         bits[i] =
             ctx.kernels->attention.visible(row + cell, static_cast<int>(std::min(word_cells, p.n_kv - cell)), &values);
-        if (values != 0) {
-            biased[line * ctx.n_threads + ctx.thread] = 1;
-        }
+        biased[i] = values != 0;
     }
-    ctx.barrier();
 }
+
+uint64_t mask_bytes(const tb_op & op, int n_threads, const kernel_table &) {
+    return make_plan(op, n_threads).mask_bytes;
+}
+
+// The mask is the same; it may have more lines than there are tokens.
+bool same_mask(const tb_op & a, const tb_op & b, int, const kernel_table &) {
+    return a.src[0].ne[1] == b.src[0].ne[1] && a.src[1].ne[1] == b.src[1].ne[1];
+}
+
+cut mask_cut(const tb_op &) { return cut::any; }
 
 void flash_attn(const op_context & ctx) {
     const attention_plan p = make_plan(*ctx.op, ctx.n_threads);
-    if (ctx.src[3]) {
-        read_mask(ctx, p);
-    }
     item_runner runner(ctx, p);
     const int64_t parts = p.items * p.splits;
     for (int64_t i = ctx.next_chunk(); i < parts; i = ctx.next_chunk()) {
@@ -530,6 +536,7 @@ void flash_attn(const op_context & ctx) {
 
 } // namespace
 
-const op_entry flash_attn_entry = {flash_attn, scratch_bytes, cut::any, true};
+const op_preparation flash_attn_mask = {read_mask, 3, mask_bytes, same_mask, mask_cut, true};
+const op_entry flash_attn_entry = {flash_attn, scratch_bytes, cut::any, true, &flash_attn_mask};
 
 } // namespace tb::npu
