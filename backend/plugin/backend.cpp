@@ -50,16 +50,18 @@ struct backend {
     }
 
     // The channel takes so many ops in a message; a longer stage goes in parts, which are not kept.
-    static bool send(const lowered_graph::stage & stage, uint64_t serial, std::string & why) {
+    static bool send(lowered_graph::stage & stage, uint64_t serial, std::string & why) {
         const size_t n = stage.ops.size();
         for (size_t i = 0; i < n; i += TB_MAX_GRAPH_OPS) {
             const auto part = static_cast<uint32_t>(std::min<size_t>(n - i, TB_MAX_GRAPH_OPS));
-            const tb::session::result r = stage.session->compute(stage.ops.data() + i, part, part == n ? serial : 0);
+            const tb::session::result r =
+                stage.session->compute(stage.ops.data() + i, part, part == n ? serial : 0, stage.sent);
             if (!r.ok()) {
                 why = r.why;
                 return false;
             }
         }
+        stage.sent = true;
         return true;
     }
 
@@ -79,7 +81,7 @@ struct backend {
         tb::session::keep_bus_handler();
         tb::session::trace & trace = tb::session::trace::get();
         const int64_t began = trace.on() ? now_ns() : 0;
-        const lowered_graph * g = lowered(graph, why);
+        lowered_graph * g = lowered(graph, why);
         if (began != 0) trace.span(TB_SPAN_LOWER, began, now_ns(), 0, 0, 0, static_cast<uint32_t>(graph->n_nodes));
         if (!g) return false;
         for (const auto & health : g->buffers) {
@@ -90,7 +92,7 @@ struct backend {
         }
         size_t n = 0;
         for (size_t i = 0; i < g->stages.size(); ++i) {
-            const lowered_graph::stage & stage = g->stages[i];
+            lowered_graph::stage & stage = g->stages[i];
             // A session keeps graphs by number: a stage's own is made of ggml's, which are counted from 1.
             if (!send(stage, g->uid == 0 ? 0 : g->uid | uint64_t{i} << 48, why)) {
                 files_intact(*g, why);

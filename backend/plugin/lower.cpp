@@ -213,7 +213,7 @@ struct lowering {
 
     // The stage to append to, in this session.
     lowered_graph::stage & stage_in(const session_ptr & session) {
-        if (out.stages.empty() || out.stages.back().session != session) out.stages.push_back({session, {}});
+        if (out.stages.empty() || out.stages.back().session != session) out.stages.push_back({session, {}, false});
         return out.stages.back();
     }
 

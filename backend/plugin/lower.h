@@ -31,6 +31,7 @@ struct lowered_graph {
     struct stage {
         session_ptr session;
         std::vector<tb_op> ops;
+        bool sent = false; // as they are
     };
     uint64_t uid = 0;     // ggml's number for it
     int32_t numerics = 0; // that its ops were told of

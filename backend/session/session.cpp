@@ -480,7 +480,7 @@ result session::unmap(uint32_t id) {
     return self->usable(r) ? self->unmap(id) : r;
 }
 
-result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
+result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial, bool unchanged) {
     std::lock_guard<std::mutex> hold(self->lock);
     result r;
     if (!self->usable(r)) {
@@ -514,7 +514,7 @@ result session::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial) {
     if (known) {
         kind = TB_REQ_PATCH;
         head.n_ops = 0;
-        for (uint32_t i = 0; i < n_ops; ++i) {
+        for (uint32_t i = 0; i < n_ops && !unchanged; ++i) {
             if (std::memcmp(&kept->ops[i], &ops[i], sizeof(tb_op)) == 0) {
                 continue;
             }

@@ -83,8 +83,9 @@ class session {
     result unmap(uint32_t id);
 
     // Run a graph. `serial` != 0 names an unchanging list of ops: the first call sends all, later ones with the same
-    // serial send only ops that differ from the last time. serial == 0: always sent whole, not kept.
-    result compute(const tb_op * ops, uint32_t n_ops, uint64_t serial);
+    // serial send only ops that differ from the last time. serial == 0: always sent whole, not kept. `unchanged`: the
+    // caller knows that none differs.
+    result compute(const tb_op * ops, uint32_t n_ops, uint64_t serial, bool unchanged = false);
     result noop();
     result set_threads(int n);
 
