@@ -99,6 +99,11 @@ class AsyncStream(_Streaming):
             call.outputs()  # raises it
         raise StopAsyncIteration
 
+    def take(self) -> list[Delta]:
+        """The deltas that have come already, without waiting."""
+        deltas = self._call.deltas
+        return [deltas.popleft() for _ in range(len(deltas))]
+
     async def __aenter__(self) -> AsyncStream:
         return self
 

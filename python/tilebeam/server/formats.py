@@ -224,7 +224,14 @@ def total_of(outputs: Sequence[RequestOutput]) -> Usage:
     return sum((o.usage for o in outputs), Usage())
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def dumped(data: Json) -> bytes:
+    """JSON."""
+    return _encoder.encode(data).encode()
+
+
 def event(data: Json | str) -> bytes:
     """One server-sent event."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return b"data: " + (data.encode() if isinstance(data, str) else dumped(data)) + b"\n\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
@@ -26,6 +27,8 @@ from tilebeam.server.settings import Settings
 _LAST_WORDS = 5
 # Connections that wait to be accepted.
 _BACKLOG = 1024
+# How long the event loop's thread may keep Python to itself while the decoding thread waits for it.
+_SWITCH_SECONDS = 0.0005
 
 
 class Server(uvicorn.Server):
@@ -142,6 +145,8 @@ def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, 
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
         console.err().print(console.about(loaded.lm), style="dim", highlight=False)
         console.err().print(f"listening on http://{where}:{listener.getsockname()[1]}/v1", highlight=False)
+        # The thread that decodes needs Python for a moment between two batches: it must not wait for it any longer.
+        sys.setswitchinterval(_SWITCH_SECONDS)
         Server(app, settings).run(sockets=[listener])
 
 

@@ -281,13 +281,18 @@ class EventStream(Response):
         self._plan = plan
         self._began = time.monotonic()
         self._started = False
+        self._sending: float | None = None  # since when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         service, plan = self._service, self._plan
         try:
             with service.gate.enter(plan.body.samples * plan.count) as job, service.host.use() as loaded:
-                await service._guarded(job, self._send(loaded, send), receive, plan)
+                watcher = asyncio.create_task(self._watch(job))
+                try:
+                    await service._guarded(job, self._send(loaded, send), receive, plan)
+                finally:
+                    watcher.cancel()
         except ClientGone:
             scope["tilebeam.status"] = 499
         except ApiError as error:
@@ -296,6 +301,13 @@ class EventStream(Response):
                 await error.response()(scope, receive, send)
             else:
                 await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+    async def _watch(self, job: Job) -> None:
+        """End the job if its client takes nothing of what is sent."""
+        while True:
+            await asyncio.sleep(_READ_SECONDS / 4)
+            if self._sending is not None and time.monotonic() - self._sending > _READ_SECONDS:
+                job.stop(ClientGone())
 
     async def _send(self, loaded: Loaded, send: Send) -> None:
         """Generate, and send what comes."""
@@ -309,19 +321,16 @@ class EventStream(Response):
             self._started = True
             writer = Writer(plan, service.metrics, self._began)
 
-            async def tell(text: bytes) -> None:
-                try:
-                    async with asyncio.timeout(_READ_SECONDS):
-                        await send({"type": "http.response.body", "body": text, "more_body": True})
-                except TimeoutError:
-                    raise ClientGone from None
-
-            await tell(writer.opening(prompts))
-            async for i, delta in merged(streams):
-                if delta.finish_reason == "aborted":
+            text = writer.opening(prompts)
+            async for deltas in merged(streams):
+                if any(delta.finish_reason == "aborted" for _, delta in deltas):
                     raise unavailable("The model was stopped.", code="aborted", retry_after=2)
-                if chunk := writer.delta(i, delta):
-                    await tell(chunk)
+                text += b"".join([writer.delta(i, delta) for i, delta in deltas])
+                if text:
+                    self._sending = time.monotonic()
+                    await send({"type": "http.response.body", "body": text, "more_body": True})
+                    self._sending = None
+                text = b""
             outputs = [stream.output for stream in streams]
         service.metrics.observe(formats.total_of(outputs))
         await send({"type": "http.response.body", "body": writer.closing(outputs), "more_body": False})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tilebeam.outputs import Delta, RequestOutput
 from tilebeam.sampling import SamplingParams
 from tilebeam.server import formats
-from tilebeam.server.formats import Head, Json, Style, TokenLedger, event
+from tilebeam.server.formats import Head, Json, Style, TokenLedger, dumped, event
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.schema import ChatRequest, Generation
 
@@ -76,6 +76,11 @@ class Writer:
         self._head = plan.head(plan.style.chunk_kind).as_dict()
         options = plan.body.stream_options
         self._usage = options is not None and options.include_usage
+        # All but the choices is the same in every chunk.
+        before, after = event(self._head | {"choices": [None]} | ({"usage": None} if self._usage else {})).split(
+            b"null", 1
+        )
+        self._before, self._after = before, after
         self._ledgers: dict[int, TokenLedger] = {}
         self._offsets: list[int] = []
         self._first: dict[int, tuple[float, int]] = {}  # of each sample: when its first token came, tokens since
@@ -87,7 +92,7 @@ class Writer:
         chunks = [
             style.opening(i * n + j, prompt.text if echo else "") for i, prompt in enumerate(prompts) for j in range(n)
         ]
-        return b"".join(self._event([chunk]) for chunk in chunks if chunk is not None)
+        return b"".join(self._event(chunk) for chunk in chunks if chunk is not None)
 
     def delta(self, i: int, delta: Delta) -> bytes:
         """What a delta of prompt `i` adds; nothing while there is no new text."""
@@ -100,7 +105,7 @@ class Writer:
             ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return b""
-        return self._event([self._plan.style.chunk(index, delta.text, delta, ledger, self._offsets[i])])
+        return self._event(self._plan.style.chunk(index, delta.text, delta, ledger, self._offsets[i]))
 
     def _time(self, index: int, delta: Delta) -> None:
         now = time.monotonic()
@@ -123,21 +128,22 @@ class Writer:
             last = event(self._head | {"choices": [], "usage": formats.usage_of(usage), "tilebeam": extras})
         return last + event("[DONE]")
 
-    def _event(self, choices: list[Json]) -> bytes:
-        return event(self._head | {"choices": choices} | ({"usage": None} if self._usage else {}))
+    def _event(self, choice: Json) -> bytes:
+        return self._before + dumped(choice) + self._after
 
 
-async def merged(streams: Sequence[AsyncStream]) -> AsyncIterator[tuple[int, Delta]]:
-    """The deltas of several streams, as they come, with the stream's number."""
+async def merged(streams: Sequence[AsyncStream]) -> AsyncIterator[list[tuple[int, Delta]]]:
+    """The deltas of several streams with the stream's number, as they come: those that came together in one list, so
+    that they can be sent together."""
     if len(streams) == 1:
         async for delta in streams[0]:
-            yield 0, delta
+            yield [(0, d) for d in (delta, *streams[0].take())]
         return
-    queue: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+    queue: asyncio.Queue[list[tuple[int, Delta]] | None] = asyncio.Queue()
 
     async def drain(i: int, stream: AsyncStream) -> None:
         async for delta in stream:
-            await queue.put((i, delta))
+            queue.put_nowait([(i, d) for d in (delta, *stream.take())])
 
     async def drain_all() -> None:
         try:
