@@ -394,6 +394,34 @@ def test_what_cannot_be_rated_is_refused(lm: LM) -> None:
     assert scorers(lm)["token"].score_steps([QUESTION], [["the end"]])[0][0] > 0
 
 
+def test_steps_without_tokens_are_rated_where_they_stand(lm: LM) -> None:
+    """Empty lines of a format that strips them and has no tag: the verdict is that on what stands before."""
+    scorer = HeadReward(lm, heads(lm.n_embd)["value"], format=RewardFormat(strip="\n"))
+    (scores,) = scorer.score_steps([QUESTION], [["the end\n", "\n", "\n", "is it"]])
+    assert scores[0] == scores[1] == scores[2] != scores[3]
+    want = heads(lm.n_embd)["value"](lm.hidden([QUESTION + "the end"], [[-1]])[0].hidden)
+    assert scores[0] == pytest.approx(want[0], abs=1e-4)
+    assert scorer.score_steps([QUESTION], [["\n"]])[0] == pytest.approx(
+        heads(lm.n_embd)["value"](lm.hidden([QUESTION], [[-1]])[0].hidden), abs=1e-4
+    )
+    with pytest.raises(TilebeamError, match="nothing to read"):
+        list(_Empty(lm, RewardFormat(strip="\n"))._texts("", ("\n",), False))
+
+
+class _Empty(RewardModel):
+    """Without a head, as for a model that adds no BOS token."""
+
+    def __init__(self, lm: LM, form: RewardFormat) -> None:
+        super().__init__(lm, form)
+        self._layout.head = lambda _: []  # type: ignore[method-assign]
+
+    def _read(self, texts: Any, positions: Any) -> Any:
+        raise NotImplementedError
+
+    def _verdicts(self, reading: Any) -> Any:
+        raise NotImplementedError
+
+
 def test_values_that_are_no_numbers_are_an_error(lm: LM) -> None:
     class Broken(HeadReward):
         def _verdicts(self, reading: Any) -> Any:

@@ -183,21 +183,20 @@ class RewardModel(StepScorer):
     def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> None:
         """Let `_known` hold the verdict on every step of these solutions, or on the whole of each."""
         asked: set[_Solution] = set()
-        jobs: list[tuple[list[int], dict[int, _Solution]]] = []
+        jobs: list[tuple[list[int], list[tuple[int, _Solution]]]] = []
         for prompt, steps in dict.fromkeys(keys):
             length = 0
             for text, names in self._texts(prompt, steps, whole):
                 self._check_length(text)
                 length = len(text)
-                new = {at: n for at, n in names.items() if n not in self._known and n not in asked}
+                new = [(at, n) for at, n in names if n not in self._known and n not in asked]
                 if new:
                     jobs.append((text, new))
-                    asked.update(new.values())
+                    asked.update(n for _, n in new)
             self.usage += Usage(full_scoring_tokens=length)  # the last text holds the others
-        for reading, (_, names) in zip(
-            self._read([t for t, _ in jobs], [list(n) for _, n in jobs]) if jobs else [], jobs, strict=True
-        ):
-            for name, value in zip(names.values(), self._verdicts(reading), strict=True):
+        readings = self._read([text for text, _ in jobs], [[at for at, _ in names] for _, names in jobs])
+        for reading, (_, names) in zip(readings, jobs, strict=True):
+            for (_, name), value in zip(names, self._verdicts(reading), strict=True):
                 if not math.isfinite(value):
                     raise TilebeamError("The reward model computed values that are not numbers: it is damaged.")
                 self._known[name] = float(value)
@@ -209,19 +208,24 @@ class RewardModel(StepScorer):
 
     def _texts(
         self, prompt: str, steps: tuple[str, ...], whole: bool
-    ) -> Iterator[tuple[list[int], dict[int, _Solution]]]:
+    ) -> Iterator[tuple[list[int], list[tuple[int, _Solution]]]]:
         """Texts to read, shorter ones first, and which position of each judges what."""
         layout = self._layout
         tokens = layout.head(prompt)
-        names: dict[int, _Solution] = {}
+        names: list[tuple[int, _Solution]] = []
         for i, step in enumerate(steps):
             tokens = tokens + layout.step(step, first=i == 0)
             name = (prompt, steps[: i + 1])
+            text = tokens + layout.tag
+            if not text:
+                raise TilebeamError(
+                    "There is nothing to read before the first verdict: prompt, step and tag are empty."
+                )
             if not self.outcome:
-                tokens = tokens + layout.tag
-                names[len(tokens) - 1] = name
+                tokens = text
+                names.append((len(text) - 1, name))
             elif not whole or i + 1 == len(steps):
-                yield tokens + layout.tag, {len(tokens) + len(layout.tag) - 1: name}
+                yield text, [(len(text) - 1, name)]
         if names:
             yield tokens, names
 
