@@ -77,9 +77,9 @@ TASKS = {
     ),
     "word_sorting": Frozen(
         "reasoning-gym:word_sorting?min_words=2&max_words=3&max_word_length=6",
-        "words in (.*)",
+        "these words in (ascending|descending) .*list: (.*)",
         "{question} ->",
-        16,
+        24,
         24,
         (36.9, 60.0),
     ),

@@ -233,6 +233,15 @@ class TestGym:
         task = open_task(TaskOptions("reasoning-gym:word_sorting?transformation=lowercase", items=2))
         assert len(task.items) == 2
 
+    def test_groups_of_a_pattern_are_the_question(self) -> None:
+        pattern = r"these words in (ascending|descending) .*list: (.*)"
+        task = open_task(TaskOptions("reasoning-gym:word_sorting?max_words=3", items=5, question=pattern))
+        for item in task.items:
+            order, *words = item.question.replace(",", "").split()
+            assert sorted(words, reverse=order == "descending") == item.answer.split(", ")
+        with pytest.raises(TilebeamError, match="is not in"):
+            open_task(TaskOptions("reasoning-gym:word_sorting", question="no such text"))
+
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 

@@ -106,7 +106,9 @@ def evaluate(
     question: Annotated[
         str | None,
         typer.Option(
-            "--question", help="Regular expression: the part of a generated text to ask.", rich_help_panel=_TASK
+            "--question",
+            help="Regular expression: what of a generated text to ask (its groups).",
+            rich_help_panel=_TASK,
         ),
     ] = None,
     extract: Annotated[

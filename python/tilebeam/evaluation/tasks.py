@@ -46,7 +46,7 @@ class TaskOptions:
         template: of one question; "{question}" and "{prompt}" are its text, other fields of an item by their names.
             None: 'Question: {question}\\nAnswer:' for generated tasks, '{prompt}' for files.
         shot_answer: what follows the template in an example.
-        question: regular expression; its first group (or all of it) in the generated text is the question.
+        question: regular expression; its groups (without any, all of it) in the generated text are the question.
         extract: last-number, text, line, a regular expression, or a function (module:function, FILE.py:function).
             None: line for generated tasks, last-number for files.
         checker: function of item and text (module:function, FILE.py:function); None: reasoning-gym's own verifier,
@@ -230,7 +230,8 @@ class GymTask(Task):
             match = self._pattern.search(question)
             if match is None:
                 raise TilebeamError(f"--question {self._pattern.pattern!r} is not in {question!r}.")
-            question = match.group(1 if self._pattern.groups else 0).strip()
+            parts = match.groups("") if self._pattern.groups else (match.group(),)
+            question = " ".join(part.strip() for part in parts)
         return {"question": question, "prompt": question, "answer": str(entry["answer"])}
 
     def _shots(self) -> list[dict[str, str]]:
