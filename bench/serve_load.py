@@ -203,7 +203,17 @@ def main() -> None:
     rounds = args.rounds or (2 if args.quick else 5)
     rng = np.random.default_rng(1)
     cells = 8192
-    options = ["--no-cache-prompt", "-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads), "--device", args.device]
+    options = [
+        "--no-cache-prompt",
+        "-c",
+        str(cells),
+        "-np",
+        str(args.parallel),
+        "-t",
+        str(args.threads),
+        "--device",
+        args.device,
+    ]
     rows: list[dict[str, Any]] = []
     with (
         tilebeam.load(path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads) as lm,

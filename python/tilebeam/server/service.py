@@ -73,7 +73,6 @@ class Service:
         if body.echo and body.logprobs is not None:
             raise bad_request("echo with logprobs: log-probabilities of the prompt are not computed.", param="echo")
         wanted = body.logprobs is not None
-        style = formats.CompletionStyle(self.host.newest.piece, wanted, body.logprobs or 0)
         params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
@@ -82,7 +81,7 @@ class Service:
         def prompts(lm: LM) -> list[Prompt]:
             return [_completion_prompt(lm, given) for given in body.prompts]
 
-        return await self._answer(body, request, style, params, count, prompts, body.echo)
+        return await self._answer(body, request, formats.CompletionStyle, wanted, params, count, prompts, body.echo)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response | Json:
         """POST /v1/chat/completions.
@@ -90,7 +89,6 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
-        style = formats.ChatStyle(self.host.newest.piece, body.logprobs, body.top_logprobs or 0)
         most = body.max_completion_tokens or body.max_tokens or self.settings.max_tokens
         params = self._params(body, most, body.logprobs, body.top_logprobs or 0)
 
@@ -99,7 +97,7 @@ class Service:
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 
-        return await self._answer(body, request, style, params, 1, prompts, False)
+        return await self._answer(body, request, formats.ChatStyle, body.logprobs, params, 1, prompts, False)
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -144,7 +142,8 @@ class Service:
         self,
         body: Generation,
         request: Request,
-        style: Style,
+        endpoint: type[Style],
+        logprobs: bool,
         params: SamplingParams,
         count: int,
         prompts: Callable[[LM], list[Prompt]],
@@ -152,7 +151,7 @@ class Service:
     ) -> Response | Json:
         """Let the request in, generate, answer."""
         params = params.resolved()
-        plan = Plan(body, style, params, count, prompts, echo, self.settings.names[0])
+        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, self.settings.names[0])
         if body.stream:
             return EventStream(self, plan)
         with self.gate.enter(body.samples * count) as job, self.host.use() as loaded:
@@ -209,11 +208,12 @@ class Service:
         outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
             raise unavailable("The model was stopped.", code="aborted", retry_after=2)
+        style = plan.style(loaded.lm)
         choices = []
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
                 index = i * plan.body.n + j
-                choices.append(plan.style.choice(index, sample, prompt.text if plan.echo else ""))
+                choices.append(style.choice(index, sample, prompt.text if plan.echo else ""))
         usage = sum((o.usage for o in outputs), Usage())
         return self._finished(plan, choices, usage)
 
@@ -234,8 +234,8 @@ class Service:
         choices = []
         for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
             chosen = result.the_one
-            wanted = plan.style.logprobs and chosen.logprobs is not None
-            style = plan.style if wanted else type(plan.style)(plan.style.piece, False, 0)
+            wanted = plan.logprobs and chosen.logprobs is not None
+            style = plan.endpoint(loaded.lm.piece, wanted, plan.top if chosen.top_logprobs else 0)
             choice = style.choice(i, chosen, prompt.text if plan.echo else "")
             choices.append(choice | {"search": _search_report(algorithm.name, result, search.candidates)})
         usage = sum((r.usage for r in results), Usage())
@@ -243,7 +243,7 @@ class Service:
 
     def _finished(self, plan: Plan, choices: list[Json], usage: Usage) -> Json:
         self.metrics.observe(usage)
-        answer = plan.head(plan.style.kind).as_dict()
+        answer = plan.head(plan.endpoint.kind).as_dict()
         answer |= {"choices": choices, "usage": formats.usage_of(usage)}
         return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
 
@@ -319,7 +319,7 @@ class EventStream(Response):
             headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._started = True
-            writer = Writer(plan, service.metrics, self._began)
+            writer = Writer(plan, plan.style(lm), service.metrics, self._began)
 
             text = writer.opening(prompts)
             async for deltas in merged(streams):

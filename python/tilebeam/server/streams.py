@@ -40,7 +40,8 @@ class Plan:
 
     Attributes:
         body: as it came.
-        style: how its answer is written.
+        endpoint: how its answer is written.
+        logprobs, top: whether it tells log-probabilities, and of how many of the likeliest tokens.
         params: how to sample, with a seed.
         count: prompts.
         prompts: makes them; takes its time.
@@ -49,7 +50,9 @@ class Plan:
     """
 
     body: Generation
-    style: Style
+    endpoint: type[Style]
+    logprobs: bool
+    top: int
     params: SamplingParams
     count: int
     prompts: Callable[[LM], list[Prompt]]
@@ -61,6 +64,10 @@ class Plan:
         """The field that prompts come from."""
         return "messages" if isinstance(self.body, ChatRequest) else "prompt"
 
+    def style(self, lm: LM) -> Style:
+        """Writes the answer of this model."""
+        return self.endpoint(lm.piece, self.logprobs, self.top)
+
     def head(self, kind: str) -> Head:
         """The beginning of an answer, with a new id."""
         return Head(kind, self.model)
@@ -69,11 +76,12 @@ class Plan:
 class Writer:
     """Writes the events of one stream."""
 
-    def __init__(self, plan: Plan, metrics: Metrics, began: float) -> None:
+    def __init__(self, plan: Plan, style: Style, metrics: Metrics, began: float) -> None:
         self._plan = plan
+        self._style = style
         self._metrics = metrics
         self._began = began
-        self._head = plan.head(plan.style.chunk_kind).as_dict()
+        self._head = plan.head(style.chunk_kind).as_dict()
         options = plan.body.stream_options
         self._usage = options is not None and options.include_usage
         # All but the choices is the same in every chunk.
@@ -87,7 +95,7 @@ class Writer:
 
     def opening(self, prompts: Sequence[Prompt]) -> bytes:
         """What goes before the first token."""
-        style, n, echo = self._plan.style, self._plan.body.n, self._plan.echo
+        style, n, echo = self._style, self._plan.body.n, self._plan.echo
         self._offsets = [len(p.text) if echo else 0 for p in prompts]
         chunks = [
             style.opening(i * n + j, prompt.text if echo else "") for i, prompt in enumerate(prompts) for j in range(n)
@@ -100,12 +108,12 @@ class Writer:
         self._time(index, delta)
         ledger = self._ledgers.get(index)
         if ledger is None:
-            ledger = self._ledgers[index] = TokenLedger(self._plan.style.piece)
-        if self._plan.style.logprobs:
+            ledger = self._ledgers[index] = TokenLedger(self._style.piece)
+        if self._style.logprobs:
             ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return b""
-        return self._event(self._plan.style.chunk(index, delta.text, delta, ledger, self._offsets[i]))
+        return self._event(self._style.chunk(index, delta.text, delta, ledger, self._offsets[i]))
 
     def _time(self, index: int, delta: Delta) -> None:
         now = time.monotonic()
