@@ -303,11 +303,13 @@ class LM:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
-        return self._model.vocab.piece(token)
+        with self._dispatcher.using():
+            return self._model.vocab.piece(token)
 
     def is_control(self, token: int) -> bool:
         """Whether a token is no text: BOS, the marks of chat templates .."""
-        return self._model.vocab.is_control(token)
+        with self._dispatcher.using():
+            return self._model.vocab.is_control(token)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
