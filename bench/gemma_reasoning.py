@@ -81,7 +81,7 @@ TASKS = {
         "{question} ->",
         24,
         24,
-        (36.9, 60.0),
+        (36.2, 55.0),
     ),
 }
 # Figures of the summary: series, and what the table calls it.

@@ -39,7 +39,8 @@ from tilebeam.evaluation.report import Report
 from tilebeam.evaluation.setting import ModelFile, Setting, differences, fingerprint, item_seed, units
 from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
 from tilebeam.evaluation.workbench import Job, Timed, Workbench
-from tilebeam.reward_cli import RewardOptions
+from tilebeam.reward_cli import RewardOptions, open_scorer
+from tiny_kit import references
 from typer.testing import CliRunner
 
 from gguf_tools import synth
@@ -491,7 +492,8 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None
     assert configurations[0] == ("pass", 1)
     assert ("best-of-n[logprob]", 1) not in configurations  # one sample is one sample
     assert ("adaptive", 1) in configurations
-    turns = benches[1].timed[2:]  # each model ran once untimed
+    untimed = 2 * len({series for series, _ in configurations})  # each series of each model ran once before
+    turns = benches[1].timed[untimed:]
     assert len(turns) == 2 * 2 * len(configurations)
     per_item = [turns[: len(turns) // 2], turns[len(turns) // 2 :]]
     for item, part in zip(task.items, per_item, strict=False):
@@ -500,7 +502,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None
         models = [m for m, *_ in part]
         assert all(a != b for a, b in itertools.pairwise(models))
     assert per_item[0][0][1:3] != per_item[1][0][1:3]  # another one begins
-    assert len(benches[2].timed) - 2 == 2 * len(configurations)  # the third prompt alone
+    assert len(benches[2].timed) - untimed == 2 * len(configurations)  # the third prompt alone
     assert {m.prompts for m in later.latencies} == {3}
     assert {(m.series, m.budget): m.median for m in later.latencies} == {(s, k): float(k) for s, k in configurations}
     front = {(p.row.series, p.row.budget) for p in later.front}
@@ -724,6 +726,46 @@ def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
     assert alone == forwards[todo[-1].key]
     texts = [s["text"] for r in forwards.values() for i in r["items"] for s in i.get("samples", [])]
     assert len(set(texts)) > 0.9 * len(texts) > 100  # seeds, items and samples draw apart
+
+
+def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> None:
+    """The tiny world's reward model: its scores in the records are those of the question alone."""
+    path = lines(tmp_path / "t.jsonl", *({"prompt": f"{a}+7-{a % 5}", "answer": a + 7 - a % 5} for a in (12, 33, 41)))
+    shots = lines(tmp_path / "s.jsonl", {"prompt": "1+2", "answer": "3"})
+    options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{prompt}\n", shot_answer="{answer}\n")
+    task = open_task(options)
+    reasoner, prm = references.file_of(references.REASONERS[0], "q8_0"), references.file_of(references.PRM, "q8_0")
+    reward = RewardOptions(prm=prm, kind="token", tag=references.TAG, labels=f"{references.GOOD},{references.BAD}")
+    setting = Setting(
+        models=(ModelFile("m", str(reasoner), fingerprint(reasoner)),),
+        devices=("npu",),
+        task=options,
+        task_digest=task.digest,
+        methods=("best-of-n", "beam:max_steps=4"),
+        budgets=(4,),
+        scorers=("prm",),
+        sampling={"max_tokens": 24},
+        n_ctx=1024,
+        threads=1,
+    )
+    job = Job(setting, reward)
+    runner.check(job)
+    sampled, searched = (u for u in units(setting, 3) if u.seed == 1)
+    with Workbench(job, task) as bench:
+        record, beam = bench.run(sampled), bench.run(searched)
+        assert timeless(bench.run(sampled)) == timeless(record)  # the reward model's cache is clean, too
+    assert [i["id"] for i in beam["items"]] == ["0", "1", "2"]
+    assert all(i["usage"]["scored_tokens"] > 0 for i in beam["items"] + record["items"])
+    assert task.items[0].prompt == "1+2\n3\n12+7-2\n"
+    with open_scorer(reward, n_ctx=1024, device="npu", threads=1) as scorer:
+        for item, got in zip(task.items, record["items"], strict=True):
+            texts = [CompletionOutput(0, s["text"], [1], "stop", 0) for s in got["samples"]]
+            scores = [s["scores"]["prm"] for s in got["samples"]]
+            # Other batches differ in the last bits; another question would differ in the first.
+            assert scores == pytest.approx(scorer.score(item.body, texts), abs=0.02)
+            assert scores == [s["weights"]["prm"] for s in got["samples"]]
+            if any(t.text for t in texts):
+                assert scores != pytest.approx(scorer.score(item.prompt, texts), abs=0.02)
 
 
 def test_a_model_that_changed_and_a_task_that_changed_are_refused(world: Path) -> None:

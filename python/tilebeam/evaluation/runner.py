@@ -8,6 +8,7 @@ OUT/report.json, report.md, accuracy.png/.svg, latency.png/.svg
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,8 +93,9 @@ def check(job: Job) -> None:
     for name in setting.scorers:
         scoring.check_scorer(name, reward)
     if "cpu" in setting.devices:
-        for model in setting.models:
-            _check_ordinary(model.path)
+        for path in (*(m.path for m in setting.models), job.reward.prm, job.reward.orm):
+            if path is not None:
+                _check_ordinary(str(path))
     parsed = setting.parsed_methods()
     for method in parsed:
         if method.sampled:
@@ -239,7 +241,7 @@ def _latency_pass(
     """Time every configuration on the first items, one prompt at a time.
 
     Configurations, and models if they fit into memory together, take turns prompt by prompt, beginning with another
-    one each time: what disturbs the machine meets all of them. Each model runs once untimed before.
+    one each time: what disturbs the machine meets all of them. Each series runs once untimed before.
     """
     setting = job.setting
     with Log(out / "latency.jsonl", setting) as log:
@@ -267,8 +269,10 @@ def _time_items(
     with make(job, task, len(pairs) if together else 1) as bench, console.bar("time") as bar:
         shown = bar.add_task("", total=len(todo) * len(pairs) * len(configurations), note="")
         for group in groups:
-            for model, device in group:
-                bench.latency(model, device, configurations[0], task.items[todo[0]])
+            for (model, device), first in itertools.product(
+                group, {c.series: c for c in reversed(configurations)}.values()
+            ):
+                bench.latency(model, device, first, task.items[todo[0]])
             for i in todo:
                 turns = [(pair, c) for c in configurations for pair in group]
                 start = i * len(group) % len(turns)
