@@ -4,6 +4,7 @@ command line that name them; bad ones are refused before a model is loaded."""
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load
 from tilebeam.cli import app
 from tilebeam.reward_cli import RewardOptions, open_scorer
 from tilebeam.reward_extract import extract_head, write_body
-from tilebeam.reward_formats import preset_of
+from tilebeam.reward_formats import KINDS, PRESETS, preset_of
 from tilebeam.reward_heads import Head, make_head, save_head
 from typer.testing import CliRunner
 
@@ -496,3 +497,25 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
         bad = CliRunner().invoke(app, command)
         assert bad.exit_code == 1
         assert says in " ".join(bad.output.split())
+
+
+def test_the_manuals_example_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manual = Path(__file__).parent.parent / "docs" / "reward-models.md"
+    (example,) = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name, source in {"model.gguf": "plain", "prm.gguf": "plain", "prm.head.gguf": "value.head"}.items():
+        (tmp_path / name).symlink_to(models / f"{source}.gguf")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert 0 < names["best"].usage.scored_tokens <= names["best"].usage.full_scoring_tokens
+    for name in ("prm", "lm"):
+        names[name].close()
+
+
+def test_the_manual_names_every_preset_and_option() -> None:
+    manual = (Path(__file__).parent.parent / "docs" / "reward-models.md").read_text(encoding="utf-8")
+    help_text = CliRunner().invoke(app, ["score", "--help"], terminal_width=200, color=False).output
+    for word in [*PRESETS, *KINDS]:
+        assert f"`{word}`" in manual
+    for option in set(re.findall(r"--(?:prm|orm|reward-\w+)\b", manual)):
+        assert option in help_text
