@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+import tilebeam.methods
 from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
@@ -521,6 +522,39 @@ def test_a_client_that_leaves_frees_its_cells(server: Running, extra: dict[str, 
     assert server.post(TEXT, {"prompt": PROMPT, "max_tokens": 2}).status_code == 200
 
 
+def test_a_crowd(server: Running, client: Any) -> None:
+    """Clients of all kinds at once, some of which leave: who stays gets what it would get alone, and nothing is left
+    behind."""
+    search: dict[str, Any] = {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 3, "step_stop": "e"}
+
+    def ask(number: int) -> str | None:
+        options: dict[str, Any] = {"model": "tiny", "prompt": f"{PROMPT} {number % 5}", "seed": number}
+        match number % 6:
+            case 0 | 1:
+                return "|".join(texts(client.completions.create(**options, n=3, max_tokens=20).choices))
+            case 2:
+                chunks = client.completions.create(**options, stream=True, max_tokens=30, logprobs=1)
+                return "".join(c.choices[0].text for c in chunks)
+            case 3:
+                with client.completions.create(**options, stream=True, max_tokens=400) as stream:
+                    for _, _chunk in zip(range(number % 4), stream, strict=False):
+                        pass
+                return None
+            case 4:
+                found = client.completions.create(**options, max_tokens=16, extra_body={"search": search})
+                return str(found.choices[0].text)
+            case _:
+                with pytest.raises(openai.BadRequestError):
+                    client.completions.create(**options, extra_body={"grammar": "root ::= ["})
+                return None
+
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(ask, range(36)))
+    until(lambda: idle(server))
+    assert [ask(number) for number in range(36)] == together
+    until(lambda: idle(server))
+
+
 def test_a_full_queue_says_so(lm: LM) -> None:
     with running(lm, max_waiting=1) as server:
         client = server.client()
@@ -593,7 +627,10 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     grown = BeamSearch(reward, 2, 3, "e").infer(lm, PROMPT, 8, sampling=params)
     assert told.text == grown.the_one.text
     assert told.search["budget"] == 8
-    assert told.search["method"] == "beam"
+    told = ask(method="adaptive", budget=6, extract="text")
+    options: dict[str, Any] = {"scorer": reward, "extract": "text"}
+    settled = tilebeam.methods.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
+    assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
 
 
 def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) -> None:
