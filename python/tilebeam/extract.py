@@ -68,14 +68,15 @@ def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
 
 def boxed(text: str) -> str | None:
     """What stands in the last ``\\boxed{}`` (or ``\\fbox{}``), as `plain_math` writes it; braces may be nested."""
-    starts = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
-    for start in reversed(starts):
-        depth = 1
-        for at in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if depth == 0:
-                return plain_math(text[start:at]) or None
-    return None
+    boxes = {m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s*+\{", text)}
+    opened: list[int] = []  # where the braces that are open at this place begin
+    last: tuple[int, int] | None = None
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (start := opened.pop()) in boxes and (last is None or start > last[0]):
+            last = start, brace.start()
+    return (plain_math(text[slice(*last)]) or None) if last else None
 
 
 def choice(letters: str = "ABCDE") -> Extractor:
@@ -85,14 +86,14 @@ def choice(letters: str = "ABCDE") -> Extractor:
         raise TilebeamError(f"choice() takes capital letters, not {letters!r}.")
     one = f"([{letters}{letters.lower()}])"
     capital = f"([{letters}])"
-    patterns = [
-        re.compile(rf"\\(?:boxed|fbox)\s*\{{\s*(?:\\text\w*\{{)?\s*\(?{one}\)?[\s.}}]*\}}"),
+    patterns = [  # possessive (*+), so that texts of white space take no longer than others
+        re.compile(rf"\\(?:boxed|fbox)\s*+\{{\s*+(?:\\text\w*+\{{)?\s*+\(?{one}\)?[\s.}}]*\}}"),
         re.compile(
-            rf"(?i:\b(?:answer|choice|option))\b(?i:\s+is)?\s*[:=]?\s*\*{{0,2}}(?:\({one}\)|{capital}(?![\w']))"
+            rf"(?i:\b(?:answer|choice|option))\b(?i:\s++is\b)?\s*+[:=]?\s*+\*{{0,2}}(?:\({one}\)|{capital}(?![\w']))"
         ),
         re.compile(rf"\({one}\)"),
         # "A" may be a word: by itself it stands at the end, or something follows that follows no article.
-        re.compile(rf"(?<![\w'(]){capital}(?=[).:,;*]|\s*$)"),
+        re.compile(rf"(?<![\w'(]){capital}(?=[).:,;*]|\s*+$)"),
     ]
 
     def extract(text: str) -> str | None:
