@@ -4,10 +4,12 @@
 // The two sides of a thread session map the same memory twice, at two addresses, and ThreadSanitizer knows memory by
 // its address: it would see neither the channel's races nor its order. So here mmap is wrapped at link time: who maps a
 // file again gets the first mapping's address, and both sides of the channel meet in the same bytes.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <random>
@@ -18,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "executor.h"
 #include "session.h"
 #include "thread_pool.h"
 #include "trace.h"
@@ -232,6 +235,101 @@ void pools(int64_t until) {
     }
 }
 
+// Ops on the executor alone: steps that run without a barrier between them must not need one.
+class layer {
+  public:
+    layer(uint32_t rows, uint32_t seed) : n_rows(rows) {
+        std::minstd_rand random(seed);
+        for (float & x : memory) {
+            x = static_cast<float>(random() % 1000) / 1000.0f - 0.5f;
+        }
+        const auto at = [this](uint32_t slot, uint32_t width = k) { return matrix(0, slot, width, n_rows); };
+        const tb_tensor x = at(0), normed = at(1), q = at(2), keys = at(3), v = at(4), out = at(5),
+                        bias = matrix(0, 6, k, 1);
+        op(TB_OP_RMS_NORM, normed, {x});
+        op(TB_OP_MUL, normed, {normed, bias});
+        for (const tb_tensor & y : {q, v, keys}) {
+            op(TB_OP_MUL_MAT, y, {matrix(1, 0, k, k), normed});
+            op(TB_OP_ADD, y, {y, bias});
+        }
+        op(TB_OP_SCALE, q, {q}, 0.5f);
+        op(TB_OP_MUL, keys, {keys, q});
+        tb_tensor indices = matrix(0, 7, n_rows, 1);
+        indices.type = TB_I32;
+        for (uint32_t i = 0; i < n_rows; ++i) {
+            const int32_t row = static_cast<int32_t>(n_rows - 1 - i);
+            std::memcpy(&memory[7 * slot_floats + i], &row, sizeof row);
+        }
+        op(TB_OP_SET_ROWS, at(8), {keys, indices});
+        op(TB_OP_SET_ROWS, at(9), {v, indices});
+        op(TB_OP_MUL_MAT, out, {matrix(1, 0, k, k), at(8)});
+        op(TB_OP_ADD, out, {out, x});
+        op(TB_OP_MUL_MAT, q, {matrix(1, 0, k, k), out});
+        op(TB_OP_MUL_MAT, v, {matrix(1, 0, k, k), out});
+        op(TB_OP_GLU, keys, {q, v});
+        ops.back().params[0] = 2; // SWIGLU
+        op(TB_OP_MUL_MAT, x, {matrix(1, 0, k, k), keys});
+        op(TB_OP_ADD, x, {x, out});
+        const tb_tensor wide = at(10, 1056), wider = at(11, 1056); // rows of more than one run
+        op(TB_OP_ADD, wide, {wide, wider});
+        op(TB_OP_SCALE, wider, {wide}, 0.25f);
+        op(TB_OP_RMS_NORM, wide, {wider});
+        op(TB_OP_ADD, wide, {wide, wider});
+    }
+
+    std::vector<float> run(int threads, bool fuse) const {
+        std::vector<float> work = memory, weights(k * k, 0.01f);
+        tb::npu::config cfg;
+        cfg.n_threads = threads;
+        cfg.isa = "portable";
+        cfg.fuse = fuse;
+        tb::npu::executor npu(cfg);
+        npu.map(0, work.data(), work.size() * sizeof(float), true);
+        npu.map(1, weights.data(), weights.size() * sizeof(float), false);
+        tb::npu::graph g;
+        g.assign(ops.data(), static_cast<uint32_t>(ops.size()));
+        for (int round = 0; round < 3; ++round) {
+            if (const tb::npu::outcome o = npu.run(g); o.status != TB_OK) {
+                fail(o.why);
+            }
+        }
+        return work;
+    }
+
+  private:
+    static constexpr uint32_t k = 64, slot_floats = 80 * 1056;
+
+    static tb_tensor matrix(uint32_t buffer, uint32_t slot, uint32_t columns, uint32_t rows) {
+        tb_tensor t = vector(buffer, 0, columns);
+        t.offset = uint64_t{slot} * slot_floats * sizeof(float);
+        t.ne[1] = rows;
+        t.nb[2] = t.nb[3] = t.nb[1] * rows;
+        return t;
+    }
+
+    void op(uint32_t code, const tb_tensor & dst, std::initializer_list<tb_tensor> sources, float param = 1e-5f) {
+        tb_op made = scale(dst, dst, param);
+        made.code = code;
+        made.n_src = static_cast<uint32_t>(sources.size());
+        std::copy(sources.begin(), sources.end(), made.src);
+        ops.push_back(made);
+    }
+
+    const uint32_t n_rows;
+    std::vector<float> memory = std::vector<float>(12 * slot_floats);
+    std::vector<tb_op> ops;
+};
+
+void layers(int64_t until) {
+    for (uint32_t seed = 1; tb::now_ns() < until; ++seed) {
+        const layer some(seed % 3 == 0 ? 1 : seed % 3 == 1 ? 5 : 70, seed);
+        const std::vector<float> want = some.run(1, false), got = some.run(2 + static_cast<int>(seed % 3), true);
+        if (std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) != 0) {
+            fail("a fused layer gives something else");
+        }
+    }
+}
+
 // What must be reported: two threads write a word of one file through a mapping each, in no order.
 int race() {
     std::string why;
@@ -261,7 +359,7 @@ int main(int argc, char ** argv) {
     const double seconds = argc > 1 ? std::atof(argv[1]) : 10;
     const int64_t until = tb::now_ns() + static_cast<int64_t>(seconds * 1e9);
     std::vector<std::thread> all;
-    for (void (*part)(int64_t) : {shared_session, shared_session, switch_traces, pools}) {
+    for (void (*part)(int64_t) : {shared_session, shared_session, switch_traces, pools, layers}) {
         all.emplace_back(part, until);
     }
     for (std::thread & t : all) {
