@@ -23,6 +23,7 @@ import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
+from tilebeam.options import unescaped
 from tilebeam.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
 
 # What needs numpy is imported when a reward model is opened: `--help` is quick.
@@ -306,5 +307,5 @@ def _labels(options: RewardOptions, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _tagged(form: RewardFormat, options: RewardOptions, facts: dict[str, Any]) -> RewardFormat:
     if options.tag is not None:
-        return replace(form, tag=options.tag.replace("\\n", "\n"))
+        return replace(form, tag=unescaped(options.tag))
     return replace(form, tag=facts["tag"]) if "tag" in facts else form

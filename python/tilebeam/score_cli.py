@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
+from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads, unescaped
 from tilebeam.reward_cli import (
     Aggregate,
     AggregateName,
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from tilebeam.rewards import RatedText
 
 
-class DeviceName(StrEnum):
-    """Where the reward model runs."""
-
-    npu = "npu"
-    cpu = "cpu"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
 def score(
     file: Annotated[
         Path, typer.Option("-f", "--file", help='A .jsonl file of {"prompt": .., "text": ..}.', show_default=False)
@@ -54,12 +44,9 @@ def score(
     reward_labels: RewardLabels = None,
     aggregate: Aggregate = AggregateName.last,
     step_stop: Annotated[str, typer.Option("--step-stop", help="What ends a step (\\n allowed).")] = "\\n",
-    device: Annotated[
-        DeviceName, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
-    ] = DeviceName.npu,
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.")
-    ] = None,
+    device: DeviceOption = Device.npu,
+    threads: Threads = None,
+    executor: ExecutorOption = None,
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="Tokens of the longest text.")] = 4096,
     json_: Json = False,
 ) -> None:
@@ -71,9 +58,9 @@ def score(
 
     options = RewardOptions(prm, orm, reward_kind, reward_preset, reward_head, reward_tag, reward_labels, aggregate)
     items = _texts(file)
-    stop = step_stop.replace("\\n", "\n")
+    how: dict[str, Any] = {"device": device.value, "threads": threads, "executor": executor.value if executor else None}
     with (
-        open_scorer(options, step_stop=stop, n_ctx=ctx_size, device=device.value, threads=threads) as scorer,
+        open_scorer(options, step_stop=unescaped(step_stop), n_ctx=ctx_size, **how) as scorer,
         scorer.session(),
     ):
         spent = Usage()
