@@ -1,4 +1,4 @@
-"""tilebeam eval: tasks, the log under kills and torn lines, units that depend on nothing before them, figures that are
+"""tilebeam eval: the log under kills and torn lines, units that depend on nothing before them, figures that are
 those of the algorithms themselves, the timed pass, and the command."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,285 +19,30 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from eval_kit import CHECKS, Scripted, ScriptedBench, lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import (
     BestOfN,
     CompletionOutput,
     LogProb,
-    RequestOutput,
     SamplingParams,
     SelfConsistency,
     TilebeamError,
-    Usage,
 )
 from tilebeam.evaluation import plots, runner, statistics
-from tilebeam.evaluation.functions import load_function
 from tilebeam.evaluation.log import Log, timeless
 from tilebeam.evaluation.report import Report
 from tilebeam.evaluation.setting import ModelFile, Setting, differences, fingerprint, item_seed, units
 from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
-from tilebeam.evaluation.workbench import Job, Timed, Workbench
+from tilebeam.evaluation.workbench import Job, Workbench
 from tilebeam.reward_cli import RewardOptions, open_scorer
 from tiny_kit import references
 from typer.testing import CliRunner
 
 from gguf_tools import synth
 
-CHECKS = '''
-def right(item, text):
-    """Sums of letters modulo 3: a random model is right a third of the time."""
-    return answer(text) == item["answer"]
-
-def answer(text):
-    return str(sum(map(ord, text)) % 3) if text.strip() else None
-
-def step(prompt, text):
-    return sum(map(ord, text)) % 11 / 10
-'''
-
-
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
-
-def lines(path: Path, *objects: Mapping[str, Any] | str) -> Path:
-    path.write_text("".join((o if isinstance(o, str) else json.dumps(o)) + "\n" for o in objects))
-    return path
-
-
-def test_items_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "checks.py").write_text(CHECKS)
-    path = lines(
-        tmp_path / "t.jsonl",
-        {"prompt": "1+1=", "answer": 2},
-        "",
-        {"prompt": "3/6=", "answer": "0.50", "id": "half"},
-        {"prompt": "x", "checker": f"{tmp_path}/checks.py:right", "answer": "0"},
-    )
-    task = open_task(TaskOptions(f"jsonl:{path}", template="Q: {prompt}\nA:", prefix="Sums.\n"))
-    assert [i.id for i in task.items] == ["0", "half", "2"]
-    assert task.items[0].prompt == "Sums.\nQ: 1+1=\nA:"
-    assert task.items[0].body == "Q: 1+1=\nA:"
-    assert task.verdict(task.items[0], "it is 2.0") == 1
-    assert task.verdict(task.items[0], "2 or 3") == 0
-    assert task.verdict(task.items[0], "none") == 0
-    assert task.verdict(task.items[1], "0.5") == 1
-    assert task.verdict(task.items[2], chr(99)) == 1
-    assert task.verdict(task.items[2], chr(100)) == 0
-    assert task.name == "jsonl:t.jsonl"
-    assert len(open_task(TaskOptions(f"jsonl:{path}", items=2)).items) == 2
-
-
-def test_examples_of_a_file_come_first(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", {"prompt": "5+5", "answer": "10"})
-    shots = lines(tmp_path / "s.jsonl", {"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"})
-    options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{question} =", shot_answer=" {answer}\n")
-    assert open_task(options).items[0].prompt == "1+1 = 2\n2+2 = 4\n5+5 ="
-    assert open_task(replace(options, shots=1)).items[0].prompt == "1+1 = 2\n5+5 ="
-    with pytest.raises(TilebeamError, match="2 examples, not 3"):
-        open_task(replace(options, shots=3))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (["{"], "line 1 is not JSON"),
-        ([{"answer": "1"}], 'line 1 has no text under "prompt"'),
-        ([{"prompt": "a"}], 'neither "answer" nor "checker"'),
-        ([{"prompt": "a", "answer": ["1"]}], "must be a text or a number"),
-        ([{"prompt": "a", "answer": "1", "id": 1}, {"prompt": "b", "answer": "1", "id": "1"}], "comes twice"),
-        ([{"prompt": "a", "answer": "1", "checker": "no_such_module:f"}], "PYTHONPATH"),
-        ([], "no items"),
-    ],
-)
-def test_bad_files_are_named_by_line(tmp_path: Path, content: list[Any], message: str) -> None:
-    path = lines(tmp_path / "t.jsonl", *content)
-    with pytest.raises(TilebeamError, match=message):
-        open_task(TaskOptions(f"jsonl:{path}"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"spec": "gsm8k"}, "reasoning-gym:NAME"),
-        ({"items": 5}, "has 1 items, not 5"),
-        ({"items": 0}, "at least 1"),
-        ({"template": "{nothing}"}, "does not fit"),
-        ({"extract": "("}, "regular expression"),
-        ({"checker": "just_a_name"}, "names no function"),
-        ({"shots": 2}, "--shots-file"),
-        ({"question": "x"}, "for reasoning-gym"),
-    ],
-)
-def test_bad_options_of_a_task(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": "1"})
-    with pytest.raises(TilebeamError, match=message):
-        open_task(replace(TaskOptions(f"jsonl:{path}"), **changes))
-
-
-def test_a_checker_that_fails_or_answers_nonsense_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c.py").write_text("def bad(item, text): return 1 / 0\ndef two(item, text): return 2\nx = 3\n")
-    path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": "1"})
-    for name, message in (("bad", "ZeroDivisionError"), ("two", "0 to 1, not 2")):
-        task = open_task(TaskOptions(f"jsonl:{path}", checker=f"{tmp_path}/c.py:{name}"))
-        with pytest.raises(TilebeamError, match=message):
-            task.verdict(task.items[0], "t")
-    with pytest.raises(TilebeamError, match="has no function x"):
-        load_function(f"{tmp_path}/c.py:x", "--checker")
-    with pytest.raises(TilebeamError, match="no file"):
-        load_function(f"{tmp_path}/d.py:x", "--checker")
-
-
-def test_the_digest_covers_prompts_answers_and_judges(tmp_path: Path) -> None:
-    def digest(answer: str = "1", source: str = CHECKS, folder: str = "a", **changes: Any) -> str:
-        place = tmp_path / folder / str(abs(hash((answer, source))))
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "c.py").write_text(source)
-        path = lines(place / "t.jsonl", {"prompt": "p", "answer": answer})
-        return open_task(TaskOptions(f"jsonl:{path}", checker=f"{place}/c.py:right", **changes)).digest
-
-    assert digest() == digest(folder="b")
-    assert len({digest(), digest(answer="2"), digest(source=CHECKS + "#"), digest(template="{prompt}?")}) == 4
-
-
-class TestGym:
-    """reasoning-gym tasks; skipped where it is not installed."""
-
-    @pytest.fixture(autouse=True)
-    def gym(self) -> None:
-        pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (pip install tilebeam[demo])")
-
-    options = TaskOptions(
-        "reasoning-gym:chain_sum?min_terms=2&max_terms=2&max_digits=1",
-        items=40,
-        shots=5,
-        question=r"problem: (.*) =",
-        template="{question} =",
-        shot_answer=" {answer}\n",
-    )
-
-    def test_items_are_frozen_different_and_none_is_an_example(self) -> None:
-        task, again = open_task(self.options), open_task(self.options)
-        assert task.digest == again.digest
-        assert [i.prompt for i in task.items] == [i.prompt for i in again.items]
-        head = task.items[0].prompt.removesuffix(task.items[0].body)
-        shown = [line.split(" =")[0] for line in head.splitlines()]
-        questions = [i.question for i in task.items]
-        assert len(shown) == 5
-        assert len(set(questions)) == 40
-        assert not set(questions) & set(shown)
-        for item in task.items:
-            assert eval(item.question) == int(item.answer)
-            assert item.body == f"{item.question} ="
-
-    def test_items_of_the_pilot_are_left_out(self) -> None:
-        pilot = {i.question for i in open_task(replace(self.options, item_seed=9, items=30)).items}
-        assert pilot & {i.question for i in open_task(self.options).items}
-        fresh = open_task(replace(self.options, pilot_seed=9, pilot_items=30))
-        assert len(fresh.items) == 40
-        assert not pilot & {i.question for i in fresh.items}
-
-    def test_its_own_verifier_judges(self) -> None:
-        task = open_task(self.options)
-        item = task.items[0]
-        assert task.verdict(item, f" {item.answer}\nmore") == 1
-        assert task.verdict(item, f" {item.answer}9") == 0  # part of the marks for the right answer within another
-        assert task.verdict(item, "\n") == 0
-
-    def test_other_seeds_are_other_items(self) -> None:
-        other = open_task(replace(self.options, item_seed=2))
-        first = {i.question for i in open_task(self.options).items}
-        assert len(first & {i.question for i in other.items}) < 30
-
-    @pytest.mark.parametrize(
-        ("spec", "message"),
-        [
-            ("reasoning-gym:no_such", "there are ab, acre"),
-            ("reasoning-gym:chain_sum?terms=2", "there are min_terms"),
-            ("reasoning-gym:chain_sum?seed=2", "takes no"),
-            ("reasoning-gym:chain_sum?min_terms=x", "must be like"),
-            ("reasoning-gym:chain_sum?min_terms=9&max_terms=2", "does not take this configuration"),
-        ],
-    )
-    def test_bad_configurations(self, spec: str, message: str) -> None:
-        with pytest.raises(TilebeamError, match=message):
-            open_task(TaskOptions(spec))
-
-    def test_too_few_different_items(self) -> None:
-        with pytest.raises(TilebeamError, match="different items; ask for fewer"):
-            open_task(replace(self.options, items=5000))
-
-    def test_lists_and_choices_in_a_configuration(self) -> None:
-        task = open_task(TaskOptions("reasoning-gym:basic_arithmetic?operators=%2B,-&max_terms=2", items=5))
-        assert all("*" not in i.question for i in task.items)
-        task = open_task(TaskOptions("reasoning-gym:word_sorting?transformation=lowercase", items=2))
-        assert len(task.items) == 2
-
-    def test_groups_of_a_pattern_are_the_question(self) -> None:
-        pattern = r"these words in (ascending|descending) .*list: (.*)"
-        task = open_task(TaskOptions("reasoning-gym:word_sorting?max_words=3", items=5, question=pattern))
-        for item in task.items:
-            order, *words = item.question.replace(",", "").split()
-            assert sorted(words, reverse=order == "descending") == item.answer.split(", ")
-        with pytest.raises(TilebeamError, match="is not in"):
-            open_task(TaskOptions("reasoning-gym:word_sorting", question="no such text"))
-
-
 # --- a model that needs no file ---------------------------------------------------------------------------------------
-
-
-class Scripted:
-    """Texts that depend on prompt and seed alone; every item has its own difficulty."""
-
-    n_ctx = 4096
-
-    def tokenize(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return "".join(map(chr, tokens))
-
-    def keep_prefixes(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def generate(self, prompts: Sequence[Any], sampling: Any, *, progress: Any = None) -> list[RequestOutput]:
-        if progress is not None:
-            progress(tilebeam.Progress())
-        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        prompts = [p if isinstance(p, str) else self.detokenize(p) for p in prompts]
-        results = []
-        for prompt, p in zip(prompts, params, strict=True):
-            outputs = []
-            ease = np.random.default_rng(sum(map(ord, prompt))).random()
-            for i in range(p.n):
-                rng = np.random.default_rng([p.sample_seed(i), *map(ord, prompt)])
-                right = rng.random() < ease
-                text = f"{prompt[-1] if right else rng.integers(0, 4)}" if rng.random() < 0.9 else "-"
-                outputs.append(
-                    CompletionOutput(i, text, [1] * int(rng.integers(1, 5)), "stop", p.sample_seed(i), -rng.random())
-                )
-            usage = Usage(prompt_tokens=len(prompt), completion_tokens=sum(len(o.token_ids) for o in outputs))
-            results.append(RequestOutput(prompt, [1], outputs, usage, p.seed))
-        return results
-
-
-class ScriptedBench(Workbench):
-    """A workbench whose models are scripted."""
-
-    def __init__(self, job: Job, task: Task, keep: int = 1) -> None:
-        super().__init__(job, task, keep=keep)
-        self.model = Scripted()
-        self.timed: list[tuple[str, str, int, str]] = []
-
-    def _lm(self, name: str, device: str) -> Any:  # noqa: ARG002
-        return self.model
-
-    def _clean(self, lm: Any, device: str) -> None:
-        pass
-
-    def latency(self, model: str, device: str, timed: Timed, item: Any) -> dict[str, Any]:
-        self.timed.append((model, timed.series, timed.budget, item.id))
-        return super().latency(model, device, timed, item) | {"seconds": float(timed.budget)}
 
 
 def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
@@ -476,6 +220,7 @@ def test_two_processes_do_not_write_one_log(whole: tuple[Job, Task, Path]) -> No
         Log(out / "log.jsonl", job.setting)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None:
     job, task = job_of(tmp_path, models=(ModelFile("a", str(tmp_path / "t.jsonl"), "x"), ModelFile("b", __file__, "y")))
     benches: list[ScriptedBench] = []
@@ -517,18 +262,20 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None
 def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install tilebeam[plot])")
     job, task = job_of(tmp_path)
-    evaluated(job, task, tmp_path / "out", latency_items=1)
+    out = tmp_path / "out"
+    evaluated(job, task, out, latency_items=1)
+    written = {}
     for name in ("accuracy", "latency"):
-        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
-        svg = tmp_path / "out" / f"{name}.svg"
-        text = "".join(ElementTree.parse(svg).getroot().itertext())
-        before = svg.read_bytes()
-        evaluated(job, task, tmp_path / "out")
-        assert svg.read_bytes() == before  # the same figures, the same file
-        assert text is not None
-    report = (tmp_path / "out" / "report.md").read_text()
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+        text = "".join(ElementTree.parse(out / f"{name}.svg").getroot().itertext())
+        assert "self-consistency[logprob]" in text
+        assert ("Pareto front" in text) == (name == "latency")
+        written[name] = (out / f"{name}.svg").read_bytes()
+    report = (out / "report.md").read_text()
     for part in ("| self-consistency | maj@k |", "## Pareto front", "![latency](latency.png)", "one sample"):
         assert part in report
+    evaluated(job, task, out)
+    assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
 
 
 def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""Tasks of evaluations: items of files and of reasoning-gym, examples, checkers, extraction, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eval_kit import CHECKS, lines
+from tilebeam import TilebeamError
+from tilebeam.evaluation.functions import load_function
+from tilebeam.evaluation.tasks import TaskOptions, open_task
+
+
+def test_items_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(CHECKS)
+    path = lines(
+        tmp_path / "t.jsonl",
+        {"prompt": "1+1=", "answer": 2},
+        "",
+        {"prompt": "3/6=", "answer": "0.50", "id": "half"},
+        {"prompt": "x", "checker": f"{tmp_path}/checks.py:right", "answer": "0"},
+    )
+    task = open_task(TaskOptions(f"jsonl:{path}", template="Q: {prompt}\nA:", prefix="Sums.\n"))
+    assert [i.id for i in task.items] == ["0", "half", "2"]
+    assert task.items[0].prompt == "Sums.\nQ: 1+1=\nA:"
+    assert task.items[0].body == "Q: 1+1=\nA:"
+    assert task.verdict(task.items[0], "it is 2.0") == 1
+    assert task.verdict(task.items[0], "2 or 3") == 0
+    assert task.verdict(task.items[0], "none") == 0
+    assert task.verdict(task.items[1], "0.5") == 1
+    assert task.verdict(task.items[2], chr(99)) == 1
+    assert task.verdict(task.items[2], chr(100)) == 0
+    assert task.name == "jsonl:t.jsonl"
+    assert len(open_task(TaskOptions(f"jsonl:{path}", items=2)).items) == 2
+
+
+def test_examples_of_a_file_come_first(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", {"prompt": "5+5", "answer": "10"})
+    shots = lines(tmp_path / "s.jsonl", {"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"})
+    options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{question} =", shot_answer=" {answer}\n")
+    assert open_task(options).items[0].prompt == "1+1 = 2\n2+2 = 4\n5+5 ="
+    assert open_task(replace(options, shots=1)).items[0].prompt == "1+1 = 2\n5+5 ="
+    with pytest.raises(TilebeamError, match="2 examples, not 3"):
+        open_task(replace(options, shots=3))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (["{"], "line 1 is not JSON"),
+        ([{"answer": "1"}], 'line 1 has no text under "prompt"'),
+        ([{"prompt": "a"}], 'neither "answer" nor "checker"'),
+        ([{"prompt": "a", "answer": ["1"]}], "must be a text or a number"),
+        ([{"prompt": "a", "answer": "1", "id": 1}, {"prompt": "b", "answer": "1", "id": "1"}], "comes twice"),
+        ([{"prompt": "a", "answer": "1", "checker": "no_such_module:f"}], "PYTHONPATH"),
+        ([], "no items"),
+    ],
+)
+def test_bad_files_are_named_by_line(tmp_path: Path, content: list[Any], message: str) -> None:
+    path = lines(tmp_path / "t.jsonl", *content)
+    with pytest.raises(TilebeamError, match=message):
+        open_task(TaskOptions(f"jsonl:{path}"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"spec": "gsm8k"}, "reasoning-gym:NAME"),
+        ({"items": 5}, "has 1 items, not 5"),
+        ({"items": 0}, "at least 1"),
+        ({"template": "{nothing}"}, "does not fit"),
+        ({"extract": "("}, "regular expression"),
+        ({"checker": "just_a_name"}, "names no function"),
+        ({"shots": 2}, "--shots-file"),
+        ({"question": "x"}, "for reasoning-gym"),
+    ],
+)
+def test_bad_options_of_a_task(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": "1"})
+    with pytest.raises(TilebeamError, match=message):
+        open_task(replace(TaskOptions(f"jsonl:{path}"), **changes))
+
+
+def test_a_checker_that_fails_or_answers_nonsense_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text("def bad(item, text): return 1 / 0\ndef two(item, text): return 2\nx = 3\n")
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": "1"})
+    for name, message in (("bad", "ZeroDivisionError"), ("two", "0 to 1, not 2")):
+        task = open_task(TaskOptions(f"jsonl:{path}", checker=f"{tmp_path}/c.py:{name}"))
+        with pytest.raises(TilebeamError, match=message):
+            task.verdict(task.items[0], "t")
+    with pytest.raises(TilebeamError, match="has no function x"):
+        load_function(f"{tmp_path}/c.py:x", "--checker")
+    with pytest.raises(TilebeamError, match="no file"):
+        load_function(f"{tmp_path}/d.py:x", "--checker")
+
+
+def test_the_digest_covers_prompts_answers_and_judges(tmp_path: Path) -> None:
+    def digest(answer: str = "1", source: str = CHECKS, folder: str = "a", **changes: Any) -> str:
+        place = tmp_path / folder / str(abs(hash((answer, source))))
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "c.py").write_text(source)
+        path = lines(place / "t.jsonl", {"prompt": "p", "answer": answer})
+        return open_task(TaskOptions(f"jsonl:{path}", checker=f"{place}/c.py:right", **changes)).digest
+
+    assert digest() == digest(folder="b")
+    assert len({digest(), digest(answer="2"), digest(source=CHECKS + "#"), digest(template="{prompt}?")}) == 4
+
+
+class TestGym:
+    """reasoning-gym tasks; skipped where it is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def gym(self) -> None:
+        pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (pip install tilebeam[demo])")
+
+    options = TaskOptions(
+        "reasoning-gym:chain_sum?min_terms=2&max_terms=2&max_digits=1",
+        items=40,
+        shots=5,
+        question=r"problem: (.*) =",
+        template="{question} =",
+        shot_answer=" {answer}\n",
+    )
+
+    def test_items_are_frozen_different_and_none_is_an_example(self) -> None:
+        task, again = open_task(self.options), open_task(self.options)
+        assert task.digest == again.digest
+        assert [i.prompt for i in task.items] == [i.prompt for i in again.items]
+        head = task.items[0].prompt.removesuffix(task.items[0].body)
+        shown = [line.split(" =")[0] for line in head.splitlines()]
+        questions = [i.question for i in task.items]
+        assert len(shown) == 5
+        assert len(set(questions)) == 40
+        assert not set(questions) & set(shown)
+        for item in task.items:
+            assert eval(item.question) == int(item.answer)
+            assert item.body == f"{item.question} ="
+
+    def test_items_of_the_pilot_are_left_out(self) -> None:
+        pilot = {i.question for i in open_task(replace(self.options, item_seed=9, items=30)).items}
+        assert pilot & {i.question for i in open_task(self.options).items}
+        fresh = open_task(replace(self.options, pilot_seed=9, pilot_items=30))
+        assert len(fresh.items) == 40
+        assert not pilot & {i.question for i in fresh.items}
+
+    def test_its_own_verifier_judges(self) -> None:
+        task = open_task(self.options)
+        item = task.items[0]
+        assert task.verdict(item, f" {item.answer}\nmore") == 1
+        assert task.verdict(item, f" {item.answer}9") == 0  # part of the marks for the right answer within another
+        assert task.verdict(item, "\n") == 0
+
+    def test_other_seeds_are_other_items(self) -> None:
+        other = open_task(replace(self.options, item_seed=2))
+        first = {i.question for i in open_task(self.options).items}
+        assert len(first & {i.question for i in other.items}) < 30
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("reasoning-gym:no_such", "there are ab, acre"),
+            ("reasoning-gym:chain_sum?terms=2", "there are min_terms"),
+            ("reasoning-gym:chain_sum?seed=2", "takes no"),
+            ("reasoning-gym:chain_sum?min_terms=x", "must be like"),
+            ("reasoning-gym:chain_sum?min_terms=9&max_terms=2", "does not take this configuration"),
+        ],
+    )
+    def test_bad_configurations(self, spec: str, message: str) -> None:
+        with pytest.raises(TilebeamError, match=message):
+            open_task(TaskOptions(spec))
+
+    def test_too_few_different_items(self) -> None:
+        with pytest.raises(TilebeamError, match="different items; ask for fewer"):
+            open_task(replace(self.options, items=5000))
+
+    def test_lists_and_choices_in_a_configuration(self) -> None:
+        task = open_task(TaskOptions("reasoning-gym:basic_arithmetic?operators=%2B,-&max_terms=2", items=5))
+        assert all("*" not in i.question for i in task.items)
+        task = open_task(TaskOptions("reasoning-gym:word_sorting?transformation=lowercase", items=2))
+        assert len(task.items) == 2
+
+    def test_groups_of_a_pattern_are_the_question(self) -> None:
+        pattern = r"these words in (ascending|descending) .*list: (.*)"
+        task = open_task(TaskOptions("reasoning-gym:word_sorting?max_words=3", items=5, question=pattern))
+        for item in task.items:
+            order, *words = item.question.replace(",", "").split()
+            assert sorted(words, reverse=order == "descending") == item.answer.split(", ")
+        with pytest.raises(TilebeamError, match="is not in"):
+            open_task(TaskOptions("reasoning-gym:word_sorting", question="no such text"))
