@@ -7,10 +7,13 @@ files compare with numpy; and numpy itself for one whole layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from accuracy import Job, got, run
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from npu_kit import FFI, LIB, OK, Executor
@@ -18,6 +21,7 @@ from npu_ops import F32, OPS, float_param
 from numpy.typing import NDArray
 
 from ggml_ext import ffi as contract
+from gguf_tools import synth
 
 THREADS = (1, 2, 5)
 TYPES = {name.removeprefix("TB_"): kind for name, kind in contract.typeof("enum tb_type").relements.items()}
@@ -314,3 +318,26 @@ def test_many_independent_ops_take_no_square_of_time() -> None:
     assert g.run(got, weights, 2, "", fuse=True) == (OK, "")
     assert np.array_equal(got[:64000], memory[:64000] * 2)
     assert np.array_equal(got[64000:], memory[64000:])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("schedule")
+    paths = {}
+    for arch in ("qwen2", "gemma3", "qwen3moe"):
+        paths[arch] = folder / f"{arch}.gguf"
+        experts = {"n_expert": 4, "n_expert_used": 2} if arch.endswith("moe") else {}
+        synth.write_model(paths[arch], synth.SynthConfig(arch=arch, n_layer=2, type="q4_0", **experts))
+    return paths
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "gemma3", "qwen3moe"])
+def test_whole_models_are_the_same_fused_and_not(models: dict[str, Path], tmp_path: Path, arch: str) -> None:
+    """Through llama.cpp, the plugin and the channel, with TILEBEAM_FUSE."""
+    ways = [("prefill", 2, "thread"), ("decode", 1, "thread"), ("parallel", 2, "process"), ("parallel", 5, "thread")]
+    for mode, threads, executor in ways:
+        job = Job(str(models[arch]), "npu", mode, n_positions=32, n_threads=threads, executor=executor)
+        jobs = [replace(job, env={"TILEBEAM_FUSE": value}) for value in ("0", "1")]
+        plain, fused = (got(result) for result in run(jobs, tmp_path))
+        assert plain.ops == fused.ops > 0
+        assert np.array_equal(plain.logits.view(np.uint32), fused.logits.view(np.uint32)), (mode, threads, executor)
