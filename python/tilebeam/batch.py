@@ -25,6 +25,7 @@ class Plan:
     going: bool = False
     shares: list[tuple[Request, int]] = field(default_factory=list)  # requests and their rows, of a plan that is going
     draws: Draws | None = None
+    quiet: int = 0  # of a plan that is going: so many draws need no look at the single sample, unless a token ends it
 
 
 def portions(needs: list[int], room: int, free: int) -> list[int]:

@@ -408,6 +408,8 @@ class Engine:
         going = len(rows) == n == len(self._running) and not (self._queue and n < self.n_slots)
         plan = Plan(rows, spans, n, going)
         if going:
+            if not any(s.streams or s.request.wants_norm for s in decoding):
+                plan.quiet = min(s.limit - len(s.tokens) for s in decoding) - 1
             for sample in decoding:
                 request = sample.request
                 if plan.shares and plan.shares[-1][0] is request:
@@ -450,12 +452,11 @@ class Engine:
         if plan.rows:
             self.batches[len(plan.rows)] += 1
         self._plan = plan if plan.going else None  # whatever ends or changes takes it away again
-        norms = draws.norms
-        for (sample, entry), token, logit, norm in zip(
-            plan.rows, draws.tokens.tolist(), draws.logits, norms, strict=True
-        ):
-            if sample.finish is None:  # another one may have ended the request
-                self._take(sample, entry, token, logit, norm)
+        tokens = draws.tokens.tolist()
+        if not self._take_all(plan, tokens):
+            for (sample, entry), token, logit, norm in zip(plan.rows, tokens, draws.logits, draws.norms, strict=True):
+                if sample.finish is None:  # another one may have ended the request
+                    self._take(sample, entry, token, logit, norm)
         share = (time.perf_counter() - began) / max(1, len(plan.rows))
         if plan.going:
             for request, count in plan.shares:
@@ -475,6 +476,18 @@ class Engine:
                 group.append((follower, entry))
             request.lead, request.followers = None, []
         return group
+
+    def _take_all(self, plan: Plan, tokens: list[int]) -> bool:
+        """`_take` for all rows at once, if that is all there is to do. False: nothing was done."""
+        plan.quiet -= 1
+        if plan.quiet < 0 or min(tokens) < 0 or any(map(self.vocab.is_end, tokens)):
+            return False
+        for (sample, _), token in zip(plan.rows, tokens, strict=True):
+            sample.tokens.append(token)
+        for request, count in plan.shares:
+            request.usage.completion_tokens += count
+            request.progress.tokens += count
+        return True
 
     def _take(self, sample: Sample, entry: int, token: int, logit: float, norm: float) -> None:
         """A sample has drawn a token: see whether it ends."""

@@ -153,7 +153,7 @@ class KvCache:
         if cells:
             taken = np.asarray(cells)
             self._owners[taken] -= 1
-            self._free_cells.extend(int(c) for c in taken[self._owners[taken] == 0])
+            self._free_cells.extend(taken[self._owners[taken] == 0].tolist())
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -1,0 +1,197 @@
+"""Time that the engine spends outside llama_decode: at 16 sequences, of models with a small vocabulary.
+
+    python bench/engine_overhead.py [-m MODEL] [-np 16] [-n 128] [--device npu|cpu] [--json] [--quick]
+
+The smaller a model, the more of a step is scheduling, drawing tokens and turning them into text. Without -m random
+models of three sizes are written, all with a vocabulary of 576 tokens. The baseline is what one writes with
+llama-cpp-python's C API: one batch for all sequences, then llama_sampler_sample, an end-of-text check and
+llama_token_to_piece for each. Both run in turn on the same context; a ratio above 1 says how many times less time the
+engine spends outside llama_decode. The value is the share of the whole, per cent; the target is below 5.
+
+`samplers` are chains: "default" (top-k 40, top-p 0.95, temperature 0.8), "greedy", "plain" (temperature only: the whole
+vocabulary is drawn from) and "logprobs" (default, with log-probabilities).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import limits
+import llama_cpp.llama_cpp as C
+import report
+from tilebeam import LM, SamplingParams, TilebeamError, console, load
+from tilebeam.llama import Context, Sampler
+from tilebeam.machine import OtherLoad, busy_note
+
+from gguf_tools import synth
+
+CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+SHAPES: dict[str, dict[str, int]] = {
+    "1M": {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 4, "head_dim": 32, "n_ff": 384},
+    "5M": {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_head_kv": 4, "n_ff": 768},
+    "24M": {"n_layer": 8, "n_embd": 512, "n_head": 8, "n_head_kv": 4, "n_ff": 1408},
+}
+SAMPLERS = {
+    "default": SamplingParams(),
+    "greedy": SamplingParams(temperature=0),
+    "plain": SamplingParams(top_k=0, top_p=1),
+    "logprobs": SamplingParams(logprobs=True),
+}
+PROMPT = [5, 6, 7]
+
+
+@dataclass
+class Spent:
+    """Seconds of one run, per step."""
+
+    inside: float
+    outside: float
+
+    @property
+    def share(self) -> float:
+        """Of the whole, outside llama_decode."""
+        return self.outside / (self.inside + self.outside)
+
+
+class Clock:
+    """Times a context's llama_decode while entered."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._decode = context.decode
+        self.seconds, self.steps = 0.0, 0
+
+    def __enter__(self) -> Clock:
+        self._context.decode = self._timed  # type: ignore[method-assign]
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        total = time.perf_counter() - self._began
+        del self._context.decode  # type: ignore[method-assign]
+        self.spent = Spent(self.seconds / self.steps, (total - self.seconds) / self.steps)
+
+    def _timed(self, n: int) -> int:
+        began = time.perf_counter()
+        code = self._decode(n)
+        self.seconds += time.perf_counter() - began
+        self.steps += 1
+        return code
+
+
+def engine(lm: LM, params: SamplingParams) -> Spent:
+    """One run of the engine."""
+    with Clock(lm._context) as clock:
+        lm.generate(PROMPT, params)
+    return clock.spent
+
+
+def plain_loop(lm: LM, params: SamplingParams) -> Spent:
+    """The same by hand. Log-probabilities are left out: llama.cpp has none."""
+    vocab, n = lm._model.vocab, params.n
+    with lm.raw_decode() as c, Clock(c) as clock:
+        size = len(PROMPT)
+        chains = [Sampler(params, seed, vocab) for seed in range(n)]
+        c.token[:size], c.pos[:size], c.seq[:size], c.output[:size] = PROMPT, range(size), 0, 0
+        c.output[size - 1] = 1
+        lm.check_decode(c.decode(size))
+        for seq in range(1, n):
+            c.fork(0, seq, size)
+        entries, texts = [size - 1] * n, [b""] * n
+        for step in range(params.max_tokens or 1):
+            for seq, chain in enumerate(chains):
+                token = C.llama_sampler_sample(chain.pointer, c.pointer, entries[seq])
+                texts[seq] += b"" if vocab.is_end(token) else vocab.piece(token)
+                c.token[seq], c.pos[seq], c.seq[seq], c.output[seq] = token, size + step, seq, 1
+            entries = list(range(n))
+            if step + 1 < (params.max_tokens or 1):
+                lm.check_decode(c.decode(n))
+        for chain in chains:
+            chain.close()
+    return clock.spent
+
+
+def model(name: str) -> Path:
+    """A random model, written on first use."""
+    path = CACHE / f"overhead-{name}-f16.gguf"
+    if not path.is_file():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        synth.write_model(path, synth.preset("tiny", arch="llama", type="f16", n_vocab=576, **SHAPES[name]))
+    return path
+
+
+def measure(lm: LM, name: str, sampler: str, params: SamplingParams, rounds: int) -> dict[str, Any]:
+    """One row."""
+    engine(lm, params)
+    plain_loop(lm, params)
+    ours, baseline = [], []
+    for _ in range(rounds):
+        ours.append(engine(lm, params))
+        baseline.append(plain_loop(lm, params))
+    ratios = [b.outside / o.outside for o, b in zip(ours, baseline, strict=True)]
+    return {
+        "name": f"{name}, {params.n} sequences, {sampler}",
+        "baseline": round(100 * median(b.share for b in baseline), 2),
+        "value": round(100 * median(o.share for o in ours), 2),
+        "unit": "% outside",
+        "ratio": round(median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "share_of_limit": None,
+        "least": round(100 * min(o.share for o in ours), 2),
+        "outside_us": round(1e6 * median(o.outside for o in ours), 1),
+        "decode_us": round(1e6 * median(o.inside for o in ours), 1),
+        "baseline_outside_us": round(1e6 * median(b.outside for b in baseline), 1),
+        "parameters": lm.n_params,
+        "vocabulary": lm.n_vocab,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("-m", "--model", type=Path, help="GGUF file instead of the random models")
+    p.add_argument("-np", "--parallel", type=int, default=16, help="sequences (default 16)")
+    p.add_argument("-n", "--n-predict", type=int, help="tokens per sequence and run (default 128, 24 with --quick)")
+    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
+    p.add_argument("-r", "--repetitions", type=int, help="default 9, 2 with --quick")
+    p.add_argument("--device", choices=("npu", "cpu"), default="npu")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    p.add_argument("--quick", action="store_true", help="the smallest model, short runs")
+    o = p.parse_args(argv)
+    steps, rounds = o.n_predict or (24 if o.quick else 128), o.repetitions or (2 if o.quick else 9)
+    names = [o.model.stem] if o.model else ["1M"] if o.quick else list(SHAPES)
+    rows: list[dict[str, Any]] = []
+    try:
+        with OtherLoad() as others, console.bar("overhead") as progress:
+            task = progress.add_task("", total=len(names) * len(SAMPLERS), note="")
+            for name in names:
+                room = o.parallel * (steps + 1) + len(PROMPT)
+                path = o.model or model(name)
+                with load(path, o.device, n_ctx=room, n_seq_max=o.parallel, threads=o.threads) as lm:
+                    for sampler, params in SAMPLERS.items():
+                        progress.update(task, description=f"{name}, {sampler}")
+                        params = replace(params, n=o.parallel, max_tokens=steps, seed=0, ignore_eos=True)
+                        rows.append(measure(lm, name, sampler, params, rounds))
+                        progress.update(task, advance=1)
+                        if not o.json:
+                            report.show(rows[-1])
+            note = busy_note(others.share)
+    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
+        print(f"engine_overhead: {error}", file=sys.stderr)
+        return 1
+    if o.json:
+        report.emit("engine_overhead", {}, rows)
+    if note:
+        print(note, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
