@@ -3,9 +3,11 @@ command line that name them; bad ones are refused before a model is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,51 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         path.write_bytes(raw)
         with pytest.raises(TilebeamError, match=r"no safetensors file|not complete"):
             extract_head(path)
+
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "BF16", "I8", "", 5, None]),
+        "shape": st.sampled_from([[1, 8], [8], [], [-1, 8], ["8"], [2**62, 8], 3, None]),
+        "data_offsets": st.sampled_from(
+            [[0, 32], [0, 16], [8, 8], [16, 0], [-4, 4], [0, 2**70], ["0", "4"], [0], {}, None]
+        ),
+    }
+)
+
+
+@given(
+    st.one_of(
+        st.dictionaries(st.sampled_from(["score.weight", "v_head.bias", "__metadata__", "x"]), ENTRY | st.none()),
+        st.lists(st.integers(), max_size=3),
+        st.just("text"),
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_any_header_is_read_or_refused(header: Any) -> None:
+    text = json.dumps(header).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(32))
+        with contextlib.suppress(TilebeamError):
+            assert extract_head(path).n_embd == 8
+
+
+def test_a_head_file_with_other_facts_is_refused(tmp_path: Path) -> None:
+    for key, value in (("output", 3), ("label", "x"), ("preset", 7)):
+        path = tmp_path / f"{key}.gguf"
+        writer = gguf.GGUFWriter(path, "tilebeam-reward-head")
+        if isinstance(value, int):
+            writer.add_uint32(f"reward.{key}", value)
+        else:
+            writer.add_string(f"reward.{key}", value)
+        writer.add_tensor("0.weight", np.ones((1, 8), F32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(TilebeamError, match=rf"reward\.{key} is"):
+            load_head(path)
 
 
 def test_a_body_is_the_model_without_its_head(tmp_path: Path) -> None:

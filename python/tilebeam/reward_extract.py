@@ -11,6 +11,7 @@ needed to read and write them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -55,7 +56,7 @@ class _Tensor:
         if self.dtype not in _TYPES:
             raise TilebeamError(f"{self.file}: {self.name} has the type {self.dtype}; {', '.join(_TYPES)} can be read.")
         dtype = np.dtype(_TYPES[self.dtype])
-        if self.size != int(np.prod(self.shape)) * dtype.itemsize:
+        if self.size != math.prod(self.shape) * dtype.itemsize:
             raise TilebeamError(f"{self.file}: {self.name} has {self.size} bytes, its shape {self.shape} others.")
         with self.file.open("rb") as f:
             f.seek(self.start)
@@ -217,8 +218,10 @@ def _header(file: Path) -> Iterator[_Tensor]:
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= size - 8 - length:
                     raise TilebeamError(f"{file}: {name} does not lie in the file; it is not complete.")
+                if not all(isinstance(n, int) and n >= 0 for n in entry["shape"]):
+                    raise TilebeamError(f"{file}: {name} has the shape {entry['shape']}.")
                 yield _Tensor(file, name, str(entry["dtype"]), tuple(entry["shape"]), 8 + length + begin, end - begin)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TilebeamError(f"{file} is no safetensors file: {error}") from None
 
 

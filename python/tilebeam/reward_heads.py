@@ -155,6 +155,9 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
             facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     except gguf_tools.GGUFError as error:
         raise TilebeamError(f"{file} is no reward head: {error}") from None
+    kinds = {"output": str, "label": int, "preset": str}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
+        raise TilebeamError(f"{file} is no reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
     if output is None:
         output, label = facts.get("output"), facts.get("label") if label is None else label
     return make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
