@@ -328,7 +328,9 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": [5, 2000]}, 400, None, "2000"),
     (TEXT, {"prompt": [-1]}, 400, None, "-1"),
     (TEXT, {"prompt": [[]]}, 400, "invalid_value", "no tokens"),
-    (TEXT, {"prompt": [1.5]}, 400, "invalid_value", "prompt"),
+    (TEXT, {"prompt": [1.5]}, 400, "invalid_value", "prompt: must be a text, a list of token ids"),
+    (TEXT, {"prompt": "a", "stop": [5]}, 400, "invalid_value", "stop: must be a text or a list"),
+    (TEXT, {"prompt": "a", "search": "beam"}, 400, "invalid_value", "search"),
     (TEXT, {"prompt": "a", "grammar": "root ::= ("}, 400, "invalid_value", "grammar"),
     (TEXT, {"prompt": "a", "grammar": "(" * 100}, 400, "invalid_grammar", "nested deeper"),
     (
@@ -649,6 +651,18 @@ def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) ->
     assert server.metrics()['tilebeam_searches_total{method="dvts"}'] == before + 1
     without = {"messages": HI, "search": {"method": "best-of-n", "scorer": "reward", "budget": 2}, "max_tokens": 4}
     assert server.post(CHAT, without).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "vote", "beam", "dvts", "adaptive"])
+def test_searches_without_a_limit_end(server: Running, method: str) -> None:
+    """A chat may go on until the context is full; logits forced to the end of text keep that short here."""
+    sent: Any = [*MESSAGES, {"role": "assistant", "content": "so", "refusal": None, "tool_calls": None}, *MESSAGES[1:]]
+    body = {"messages": sent, "search": {"method": method, "budget": 4}, "logit_bias": {str(server.lm.eos): 8}}
+    answer = server.post(CHAT, body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
+    assert len(answer.json()["choices"][0]["search"]["scores"]) <= 4
+    until(lambda: idle(server))
 
 
 def test_searches_of_several_clients_run_together(server: Running, client: Any) -> None:

@@ -23,6 +23,15 @@ _TYPES = {
 }
 
 
+# What fields of several types take.
+_UNIONS = {
+    "prompt": "must be a text, a list of token ids, or a list of texts or of lists of token ids",
+    "stop": "must be a text or a list of texts",
+    "content": 'must be a text or a list of parts {"type": "text", "text": ..}; there are no images and no audio',
+    "schema": "must be a JSON schema",
+}
+
+
 class ApiError(Exception):
     """A request that ends with an error.
 
@@ -94,6 +103,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, named as OpenAI names it."""
     first: Mapping[str, Any] = error.errors()[0]
     where = [part for part in first["loc"] if part != "body"]
+    # Where a field takes several types, the path goes on with the name of the type that was tried.
+    tried = next((i for i, part in enumerate(where) if isinstance(part, str) and not part.isidentifier()), len(where))
+    several, where = tried < len(where), where[:tried]
     kind = str(first["type"])
     if kind == "json_invalid":
         return bad_request(f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
@@ -103,6 +115,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if kind == "missing":
         what = f"a value for {param}" if param else "a JSON object as its body (content-type: application/json)"
         return bad_request(f"The request needs {what}.", param=param, code="missing_required_parameter")
+    if several and kind != "value_error":
+        takes = _UNIONS.get(str(where[-1]), "is of a type that it cannot be")
+        return bad_request(f"{param}: {takes}.", param=param, code="invalid_value")
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if not param:
         what = "The body must be a JSON object, sent with content-type: application/json."

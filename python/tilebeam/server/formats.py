@@ -6,9 +6,10 @@ import codecs
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
 
@@ -62,6 +63,15 @@ def finish_of(reason: str | None) -> str | None:
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
+class Shown(NamedTuple):
+    """A token that a text shows: the character at which it starts, and what is known of it."""
+
+    start: int
+    token: int
+    logprob: float
+    top: dict[int, float] | None
+
+
 class TokenLedger:
     """Which of a sample's tokens are in its text, and with which log-probabilities.
 
@@ -73,7 +83,7 @@ class TokenLedger:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters of all tokens so far
-        self._waiting: list[tuple[int, int, float, dict[int, float] | None]] = []  # start, token, logprob, top
+        self._waiting: list[Shown] = []
         self._told = 0  # characters
 
     def feed(
@@ -82,14 +92,14 @@ class TokenLedger:
         """Tokens that were drawn."""
         for i, token in enumerate(tokens):
             if logprobs is not None:
-                self._waiting.append((self._length, token, logprobs[i], tops[i] if tops else None))
+                self._waiting.append(Shown(self._length, token, logprobs[i], tops[i] if tops else None))
             self._length += len(self._decoder.decode(self._piece(token)))
 
-    def take(self, text: str) -> list[tuple[int, int, float, dict[int, float] | None]]:
+    def take(self, text: str) -> list[Shown]:
         """The tokens of text that is told now, each once, with the character at which it starts."""
         self._told += len(text)
         count = 0
-        while count < len(self._waiting) and self._waiting[count][0] < self._told:
+        while count < len(self._waiting) and self._waiting[count].start < self._told:
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
@@ -110,7 +120,7 @@ def _chat_entry(piece: bytes, logprob: float) -> Json:
 # --- choices ----------------------------------------------------------------------------------------------------------
 
 
-class Style:
+class Style(ABC):
     """How one kind of endpoint writes its choices.
 
     Args:
@@ -133,26 +143,29 @@ class Style:
         if self.logprobs:
             ledger = TokenLedger(self.piece)
             ledger.feed(sample.token_ids, sample.logprobs, sample.top_logprobs)
-            logprobs = self._logprobs(ledger.take(sample.text), len(echo))
-        return self._whole(index, echo + sample.text, logprobs, finish_of(sample.finish_reason))
+            logprobs = self.told(ledger.take(sample.text), len(echo))
+        return self.whole(index, echo + sample.text, logprobs, finish_of(sample.finish_reason))
 
     def chunk(self, index: int, text: str, delta: Delta | None, ledger: TokenLedger, offset: int) -> Json:
         """A piece of one: `text` told now because of `delta`; `offset` characters of a prompt went before."""
-        logprobs = self._logprobs(ledger.take(text), offset) if self.logprobs and text else None
-        return self._part(index, text, logprobs, finish_of(delta.finish_reason) if delta else None)
+        logprobs = self.told(ledger.take(text), offset) if self.logprobs and text else None
+        return self.part(index, text, logprobs, finish_of(delta.finish_reason) if delta else None)
 
+    @abstractmethod
     def opening(self, index: int, echo: str) -> Json | None:
         """A chunk that goes before a sample's first token, None: there is none."""
-        raise NotImplementedError
 
-    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        """A complete choice."""
 
-    def _part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        """A piece of one, in a stream."""
 
-    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def told(self, tokens: list[Shown], offset: int) -> Json:
+        """Log-probabilities; `offset` characters went before the text."""
 
 
 class CompletionStyle(Style):
@@ -162,25 +175,25 @@ class CompletionStyle(Style):
 
     def opening(self, index: int, echo: str) -> Json | None:
         """The prompt, if it was to be echoed."""
-        return self._whole(index, echo, None, None) if echo else None
+        return self.whole(index, echo, None, None) if echo else None
 
-    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+    def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
-    _part = _whole
+    part = whole
 
-    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:
+    def told(self, tokens: list[Shown], offset: int) -> Json:
         tops = []
-        for _, _, _, top in tokens:
+        for shown in tokens:
             named: dict[str, float] = {}
-            for token, logprob in (top or {}).items():
+            for token, logprob in (shown.top or {}).items():
                 named.setdefault(token_text(self.piece(token)), logprob)  # the likeliest of those that look alike
             tops.append(named)
         return {
-            "tokens": [token_text(self.piece(token)) for _, token, _, _ in tokens],
-            "token_logprobs": [logprob for _, _, logprob, _ in tokens],
+            "tokens": [token_text(self.piece(shown.token)) for shown in tokens],
+            "token_logprobs": [shown.logprob for shown in tokens],
             "top_logprobs": tops if self.top else None,
-            "text_offset": [offset + start for start, _, _, _ in tokens],
+            "text_offset": [offset + shown.start for shown in tokens],
         }
 
 
@@ -195,19 +208,19 @@ class ChatStyle(Style):
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+    def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
-    def _part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+    def part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, tokens: list[tuple[int, int, float, dict[int, float] | None]], offset: int) -> Json:  # noqa: ARG002
+    def told(self, tokens: list[Shown], offset: int) -> Json:  # noqa: ARG002
         content = []
-        for _, token, logprob, top in tokens:
-            entry = _chat_entry(self.piece(token), logprob)
-            entry["top_logprobs"] = [_chat_entry(self.piece(t), p) for t, p in (top or {}).items()]
+        for shown in tokens:
+            entry = _chat_entry(self.piece(shown.token), shown.logprob)
+            entry["top_logprobs"] = [_chat_entry(self.piece(t), p) for t, p in (shown.top or {}).items()]
             content.append(entry)
         return {"content": content, "refusal": None}
 

@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
-        self.stopped: BaseException | None = None  # why; read by the threads of searches too
+        self.stopped: BaseException | None = None  # why
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self, reason: BaseException) -> None:

@@ -215,7 +215,12 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[TextPart]
     name: str | None = None
+    # As in an answer that is sent back:
     refusal: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
     @property
     def text(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,17 @@ def _search_report(method: str, result: Any, candidates: bool) -> Json:
     """What a search tells besides its text."""
     report = result.as_dict()
     hidden = {"prompt", "text", "usage", "seed"} | (set() if candidates else {"candidates", "trajectories", "pruned"})
-    return {"method": method} | {key: value for key, value in report.items() if key not in hidden}
+    shown: Json = _finite({key: value for key, value in report.items() if key not in hidden})
+    return {"method": method} | shown
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities: a score that is one becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
