@@ -201,6 +201,8 @@ def test_unknown_names_and_options_are_answered_with_the_known_ones() -> None:
         ("vote", "weighting", "reward", "needs a scorer"),
         ("vote", "extract", "(", "regular expression"),
         ("vote", "equal", "yes", "function of two answers"),
+        ("vote", "extract", 5, "extractor, not 5"),
+        ("adaptive", "equal", True, "function of two answers, not True"),
         ("adaptive", "confidence", "high", "number, not 'high'"),
         ("adaptive", "confidence", 0.4, "between 0.5 and 1"),
         ("adaptive", "confidence", True, "confidence must be a number"),

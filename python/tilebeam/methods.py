@@ -18,6 +18,7 @@ from tilebeam.adaptive import Adaptive
 from tilebeam.algorithm import Algorithm, SearchResult
 from tilebeam.errors import TilebeamError
 from tilebeam.extract import Equal, Extractor, extractor
+from tilebeam.prompts import unescaped
 from tilebeam.scorers import LogProb, Scorer, named_scorer
 from tilebeam.search import BestOfN, SelfConsistency
 from tilebeam.step_search import DVTS, BeamSearch
@@ -113,7 +114,7 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise TilebeamError(f"{text!r}: {part!r} should be option=value.")
-        found[key.strip()] = value.replace("\\n", "\n").replace("\\t", "\t")
+        found[key.strip()] = unescaped(value)
     return name.strip(), found
 
 
@@ -151,6 +152,9 @@ def _in_words(hint: Any) -> str:
 def _read(name: str, key: str, value: Any, hint: Any) -> Any:
     """A value, made of a text where that is what came. What the class itself checks is left to it."""
     kinds = _choices(hint)
+    functions = Extractor in kinds or Equal in kinds
+    if functions and not isinstance(value, str) and value is not None and not callable(value):
+        raise TilebeamError(f"{name}: {key} takes {_in_words(hint)}, not {value!r}.")
     if not isinstance(value, str) or str in kinds or any(get_origin(k) is Literal for k in kinds):
         return value
     if Extractor in kinds:

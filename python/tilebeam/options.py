@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from tilebeam import console
+from tilebeam.prompts import unescaped
 
 if TYPE_CHECKING:
     from tilebeam.lm import LM
@@ -184,11 +185,6 @@ class SamplingOptions:
             stop=[unescaped(s) for s in self.stop or []],
             seed=self.seed,
         ).resolved()
-
-
-def unescaped(text: str) -> str:
-    """A text with its ``\\n`` and ``\\t`` made line breaks and tabs."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:

@@ -70,3 +70,8 @@ def read_text(file: Path) -> str:
 def wrap(lm: LM, prompt: str, chat: bool) -> str:
     """The prompt as it is, or in the model's chat template."""
     return lm.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
+
+
+def unescaped(text: str) -> str:
+    """A text with its ``\\n`` and ``\\t`` made line breaks and tabs."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")

@@ -23,7 +23,7 @@ import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
-from tilebeam.options import unescaped
+from tilebeam.prompts import unescaped
 from tilebeam.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
 
 # What needs numpy is imported when a reward model is opened: `--help` is quick.

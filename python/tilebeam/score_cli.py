@@ -11,7 +11,8 @@ from rich.text import Text
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
-from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads, unescaped
+from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads
+from tilebeam.prompts import unescaped
 from tilebeam.reward_cli import (
     Aggregate,
     AggregateName,

@@ -24,9 +24,8 @@ from tilebeam.options import (
     PromptsFile,
     SamplingOptions,
     grouped,
-    unescaped,
 )
-from tilebeam.prompts import one_prompt, prompts, read_text, wrap
+from tilebeam.prompts import one_prompt, prompts, read_text, unescaped, wrap
 
 if TYPE_CHECKING:
     from tilebeam.extract import Extractor
