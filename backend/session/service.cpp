@@ -20,6 +20,7 @@
 #include "channel.h"
 #include "checksum.h"
 #include "executor.h"
+#include "huge_pages.h"
 #include "tilebeam/layout.h"
 #include "trace_ring.h"
 #include "wait.h"
@@ -248,7 +249,7 @@ answer service::map_buffer(uint32_t seq) {
         return refuse(TB_E_BOUNDS, "the file is shorter than the range to map");
     }
     const int protection = m.writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    void * base = mmap(nullptr, m.size, protection, MAP_SHARED, file.fd, static_cast<off_t>(m.offset));
+    void * base = map_shared(file.fd, m.offset, m.size, protection);
     if (base == MAP_FAILED) {
         const std::string text = std::string("mapping failed: ") + std::strerror(errno);
         return refuse(errno == EACCES || errno == EPERM ? TB_E_BUFFER : TB_E_NOMEM, text.c_str());

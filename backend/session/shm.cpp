@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "huge_pages.h"
+
 namespace tb::session {
 
 std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t size, std::string & why) {
@@ -33,7 +35,7 @@ std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t
     if (fcntl(m->file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         return failed("sealing");
     }
-    void * base = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_SHARED, m->file, 0);
+    void * base = map_shared(m->file, 0, rounded, PROT_READ | PROT_WRITE);
     if (base == MAP_FAILED) {
         return failed("mapping");
     }
