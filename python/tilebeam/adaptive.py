@@ -145,7 +145,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         with ExitStack() as stack:
             stack.enter_context(self._grower.session(lm) if self._grower else lm.keep_prefixes())
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
-                drawn = sum(budget if p not in open_polls else len(p.candidates) for p in polls)
+                drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
                 if self._grower:
                     self._wave_by_steps(lm, self._grower, open_polls, budget, tell, drawn)
                 else:

@@ -14,6 +14,7 @@ import typer
 
 from tilebeam import __version__, console
 from tilebeam.errors import TilebeamError
+from tilebeam.prompts import unescaped
 from tilebeam.reward_cli import (
     Aggregate,
     AggregateName,
@@ -243,8 +244,8 @@ def evaluate(
         shot_seed=shot_seed,
         shots_file=str(shots_file) if shots_file else None,
         prefix=prefix_file.read_text(encoding="utf-8") if prefix_file else "",
-        template=None if template is None else _unescaped(template),
-        shot_answer=_unescaped(shot_answer),
+        template=None if template is None else unescaped(template),
+        shot_answer=unescaped(shot_answer),
         question=question,
         extract=extract,
         checker=checker,
@@ -259,7 +260,7 @@ def evaluate(
         methods=_methods(method),
         budgets=_numbers(budget, "--budget"),
         scorers=scorers,
-        reward=_reward(reward, _unescaped(step_stop)),
+        reward=_reward(reward, unescaped(step_stop)),
         sources=scoring.sources(scorers),
         seeds=_numbers(seeds, "--seeds"),
         sampling={
@@ -268,7 +269,7 @@ def evaluate(
             "top_p": top_p,
             "top_k": top_k,
             "min_p": min_p,
-            "stop": [_unescaped(s) for s in stop or []],
+            "stop": [unescaped(s) for s in stop or []],
         },
         chat=chat,
         n_ctx=ctx_size,
@@ -278,7 +279,7 @@ def evaluate(
         unit_items=unit_items,
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )
-    job = Job(setting, reward, _unescaped(step_stop))
+    job = Job(setting, reward, unescaped(step_stop))
     try:
         report = runner.evaluate(
             job,
@@ -297,10 +298,6 @@ def evaluate(
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
