@@ -407,3 +407,39 @@ def test_metadata_that_would_end_the_process_is_refused(
     bad.write_bytes(damaged_metadata(ordinary, key, old, new))
     with pytest.raises(TilebeamError, match=said):
         tilebeam.load(bad, "cpu", **SMALL)
+
+
+def test_packed_weights_lie_in_huge_pages(tmp_path: Path) -> None:
+    """Where the kernel gives shared memory huge pages on demand, nearly all tiles are in some, on one side at least."""
+    model = write_model(tmp_path / "small.gguf", preset("small", arch="qwen2", type="q4_0"))
+    result = python(
+        f"""
+import ctypes, os, re
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+page = 2 << 20
+fd = os.memfd_create("probe")
+os.ftruncate(fd, page)
+reserved = libc.mmap(None, 2 * page, 0, 0x22, -1, 0)  # private, anonymous
+start = libc.mmap(reserved + -reserved % page, page, 3, 0x11, fd, 0)  # shared, at that address
+ctypes.memset(start, 0, 1)
+if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(page), 25):
+    print("refused")
+    raise SystemExit
+import tilebeam
+lm = tilebeam.load({str(model)!r}, device="npu", n_ctx=256)
+huge = name = 0
+for line in open("/proc/self/smaps"):
+    if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+        name = "memfd:tilebeam" in line
+    elif name and line.startswith("ShmemPmdMapped"):
+        huge += int(line.split()[1])
+print(huge)
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    answer = result.stdout.split()[-1]
+    if answer == "refused":
+        pytest.skip("this kernel gives no huge pages to shared memory on demand")
+    assert int(answer) >= 4 << 10  # KiB, of 8 MiB of tiles: what is left begins or ends inside a page
