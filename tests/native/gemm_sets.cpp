@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/gemm_shape.h"
 #include "kernels/kernels.h"
 
 using namespace tb::npu;
@@ -20,7 +21,7 @@ float uniform() { return std::uniform_real_distribution<float>(-1, 1)(rng); }
 
 void expect(bool good, const char * set, const char * what) {
     if (good) return;
-    std::printf("%s: %s differs from portable\n", set, what);
+    std::printf("%s: %s differs\n", set, what);
     failures++;
 }
 
@@ -216,9 +217,30 @@ void floating(const kernel_table & t, const kernel_table & reference) {
     expect(x == y, t.isa, "round_fp16");
 }
 
+// The solver's shapes fit, and no shape that fits has fewer loads per dot product.
+void shapes() {
+    for (int registers = 8; registers <= 64; registers++) {
+        for (int panel : {2, 4, 8}) {
+            for (int sums : {1, 2}) {
+                const gemm_shape s = solve_gemm_shape(registers, panel, sums, 1, 16);
+                const auto fits = [&](int r, int v) { return panel % v == 0 && r * v * sums + v + 2 <= registers; };
+                const auto loads = [](int r, int v) { return static_cast<double>(r + v) / (r * v); };
+                expect(fits(s.rows, s.vectors), "solver", "registers");
+                for (int v = 1; v <= panel; v++) {
+                    for (int r = 1; r <= 16; r++) {
+                        const bool better = fits(r, v) && loads(r, v) < loads(s.rows, s.vectors) - 1e-12;
+                        expect(!better, "solver", "loads");
+                    }
+                }
+            }
+        }
+    }
+}
+
 } // namespace
 
 int main() {
+    shapes();
     const kernel_table & reference = *find_kernels("portable");
     const kernel_list & list = available_kernels();
     for (int i = 0; i < list.n; i++) {
