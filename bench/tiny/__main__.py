@@ -20,7 +20,7 @@ from .model import SHAPES, load_checkpoint
 from .references import LOGITS, MODELS, PRM, TEXTS, as_read
 
 ROOT = Path(__file__).resolve().parents[2]
-PRM_START = "0.5m"  # the reasoner that the reward model begins as
+PRM_START = "1.2m"  # the reasoner that the reward model begins as
 IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--kinds`
     **dict.fromkeys(SHAPES, ("q8_0", "q4_0")),
     "0.5m": ("f16", "q8_0", "q4_0"),
@@ -33,10 +33,8 @@ def train(work: Path, python: str = sys.executable) -> None:
     work.mkdir(parents=True, exist_ok=True)
     reasoners = [work / f"{size}.pt" for size in SHAPES]
     jobs = {path: ["bench.tiny.train", path.stem, str(path)] for path in reasoners}
-    jobs[work / f"{PRM}.pt"] = [
-        *("bench.tiny.reward", str(work / f"{PRM}.pt"), *map(str, reasoners)),
-        *("--start", str(work / f"{PRM_START}.pt")),
-    ]
+    path = work / f"{PRM}.pt"
+    jobs[path] = ["bench.tiny.reward", str(path), *map(str, reasoners), "--start", str(work / f"{PRM_START}.pt")]
     for path, command in jobs.items():
         if path.exists():
             print(f"{path} is there.")

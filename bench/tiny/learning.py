@@ -68,11 +68,13 @@ def learn(
     seed: int,
     report: Callable[[str], bool],
     every: int = 200,
+    weight: Tensor | None = None,
 ) -> None:
     """Train until the recipe's tokens have been seen, or `report` says that it is enough.
 
     Args:
         report: gets a line of facts every so many steps, and at the end.
+        weight: of each token as a target, [N_VOCAB]; None: all alike.
     """
     model.train()
     optimizers = _optimizers(model, recipe.rate)
@@ -89,7 +91,7 @@ def learn(
                 group["lr"] = rate
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), weight, ignore_index=IGNORED)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

@@ -7,7 +7,7 @@ So the file that `export` writes gives the same logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -184,6 +184,17 @@ def _sample_rows(
             cache = [(k[keep], v[keep]) for k, v in cache]
         logits, cache = model.extend(tokens, cache)
     return [decode(ids) for ids in drawn]
+
+
+def deeper(model: TinyLlama, layers: int) -> TinyLlama:
+    """The same function with more layers behind the last one, which add nothing yet."""
+    found = TinyLlama(replace(model.shape, n_layer=model.shape.n_layer + layers))
+    found.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in list(found.blk)[model.shape.n_layer :]:
+            layer.attn_output.weight.zero_()
+            layer.ffn_down.weight.zero_()
+    return found
 
 
 def save(model: TinyLlama, path: Path) -> None:

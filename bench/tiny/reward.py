@@ -1,8 +1,9 @@
 """Train the process reward model: `python -m bench.tiny.reward build/tiny/prm.pt build/tiny/0.1m.pt ..`.
 
-It begins as one of the reasoners (the first checkpoint named `--start`), reads solutions that all of them sampled for
-training expressions, and learns to expect "+" behind the tag at the end of every line that the exact checker calls
-right, "-" behind the others: the kind of reward model that `tilebeam.TokenReward` reads.
+It begins as one of the reasoners (`--start`) and reads solutions that all of them sampled for training expressions, and
+right ones. It learns to expect "+" behind the tag at the end of every line that the exact checker calls right, "-"
+behind the others: the kind of reward model that `tilebeam.TokenReward` reads. Besides it goes on learning to write the
+right lines themselves, as a reasoner does; what it expects a line to be is what it judges the line by.
 
     problem newline, line newline ?, line newline ?, ..
 """
@@ -12,19 +13,35 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn
-from .model import BOS, TinyLlama, encode, load_checkpoint, sample, save
+from .model import (
+    BOS,
+    CHARACTERS,
+    EOS,
+    FIRST_CHARACTER,
+    N_VOCAB,
+    TinyLlama,
+    deeper,
+    encode,
+    load_checkpoint,
+    sample,
+    save,
+)
 from .references import BAD, GOOD, TAG
 from .train import SEED
 
-_TAG, _GOOD, _BAD = encode(TAG + GOOD + BAD)
-RECIPE = Recipe(tokens=1.2e6, rate=2e-3)
+_TAG, _GOOD, _BAD, _NEWLINE = encode(TAG + GOOD + BAD + "\n")
+_WRONG = FIRST_CHARACTER + len(CHARACTERS)  # a token of its own, <unused0>, for "something is wrong"
+RECIPE = Recipe(tokens=2e6)
 N_TRAIN, N_TEST = 4_000, 300  # expressions; each is sampled `DRAWS` times by every reasoner
+N_SOLVED = 18_000  # expressions with right solutions
+EMPHASIS = 4.0  # weight of "+" and "-" as targets
 DRAWS = 3
 
 Labelled = tuple[str, str, list[bool]]  # problem, solution, and of every line whether it is right
@@ -46,17 +63,55 @@ def lines_of(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def example(problem: str, text: str, verdicts: Sequence[bool]) -> Example:
-    """What the reward model reads; only the labels are learned."""
-    ids = [BOS, *encode(problem + "\n")]
-    targets = [IGNORED] * len(ids)
-    steps = [line + "\n" for line in lines_of(text)]
-    if not text.endswith("\n"):
-        steps[-1] = steps[-1].removesuffix("\n")
-    for step, good in zip(steps, verdicts, strict=True):
-        ids += [*encode(step), _TAG]
-        targets += [IGNORED] * len(step) + [_GOOD if good else _BAD]
+def solved(split: arithmetic.Split, count: int) -> list[Labelled]:
+    """Right solutions."""
+    found = []
+    for problem in arithmetic.draw_many(SEED + 2, split, count):
+        lines = arithmetic.solution(problem) or []
+        found.append((problem, "\n".join(lines) + "\n", [True] * len(lines)))
+    return found
+
+
+def example(problem: str, text: str, verdicts: Sequence[bool], marks: bool = False) -> Example:
+    """What the reward model reads. It learns the labels, and the characters of right lines: the first one where the
+    line before ends, in front of the tag, just where a reasoner expects it.
+
+    Args:
+        marks: from the first wrong character on, learn at every character that something is wrong, which the label
+            sums up.
+    """
+    lines = lines_of(text)
+    ids, targets = [BOS, *encode(problem), _NEWLINE], [IGNORED] * (len(problem) + 2)
+    before, end = problem, len(ids) - 1  # where the line before ends
+    for i, (line, good) in enumerate(zip(lines, verdicts, strict=True)):
+        whole = [*encode(line), *([_NEWLINE] if i + 1 < len(lines) or text.endswith("\n") else [])]
+        broken = i > 0 and not verdicts[i - 1]
+        right = len(whole) if good else 0 if broken else _right_characters(before, line)
+        wrong = _WRONG if marks else IGNORED
+        learned = right if good or marks else 0
+        if learned:
+            targets[end] = whole[0]
+        ids += whole
+        targets += [
+            following if j + 1 < learned else IGNORED if j < right else wrong
+            for j, following in enumerate([*whole[1:], EOS])
+        ]
+        end = len(ids) - 1
+        ids.append(_TAG)
+        targets.append(_GOOD if good else _BAD)
+        before = line
+    if verdicts[-1] and arithmetic.answer(text) is not None:
+        targets[end] = EOS
     return ids, targets
+
+
+def _right_characters(before: str, line: str) -> int:
+    """How many characters of a wrong line begin some right one."""
+    starts = [line[:n] for n in range(1, len(line) + 1)]
+    return max(
+        (n for right in arithmetic.successors(before) for n, s in enumerate(starts, 1) if right.startswith(s)),
+        default=0,
+    )
 
 
 @torch.no_grad()
@@ -69,8 +124,8 @@ def step_scores(model: TinyLlama, examples: Sequence[Example]) -> tuple[list[flo
     for ids, targets in examples:
         logits = model(torch.tensor([ids]))[0]
         margin = logits[:, _GOOD] - logits[:, _BAD]
-        for at, target in enumerate(targets):
-            if target != IGNORED:
+        for at, (token, target) in enumerate(zip(ids, targets, strict=True)):
+            if token == _TAG:
                 scores.append(float(margin[at].sigmoid()))
                 labels.append(target == _GOOD)
     model.train(was_training)
@@ -104,21 +159,28 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("reasoners", type=Path, nargs="+")
     parser.add_argument("--start", type=Path, required=True, help="the checkpoint that the reward model begins as")
+    parser.add_argument("--more-layers", type=int, default=0, help="behind its last one")
+    parser.add_argument("--marks", action="store_true", help="learn at every character what is wrong")
+    parser.add_argument("--expressions", type=int, default=N_TRAIN, help="sampled by every reasoner")
+    parser.add_argument("--tokens", type=float, default=RECIPE.tokens)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
     reasoners = [load_checkpoint(path) for path in options.reasoners]
-    train = [example(*s) for s in labelled(reasoners, "train", N_TRAIN, DRAWS)]
+    train = [example(*s, options.marks) for s in labelled(reasoners, "train", options.expressions, DRAWS)]
+    sampled = [
+        target == _GOOD for ids, targets in train for token, target in zip(ids, targets, strict=True) if token == _TAG
+    ]
+    train += [example(*s) for s in solved("train", N_SOLVED)]
     random.Random(SEED).shuffle(train)
     tests = [[example(*s) for s in labelled([m], "test", N_TEST, 1)] for m in reasoners]
-    labels = [t for _, targets in train for t in targets if t != IGNORED]
     print(
         f"{sum(len(ids) for ids, _ in train) / 1e6:.2f}M tokens in {len(train)} solutions; "
-        f"{labels.count(_GOOD) / len(labels):.1%} of {len(labels)} lines are right",
+        f"{sum(sampled) / len(sampled):.1%} of {len(sampled)} sampled lines are right",
         flush=True,
     )
-    model = load_checkpoint(options.start)
+    model = deeper(load_checkpoint(options.start), options.more_layers)
 
     def report(facts: str) -> bool:
         save(model, options.out)
@@ -130,7 +192,9 @@ def main() -> None:
         print(f"{facts}; test steps of {'; '.join(parts)}", flush=True)
         return False
 
-    learn(model, train, RECIPE, SEED, report)
+    weight = torch.ones(N_VOCAB)
+    weight[[_GOOD, _BAD]] = EMPHASIS
+    learn(model, train, replace(RECIPE, tokens=options.tokens), SEED, report, 100, weight)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from .model import BOS, EOS, SHAPES, TinyLlama, encode, sample, save
 SEED = 1
 N_EXPRESSIONS = 120_000
 RECIPE = Recipe(tokens=3e6)
-# All stop here, where the middle one solves 45 % of the validation expressions: search shall have room.
-ENOUGH_STEPS = 800
+# Where they stop: the middle one solves 45 % of the validation expressions then, so that search has room. The smallest
+# goes on to 30 %: from the 22 % that it has with the others it would never come near them.
+STEPS = {"0.1m": 1100, "0.5m": 800, "1.2m": 800}
 _EVERY = 100
 
 
@@ -65,7 +66,7 @@ def main() -> None:
         solved = pass_at_1(model, validation, SEED)
         save(model, options.out)
         print(f"{facts}, pass@1 {solved:.3f}", flush=True)
-        return next(reports) * _EVERY >= ENOUGH_STEPS
+        return next(reports) * _EVERY >= STEPS[options.size]
 
     learn(model, examples, RECIPE, SEED, report, _EVERY)
 
