@@ -7,6 +7,7 @@ every step, and usage tells what was decoded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -24,6 +25,7 @@ from gguf_tools.synth import preset, write_model
 
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 N_CTX = 256
+EXAMPLES = int(os.environ.get("TILEBEAM_SCHEDULES", "15"))  # more of them take a while
 
 PROMPTS = st.one_of(
     st.lists(st.integers(3, 30), min_size=1, max_size=8),
@@ -209,7 +211,7 @@ def test_any_schedule_keeps_its_promises(models: tuple[LM, LM]) -> None:
         settings=settings(
             report_multiple_bugs=False,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            max_examples=25,
+            max_examples=EXAMPLES,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
