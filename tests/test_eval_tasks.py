@@ -75,6 +75,7 @@ def test_bad_files_are_named_by_line(tmp_path: Path, content: list[Any], message
         ({"checker": "just_a_name"}, "names no function"),
         ({"shots": 2}, "--shots-file"),
         ({"question": "x"}, "for reasoning-gym"),
+        ({"pilot_seed": 1}, "leave the items out"),
     ],
 )
 def test_bad_options_of_a_task(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -253,7 +253,7 @@ class GymTask(Task):
     ) -> Iterator[tuple[int, dict[str, str], Mapping[str, Any]]]:
         """Number, fields and entry of so many entries whose questions differ from each other and from known ones."""
         seen: set[str] = set()
-        for number, entry in enumerate(self._dataset(wanted * 20, seed)):
+        for number, entry in enumerate(self._dataset(max(1, wanted) * 20, seed)):
             if len(seen) == wanted:
                 return
             fields = self._fields(entry)
@@ -323,6 +323,8 @@ class FileTask(Task):
         self._checkers: dict[str, Checker] = {}
         if options.question is not None:
             raise TilebeamError("--question is for reasoning-gym tasks; a file's prompts are what they are.")
+        if options.pilot_seed is not None:
+            raise TilebeamError("--pilot-seed is for reasoning-gym tasks; leave the items out of the file.")
         super().__init__(options)
 
     @property
