@@ -244,7 +244,7 @@ def test_windows_that_do_not_fit(cpu: LM, windows: Windows) -> None:
 
 def test_arithmetic_changes_between_the_turns_of_one_model(quantized: Path, cpu: LM, windows: Windows) -> None:
     """Subjects that share a model and differ in options give what each gives alone, in any order."""
-    kinds = [("int8", "table"), ("fp16", "table"), ("fp16", "exact"), ("int8", "exact")]
+    kinds = [("int8", "table"), ("int8-256", "table"), ("fp16", "table"), ("fp16", "exact"), ("int8", "exact")]
     part = windows.part(0, 4)
     before = control().options()
 
