@@ -186,7 +186,17 @@ def test_a_grammar_needs_no_luck_with_other_limits(lm: LM) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["root ::= missing", 'start ::= "a"', 'root ::= "a', 'root ::= root "a" | "b"', "nothing", "root ::= [a-"]
+    "bad",
+    [
+        "root ::= missing",
+        'start ::= "a"',
+        'root ::= "a',
+        'root ::= root "a" | "b"',
+        "nothing",
+        "root ::= [a-",
+        'root ::= "a"{ 3, 1 }',
+        'root ::= "]" ["] "a"{30,4}',
+    ],
 )
 def test_bad_grammars_are_refused_before_anything_is_decoded(lm: LM, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
     monkeypatch.setattr(lm._context, "decode", None)

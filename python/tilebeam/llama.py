@@ -8,6 +8,7 @@ before.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ F32 = npt.NDArray[np.float32]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MAX_TOP = 256  # TB_DRAW_TOP_MAX
+
+# Of GBNF: what holds no rules (strings, character classes, comments), and repetitions with both bounds.
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_REPETITION = re.compile(r"\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 
 
 class LogRouter:
@@ -366,6 +371,11 @@ class Sampler:
 
     @staticmethod
     def _grammar(grammar: str, vocab: Vocab) -> Any:
+        for least, most in _REPETITION.findall(_LITERAL.sub("", grammar)):
+            if int(most) < int(least):  # llama.cpp would go on repeating for ever
+                raise TilebeamError(
+                    f"The grammar is not one: {{{least},{most}}} asks for at least {least} and at most {most}."
+                )
         with log_router().capture() as log:
             link = C.llama_sampler_init_grammar(vocab.pointer, grammar.encode("utf-8", "surrogatepass"), b"root")
         if not link:
