@@ -20,7 +20,13 @@ from .model import SHAPES, load_checkpoint
 from .references import LOGITS, MODELS, PRM, TEXTS, as_read
 
 ROOT = Path(__file__).resolve().parents[2]
-PRM_START = "1.2m"  # the reasoner that the reward model begins as
+# The reward model's stages: name, what it begins as, how it is trained.
+_MARKS = ("--marks", "--expressions", "2000", "--tokens")
+STAGES = (
+    ("prm-base", "0.5m", ()),
+    ("prm-deeper", "prm-base", ("--more-layers", "2", *_MARKS, "0.9e6")),
+    (PRM, "prm-deeper", (*_MARKS, "3.2e6")),
+)
 IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--kinds`
     **dict.fromkeys(SHAPES, ("q8_0", "q4_0")),
     "0.5m": ("f16", "q8_0", "q4_0"),
@@ -33,8 +39,10 @@ def train(work: Path, python: str = sys.executable) -> None:
     work.mkdir(parents=True, exist_ok=True)
     reasoners = [work / f"{size}.pt" for size in SHAPES]
     jobs = {path: ["bench.tiny.train", path.stem, str(path)] for path in reasoners}
-    path = work / f"{PRM}.pt"
-    jobs[path] = ["bench.tiny.reward", str(path), *map(str, reasoners), "--start", str(work / f"{PRM_START}.pt")]
+    for name, start, options in STAGES:
+        path = work / f"{name}.pt"
+        began = ["--start", str(work / f"{start}.pt")]
+        jobs[path] = ["bench.tiny.reward", str(path), *map(str, reasoners), *began, *options]
     for path, command in jobs.items():
         if path.exists():
             print(f"{path} is there.")
