@@ -9,6 +9,7 @@ import ast
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilebeam import LM, SamplingParams, SelfConsistency, TokenReward
+from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
 from tiny_kit import F32, arithmetic, references, stored
 
 MODELS, PRM, SIZES, TEXTS = references.MODELS, references.PRM, references.REASONERS, references.TEXTS
@@ -210,6 +211,22 @@ def test_votes_beat_single_samples(size: str, device: str) -> None:
     single = np.mean([arithmetic.is_right(r.prompt.strip(), c.text) for r in results for c in r.candidates])
     voted = np.mean([arithmetic.is_right(r.prompt.strip(), r.the_one.text) for r in results])
     assert voted >= single + 0.05
+
+
+@pytest.mark.parametrize("method", ["best-of-8", "beam-16"])
+def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward: TokenReward, method: str) -> None:
+    prompts = [p + "\n" for p in PROBLEMS]
+    outputs = reasoner.generate(prompts, replace(SAMPLING, n=8))
+    single = np.mean(
+        [arithmetic.is_right(p, c.text) for p, o in zip(PROBLEMS, outputs, strict=True) for c in o.outputs]
+    )
+    assert 0.35 < single < 0.6
+    if method == "beam-16":
+        results: list[Any] = list(BeamSearch(reward, beam_width=4).run(reasoner, prompts, 16, sampling=SAMPLING))
+    else:
+        results = list(BestOfN(reward).run(reasoner, prompts, 8, sampling=SAMPLING))
+    found = np.mean([arithmetic.is_right(p, r.the_one.text) for p, r in zip(PROBLEMS, results, strict=True)])
+    assert found >= single + 0.1
 
 
 # --- with PyTorch -----------------------------------------------------------------------------------------------------
