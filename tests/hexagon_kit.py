@@ -53,6 +53,7 @@ class _Npu:
     """What stands for a `tb_npu *`."""
 
     def __init__(self, threads: int, isa: str) -> None:
+        self.isa = isa
         self.session = hexagon_session(n_threads=threads, isa=isa)
         self.buffers: dict[int, _Mapping] = {}
 
@@ -63,6 +64,7 @@ class RemoteExecutor:
     def __init__(self) -> None:
         self._ffi, self._lib = _npu.load()
         self._started: list[_Npu] = []
+        self._portable = self._lib.tb_npu_create(1, b"portable")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, name)
@@ -71,6 +73,7 @@ class RemoteExecutor:
         """Stop all sessions."""
         for npu in self._started:
             npu.session.stop()
+        self._lib.tb_npu_free(self._portable)
 
     def tb_npu_create(self, threads: int, isa: bytes) -> _Npu:
         npu = _Npu(threads, isa.decode().removeprefix(PREFIX))
@@ -87,6 +90,12 @@ class RemoteExecutor:
         assert outcome.status == 0, outcome.why
         npu.buffers[buffer] = _Mapping(base, size, bool(writable), fd, view, remote)
         return 0
+
+    def tb_npu_kernel_name(self, npu: _Npu, op: Any) -> Any:
+        """A session does not tell: portable kernels are this library's own; the HVX set's names are not known."""
+        if npu.isa == "portable":
+            return self._lib.tb_npu_kernel_name(self._portable, op)
+        return self._ffi.new("char[]", b"hvx")
 
     def tb_npu_unmap(self, npu: _Npu, buffer: int) -> int:
         m = npu.buffers.pop(buffer)

@@ -282,3 +282,15 @@ def possessions() -> Possessions:
         children=tuple(c for t in tasks for c in (t / "children").read_text().split()),
         memory_files=sum("memfd:tilebeam" in line for line in Path("/proc/self/maps").read_text().splitlines()),
     )
+
+
+def settled_possessions() -> Possessions:
+    """Those of this process once they have stayed the same for a moment: the system forgets a thread a little after it
+    was joined, be it one of the test before."""
+    now, end = possessions(), time.monotonic() + 10
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        before, now = now, possessions()
+        if now == before:
+            break
+    return now

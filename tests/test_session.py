@@ -15,7 +15,21 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from npu_kit import FFI, LIB, OK, Executor, Op, Session, SharedArray, Vec, add, get_rows, mul, possessions, scale
+from npu_kit import (
+    FFI,
+    LIB,
+    OK,
+    Executor,
+    Op,
+    Session,
+    SharedArray,
+    Vec,
+    add,
+    get_rows,
+    mul,
+    scale,
+    settled_possessions,
+)
 from npu_ops import I32
 from tilebeam import _npu, _paths
 
@@ -233,7 +247,7 @@ def test_largest_graph(process: bool, memory: SharedArray) -> None:
 
 @BOTH
 def test_start_and_stop_leave_nothing_behind(process: bool, memory: SharedArray) -> None:
-    before = possessions()
+    before = settled_possessions()
     for i in range(1000):
         with Session(process, n_threads=2) as s:
             s.map(memory)
@@ -241,7 +255,7 @@ def test_start_and_stop_leave_nothing_behind(process: bool, memory: SharedArray)
             assert s.compute([scale(vec(0), vec(0), 1.0)], 1).status == OK
             if i % 2:
                 s.unmap(0)
-    assert possessions() == before
+    assert settled_possessions() == before
 
 
 def test_several_sessions_at_once(memory: SharedArray) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from npu_kit import FFI, LIB, OK, Op, Session, SharedArray, Vec, add, possessions, scale
+from npu_kit import FFI, LIB, OK, Op, Session, SharedArray, Vec, add, scale, settled_possessions
 from npu_ops import BF16, F16, F32, I32, Q4_0, Q8_0, Arena, Tensor, make_op
 from numpy.typing import NDArray
 from tilebeam import trace
@@ -53,7 +53,7 @@ def some_ops() -> list[Op]:
 
 @BOTH
 def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray) -> None:
-    before = possessions()
+    before = settled_possessions()
     with Session(process, n_threads=2) as s:
         s.map(memory)
         assert s.compute(some_ops(), 1).status == OK
@@ -65,7 +65,7 @@ def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray
         assert s.compute(some_ops(), 1).status == OK
         records, lost, damaged = take()
         assert LIB.tb_session_trace_ring(s.handle) == FFI.NULL
-    assert possessions() == before
+    assert settled_possessions() == before
     assert (lost, damaged) == (0, 0)
     assert len(np.unique(records["session"])) == 1
     graphs = np.unique(records["seq"][records["span"] == SPAN["TB_SPAN_OP"]])

@@ -27,7 +27,7 @@ STAGES = (
     ("prm-deeper", "prm-base", ("--more-layers", "2", *_MARKS, "0.9e6")),
     (PRM, "prm-deeper", (*_MARKS, "3.2e6")),
 )
-IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--kinds`
+IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--all-kinds`
     **dict.fromkeys(SHAPES, ("q8_0", "q4_0")),
     "0.5m": ("f16", "q8_0", "q4_0"),
     PRM: ("q8_0", "q4_0"),
