@@ -14,7 +14,7 @@ namespace tb::npu {
 
 struct config {
     int n_threads = 0; // 0: one per CPU this process may use
-    std::string isa;   // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avxvnni, avx512vnni, neon
+    std::string isa; // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avxvnni, avx512vnni, neon
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
     bool fuse = true;          // false: op by op (schedule.h)
 };
