@@ -174,7 +174,7 @@ def main() -> None:
     ]
     train += [example(*s) for s in solved("train", N_SOLVED)]
     random.Random(SEED).shuffle(train)
-    tests = [[example(*s) for s in labelled([m], "test", N_TEST, 1)] for m in reasoners]
+    tests = [[example(*s) for s in labelled([m], "validation", N_TEST, 1)] for m in reasoners]
     print(
         f"{sum(len(ids) for ids, _ in train) / 1e6:.2f}M tokens in {len(train)} solutions; "
         f"{sum(sampled) / len(sampled):.1%} of {len(sampled)} sampled lines are right",
@@ -189,7 +189,7 @@ def main() -> None:
             scores, truths = step_scores(model, test)
             share, area = accuracy(scores, truths), auc(scores, truths)
             parts.append(f"{path.stem}: accuracy {share:.3f} (right: {sum(truths) / len(truths):.3f}), AUC {area:.3f}")
-        print(f"{facts}; test steps of {'; '.join(parts)}", flush=True)
+        print(f"{facts}; validation steps of {'; '.join(parts)}", flush=True)
         return False
 
     weight = torch.ones(N_VOCAB)
