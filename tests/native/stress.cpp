@@ -56,7 +56,9 @@ void * __wrap_mmap(void * address, size_t size, int protection, int flags, int f
     std::lock_guard<std::mutex> hold(mappings_lock);
     const auto [at, fresh] = mappings.try_emplace(file_range{st.st_dev, st.st_ino, offset, whole}, mapped{nullptr, 0});
     if (fresh) {
-        at->second.address = __real_mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, offset);
+        at->second.address = __real_mmap(address, size, PROT_READ | PROT_WRITE, flags, fd, offset);
+    } else if (flags & MAP_FIXED) {
+        __real_munmap(address, size); // the place that was reserved for it
     }
     at->second.users++;
     return at->second.address;
