@@ -25,7 +25,8 @@ _MARKS = ("--marks", "--expressions", "2000", "--tokens")
 STAGES = (
     ("prm-base", "0.5m", ()),
     ("prm-deeper", "prm-base", ("--more-layers", "2", *_MARKS, "0.9e6")),
-    (PRM, "prm-deeper", (*_MARKS, "3.2e6")),
+    ("prm-longer", "prm-deeper", (*_MARKS, "3.2e6")),
+    (PRM, "prm-longer", ("--marks", "--expressions", "8000", "--tokens", "6e6")),
 )
 IN_REPOSITORY = {  # what the tests need; the other kinds come out of `--all-kinds`
     **dict.fromkeys(SHAPES, ("q8_0", "q4_0")),
