@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from tilebeam.loading import available_memory
 from tilebeam.outputs import Progress
 
 _SILENT_SECONDS = 60.0  # where nobody watches a bar, a line so often
+
+# Seconds before a timed run: the workers of the model that ran before, and of its reward model, spin for a while.
+_PAUSE = 0.02
 
 
 class Executor(Protocol):
@@ -240,8 +244,9 @@ def _latency_pass(
 ) -> list[Record]:
     """Time every configuration on the first items, one prompt at a time.
 
-    Configurations, and models if they fit into memory together, take turns prompt by prompt, beginning with another
-    one each time: what disturbs the machine meets all of them. Each series runs once untimed before.
+    Configurations, and models if they fit into memory together, take turns prompt by prompt, in an order drawn anew
+    for each: what disturbs the machine, and what one run does to the next, meets all of them. Each series runs once
+    untimed before.
     """
     setting = job.setting
     with Log(out / "latency.jsonl", setting) as log:
@@ -275,8 +280,9 @@ def _time_items(
                 bench.latency(model, device, first, task.items[todo[0]])
             for i in todo:
                 turns = [(pair, c) for c in configurations for pair in group]
-                start = i * len(group) % len(turns)
-                for (model, device), c in turns[start:] + turns[:start]:
+                random.Random(f"turns {i}").shuffle(turns)
+                for (model, device), c in turns:
+                    time.sleep(_PAUSE)
                     run = bench.latency(model, device, c, task.items[i])
                     runs[i].append({"model": model, "device": device, "series": c.series, "budget": c.budget} | run)
                     bar.update(shown, advance=1, note=f"{model} {c.series}@{c.budget}")
