@@ -3,7 +3,6 @@ those of the algorithms themselves, the timed pass, and the command."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -243,11 +242,16 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None
     assert len(turns) == 2 * 2 * len(configurations)
     per_item = [turns[: len(turns) // 2], turns[len(turns) // 2 :]]
     for item, part in zip(task.items, per_item, strict=False):
-        assert {(series, k) for _, series, k, _ in part} == set(configurations)
+        assert sorted((m, series, k) for m, series, k, _ in part) == sorted(
+            (m, *c) for m in "ab" for c in configurations
+        )
         assert {i for *_, i in part} == {item.id}
-        models = [m for m, *_ in part]
-        assert all(a != b for a, b in itertools.pairwise(models))
-    assert per_item[0][0][1:3] != per_item[1][0][1:3]  # another one begins
+        # Both models are spread over the whole: neither has one half, nor do budgets or series come in their order.
+        half = [m for m, *_ in part[: len(part) // 2]]
+        assert 0 < half.count("a") < len(half)
+        assert [(series, k) for m, series, k, _ in part if m == "a"] != configurations
+    orders = [[turn[:3] for turn in part] for part in per_item]
+    assert orders[0] != orders[1]  # drawn anew
     assert len(benches[2].timed) - untimed == 2 * len(configurations)  # the third prompt alone
     assert {m.prompts for m in later.latencies} == {3}
     assert {(m.series, m.budget): m.median for m in later.latencies} == {(s, k): float(k) for s, k in configurations}
