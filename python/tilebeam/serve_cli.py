@@ -11,6 +11,7 @@ import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
+from tilebeam.options import Device
 from tilebeam.reward_cli import (
     Aggregate,
     AggregateName,
@@ -28,13 +29,6 @@ _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
 _DEFAULTS = "Defaults of requests"
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
-
-
-class DeviceName(StrEnum):
-    """Where the models run."""
-
-    npu = "npu"
-    cpu = "cpu"
 
 
 class CacheType(StrEnum):
@@ -64,8 +58,8 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = 8080,
     device: Annotated[
-        DeviceName, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
-    ] = DeviceName.npu,
+        Device, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
+    ] = Device.npu,
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.")
     ] = None,
