@@ -75,12 +75,13 @@ def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray
         (message,) = of[of["span"] == SPAN["TB_SPAN_MESSAGE"]]
         (wait,) = of[of["span"] == SPAN["TB_SPAN_WAIT"]]
         (send,) = of[of["span"] == SPAN["TB_SPAN_SEND"]]
+        (notes,) = of[of["span"] == SPAN["TB_SPAN_NOTES"]]
         ops, times = trace.whole_ops(of[of["span"] == SPAN["TB_SPAN_OP"]])
         assert ops["index"].tolist() == list(range(3 - round_ % 2))
         assert ops["name"].tolist() == [b"halve", b"collect", b""][: 3 - round_ % 2]
         assert send["begin_ns"] <= send["end_ns"] == wait["begin_ns"] <= message["begin_ns"]
         assert message["begin_ns"] <= ops["begin_ns"].min()
-        assert ops["end_ns"].max() <= message["end_ns"] <= wait["end_ns"]
+        assert ops["end_ns"].max() <= message["end_ns"] == notes["begin_ns"] <= notes["end_ns"] <= wait["end_ns"]
         assert times.sum() <= message["end_ns"] - message["begin_ns"]
         workers = of[of["span"] == SPAN["TB_SPAN_OP"]]
         for lane in (0, 1):
@@ -115,7 +116,7 @@ def test_full_collection_counts_what_is_lost(memory: SharedArray) -> None:
         LIB.tb_trace_stop()
         records, lost, _ = take()
     assert len(records) == 5
-    assert lost == 3 + 1 + 3 - 5  # CPU spans, the message, the ops
+    assert lost == 3 + 1 + 3 + 1 - 5  # CPU spans, the message, the ops, the notes
 
 
 def test_no_room_for_the_ring(memory: SharedArray) -> None:

@@ -287,8 +287,9 @@ template <bool stamped> void executor::impl::work(void * arg, int thread) {
             run_guarded(s.run, ctx);
             if constexpr (stamped) {
                 at->end = now_ns();
+                at->phase = s.phase;
                 for (uint32_t i = 1; i <= s.fused; ++i) {
-                    at[i] = {at->end, at->end};
+                    at[i] = {at->end, at->end, s.phase};
                 }
             }
         }

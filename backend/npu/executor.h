@@ -14,7 +14,8 @@ namespace tb::npu {
 
 struct config {
     int n_threads = 0; // 0: one per CPU this process may use
-    std::string isa; // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avxvnni, avx512vnni, neon
+    std::string
+        isa; // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avxvnni, avx512vnni, neon, i8mm
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
     bool fuse = true;          // false: op by op (schedule.h)
 };
@@ -26,10 +27,11 @@ struct outcome {
     std::string why;
 };
 
-// CLOCK_MONOTONIC, nanoseconds.
+// CLOCK_MONOTONIC, nanoseconds, and the phase of the schedule.
 struct stamp {
     int64_t begin = 0;
     int64_t end = 0;
+    uint32_t phase = 0;
 };
 
 // Where a mapped buffer's bytes are, so that two mappings of the same ones are known as such. Without a file: at their

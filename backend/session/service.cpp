@@ -101,7 +101,8 @@ class service {
     std::unique_ptr<npu::executor> executor;
     std::map<uint32_t, mapping> mappings;
     kept_graph kept[TB_MAX_GRAPHS];
-    npu::graph unkept; // a graph without a serial; keeps its memory between requests
+    const npu::graph * ran = nullptr; // by the request in work
+    npu::graph unkept;                // a graph without a serial; keeps its memory between requests
     tb_request request{};
     std::vector<uint8_t> payload;
     ring_writer trace;
@@ -300,9 +301,7 @@ answer service::run_graph(npu::graph & g) {
     executor->set_progress(&channel->npu_progress, seq_in_work << 16);
     keep_bus_handler();
     const npu::outcome o = executor->run(g);
-    if (trace) {
-        trace.add_ops(seq_in_work, g, *executor);
-    }
+    ran = &g;
     answer a;
     a.status = o.status;
     a.why = o.why;
@@ -496,10 +495,19 @@ bool service::open() {
 
 bool service::serve_one(uint32_t seq) {
     const int64_t start = now_ns();
+    ran = nullptr;
     const answer a = handle(seq);
     const int64_t end = now_ns();
     if (trace) {
         trace.add_message(seq, request.kind, start, end);
+        if (ran) {
+            try {
+                trace.add_ops(seq, *ran, *executor);
+                trace.add_notes(seq, end, now_ns());
+            } catch (const std::bad_alloc &) {
+                // the trace has no ops of this graph
+            }
+        }
         trace.publish();
     }
     reply(seq, a, end - start);

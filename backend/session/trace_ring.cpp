@@ -37,7 +37,8 @@ bool ring_reader::believable(const tb_trace_event & e, uint32_t seq, const tb_op
     if (e.kind == TB_TRACE_MESSAGE) {
         return e.index < TB_REQ_COUNT;
     }
-    return e.kind == TB_TRACE_OP && e.index < n_ops && ops[e.index].code == e.code && e.kernel <= TB_TRACE_KERNELS;
+    return e.kind == TB_TRACE_NOTES ||
+           (e.kind == TB_TRACE_OP && e.index < n_ops && ops[e.index].code == e.code && e.kernel <= TB_TRACE_KERNELS);
 }
 
 void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32_t n_ops, int64_t begin, int64_t end,
@@ -52,7 +53,7 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
     for (uint32_t i = written - n; i != written; ++i) {
         tb_trace_event e;
         std::memcpy(&e, &events[i % ring_events], sizeof e);
-        if (e.kind == TB_TRACE_MESSAGE && static_cast<int32_t>(seq - e.seq) > 0) {
+        if (e.kind != TB_TRACE_OP && static_cast<int32_t>(seq - e.seq) > 0) {
             continue; // of a request without a graph, since the last one with
         }
         if (!believable(e, seq, ops, n_ops, begin, end)) {
@@ -65,8 +66,8 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
         r.session = session;
         r.lane = e.worker;
         r.seq = seq;
-        if (e.kind == TB_TRACE_MESSAGE) {
-            r.span = TB_SPAN_MESSAGE;
+        if (e.kind != TB_TRACE_OP) {
+            r.span = e.kind == TB_TRACE_MESSAGE ? TB_SPAN_MESSAGE : TB_SPAN_NOTES;
             r.index = n_ops;
             r.code = e.index;
             out.push_back(r);
@@ -78,6 +79,7 @@ void ring_reader::take(uint32_t session, uint32_t seq, const tb_op * ops, uint32
         r.code = op.code;
         r.type = op.code == TB_OP_FLASH_ATTN ? op.src[1].type : op.src[0].type;
         r.rows = rows_of(op);
+        r.phase = e.phase;
         tb_op_cost(&op, &r.bytes, &r.work);
         std::memcpy(r.name, op.name, strnlen(op.name, sizeof r.name - 1));
         if (e.kernel != 0) {

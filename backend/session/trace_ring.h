@@ -15,7 +15,7 @@ namespace tb::session {
 // Events that a ring holds. The CPU side empties it after every reply, so this bounds one graph: ops times workers.
 constexpr uint32_t ring_events = 1u << 17;
 constexpr uint64_t ring_bytes = sizeof(tb_trace_ring) + uint64_t{ring_events} * sizeof(tb_trace_event);
-static_assert(sizeof(tb_trace_event) == 32 && sizeof(tb_trace_ring) == 8 + TB_TRACE_KERNELS * TB_TRACE_KERNEL_BYTES,
+static_assert(sizeof(tb_trace_event) == 40 && sizeof(tb_trace_ring) == 8 + TB_TRACE_KERNELS * TB_TRACE_KERNEL_BYTES,
               "the same on both sides, whatever CPU each is compiled for");
 
 // The NPU side's. Keeps its own counter: what the CPU side scribbles into the ring is never read.
@@ -28,6 +28,7 @@ class ring_writer {
 
     void add_ops(uint32_t seq, const npu::graph & g, const npu::executor & executor);
     void add_message(uint32_t seq, uint32_t kind, int64_t begin, int64_t end);
+    void add_notes(uint32_t seq, int64_t begin, int64_t end);
     void publish(); // what was added becomes visible
 
   private:

@@ -47,14 +47,19 @@ void ring_writer::add_ops(uint32_t seq, const npu::graph & g, const npu::executo
             const uint32_t i = at % g.size();
             if (stamps[at].begin != 0 && stamps[at].end != 0) {
                 add({static_cast<uint64_t>(stamps[at].begin), static_cast<uint64_t>(stamps[at].end), seq, TB_TRACE_OP,
-                     static_cast<uint16_t>(worker), i, static_cast<uint16_t>(g.op(i).code), kernels[i]});
+                     static_cast<uint16_t>(worker), i, static_cast<uint16_t>(g.op(i).code), kernels[i],
+                     stamps[at].phase, 0});
             }
         }
     }
 }
 
 void ring_writer::add_message(uint32_t seq, uint32_t kind, int64_t begin, int64_t end) {
-    add({static_cast<uint64_t>(begin), static_cast<uint64_t>(end), seq, TB_TRACE_MESSAGE, 0, kind, 0, 0});
+    add({static_cast<uint64_t>(begin), static_cast<uint64_t>(end), seq, TB_TRACE_MESSAGE, 0, kind, 0, 0, 0, 0});
+}
+
+void ring_writer::add_notes(uint32_t seq, int64_t begin, int64_t end) {
+    add({static_cast<uint64_t>(begin), static_cast<uint64_t>(end), seq, TB_TRACE_NOTES, 0, 0, 0, 0, 0, 0});
 }
 
 void ring_writer::publish() {

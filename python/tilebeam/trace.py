@@ -44,7 +44,7 @@ _CPU_SPANS = {
     _SPAN["TB_SPAN_WAIT"]: "wait for the NPU",
     _SPAN["TB_SPAN_RECEIVE"]: "check the reply",
 }
-_MESSAGE, _OP = _SPAN["TB_SPAN_MESSAGE"], _SPAN["TB_SPAN_OP"]
+_MESSAGE, _OP, _NOTES = _SPAN["TB_SPAN_MESSAGE"], _SPAN["TB_SPAN_OP"], _SPAN["TB_SPAN_NOTES"]
 _INTEGER_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL")
 
 
@@ -223,7 +223,9 @@ class Tracer:
                 continue
             pid, lane = 1 + int(r["session"]), int(r["lane"])
             lanes.add((pid, lane))
-            if kind == _MESSAGE:
+            if kind == _NOTES:
+                span("write the trace", pid, lane, begin, end, _about_message(r))
+            elif kind == _MESSAGE:
                 span(_REQUESTS[int(r["code"])], pid, lane, begin, end, _about_message(r))
             else:
                 span(_OP_NAMES[int(r["code"])], pid, lane, begin, end, _about_op(r))

@@ -22,6 +22,7 @@ extern "C" {
 enum tb_trace_kind {
     TB_TRACE_MESSAGE = 1, // a request, from where the NPU side saw it to where the reply was ready
     TB_TRACE_OP = 2,      // one worker's part of an op
+    TB_TRACE_NOTES = 3,   // what only a trace costs: these events are written, between a request and its reply
 };
 
 typedef struct tb_trace_event {
@@ -33,6 +34,8 @@ typedef struct tb_trace_event {
     uint32_t index;  // OP: in its graph. MESSAGE: enum tb_request_kind
     uint16_t code;   // OP: enum tb_op_code
     uint16_t kernel; // OP: 1 + index in the ring's names, 0 = none of its own
+    uint32_t phase;  // OP: workers meet where it changes
+    uint32_t reserved;
 } tb_trace_event;
 
 typedef struct tb_trace_ring {
@@ -51,6 +54,7 @@ enum tb_span {
     TB_SPAN_RECEIVE = 5, // CPU: the reply is copied and checked
     TB_SPAN_MESSAGE = 6, // NPU
     TB_SPAN_OP = 7,      // NPU, per worker
+    TB_SPAN_NOTES = 8,   // NPU: the trace itself
 };
 
 typedef struct tb_trace_record {
@@ -64,7 +68,9 @@ typedef struct tb_trace_record {
     uint32_t code;    // OP: enum tb_op_code. MESSAGE, SEND, WAIT, RECEIVE: enum tb_request_kind
     uint32_t type;    // OP: enum tb_type of src0, of attention: of K
     uint32_t rows;    // MUL_MAT: rows that meet one weight matrix, FLASH_ATTN: tokens; else 0
-    uint64_t bytes;   // OP, of all workers together: see tb_op_cost
+    uint32_t phase;   // OP: workers meet where it changes
+    uint32_t reserved;
+    uint64_t bytes; // OP, of all workers together: see tb_op_cost
     uint64_t work;
     char name[48];
     char kernel[TB_TRACE_KERNEL_BYTES];
