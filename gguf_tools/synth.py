@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
 
+from .metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
 from .weights import from_float
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -333,11 +334,10 @@ def _chunks(spec: TensorSpec, seed: int, direct: bool) -> Iterator[U8]:
 # --- tokenizer and file -----------------------------------------------------------------------------------------------
 
 
-def _vocabulary_head() -> list[tuple[str, gguf.TokenType]]:
+def _vocabulary_head() -> list[Piece]:
     """The fixed start of the vocabulary: specials, all bytes, ASCII, and common words with all their prefixes."""
     normal = gguf.TokenType.NORMAL
-    out = [("<unk>", gguf.TokenType.UNKNOWN), ("<s>", gguf.TokenType.CONTROL), ("</s>", gguf.TokenType.CONTROL)]
-    out += [(f"<0x{b:02X}>", gguf.TokenType.BYTE) for b in range(256)]
+    out = [*FIRST_PIECES]
     out += [(chr(c), normal) for c in range(33, 127)] + [("\u2581", normal)]
     seen = {text for text, _ in out}
     for word in _WORDS.split():
@@ -353,50 +353,43 @@ def _vocabulary_head() -> list[tuple[str, gguf.TokenType]]:
 def _write_metadata(w: gguf.GGUFWriter, cfg: SynthConfig, name: str) -> None:
     w.add_name(name)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    w.add_context_length(cfg.n_ctx_train)
-    w.add_embedding_length(cfg.n_embd)
-    w.add_block_count(cfg.n_layer)
-    w.add_feed_forward_length(cfg.n_ff)
+    gemma = cfg.arch == "gemma3"
+    add_shape(
+        w,
+        n_ctx=cfg.n_ctx_train,
+        n_embd=cfg.n_embd,
+        n_layer=cfg.n_layer,
+        n_ff=cfg.n_ff,
+        n_head=cfg.n_head,
+        n_head_kv=cfg.n_head_kv,
+        head_dim=cfg.head_dim,
+        rope_base=cfg.rope_base * (100 if gemma else 1),
+        rms_eps=cfg.rms_eps,
+        n_vocab=cfg.n_vocab,
+    )
+    w.add_key_length(cfg.head_dim)
+    w.add_value_length(cfg.head_dim)
     if cfg.n_expert:
         w.add_expert_count(cfg.n_expert)
         w.add_expert_used_count(cfg.n_expert_used)
         if cfg.arch == "qwen3moe":
             w.add_expert_feed_forward_length(cfg.n_ff)
-    w.add_head_count(cfg.n_head)
-    w.add_head_count_kv(cfg.n_head_kv)
-    w.add_key_length(cfg.head_dim)
-    w.add_value_length(cfg.head_dim)
-    w.add_rope_dimension_count(cfg.head_dim)
-    w.add_layer_norm_rms_eps(cfg.rms_eps)
-    w.add_vocab_size(cfg.n_vocab)
-    if cfg.arch == "gemma3":
-        w.add_rope_freq_base(cfg.rope_base * 100)
+    if gemma:
         w.add_sliding_window(cfg.swa)
         w.add_float32("gemma3.rope.freq_base_swa", cfg.rope_base_swa)
         w.add_uint32("gemma3.attention.sliding_window_pattern", cfg.swa_pattern)
-    else:
-        w.add_rope_freq_base(cfg.rope_base)
-        if cfg.yarn_factor > 0:
-            w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-            w.add_rope_scaling_factor(cfg.yarn_factor)
-            w.add_rope_scaling_orig_ctx_len(max(1, int(cfg.n_ctx_train / cfg.yarn_factor)))
-
+    elif cfg.yarn_factor > 0:
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(cfg.yarn_factor)
+        w.add_rope_scaling_orig_ctx_len(max(1, int(cfg.n_ctx_train / cfg.yarn_factor)))
     if cfg.labels:
         w.add_pooling_type(gguf.PoolingType.RANK)
         w.add_classifier_output_labels(list(cfg.labels))
-    vocabulary = _vocabulary_head()
-    vocabulary += [(f"\u2581t{i}", gguf.TokenType.NORMAL) for i in range(len(vocabulary), cfg.n_vocab)]
-    w.add_tokenizer_model("llama")
-    w.add_tokenizer_pre("default")
-    w.add_token_list([text for text, _ in vocabulary])
+    pieces = _vocabulary_head()
+    pieces += [(f"\u2581t{i}", gguf.TokenType.NORMAL) for i in range(len(pieces), cfg.n_vocab)]
     # Longer pieces first: the score is the merge priority.
-    w.add_token_scores([float(len(text)) if kind is gguf.TokenType.NORMAL else 0.0 for text, kind in vocabulary])
-    w.add_token_types([int(kind) for _, kind in vocabulary])
-    w.add_unk_token_id(0)
-    w.add_bos_token_id(1)
-    w.add_eos_token_id(2)
-    w.add_add_bos_token(True)
-    w.add_add_space_prefix(False)
+    add_vocabulary(w, pieces, [float(len(text)) if kind is gguf.TokenType.NORMAL else 0.0 for text, kind in pieces])
+    w.add_tokenizer_pre("default")
 
 
 def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, progress: bool = False) -> Path:

@@ -268,7 +268,7 @@ def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
     examples = [train.example(p) for p in arithmetic.draw_many(0, "train", 64)]
     losses: list[float] = []
 
-    def report(facts: str) -> bool:
+    def report(_: int, facts: str) -> bool:
         losses.append(float(facts.split("loss ")[1].split(",")[0]))
         return False
 
@@ -283,6 +283,46 @@ def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
         export(module, tmp_path / "m.gguf", kind, "m", "a test")
         got = logits(tmp_path / "m.gguf", "cpu", TEXTS[0])
         assert divergence(reference_logits(module, TEXTS[0]), got).mean() < most
+
+
+def test_interrupted_training_goes_on_as_if_it_had_not_been(torch: Any, tmp_path: Path) -> None:
+    from bench.tiny import learning, train
+    from bench.tiny.model import Shape, TinyLlama
+
+    examples = [train.example(p) for p in arithmetic.draw_many(0, "train", 64)]
+    recipe = learning.Recipe(tokens=4_000, batch=8, warmup=3)
+    state = tmp_path / "m.state"
+
+    class Killed(Exception):
+        pass
+
+    def learned(kill_at: int, seed: int = 0) -> tuple[TinyLlama, list[str]]:
+        """The model and the reports' facts up to the speed."""
+        facts: list[str] = []
+
+        def report(step: int, line: str) -> bool:
+            if step == kill_at:
+                raise Killed
+            facts.append(",".join(line.split(",")[:3]))
+            return False
+
+        torch.manual_seed(0)
+        module = TinyLlama(Shape(32, 1, 1, 64))
+        learning.learn(module, examples, recipe, seed, report, every=4, state=state)
+        return module, facts
+
+    whole, facts = learned(kill_at=0)
+    assert len(facts) > 3
+    assert not state.exists()
+    with pytest.raises(Killed):
+        learned(kill_at=8)
+    with pytest.raises(ValueError, match="another training"):
+        learned(kill_at=0, seed=1)
+    resumed, later = learned(kill_at=0)
+    assert later == facts[2:]
+    assert not state.exists()
+    for name, values in whole.state_dict().items():
+        assert torch.equal(values, resumed.state_dict()[name]), name
 
 
 @pytest.mark.usefixtures("torch")

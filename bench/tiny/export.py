@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 from gguf.quants import quantize
 
-from .model import BOS, CHARACTERS, EOS, N_VOCAB, UNK, TinyLlama, encode
+from gguf_tools.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
+
+from .model import CHARACTERS, N_VOCAB, TinyLlama, encode
 
 _Q = gguf.GGMLQuantizationType
 KINDS = {
@@ -27,18 +29,23 @@ def export(model: TinyLlama, path: Path, kind: str, name: str, description: str)
     w.add_name(name)
     w.add_description(description)
     w.add_license("MIT")
-    w.add_context_length(shape.n_ctx)
-    w.add_embedding_length(shape.n_embd)
-    w.add_block_count(shape.n_layer)
-    w.add_feed_forward_length(shape.n_ff)
-    w.add_head_count(shape.n_head)
-    w.add_head_count_kv(shape.n_head)
-    w.add_rope_dimension_count(shape.head_dim)
-    w.add_rope_freq_base(shape.rope_base)
-    w.add_layer_norm_rms_eps(shape.eps)
-    w.add_vocab_size(N_VOCAB)
+    add_shape(
+        w,
+        n_ctx=shape.n_ctx,
+        n_embd=shape.n_embd,
+        n_layer=shape.n_layer,
+        n_ff=shape.n_ff,
+        n_head=shape.n_head,
+        n_head_kv=shape.n_head,
+        head_dim=shape.head_dim,
+        rope_base=shape.rope_base,
+        rms_eps=shape.eps,
+        n_vocab=N_VOCAB,
+    )
     w.add_file_type(file_type)
-    _vocabulary(w)
+    pieces: list[Piece] = [*FIRST_PIECES, *((character, gguf.TokenType.NORMAL) for character in CHARACTERS)]
+    pieces += [(f"<unused{i}>", gguf.TokenType.UNUSED) for i in range(N_VOCAB - len(pieces))]
+    add_vocabulary(w, pieces, [0.0] * N_VOCAB)  # pieces of one character have nothing to merge
     for tensor, values in model.state_dict().items():
         array = values.detach().float().numpy()
         if array.ndim == 1:
@@ -50,25 +57,6 @@ def export(model: TinyLlama, path: Path, kind: str, name: str, description: str)
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
-
-
-def _vocabulary(w: gguf.GGUFWriter) -> None:
-    kind = gguf.TokenType
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *CHARACTERS]
-    types = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL, *[kind.BYTE] * 256, *[kind.NORMAL] * len(CHARACTERS)]
-    unused = N_VOCAB - len(tokens)
-    tokens += [f"<unused{i}>" for i in range(unused)]
-    types += [kind.UNUSED] * unused
-    w.add_tokenizer_model("llama")  # pieces of one character have nothing to merge
-    w.add_token_list(tokens)
-    w.add_token_scores([0.0] * len(tokens))
-    w.add_token_types(types)
-    w.add_unk_token_id(UNK)
-    w.add_bos_token_id(BOS)
-    w.add_eos_token_id(EOS)
-    w.add_add_bos_token(True)
-    w.add_add_eos_token(False)
-    w.add_add_space_prefix(False)
 
 
 def reference_logits(model: TinyLlama, text: str) -> npt.NDArray[np.float32]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gguf_tools.metadata import BOS, EOS, FIRST_PIECES
+
 CHARACTERS = "\n0123456789+-*?"
-UNK, BOS, EOS = 0, 1, 2
-FIRST_CHARACTER = 3 + 256  # behind the bytes, which every SentencePiece vocabulary has
+FIRST_CHARACTER = len(FIRST_PIECES)
 N_VOCAB = 288  # whole tiles of 32 rows; the tokens behind the characters are never used
 
 _IDS = {c: FIRST_CHARACTER + i for i, c in enumerate(CHARACTERS)}
@@ -55,7 +56,7 @@ class Shape:
 SHAPES = {
     "0.1m": Shape(64, 2, 2, 192),
     "0.5m": Shape(96, 4, 3, 256),
-    "1.2m": Shape(128, 6, 4, 320),
+    "3.1m": Shape(128, 16, 4, 320),
 }
 
 

@@ -18,21 +18,11 @@ from pathlib import Path
 
 import torch
 
+from gguf_tools.metadata import BOS, EOS
+
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn
-from .model import (
-    BOS,
-    CHARACTERS,
-    EOS,
-    FIRST_CHARACTER,
-    N_VOCAB,
-    TinyLlama,
-    deeper,
-    encode,
-    load_checkpoint,
-    sample,
-    save,
-)
+from .model import CHARACTERS, FIRST_CHARACTER, N_VOCAB, TinyLlama, deeper, encode, load_checkpoint, sample, save
 from .references import BAD, GOOD, TAG
 from .train import SEED
 
@@ -182,7 +172,7 @@ def main() -> None:
     )
     model = deeper(load_checkpoint(options.start), options.more_layers)
 
-    def report(facts: str) -> bool:
+    def report(_: int, facts: str) -> bool:
         save(model, options.out)
         parts = []
         for path, test in zip(options.reasoners, tests, strict=True):
@@ -194,7 +184,8 @@ def main() -> None:
 
     weight = torch.ones(N_VOCAB)
     weight[[_GOOD, _BAD]] = EMPHASIS
-    learn(model, train, replace(RECIPE, tokens=options.tokens), SEED, report, 100, weight)
+    recipe = replace(RECIPE, tokens=options.tokens)
+    learn(model, train, recipe, SEED, report, 100, weight, options.out.with_suffix(".state"))
 
 
 if __name__ == "__main__":
