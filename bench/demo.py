@@ -1,4 +1,5 @@
-"""What `make demo` runs: a real model on fresh arithmetic problems, Best-of-N, and throughput beside the stock backend.
+"""What `make demo` runs: a real model on fresh arithmetic problems, Best-of-N; tiny models with a process reward model,
+best-of-n and beam search; and throughput beside the stock backend.
 
     python bench/demo.py [--problems 12] [-N 16] [--device npu] [--seed S] [--quick]
 
@@ -8,7 +9,6 @@ The task was chosen and frozen on a pilot (see TASK): one that the base model so
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import re
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import demo_model
+import demo_tiny
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -37,6 +38,7 @@ from tilebeam import (
     load,
 )
 from tilebeam.bench_cli import Row, measure
+from tilebeam.evaluation.statistics import wilson
 from tilebeam.machine import OtherLoad, busy_note, cpu_info
 from tilebeam.throughput import Case
 
@@ -108,13 +110,6 @@ def first_integer(text: str) -> str | None:
     return str(int(match.group())) if match else None
 
 
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share that was observed on n problems."""
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)  # rounding may leave [0, 1]
-
-
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +136,9 @@ class Demo:
         results, seconds = self._search(model, task)
         self._show_problems(task, results)
         self._show_scores(task, results, seconds, model.trained)
+        with console.loading("the tiny world's models"):
+            found = demo_tiny.search(o.seed, o.device, o.threads)
+        demo_tiny.show(self.screen, found)
         self._throughput(model)
 
     def _file(self, path: Path) -> str:

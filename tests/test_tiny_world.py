@@ -6,11 +6,15 @@ The models were trained by `python -m bench.tiny`; nothing here needs PyTorch bu
 from __future__ import annotations
 
 import ast
+import importlib.util
+import io
 import random
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
 from tiny_kit import F32, arithmetic, references, stored
 
@@ -227,6 +232,42 @@ def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward:
         results = list(BestOfN(reward).run(reasoner, prompts, 8, sampling=SAMPLING))
     found = np.mean([arithmetic.is_right(p, r.the_one.text) for p, r in zip(PROBLEMS, results, strict=True)])
     assert found >= single + 0.1
+
+
+@pytest.fixture(scope="module")
+def demo() -> ModuleType:
+    """bench/demo_tiny.py; scripts of bench/ are no package."""
+    place = Path(__file__).resolve().parents[1] / "bench" / "demo_tiny.py"
+    spec = importlib.util.spec_from_file_location("bench_demo_tiny", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demo_counts_what_its_searches_solved(demo: ModuleType, device: str) -> None:
+    found = demo.search(seed=11, device=device, threads=1, problems=20)
+    assert found.problems == PROBLEMS[:20]
+
+    def ends_right(problem: str, text: str) -> bool:
+        return text.splitlines()[-1:] == [str(worth(problem))]
+
+    pairs = zip(found.problems, found.best_of_n, strict=True)
+    right = np.array([[ends_right(p, c.text) for c in r.candidates] for p, r in pairs])
+    beam = [ends_right(p, r.the_one.text) for p, r in zip(found.problems, found.beam, strict=True)]
+    shares = found.shares()
+    assert shares["pass@1"] == pytest.approx(right.mean())
+    assert shares["pass@16"] == right.any(1).mean()
+    assert shares["best-of-16"] == right[range(20), [np.argmax(r.scores) for r in found.best_of_n]].mean()
+    assert shares["beam@16"] == np.mean(beam)
+    assert shares["best-of-16"] > shares["pass@1"]
+    screen = Console(record=True, width=120, file=io.StringIO())
+    demo.show(screen, found)
+    shown = screen.export_text()
+    for name, share in shares.items():
+        assert re.search(rf"{re.escape(name)} +│ +{share:.0%}", shown)
 
 
 # --- with PyTorch -----------------------------------------------------------------------------------------------------
