@@ -1,15 +1,15 @@
 // Integer GEMM for sets with vpdpbusd, written once over the names of a `unit` (avx512vnni/unit.h, avxvnni/unit.h):
 // vectors of unit::width columns, each 32-bit lane four k of one column.
 //
-// direct    few rows: a tile's quants are unpacked in registers and meet all rows of the group. Up to unit::wide_rows
-//           rows take several vectors in one pass over k, so that the panel streams through once.
-// prepared  tiles that were unpacked to bytes before: rows x 2 vectors of integer sums and as many of float sums, an
-//           activation loaded once for both vectors.
-// coarse    the same with one scale per 256 k: only integer sums stay in registers, so there are twice as many rows.
+// whole panels  a tile's quants, unpacked in registers, meet all rows of the group before the next tile comes. The
+// float
+//               sums stay in L1: beside eight dot products a sum is one load and one store, and so any number of rows
+//               goes through one loop, and an activation is loaded once for unit::vectors vectors.
+// coarse        one scale per 256 k: rows x 2 vectors of integer sums stay in registers, and weights pass by.
 //
 // vpdpbusd shares its ports with multiplications, and each 32 k with a scale of their own cost two of those beside
-// eight dot products: 80 % of the peak is the most that `direct` and `prepared` can reach; `coarse` 97 %.
-// The tile shapes follow from the registers: gemm_shape.h. Internal linkage, see vec_loops.h.
+// eight dot products: 80 % of the peak is the most that `multiply_panel` can reach; `coarse` 97 %.
+// Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 #define TILEBEAM_NPU_KERNELS_GEMM_VNNI_H
 
@@ -43,6 +43,7 @@ template <class unit> typename unit::floats half_scales(const uint8_t * p, int i
 }
 
 template <class unit> struct format_q4 {
+    static constexpr bool streams = true;
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 8;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
@@ -57,6 +58,7 @@ template <class unit> struct format_q4 {
 };
 
 template <class unit> struct format_iq4nl {
+    static constexpr bool streams = true;
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 128;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
@@ -72,6 +74,7 @@ template <class unit> struct format_iq4nl {
 };
 
 template <class unit> struct format_q8 {
+    static constexpr bool streams = true;
     static constexpr size_t bytes = 1088;
     static constexpr int32_t offset = 128;
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
@@ -82,133 +85,90 @@ template <class unit> struct format_q8 {
     static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 1024, i); }
 };
 
-// The quants of a set whose bias is 0.
+// In L1 already, and unsigned already where the set's bias says so.
 template <class unit> struct format_prepared {
+    static constexpr bool streams = false;
     static constexpr size_t bytes = gemm_prepared_bytes;
     static constexpr int32_t offset = 128;
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) { format_q8<unit>::weights(tile, i, w); }
+    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
+        static_assert(unit::bias == 0 || unit::bias == offset, "added or not");
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const typename unit::ints v = unit::load(tile + quad_bytes * j + column_bytes * unit::width * i);
+            w[j] = unit::bias == offset ? v : unit::flip_signs(v);
+        }
+    }
     static typename unit::floats scales(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
     }
 };
 
-// ---- direct
+// ---- whole panels
 
-// Vectors [first, first + vectors) of the panel.
-template <class unit, class Format, int rows, int vectors> void direct_pass(const gemm_int8_args & a, int first) {
-    typename unit::floats acc[rows][vectors];
-#pragma GCC unroll 16
+// A tile some tiles on: the hardware follows a stream to the end of its page, and that is in the next one as often as
+// not.
+template <size_t bytes, size_t ahead, _mm_hint hint> void prefetch(const uint8_t * tile) {
+#pragma GCC unroll 18
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + i), hint);
+}
+
+// The same where tiles are unpacked a piece at a time, with much work between: the next piece.
+template <size_t bytes> void prefetch_piece(const uint8_t * tile) {
+    prefetch<bytes, gemm_piece_tiles, _MM_HINT_T1>(tile);
+}
+
+template <class unit, class Format> void multiply_panel(const gemm_int8_args & a) {
+    constexpr int vectors = unit::vectors, panel_vectors = gemm_panel / unit::width;
+    alignas(64) float sums[gemm_max_rows][gemm_panel];
+    const int rows = a.rows;
     for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
-            acc[m][i] = a.add ? unit::load_floats(a.out[m] + unit::width * (first + i)) : unit::zero();
-        }
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
     }
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
-        if (first == 0) unit::template prefetch<Format::bytes>(tile);
+        if constexpr (Format::streams) { // one or two rows are done with a tile before another could come from L2
+            rows <= 2 ? prefetch<Format::bytes, 12, _MM_HINT_T0>(tile) : prefetch<Format::bytes, 24, _MM_HINT_T1>(tile);
+        }
 #pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
-            // Activations are memory operands again for the next vector: kept in registers they would push others out.
-            if (rows > 3) asm volatile("" ::: "memory");
-            typename unit::ints w[8];
-            Format::weights(tile, first + i, w);
-            const typename unit::floats scale = Format::scales(tile, first + i);
-#pragma GCC unroll 16
-            for (int m = 0; m < rows; m++) {
-                typename unit::ints dot = unit::broadcast(read_int(record + 36 * rows + 4 * m));
-#pragma GCC unroll 8
-                for (int j = 0; j < 8; j++) {
-                    unit::dot_memory(dot, w[j], record + 32 * m + 4 * j);
-                }
-                const typename unit::floats s =
-                    unit::mul(scale, unit::broadcast(read_float(record + 32 * rows + 4 * m)));
-                acc[m][i] = unit::fma(unit::to_floats(dot), s, acc[m][i]);
+        for (int first = 0; first < panel_vectors; first += vectors) {
+            typename unit::ints w[vectors][8];
+            typename unit::floats scale[vectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++) {
+                Format::weights(tile, first + i, w[i]);
+                scale[i] = Format::scales(tile, first + i);
             }
-        }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            unit::store_floats(a.out[m] + unit::width * (first + i), acc[m][i]);
-    }
-}
-
-template <class unit, class Format, int rows> void direct(const gemm_int8_args & a) {
-    if (a.rows != rows) {
-        if constexpr (rows > 1) direct<unit, Format, rows - 1>(a);
-    } else {
-        constexpr int vectors = unit::vectors_of_direct(rows);
-        for (int i = 0; i < gemm_panel / unit::width; i += vectors)
-            direct_pass<unit, Format, rows, vectors>(a, i);
-    }
-}
-
-// ---- prepared
-
-template <class unit, int rows> void prepared_pass(const gemm_int8_args & a, int first) {
-    constexpr int vectors = unit::prepared.vectors;
-    typename unit::floats acc[rows][vectors];
-#pragma GCC unroll 16
-    for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
-            acc[m][i] = a.add ? unit::load_floats(a.out[m] + unit::width * (first + i)) : unit::zero();
-        }
-    }
-    const uint8_t * tile = a.panel + column_bytes * unit::width * first;
-    const uint8_t * record = a.group;
-    for (int64_t t = 0; t < a.k_tiles; t++, tile += gemm_prepared_bytes, record += gemm_record_bytes(rows)) {
-        typename unit::ints dot[rows][vectors];
-#pragma GCC unroll 16
-        for (int m = 0; m < rows; m++) {
-            const typename unit::ints start = unit::broadcast(read_int(record + 36 * rows + 4 * m));
-#pragma GCC unroll 4
-            for (int i = 0; i < vectors; i++)
-                dot[m][i] = start;
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-            typename unit::ints w[vectors];
-#pragma GCC unroll 4
-            for (int i = 0; i < vectors; i++)
-                w[i] = unit::load(tile + quad_bytes * j + column_bytes * unit::width * i);
-#pragma GCC unroll 16
-            for (int m = 0; m < rows; m++) {
-                const typename unit::ints x = unit::broadcast(read_int(record + 32 * m + 4 * j));
+            const uint8_t * q = record;
+            const uint8_t * factors = record + 32 * rows;
+            float * sum = sums[0] + unit::width * first;
+            for (int m = 0; m < rows; m++, q += 32, factors += 4, sum += gemm_panel) {
+                typename unit::ints dot[vectors];
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++)
-                    unit::dot(dot[m][i], w[i], x);
+                    dot[i] = unit::broadcast(read_int(factors + 4 * rows));
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++) {
+                    const typename unit::ints x = unit::broadcast(read_int(q + 4 * j));
+#pragma GCC unroll 4
+                    for (int i = 0; i < vectors; i++)
+                        unit::dot(dot[i], w[i][j], x);
+                }
+                const typename unit::floats s = unit::broadcast(read_float(factors));
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++) {
+                    float * to = sum + unit::width * i;
+                    unit::store_floats(
+                        to, unit::fma(unit::to_floats(dot[i]), unit::mul(scale[i], s), unit::load_floats(to)));
+                }
             }
         }
-        typename unit::floats scale[vectors];
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            scale[i] = unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
-#pragma GCC unroll 16
-        for (int m = 0; m < rows; m++) {
-            const typename unit::floats s = unit::broadcast(read_float(record + 32 * rows + 4 * m));
-#pragma GCC unroll 4
-            for (int i = 0; i < vectors; i++)
-                acc[m][i] = unit::fma(unit::to_floats(dot[m][i]), unit::mul(scale[i], s), acc[m][i]);
-        }
     }
-#pragma GCC unroll 16
     for (int m = 0; m < rows; m++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            unit::store_floats(a.out[m] + unit::width * (first + i), acc[m][i]);
-    }
-}
-
-template <class unit, int rows> void prepared(const gemm_int8_args & a) {
-    if (a.rows != rows) {
-        if constexpr (rows > 1) prepared<unit, rows - 1>(a);
-    } else {
-        for (int i = 0; i < gemm_panel / unit::width; i += unit::prepared.vectors)
-            prepared_pass<unit, rows>(a, i);
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
     }
 }
 

@@ -1,7 +1,7 @@
 // What stands around the integer GEMM: activation quantization, `tile` grouping to int8, tiles to FP16 values. Each
 // returns the portable version's bits, prepared quants plus the bias.
 #include "kernels/avx512vnni/unit.h"
-#include "kernels/gemm.h"
+#include "kernels/gemm_vnni.h"
 
 #include <cmath>
 #include <cstring>
@@ -190,7 +190,7 @@ template <uint32_t type> void prepare_panel(const uint8_t * panel, int64_t k_til
     for (int64_t first = 0; first < k_tiles; first += gemm_piece_tiles, panel += gemm_piece_tiles * bytes) {
         const int n = static_cast<int>(k_tiles - first < gemm_piece_tiles ? k_tiles - first : gemm_piece_tiles);
         for (int t = 0; t < n; t++) {
-            unit::prefetch_piece<bytes>(panel + bytes * t);
+            prefetch_piece<bytes>(panel + bytes * t);
             scales[t].s = common_scales(panel + bytes * t + quants, type == TB_Q4_0_TILE);
             if constexpr (type != TB_Q8_0_TILE) make_tables<type == TB_IQ4_NL_TILE>(scales[t]);
         }

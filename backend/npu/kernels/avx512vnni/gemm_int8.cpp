@@ -11,20 +11,19 @@ void fill_gemm_avx512vnni_coarse(gemm_kernels & k);
 namespace {
 
 template <class Format> gemm_int8 kernel(const char * name) {
-    return {name, unit::direct_rows, Format::offset, direct<unit, Format, unit::direct_rows>};
+    return {name, gemm_max_rows, Format::offset, multiply_panel<unit, Format>};
 }
 
 } // namespace
 
 void fill_gemm_avx512vnni(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_16x32_avx512vnni");
-    k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_16x32_avx512vnni");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_16x32_avx512vnni");
-    static_assert(unit::prepared.rows == 7 && unit::prepared.vectors == 2, "the kernel's name");
-    k.int8[gemm_prepared] = {"gemm_q8p_7x32_avx512vnni", unit::prepared.rows, 128, prepared<unit, unit::prepared.rows>};
+    k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_32x32_avx512vnni");
+    k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x32_avx512vnni");
+    k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x32_avx512vnni");
+    k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_32x32_avx512vnni");
     static_assert(unit::coarse.rows == 14 && unit::coarse.vectors == 2, "the kernel's name");
     k.coarse = {"gemm_q8k_14x32_avx512vnni", unit::coarse.rows, coarse<unit, unit::coarse.rows>, nullptr, nullptr};
-    k.bias = 128;
+    k.bias = unit::bias;
     fill_gemm_avx512vnni_float(k);
     fill_gemm_avx512vnni_convert(k);
     fill_gemm_avx512vnni_coarse(k);

@@ -17,10 +17,8 @@ struct unit {
     using ints = __m512i;
     using floats = __m512;
     static constexpr int width = 16;
-    // Few rows: weights stay in 8 registers, float sums in at most 16.
-    static constexpr int direct_rows = 16;
-    static constexpr int vectors_of_direct(int rows) { return rows <= 8 ? 2 : 1; }
-    static constexpr gemm_shape prepared = solve_gemm_shape(32, 2, 2, 1, 16);
+    static constexpr int vectors = 2; // of weights at once: half of the registers
+    static constexpr uint8_t bias = 128;
     static constexpr gemm_shape coarse = solve_gemm_shape(32, 2, 1, 1, 16);
 
     static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }
@@ -46,24 +44,6 @@ struct unit {
     // Unsigned `w` times signed `x`, four products a lane. GCC 12 keeps the sums of a large tile in registers only
     // where it cannot look into the instruction.
     static void dot(ints & sum, ints w, ints x) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x)); }
-    // x: four bytes, for all lanes, as a memory operand of the instruction.
-    static void dot_memory(ints & sum, ints w, const uint8_t * x) {
-        int32_t v;
-        std::memcpy(&v, x, 4);
-        sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(v));
-    }
-
-    // A tile of `bytes` some tiles on: it is in the next page as often as not, where the hardware does not follow.
-    template <size_t bytes, size_t ahead = 6> static void prefetch(const uint8_t * tile) {
-#pragma GCC unroll 18
-        for (size_t i = 0; i < bytes / 64; i++)
-            _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + 64 * i),
-                         ahead > 6 ? _MM_HINT_T1 : _MM_HINT_T0);
-    }
-    // The same where tiles are unpacked a piece at a time, with much work between: the next piece, into L2.
-    template <size_t bytes> static void prefetch_piece(const uint8_t * tile) {
-        prefetch<bytes, gemm_piece_tiles>(tile);
-    }
 };
 
 } // namespace

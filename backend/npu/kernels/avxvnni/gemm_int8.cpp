@@ -7,16 +7,17 @@ namespace tb::npu {
 namespace {
 
 template <class Format> gemm_int8 kernel(const char * name) {
-    return {name, unit::direct_rows, Format::offset, direct<unit, Format, unit::direct_rows>};
+    return {name, gemm_max_rows, Format::offset, multiply_panel<unit, Format>};
 }
 
 } // namespace
 
 void fill_gemm_avxvnni(gemm_kernels & k) {
-    k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_5x8_avxvnni");
-    k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_5x8_avxvnni");
-    k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_5x8_avxvnni");
-    k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_5x8_avxvnni");
+    k.int8[gemm_q4] = kernel<format_q4<unit>>("gemm_q4c_32x8_avxvnni");
+    k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x8_avxvnni");
+    k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x8_avxvnni");
+    k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_32x8_avxvnni");
+    k.bias = unit::bias;
 }
 
 } // namespace tb::npu

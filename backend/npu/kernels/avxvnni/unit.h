@@ -5,10 +5,8 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/gemm.h"
-#include "kernels/gemm_shape.h"
 
 namespace tb::npu {
 namespace {
@@ -17,9 +15,8 @@ struct unit {
     using ints = __m256i;
     using floats = __m256;
     static constexpr int width = 8;
-    // Of 16 registers 8 hold weights, one a dot product, one a scale and one what is multiplied: 4 or 5 float sums.
-    static constexpr int direct_rows = 5;
-    static constexpr int vectors_of_direct(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+    static constexpr int vectors = 1; // of weights at once: half of the registers
+    static constexpr uint8_t bias = 0;
 
     static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
@@ -41,19 +38,8 @@ struct unit {
     }
     static ints look_up(ints table, ints index) { return _mm256_shuffle_epi8(table, index); }
 
-    // Unsigned `w` times four signed bytes at `x`, the same for all lanes; four products a lane.
-    static void dot_memory(ints & sum, ints w, const uint8_t * x) {
-        int32_t v;
-        std::memcpy(&v, x, 4);
-        sum = _mm256_dpbusd_avx_epi32(sum, w, _mm256_set1_epi32(v));
-    }
-
-    template <size_t bytes> static void prefetch(const uint8_t * tile) {
-        constexpr size_t ahead = 6;
-#pragma GCC unroll 18
-        for (size_t i = 0; i < bytes / 64; i++)
-            _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + 64 * i), _MM_HINT_T0);
-    }
+    // Unsigned `w` times signed `x`, four products a lane.
+    static void dot(ints & sum, ints w, ints x) { sum = _mm256_dpbusd_avx_epi32(sum, w, x); }
 };
 
 } // namespace
