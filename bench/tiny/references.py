@@ -7,7 +7,7 @@ from pathlib import Path
 MODELS = Path(__file__).resolve().parent / "models"
 LOGITS = MODELS / "logits.npz"  # float32 [tokens, vocabulary] as PyTorch computes them, by "name/text"
 
-REASONERS = ("0.1m", "0.5m", "1.2m")
+REASONERS = ("0.1m", "0.5m", "3.1m")
 PRM = "prm"
 TAG, GOOD, BAD = "?", "+", "-"  # what ends a step for the reward model, and its verdicts
 

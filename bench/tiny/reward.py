@@ -3,7 +3,8 @@
 It begins as one of the reasoners (`--start`) and reads solutions that all of them sampled for training expressions, and
 right ones. It learns to expect "+" behind the tag at the end of every line that the exact checker calls right, "-"
 behind the others: the kind of reward model that `tilebeam.TokenReward` reads. Besides it goes on learning to write the
-right lines themselves, as a reasoner does; what it expects a line to be is what it judges the line by.
+right lines themselves, as a reasoner does; what it expects a line to be is what it judges the line by. `--check` in
+place of `--start` trains nothing and says how right a reward model is on the validation lines of the reasoners given.
 
     problem newline, line newline ?, line newline ?, ..
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,11 +145,23 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
     return above / (good * (len(labels) - good))
 
 
+def ratings(model: TinyLlama, tests: Mapping[str, Sequence[Example]]) -> str:
+    """How right a reward model is on the labelled lines of each reasoner, in words."""
+    parts = []
+    for name, test in tests.items():
+        scores, truths = step_scores(model, test)
+        share, area = accuracy(scores, truths), auc(scores, truths)
+        parts.append(f"{name}: accuracy {share:.3f} (right: {sum(truths) / len(truths):.3f}), AUC {area:.3f}")
+    return f"validation steps of {'; '.join(parts)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("reasoners", type=Path, nargs="+")
-    parser.add_argument("--start", type=Path, required=True, help="the checkpoint that the reward model begins as")
+    begins = parser.add_mutually_exclusive_group(required=True)
+    begins.add_argument("--start", type=Path, help="the checkpoint that the reward model begins as")
+    begins.add_argument("--check", action="store_true", help="train nothing: say how right OUT is on these reasoners")
     parser.add_argument("--more-layers", type=int, default=0, help="behind its last one")
     parser.add_argument("--marks", action="store_true", help="learn at every character what is wrong")
     parser.add_argument("--expressions", type=int, default=N_TRAIN, help="sampled by every reasoner")
@@ -158,13 +171,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
     reasoners = [load_checkpoint(path) for path in options.reasoners]
+    tests = {
+        path.stem: [example(*s) for s in labelled([model], "validation", N_TEST, 1)]
+        for path, model in zip(options.reasoners, reasoners, strict=True)
+    }
+    if options.check:
+        print(ratings(load_checkpoint(options.out), tests))
+        return
     train = [example(*s, options.marks) for s in labelled(reasoners, "train", options.expressions, DRAWS)]
     sampled = [
         target == _GOOD for ids, targets in train for token, target in zip(ids, targets, strict=True) if token == _TAG
     ]
     train += [example(*s) for s in solved("train", N_SOLVED)]
     random.Random(SEED).shuffle(train)
-    tests = [[example(*s) for s in labelled([m], "validation", N_TEST, 1)] for m in reasoners]
     print(
         f"{sum(len(ids) for ids, _ in train) / 1e6:.2f}M tokens in {len(train)} solutions; "
         f"{sum(sampled) / len(sampled):.1%} of {len(sampled)} sampled lines are right",
@@ -174,12 +193,7 @@ def main() -> None:
 
     def report(_: int, facts: str) -> bool:
         save(model, options.out)
-        parts = []
-        for path, test in zip(options.reasoners, tests, strict=True):
-            scores, truths = step_scores(model, test)
-            share, area = accuracy(scores, truths), auc(scores, truths)
-            parts.append(f"{path.stem}: accuracy {share:.3f} (right: {sum(truths) / len(truths):.3f}), AUC {area:.3f}")
-        print(f"{facts}; validation steps of {'; '.join(parts)}", flush=True)
+        print(f"{facts}; {ratings(model, tests)}", flush=True)
         return False
 
     weight = torch.ones(N_VOCAB)
