@@ -1,4 +1,4 @@
-"""The NEON kernels against the portable ones, cross-compiled and run under emulation.
+"""The NEON and i8mm kernels against the portable ones, cross-compiled and run under emulation.
 
 Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. On an aarch64 machine test_gemm.py,
 test_attention.py and test_vector_ops.py cover the same kernels, and more, natively.
@@ -19,15 +19,25 @@ COMPILER = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
-@pytest.mark.skipif(COMPILER is None or EMULATOR is None, reason="needs g++-aarch64-linux-gnu and qemu-user")
-def test_neon_kernels_agree_with_portable(tmp_path: Path) -> None:
-    assert COMPILER is not None
-    assert EMULATOR is not None
-    neon = sorted((KERNELS / "neon").glob("*.cpp"))
-    programs = sorted((ROOT / "tests" / "native").glob("*_sets.cpp"))
+# Per ISA folder, as in backend/CMakeLists.txt.
+FLAGS = {"neon": "-march=armv8.2-a+dotprod+fp16", "i8mm": "-march=armv8.2-a+dotprod+fp16+i8mm"}
+PROGRAMS = sorted((ROOT / "tests" / "native").glob("*_sets.cpp"))
+# Emulated CPUs and the sets they run beside the portable one: a Cortex-A76 has no smmla, a Cortex-A53 no sdot either.
+CPUS = {"max": {"i8mm", "neon"}, "cortex-a76": {"neon"}, "cortex-a53": set()}
+
+pytestmark = pytest.mark.skipif(
+    COMPILER is None or EMULATOR is None, reason="needs g++-aarch64-linux-gnu and qemu-user"
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each program of tests/native that compares kernel sets, by name, with all sets linked in."""
+    folder = tmp_path_factory.mktemp("aarch64")
+    fast = [source for isa in FLAGS for source in sorted((KERNELS / isa).glob("*.cpp"))]
     sources = [
-        *programs,
-        *neon,
+        *PROGRAMS,
+        *fast,
         *sorted((KERNELS / "portable").glob("*.cpp")),
         *sorted(KERNELS.glob("*.cpp")),
         *sorted((ROOT / "ggml_ext" / "src").glob("*.c")),
@@ -36,20 +46,30 @@ def test_neon_kernels_agree_with_portable(tmp_path: Path) -> None:
 
     def compile_one(numbered: tuple[int, Path]) -> str:
         number, source = numbered
-        target = str(tmp_path / f"{number}.o")
+        target = str(folder / f"{number}.o")
         language = ["-x", "c", "-std=c11"] if source.suffix == ".c" else ["-std=c++17"]
-        isa = ["-march=armv8.2-a+dotprod+fp16"] if source in neon else []
-        command = [COMPILER, "-O2", "-ffp-contract=off", *language, *isa, *includes, "-c", str(source), "-o", target]
+        isa = [FLAGS[source.parent.name]] if source in fast else []
+        options = ["-O2", "-ffp-contract=off", *language, *isa, *includes]
+        command = [str(COMPILER), *options, "-c", str(source), "-o", target]
         subprocess.run(command, check=True)
         return target
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, enumerate(sources)))
-    for main, source in zip(objects, programs, strict=False):
-        program = str(tmp_path / source.stem)
-        command = [COMPILER, "-static", main, *objects[len(programs) :], "-o", program, "-pthread"]
+    linked = {}
+    for main, source in zip(objects, PROGRAMS, strict=False):
+        linked[source.stem] = folder / source.stem
+        libraries = objects[len(PROGRAMS) :]
+        command = [str(COMPILER), "-static", main, *libraries, "-o", str(linked[source.stem]), "-pthread"]
         subprocess.run(command, check=True)
-        run = [EMULATOR, "-cpu", "max", program]
-        result = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
-        assert result.returncode == 0, result.stdout
-        assert "neon: checked" in result.stdout
+    return linked
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("name", [source.stem for source in PROGRAMS])
+def test_kernels_agree_with_portable(programs: dict[str, Path], name: str, cpu: str) -> None:
+    command = [str(EMULATOR), "-cpu", cpu, str(programs[name])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    checked = {line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": checked")}
+    assert checked - {"portable"} == CPUS[cpu]

@@ -300,7 +300,8 @@ def test_kernel_names(isa: str) -> None:
             x = rng.standard_normal((m, 64)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2
-            assert name[0].endswith(("_avxvnni", "_avx2") if isa == "avxvnni" else "_" + isa)
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON
+            base = {"avxvnni": "avx2", "i8mm": "neon"}.get(isa, isa)
+            assert name[0].endswith(("_" + isa, "_" + base))
             seen.add(name[0])
     assert len(seen) == 6

@@ -14,6 +14,7 @@
 #elif defined(__aarch64__)
 #    include <arm_neon.h>
 #    define FOR_NEON __attribute__((target("arch=armv8.2-a+dotprod")))
+#    define FOR_I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
 #endif
 
 namespace tb::npu {
@@ -168,6 +169,26 @@ FOR_NEON double int8_neon(double seconds) {
     return rate(ops, start);
 }
 
+FOR_I8MM double int8_i8mm(double seconds) {
+    int32x4_t acc[chains];
+    const int8x16_t w = vdupq_n_s8(3);
+#    pragma GCC unroll 16
+    for (int i = 0; i < chains; i++)
+        acc[i] = vdupq_n_s32(i);
+    const double start = now();
+    double ops = 0;
+    for (; now() - start < seconds; ops += double{burst} * chains * 64) {
+        for (int n = 0; n < burst; n++) {
+#    pragma GCC unroll 16
+            for (int i = 0; i < chains; i++) {
+                acc[i] = vmmlaq_s32(acc[i], w, w);
+                asm volatile("" : "+w"(acc[i]));
+            }
+        }
+    }
+    return rate(ops, start);
+}
+
 double fma_neon(double seconds) {
     float32x4_t acc[chains];
     const float32x4_t w = vdupq_n_f32(0.5f);
@@ -208,7 +229,7 @@ double limit_int8([[maybe_unused]] double seconds) {
            : best_is("avx2")     ? int8_avx2(seconds)
                                  : 0;
 #elif defined(__aarch64__)
-    return best_is("neon") ? int8_neon(seconds) : 0;
+    return best_is("i8mm") ? int8_i8mm(seconds) : best_is("neon") ? int8_neon(seconds) : 0;
 #else
     return 0;
 #endif

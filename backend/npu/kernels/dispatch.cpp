@@ -52,6 +52,11 @@ bool has_neon() {
     return (caps & wanted) == wanted;
 }
 
+bool has_i8mm() {
+    constexpr unsigned long wanted = 1ul << 13; // HWCAP2_I8MM, which older headers lack
+    return has_neon() && (getauxval(AT_HWCAP2) & wanted) != 0;
+}
+
 #endif
 
 struct kernel_sets {
@@ -80,6 +85,9 @@ struct kernel_sets {
             add("avx2", fill_avx2);
         }
 #elif defined(__aarch64__)
+        if (has_i8mm()) {
+            add("i8mm", fill_i8mm);
+        }
         if (has_neon()) {
             add("neon", fill_neon);
         }

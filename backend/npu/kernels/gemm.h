@@ -6,7 +6,8 @@
 //   int8 group   for each 32 k one record: int8 q[rows][32], float scale[rows], int32 start[rows]
 //                q in the quad order of the tiles (k 0, 2, 1, 3 of each four), scale = absolute maximum / 127,
 //                start = -offset * sum(q): weights enter the dot product as unsigned numbers, their true value plus
-//                gemm_int8.offset, and the start value takes that back out
+//                gemm_int8.offset, and the start value takes that back out. A set with gemm_kernels.row_pairs has
+//                two rows' q side by side: eight k of the first, eight of the second; an odd last row by itself
 //   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
 //                int32 start[rows], as above with offset 128
 //   float group  float x[k][rows]
@@ -70,7 +71,7 @@ struct gemm_int8_args {
 };
 
 struct gemm_int8 {
-    const char * name; // e.g. "gemm_q4c_16x32_avx512vnni"
+    const char * name; // e.g. "gemm_q4c_32x32_avx512vnni"
     int rows;          // rows per group at most
     int32_t offset;    // of the unsigned weights
     void (*run)(const gemm_int8_args & a);
@@ -143,13 +144,14 @@ struct gemm_fp16 {
 
 struct gemm_kernels {
     gemm_int8 int8[gemm_format_count];
-    uint8_t bias; // of prepared quants: what this set's kernel wants added
+    uint8_t bias;   // of prepared quants: what this set's kernel wants added
+    bool row_pairs; // of int8 groups
     gemm_coarse coarse;
     gemm_float f32;
     gemm_fp16 fp16;
     gemm_dot dot;
     // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
-    // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA.
+    // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA, but for row_pairs.
     void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
     // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE) to gemm_prepared: int8 against one scale per
     // column and 32 k.
@@ -168,6 +170,7 @@ void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
+void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);
 
 } // namespace tb::npu

@@ -1,7 +1,7 @@
 // The kernel table: one instance per ISA, chosen once at run time by CPU feature (dispatch.cpp). No ISA tests
 // elsewhere.
 //
-// A kernel's name says what, type, tile and ISA: gemm_q4c_8x16_avx512vnni. The portable set is complete; another set
+// A kernel's name says what, type, tile and ISA: gemm_q4c_32x32_avx512vnni. The portable set is complete; another set
 // starts as a copy of it and replaces what it does faster, so that each fast kernel has a portable twin to be tested
 // against. Each family declares its own function types in its header.
 #ifndef TILEBEAM_NPU_KERNELS_H
@@ -34,6 +34,7 @@ void fill_avx2(kernel_table & t);
 void fill_avxvnni(kernel_table & t);
 void fill_avx512vnni(kernel_table & t);
 void fill_neon(kernel_table & t);
+void fill_i8mm(kernel_table & t);
 void fill_hvx(kernel_table & t);
 
 } // namespace tb::npu
