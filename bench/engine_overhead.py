@@ -26,7 +26,8 @@ import limits
 import llama_cpp.llama_cpp as C
 import report
 from tilebeam import LM, SamplingParams, TilebeamError, console, load
-from tilebeam.llama import Context, Sampler
+from tilebeam.chain import Sampler
+from tilebeam.llama import Context
 from tilebeam.machine import OtherLoad, busy_note
 
 from gguf_tools import synth

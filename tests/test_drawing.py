@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam.chain import Sampler
 from tilebeam.drawing import DAMAGED, NOTHING, Drawer, Draws
-from tilebeam.llama import Sampler
 
 from ggml_ext import ffi, lib
 from gguf_tools.synth import preset, write_model

@@ -186,6 +186,7 @@ def test_end_of_generation(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = texts(lm, PROMPT, GREEDY)[0]
     vocab = lm._model.vocab
     monkeypatch.setattr(vocab, "is_end", lambda token: token == whole[5])
+    monkeypatch.setattr(vocab, "_going", set())
     first = whole.index(whole[5])
     ended = lm.generate(PROMPT, GREEDY)[0]
     assert ended.outputs[0].finish_reason == "stop"

@@ -1,156 +1,216 @@
-// See tilebeam/draw.h. The loops over the vocabulary are written so that compilers vectorize them: fixed inner lengths,
-// no reduction over floats in one variable.
-#include "tilebeam/draw.h"
+// See tilebeam/draw.h.
+#include "chain.h"
+#include "logits.h"
 
-#include <math.h>
-#include <string.h>
+enum { BLOCK = 1024 };
 
-enum { LANES = 16, BLOCK = 1024 };
-
-// exp of x <= 0, relative error below 3e-7; 0 far below.
-static inline float exp_of_negative(float x) {
-    const float limited = x < -87.0f ? -87.0f : x;
-    const float shifted = limited * 1.44269504f + 12582912.0f; // rounds to an integer in the low bits
-    const float n = shifted - 12582912.0f;
-    const float r = (limited - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) * (1 << 23);
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return x < -87.0f ? 0.0f : p * scale;
-}
-
-static float largest(const float * x, int32_t n) {
-    float lanes[LANES];
-    for (int j = 0; j < LANES; ++j) {
-        lanes[j] = -INFINITY;
-    }
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; ++j) {
-            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-        }
-    }
-    float best = -INFINITY;
-    for (int j = 0; j < LANES; ++j) {
-        best = lanes[j] > best ? lanes[j] : best;
-    }
-    for (; i < n; ++i) {
-        best = x[i] > best ? x[i] : best;
-    }
-    return best;
-}
-
-static double log_norm(const float * x, int32_t n) {
-    const float top = largest(x, n);
+TB_VECTORS static double log_norm(const float * x, int32_t n) {
+    const float top = tb_largest(x, n);
     double sum = 0;
     for (int32_t start = 0; start < n; start += BLOCK) {
         const int32_t end = n - start < BLOCK ? n : start + BLOCK;
-        float lanes[LANES] = {0};
+        float lanes[TB_LANES] = {0};
         int32_t i = start;
-        for (; i + LANES <= end; i += LANES) {
-            for (int j = 0; j < LANES; ++j) {
-                lanes[j] += exp_of_negative(x[i + j] - top);
+        for (; i + TB_LANES <= end; i += TB_LANES) {
+            for (int j = 0; j < TB_LANES; ++j) {
+                lanes[j] += tb_exp_of_negative(x[i + j] - top);
             }
         }
         for (; i < end; ++i) {
-            lanes[0] += exp_of_negative(x[i] - top);
+            lanes[0] += tb_exp_of_negative(x[i] - top);
         }
-        for (int j = 0; j < LANES; ++j) {
+        for (int j = 0; j < TB_LANES; ++j) {
             sum += lanes[j];
         }
     }
     return (double)top + log(sum);
 }
 
-int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top) {
-    int32_t size = 0;
-    float least = -INFINITY; // of the candidates, once there are k
-    for (int32_t start = 0; start < n;) {
-        const int32_t left = n - start;
-        if (size == k && left >= 2 * LANES) {
-            int32_t above = 0;
-            for (int j = 0; j < 2 * LANES; ++j) {
-                above += logits[start + j] > least;
-            }
-            if (above == 0) {
-                start += 2 * LANES;
-                continue;
-            }
+// The logits behind bias and penalties.
+static const float * adjusted(const struct tb_draw_context * c, const struct tb_chain * chain, const float * logits) {
+    if (chain->n_biases == 0 && chain->penalties == NULL) {
+        return logits;
+    }
+    memcpy(c->adjusted, logits, (size_t)c->n_vocab * sizeof *logits);
+    for (int32_t i = 0; i < chain->n_biases; ++i) {
+        c->adjusted[chain->biases[i].token] += chain->biases[i].bias;
+    }
+    if (chain->penalties != NULL) {
+        // Given with its logit as often as it came, a token gets the same penalty each time.
+        const int32_t n = chain->accepted < chain->n_recent ? chain->accepted : chain->n_recent;
+        for (int32_t i = 0; i < n; ++i) {
+            c->candidates[i].id = chain->recent[i];
+            c->candidates[i].logit = c->adjusted[chain->recent[i]];
+            c->candidates[i].p = 0;
         }
-        const int32_t end = left < 2 * LANES ? n : start + 2 * LANES;
-        for (; start < end; ++start) {
-            const float logit = logits[start];
-            if (size == k ? !(logit > least) : isnan(logit)) {
-                continue;
-            }
-            int32_t at = size < k ? size++ : k - 1;
-            for (; at > 0 && top[at - 1].logit < logit; --at) {
-                top[at] = top[at - 1];
-            }
-            top[at].id = start;
-            top[at].logit = logit;
-            top[at].p = 0;
-            least = top[size - 1].logit;
+        struct tb_candidates recent = {c->candidates, (size_t)n, -1, false};
+        c->apply(chain->penalties, &recent);
+        for (int32_t i = 0; i < n; ++i) {
+            c->adjusted[c->candidates[i].id] = c->candidates[i].logit;
         }
     }
-    return size;
+    return c->adjusted;
 }
 
-static void draw(const struct tb_draw_context * c, struct tb_draw_row * row) {
-    const float * logits = c->logits(c->context, row->entry);
-    struct tb_candidates candidates = {c->scratch, 0, -1, false};
-    row->token = TB_DRAW_DAMAGED;
+static struct tb_candidates all(const struct tb_draw_context * c, const float * logits, const float * allowed) {
+    for (int32_t i = 0; i < c->n_vocab; ++i) {
+        c->candidates[i].id = i;
+        c->candidates[i].logit = allowed != NULL && allowed[i] == -INFINITY ? -INFINITY : logits[i];
+        c->candidates[i].p = 0;
+    }
+    return (struct tb_candidates){c->candidates, (size_t)c->n_vocab, -1, false};
+}
+
+// By llama.cpp's links, from all tokens but those whose `allowed` is -INFINITY. `drawn`: the random number for it has
+// been drawn here.
+static int32_t by_links(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits,
+                        const float * allowed, bool drawn) {
+    if (chain->own && chain->draw != NULL) {
+        if (!drawn) {
+            tb_chain_random(chain);
+        }
+        // From a single candidate it draws too, with a random number of its own.
+        for (; chain->behind > 1; --chain->behind) {
+            struct tb_candidate one = {0, 0, 0};
+            struct tb_candidates single = {&one, 1, -1, true};
+            c->apply(chain->draw, &single);
+        }
+        chain->behind = 0;
+    }
+    struct tb_candidates candidates = all(c, logits, allowed);
+    c->apply(chain->links, &candidates);
+    if (candidates.selected < 0 || (size_t)candidates.selected >= candidates.size) {
+        return TB_DRAW_DAMAGED;
+    }
+    const struct tb_candidate chosen = candidates.data[candidates.selected];
+    return isfinite(logits[chosen.id]) && chosen.logit == -INFINITY ? TB_DRAW_NOTHING : chosen.id;
+}
+
+static bool ties(const struct tb_candidate * top, int32_t size) {
+    for (int32_t i = 1; i < size; ++i) {
+        if (top[i].logit == top[i - 1].logit) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// `exact`: of equal logits the lower is not good enough.
+static int32_t by_own(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits, bool exact,
+                      double * sum, bool * drawn) {
+    const int32_t top_k = chain->draw == NULL ? 1 : chain->top_k;
+    if (top_k == 0) {
+        const int32_t behind = chain->behind;
+        const int32_t token = tb_chain_of_all(chain, logits, c->n_vocab, (float *)c->candidates, sum);
+        *drawn = chain->behind > behind;
+        return token;
+    }
+    exact = exact && chain->draw != NULL;
+    const int32_t found = tb_top(logits, c->n_vocab, exact ? top_k + 1 : top_k, c->candidates);
+    if (found == 0) {
+        return TB_DRAW_DAMAGED;
+    }
+    if (exact && ties(c->candidates, found)) {
+        return TB_UNCERTAIN;
+    }
+    const struct tb_candidate chosen =
+        c->candidates[tb_chain_among(chain, c->candidates, found < top_k ? found : top_k)];
+    return chosen.logit == -INFINITY ? TB_DRAW_NOTHING : chosen.id;
+}
+
+// By whoever draws for this chain. `allowed`: as in by_links, and what `logits` behind bias and penalties are then.
+static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits,
+                        const float * allowed, double * sum) {
+    bool drawn = false;
+    if (chain->own) {
+        const float * x = allowed != NULL ? allowed : adjusted(c, chain, logits);
+        const bool exact = x != logits && chain->grammar == NULL;
+        const int32_t token = by_own(c, chain, x, exact, x == logits ? sum : &(double){0}, &drawn);
+        if (token != TB_UNCERTAIN) {
+            return token;
+        }
+    }
+    return by_links(c, chain, logits, allowed, drawn);
+}
+
+static bool allows(const struct tb_draw_context * c, void * grammar, int32_t token) {
+    struct tb_candidate one = {token, 1, 0};
+    struct tb_candidates single = {&one, 1, -1, false};
+    c->apply(grammar, &single);
+    return one.logit != -INFINITY;
+}
+
+// What a chain draws when its grammar has refused the token drawn without it.
+static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits) {
+    const float * x = chain->own ? adjusted(c, chain, logits) : logits;
+    const int32_t top_k = chain->draw == NULL ? 1 : chain->top_k;
+    if (chain->own && top_k > 0) {
+        // As many of the likeliest as the chain keeps may already be among these few.
+        const int32_t found = tb_top(x, c->n_vocab, TB_DRAW_TOP_MAX, c->candidates);
+        struct tb_candidates few = {c->candidates, (size_t)found, -1, true};
+        c->apply(chain->grammar, &few);
+        int32_t left = 0;
+        for (int32_t i = 0; i < found && left < top_k; ++i) {
+            if (c->candidates[i].logit != -INFINITY) {
+                c->candidates[left++] = c->candidates[i];
+            }
+        }
+        if (left == top_k) {
+            return c->candidates[tb_chain_among(chain, c->candidates, left)].id;
+        }
+    }
+    struct tb_candidates candidates = all(c, logits, NULL);
+    c->apply(chain->grammar, &candidates);
+    for (int32_t i = 0; i < c->n_vocab; ++i) {
+        c->adjusted[i] = c->candidates[i].logit == -INFINITY ? -INFINITY : x[i];
+    }
+    return by_chain(c, chain, logits, c->adjusted, &(double){0});
+}
+
+static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, const float * logits) {
+    struct tb_chain * chain = row->chain;
+    double sum = 0;
     row->logit = 0;
+    row->norm = 0;
+    row->token = TB_DRAW_DAMAGED;
     if (logits == NULL) {
         return;
     }
-    if (row->top > 0 && row->top < c->n_vocab) {
-        candidates.size = (size_t)tb_top(logits, c->n_vocab, row->top, c->scratch);
-        candidates.sorted = true;
-    } else {
-        for (int32_t i = 0; i < c->n_vocab; ++i) {
-            c->scratch[i].id = i;
-            c->scratch[i].logit = logits[i];
-            c->scratch[i].p = 0;
-        }
-        candidates.size = (size_t)c->n_vocab;
+    row->token = by_chain(c, chain, logits, NULL, &sum);
+    if (row->token >= 0 && chain->grammar != NULL && !allows(c, chain->grammar, row->token)) {
+        sum = 0;
+        row->token = by_grammar(c, chain, logits);
     }
-    if (candidates.size == 0) {
+    if (row->token < 0) {
         return;
     }
-    c->apply(row->chain, &candidates);
-    if (candidates.selected < 0 || (size_t)candidates.selected >= candidates.size) {
+    row->logit = logits[row->token];
+    if (!isfinite(row->logit)) {
+        row->token = TB_DRAW_DAMAGED;
         return;
     }
-    const struct tb_candidate chosen = candidates.data[candidates.selected];
-    if (!isfinite(logits[chosen.id])) {
-        return;
+    if (chain->grammar != NULL) {
+        c->accept(chain->grammar, row->token);
     }
-    if (isinf(chosen.logit) && chosen.logit < 0) {
-        row->token = TB_DRAW_NOTHING;
-        return;
+    if (chain->penalties != NULL) {
+        c->accept(chain->penalties, row->token);
+        chain->recent[chain->accepted % chain->n_recent] = row->token;
+        ++chain->accepted;
     }
-    c->accept(row->chain, chosen.id);
-    row->token = chosen.id;
-    row->logit = logits[chosen.id];
+    if (row->wants_norm && sum > 0 && chain->temperature == 1 && !(chain->min_p > 0)) {
+        row->norm = (double)tb_largest(logits, c->n_vocab) + log(sum);
+    }
 }
 
-void tb_draw(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n) {
+void tb_draw_rows(const struct tb_draw_context * c, struct tb_draw_row * rows, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
-        draw(context, &rows[i]);
-        rows[i].norm = 0;
-        if (rows[i].wants_norm && rows[i].token >= 0) {
-            const bool known = i > 0 && rows[i - 1].entry == rows[i].entry && rows[i - 1].wants_norm;
-            rows[i].norm = known && rows[i - 1].token >= 0
-                               ? rows[i - 1].norm
-                               : log_norm(context->logits(context->context, rows[i].entry), context->n_vocab);
+        struct tb_draw_row * row = &rows[i];
+        const float * logits = c->logits == NULL ? (const float *)c->context + (size_t)row->entry * (size_t)c->n_vocab
+                                                 : c->logits(c->context, row->entry);
+        draw(c, row, logits);
+        if (row->wants_norm && row->token >= 0 && row->norm == 0) {
+            const bool known = i > 0 && row[-1].entry == row->entry && row[-1].wants_norm && row[-1].token >= 0;
+            row->norm = known ? row[-1].norm : log_norm(logits, c->n_vocab);
         }
     }
 }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from ggml_ext import ffi, lib
-from tilebeam.llama import Context, Sampler
+from tilebeam.chain import Sampler, context_of, function
+from tilebeam.llama import Context
 
 NOTHING: int = lib.TB_DRAW_NOTHING  # the chain forbids every token
 DAMAGED: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
@@ -19,7 +17,6 @@ _ROW = np.dtype(
     [
         ("chain", np.uintp),
         ("entry", np.int32),
-        ("top", np.int32),
         ("wants_norm", np.int32),
         ("token", np.int32),
         ("logit", np.float32),
@@ -43,7 +40,6 @@ class Draws:
         self._rows = np.zeros(len(rows), _ROW)
         self._rows["chain"] = [sampler.address for sampler, _, _ in rows]
         self._rows["entry"] = [entry for _, entry, _ in rows]
-        self._rows["top"] = [sampler.top for sampler, _, _ in rows]
         self._rows["wants_norm"] = [wants for _, _, wants in rows]
         self._tokens: npt.NDArray[np.int32] = self._rows["token"]
         self._pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
@@ -71,18 +67,14 @@ class Drawer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._n_vocab = context.model.vocab.size
-        self._scratch = np.empty(self._n_vocab, _CANDIDATE)
-        self._c = ffi.new("struct tb_draw_context *")
-        self._c.context = ffi.cast("void *", address(context.pointer))
-        self._c.logits = ffi.cast("void *", address(C._lib.llama_get_logits_ith))
-        self._c.apply = ffi.cast("void *", address(C._lib.llama_sampler_apply))
-        self._c.accept = ffi.cast("void *", address(C._lib.llama_sampler_accept))
-        self._c.n_vocab = self._n_vocab
-        self._c.scratch = ffi.from_buffer("struct tb_candidate[]", self._scratch)
+        self._scratch = np.empty(lib.TB_DRAW_TOP_MAX, _CANDIDATE)
+        self._c, self._kept = context_of(self._n_vocab)
+        self._c.context = ffi.cast("void *", function(context.pointer))
+        self._c.logits = ffi.cast("void *", function(C._lib.llama_get_logits_ith))
 
     def draw(self, draws: Draws) -> None:
         """Draw a token for every row; the chains remember theirs."""
-        lib.tb_draw(self._c, draws._pointer, len(draws._tokens))
+        lib.tb_draw_rows(self._c, draws._pointer, len(draws._tokens))
 
     def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
@@ -98,8 +90,3 @@ class Drawer:
             return self._scratch["id"][:found].tolist(), self._scratch["logit"][:found].tolist()
         order = np.lexsort((np.arange(self._n_vocab), -logits))[:count]
         return order.tolist(), logits[order].tolist()
-
-
-def address(pointer: Any) -> int:
-    """Where a ctypes pointer or function points."""
-    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)

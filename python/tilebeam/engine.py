@@ -30,10 +30,11 @@ from typing import NoReturn
 import numpy as np
 
 from tilebeam.batch import PREFILL_CHUNK, Plan, portions
+from tilebeam.chain import Sampler
 from tilebeam.drawing import DAMAGED, Drawer, Draws
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.kv import KvCache, Sequence, common_prefix
-from tilebeam.llama import Context, Sampler
+from tilebeam.llama import Context
 from tilebeam.outputs import Figures, FinishReason, Progress
 from tilebeam.request import Request, Sample
 from tilebeam.sampling import SamplingParams
@@ -408,7 +409,7 @@ class Engine:
         going = len(rows) == n == len(self._running) and not (self._queue and n < self.n_slots)
         plan = Plan(rows, spans, n, going)
         if going:
-            if not any(s.streams or s.request.wants_norm for s in decoding):
+            if not any(s.streams or s.request.params.top_logprobs for s in decoding):
                 plan.quiet = min(s.limit - len(s.tokens) for s in decoding) - 1
             for sample in decoding:
                 request = sample.request
@@ -480,10 +481,15 @@ class Engine:
     def _take_all(self, plan: Plan, tokens: list[int]) -> bool:
         """`_take` for all rows at once, if that is all there is to do. False: nothing was done."""
         plan.quiet -= 1
-        if plan.quiet < 0 or min(tokens) < 0 or any(map(self.vocab.is_end, tokens)):
+        if plan.quiet < 0 or min(tokens) < 0 or not self.vocab.none_ends(tokens):
             return False
         for (sample, _), token in zip(plan.rows, tokens, strict=True):
             sample.tokens.append(token)
+        if any(request.wants_norm for request, _ in plan.shares):
+            assert plan.draws is not None
+            for (sample, _), logit, norm in zip(plan.rows, plan.draws.logits, plan.draws.norms, strict=True):
+                if sample.request.wants_norm:
+                    sample.logprobs.append(logit - norm)
         for request, count in plan.shares:
             request.usage.completion_tokens += count
             request.progress.tokens += count

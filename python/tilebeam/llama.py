@@ -1,4 +1,4 @@
-"""A thin, owning view of llama.cpp's C API: model, context, batch, sampler chain. Knows nothing of scheduling.
+"""A thin, owning view of llama.cpp's C API: model, context, batch. Knows nothing of scheduling.
 
 Objects free what they own in `close`; a closed object's pointer is None, so that late use fails in Python and not in C.
 llama.cpp's log goes through one router: a thread that captures sees its own lines, all others go where they went
@@ -8,9 +8,8 @@ before.
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.sampling import SamplingParams
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-MAX_TOP = 256  # TB_DRAW_TOP_MAX
-
-# Of GBNF: what holds no rules (strings, character classes, comments), and repetitions with both bounds.
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-_REPETITION = re.compile(r"\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 
 
 class LogRouter:
@@ -100,6 +93,7 @@ class Vocab:
         self.adds_bos: bool = C.llama_vocab_get_add_bos(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        self._going: set[int] = set()  # known not to end
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text."""
@@ -142,7 +136,13 @@ class Vocab:
         known = self._ends.get(token)
         if known is None:
             known = self._ends[token] = bool(C.llama_vocab_is_eog(self.pointer, token))
+            if not known:
+                self._going.add(token)
         return known
+
+    def none_ends(self, tokens: Sequence[int]) -> bool:
+        """Whether no token ends a generation."""
+        return self._going.issuperset(tokens) or not any(map(self.is_end, tokens))
 
 
 class Model:
@@ -299,92 +299,4 @@ class Context:
         """Free the context."""
         if self.pointer is not None:
             C.llama_free(self.pointer)
-            self.pointer = None
-
-
-class Sampler:
-    """Owns a llama_sampler chain for one sequence: logit bias, grammar, penalties, top-k, top-p, min-p, temperature,
-    then the draw.
-
-    Args:
-        prompt: its last tokens count for the penalties.
-
-    Raises:
-        TilebeamError: the grammar is none, or a bias is for a token that there is not.
-    """
-
-    def __init__(self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = ()) -> None:
-        self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        self.top = self._top(params)  # so many of the likeliest tokens are all that the chain looks at; 0: not so
-        try:
-            if params.logit_bias:
-                self._add(self._bias(params.logit_bias, vocab))
-            if params.grammar is not None:
-                self._add(self._grammar(params.grammar, vocab))
-        except TilebeamError:
-            self.close()
-            raise
-        if params.penalizes:
-            penalties = C.llama_sampler_init_penalties(
-                vocab.size,
-                params.penalty_last_n,
-                params.repeat_penalty,
-                params.frequency_penalty,
-                params.presence_penalty,
-            )
-            for token in prompt[-params.penalty_last_n :]:
-                C.llama_sampler_accept(penalties, token)
-            self._add(penalties)
-        if params.temperature == 0:
-            self._add(C.llama_sampler_init_greedy())
-        else:
-            if params.top_k:
-                self._add(C.llama_sampler_init_top_k(params.top_k))
-            if params.top_p < 1:
-                self._add(C.llama_sampler_init_top_p(params.top_p, 1))
-            if params.min_p > 0:
-                self._add(C.llama_sampler_init_min_p(params.min_p, 1))
-            self._add(C.llama_sampler_init_temp(params.temperature))
-            self._add(C.llama_sampler_init_dist(seed))
-
-    def _add(self, link: Any) -> None:
-        C.llama_sampler_chain_add(self.pointer, link)
-
-    @property
-    def address(self) -> int:
-        """The chain, for C."""
-        return int(ctypes.cast(self.pointer, ctypes.c_void_p).value or 0)
-
-    @staticmethod
-    def _top(params: SamplingParams) -> int:
-        if params.logit_bias or params.grammar is not None or params.penalizes:
-            return 0
-        top = 1 if params.temperature == 0 else params.top_k
-        return top if top <= MAX_TOP else 0
-
-    @staticmethod
-    def _bias(bias: Mapping[int, float], vocab: Vocab) -> Any:
-        if max(bias) >= vocab.size:
-            raise TilebeamError(f"logit_bias: token {max(bias)} is not in the vocabulary (0 to {vocab.size - 1}).")
-        items = (C.llama_logit_bias * len(bias))(*[C.llama_logit_bias(t, b) for t, b in sorted(bias.items())])
-        return C.llama_sampler_init_logit_bias(vocab.size, len(bias), items)
-
-    @staticmethod
-    def _grammar(grammar: str, vocab: Vocab) -> Any:
-        for least, most in _REPETITION.findall(_LITERAL.sub("", grammar)):
-            if int(most) < int(least):  # llama.cpp would go on repeating for ever
-                raise TilebeamError(
-                    f"The grammar is not one: {{{least},{most}}} asks for at least {least} and at most {most}."
-                )
-        with log_router().capture() as log:
-            link = C.llama_sampler_init_grammar(vocab.pointer, grammar.encode("utf-8", "surrogatepass"), b"root")
-        if not link:
-            reason = " ".join("".join(text for _, text in log).split()) or "llama.cpp gave no reason"
-            raise TilebeamError(f"The grammar is not one: {reason}")
-        return link
-
-    def close(self) -> None:
-        """Free the chain."""
-        if self.pointer is not None:
-            C.llama_sampler_free(self.pointer)
             self.pointer = None

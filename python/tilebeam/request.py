@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tilebeam.chain import Sampler
 from tilebeam.errors import TilebeamError
 from tilebeam.kv import Sequence
-from tilebeam.llama import Sampler
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling import SamplingParams
 from tilebeam.text import TextStream

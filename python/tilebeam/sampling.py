@@ -33,7 +33,7 @@ class SamplingParams:
         ignore_eos: go on after an end-of-generation token (for measurements).
         logprobs: fill in ``logprobs`` and ``cumulative_logprob``: natural logarithms of the model's own
             probabilities of the sampled tokens, before temperature and truncation. Costs one pass over the
-            vocabulary in numpy per token.
+            vocabulary per token.
         top_logprobs: also tell the log-probabilities of that many of the likeliest tokens at each position, at most
             the vocabulary; 0: none.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
