@@ -195,17 +195,20 @@ size_t softmax(const kernel_table & t, const uint32_t (&p)[5]) {
     std::memcpy(&a.visible, input, 8);
     std::memcpy(head, input + 8, sizeof(head));
     std::memcpy(s, input + 8 + sizeof(head), sizeof(s));
+    float sums[attention_sum_parts] = {head[3]};
+    float * out = reinterpret_cast<float *>(output);
+    a.rows = 1;
     a.cells = static_cast<int>(p[0]);
     a.bias = p[1] != 0 ? s + attention_tile_cells : nullptr;
     a.scale = head[0];
     a.softcap = head[1];
     a.max = &head[2];
-    a.sum = &head[3];
+    a.sum = sums;
+    a.alpha = out;
     a.s = s;
-    float * out = reinterpret_cast<float *>(output);
-    out[0] = t.attention.softmax(a);
+    t.attention.softmax(a);
     out[1] = head[2];
-    out[2] = head[3];
+    out[2] = sums[0];
     std::memcpy(out + 3, s, static_cast<size_t>(a.cells) * sizeof(float));
     return (3 + static_cast<size_t>(a.cells)) * sizeof(float);
 }

@@ -18,7 +18,8 @@
 namespace tb::npu {
 
 constexpr int attention_tile_cells = 64; // cells per tile at most: one bit each in a uint64_t
-constexpr int attention_tile_rows = 32;  // query rows per tile at most
+constexpr int attention_tile_rows = 128; // query rows per tile at most
+constexpr int attention_sum_parts = 16;  // floats whose sum is a row's running sum: a vector's lanes
 
 // K or V cells are rows of F16 or of float, contiguous inside a row.
 enum class cell_type { f16, f32 };
@@ -32,16 +33,18 @@ struct attention_scores_args {
     float * scratch; // dim * attention_tile_cells floats, 64-byte aligned
 };
 
-// What happens to one row's scores in one tile. Hidden cells (bit c of `visible` is 0) get p = 0.
+// What happens to the scores of rows that see the same cells in one tile. Hidden cells (bit c of `visible` is 0) get
+// p = 0.
 struct attention_softmax_args {
-    int cells;
+    int rows, cells;
     uint64_t visible;
     const float * bias; // [attention_tile_cells] added to the scaled (and capped) score; nullptr: none
     float scale;
     float softcap; // 0: none; else s = softcap * tanh(s * scale / softcap)
-    float * s;     // [attention_tile_cells] in: scores, out: p; past `cells`: scratch
-    float * max;   // running maximum, -inf at first
-    float * sum;   // running sum of p
+    float * s;     // [rows][attention_tile_cells] in: scores, out: p; past `cells`: scratch
+    float * max;   // [rows] running maximum, -inf at first
+    float * sum;   // [rows][attention_sum_parts] running sum of p, in parts, 0 at first
+    float * alpha; // [rows] out: the factor by which what was accumulated before must be multiplied
     bool exact;    // float32 exponentials instead of the table
 };
 
@@ -58,8 +61,7 @@ struct attention_accumulate_args {
 struct attention_kernels {
     const char * name; // e.g. "attention_f16_4x4_avx512vnni"
     void (*scores)(const attention_scores_args & a);
-    // Returns the factor by which what was accumulated before must be multiplied.
-    float (*softmax)(const attention_softmax_args & a);
+    void (*softmax)(const attention_softmax_args & a);
     void (*accumulate)(const attention_accumulate_args & a);
     // Of `cells` (at most 64) F16 mask values: bit c is set if cell c is not -inf. *biased gets the bits of those that
     // are not zero either.

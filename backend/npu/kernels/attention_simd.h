@@ -236,17 +236,14 @@ inline vec tanh_vec(vec x) { // 1 - 2 / (e^2x + 1)
     return simd::sub(one, simd::div(simd::set1(2.0f), simd::add(exp_vec(simd::add(x, x)), one)));
 }
 
-// Over the first `vecs` vectors of the row; cells past a.cells count as hidden.
-template <int vecs> float softmax_vecs(const attention_softmax_args & a, uint64_t seen) {
-    constexpr float log2e = 1.4426950408889634f;
-    constexpr float inf = std::numeric_limits<float>::infinity();
-    const vec lowest = simd::set1(-inf);
+// s = scale, cap, bias; -inf where hidden. Written back, for softmax_powers.
+template <int vecs> inline vec softmax_scores(const attention_softmax_args & a, float * s, uint64_t seen) {
+    const vec lowest = simd::set1(-std::numeric_limits<float>::infinity());
     const vec scale = simd::set1(a.scale);
-    vec s[vecs];
-    vec top = simd::set1(*a.max);
+    vec top = lowest;
 #pragma GCC unroll 8
     for (int v = 0; v < vecs; v++) {
-        vec x = simd::mul(simd::load(a.s + v * lanes), scale);
+        vec x = simd::mul(simd::load(s + v * lanes), scale);
         if (a.softcap != 0.0f) {
             const vec cap = simd::set1(a.softcap);
             x = simd::mul(cap, tanh_vec(simd::div(x, cap)));
@@ -254,33 +251,81 @@ template <int vecs> float softmax_vecs(const attention_softmax_args & a, uint64_
         if (a.bias != nullptr) {
             x = simd::add(x, simd::load(a.bias + v * lanes));
         }
-        s[v] = simd::select(static_cast<uint32_t>(seen >> (v * lanes)), x, lowest);
-        top = simd::max(s[v], top);
+        x = simd::select(static_cast<uint32_t>(seen >> (v * lanes)), x, lowest);
+        simd::store(s + v * lanes, x);
+        top = simd::max(x, top);
     }
-    const float old_max = *a.max;
-    const float max = simd::top(top);
-    if (max == -inf) {
-        for (int v = 0; v < vecs; v++) {
-            simd::store(a.s + v * lanes, simd::zero());
-        }
-        return 1.0f;
-    }
-    const vec base = simd::set1(max);
+    return top;
+}
+
+// p = exp2 of FP16(factor * s - offset) or, exact, exp of it; returns the sum of p, lane by lane.
+template <int vecs, bool exact> inline vec softmax_powers(float * s, float factor, float offset) {
+    const vec f = simd::set1(factor);
+    const vec o = simd::set1(-offset);
     vec sum = simd::zero();
 #pragma GCC unroll 8
     for (int v = 0; v < vecs; v++) {
-        const vec x = simd::sub(s[v], base);
-        const vec p = a.exact ? exp_vec(x) : exp2_half(simd::round_to_half(simd::mul(x, simd::set1(log2e))));
-        simd::store(a.s + v * lanes, p);
+        const vec x = simd::fma(simd::load(s + v * lanes), f, o);
+        const vec p = exact ? exp_vec(x) : exp2_half(simd::round_to_half(x));
+        simd::store(s + v * lanes, p);
         sum = simd::add(sum, p);
     }
-    const float alpha = old_max == max ? 1.0f : std::exp2((old_max - max) * log2e);
-    *a.max = max;
-    *a.sum = *a.sum * alpha + simd::sum(sum);
-    return alpha;
+    return sum;
 }
 
-float softmax_simd(const attention_softmax_args & a) {
+// Over the first `vecs` vectors of each row; cells past a.cells count as hidden. A block of rows at a time: their
+// maxima are found together, and no row waits for another's.
+template <int vecs> void softmax_vecs(const attention_softmax_args & a, uint64_t seen) {
+    constexpr float log2e = 1.4426950408889634f;
+    constexpr uint64_t all = ~uint64_t{0} >> (64 - vecs * lanes);
+    // Where nothing but a positive factor happens to the scores, it is applied to them and their maximum at once.
+    const bool plain = a.softcap == 0.0f && a.bias == nullptr && a.scale > 0.0f && seen == all;
+    const float factor = plain ? a.scale : 1.0f;
+    const float unit = a.exact ? 1.0f : log2e;
+    for (int first = 0; first < a.rows; first += lanes) {
+        const int n = std::min(lanes, a.rows - first);
+        vec tops[lanes];
+        for (int i = 0; i < lanes; i++) {
+            float * s = a.s + (first + std::min(i, n - 1)) * attention_tile_cells;
+            if (i >= n) {
+                tops[i] = simd::zero();
+            } else if (plain) {
+                vec top = simd::load(s);
+#pragma GCC unroll 8
+                for (int v = 1; v < vecs; v++) {
+                    top = simd::max(simd::load(s + v * lanes), top);
+                }
+                tops[i] = top;
+            } else {
+                tops[i] = softmax_scores<vecs>(a, s, seen);
+            }
+        }
+        simd::transpose(tops);
+        for (int step = lanes / 2; step > 0; step /= 2) {
+            for (int i = 0; i < step; i++) {
+                tops[i] = simd::max(tops[i], tops[i + step]);
+            }
+        }
+        const vec old_max = get(a.max + first, n);
+        const vec max = simd::max(simd::mul(tops[0], simd::set1(factor)), old_max);
+        // nothing seen so far: any finite base makes powers of 0
+        const vec base = simd::max(simd::set1(-1e38f), max);
+        alignas(64) float offset[lanes];
+        simd::store(offset, simd::mul(base, simd::set1(unit)));
+        put(a.alpha + first, exp_vec(simd::sub(old_max, base)), n);
+        put(a.max + first, max, n);
+        for (int i = 0; i < n; i++) {
+            const int row = first + i;
+            float * s = a.s + row * attention_tile_cells;
+            vec sum = a.exact ? softmax_powers<vecs, true>(s, factor * unit, offset[i])
+                              : softmax_powers<vecs, false>(s, factor * unit, offset[i]);
+            float * sums = a.sum + row * attention_sum_parts;
+            simd::store(sums, simd::fma(simd::load(sums), simd::set1(a.alpha[row]), sum));
+        }
+    }
+}
+
+void softmax_simd(const attention_softmax_args & a) {
     constexpr int vecs = attention_tile_cells / lanes;
     const uint64_t all = a.cells == 64 ? ~uint64_t{0} : (uint64_t{1} << a.cells) - 1;
     const uint64_t seen = a.visible & all;

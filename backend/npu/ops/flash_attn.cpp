@@ -1,8 +1,8 @@
 // FLASH_ATTN: online softmax over the KV cells that the mask leaves visible, tile by tile.
 //
-// A work item is a block of tokens x the heads of one GQA group, so that each K and V element that is loaded serves
-// all of them. The mask is turned into bits (64 cells a word), once for all layers that have the same one. An item then
-// walks the words:
+// A work item is a block of tokens x the heads of one GQA group, so that each K and V element that is loaded and
+// converted serves all of them. The mask is turned into bits (64 cells a word), once for all layers that have the same
+// one. An item then walks the words:
 //   * cells that no row of the item sees are not read;
 //   * where most rows see most cells (a prompt that all sequences share, a causal prefill), the word's cells become
 //     one tile for all rows;
@@ -24,7 +24,8 @@ namespace {
 
 constexpr int64_t word_cells = attention_tile_cells;
 constexpr int64_t min_split_words = 4; // splitting finer than this costs more in merging than it brings
-constexpr int prefetch_rows = 16;      // with more rows on a tile, arithmetic hides the memory's latency
+constexpr int64_t parts_per_thread = 4;
+constexpr int64_t few_rows = 12; // items of fewer rows spend more on reading K and V than on arithmetic
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -49,8 +50,8 @@ struct attention_plan {
     // scratch; sizes may exceed a 32-bit address space, which the executor refuses
     uint64_t partials_at, workspace_at;
     uint64_t workspace_bytes, total;
-    // workspace of one thread, in floats
-    uint64_t scores_at, tile_at, k_at, v_at, output_at;
+    // workspace of one thread, in floats (sums) and 32-bit integers (own)
+    uint64_t scores_at, tile_at, k_at, v_at, output_at, sums_at, own_at;
 
     int64_t item_rows() const { return item_heads * item_tokens; }
     int64_t partial_floats() const { return item_rows() * (dv + 2); }
@@ -74,14 +75,20 @@ attention_plan make_plan(const tb_op & op, int n_threads) {
     p.group = std::gcd(p.heads / k.ne[2], p.heads / v.ne[2]);
     p.blocks_per_group = ceil_div(p.group, attention_tile_rows);
     p.item_heads = ceil_div(p.group, p.blocks_per_group);
-    p.item_tokens = std::min<int64_t>(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
-    p.token_blocks = ceil_div(p.tokens, p.item_tokens);
-    p.items = p.streams * (p.heads / p.group) * p.blocks_per_group * p.token_blocks;
     p.words = ceil_div(p.n_kv, word_cells);
-    p.splits = 1;
-    if (n_threads > 1 && p.items < 4 * n_threads) {
-        p.splits = std::max<int64_t>(1, std::min(ceil_div(4 * n_threads, p.items), p.words / min_split_words));
+    // As many tokens as fit and no fewer items than threads: K and V are read and converted once per item.
+    const int64_t wanted = n_threads > 1 ? parts_per_thread * n_threads : 1;
+    const int64_t most_splits = std::max<int64_t>(1, p.words / min_split_words);
+    const int64_t planes = p.streams * (p.heads / p.group) * p.blocks_per_group;
+    p.token_blocks = ceil_div(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
+    p.item_tokens = ceil_div(p.tokens, p.token_blocks);
+    while (planes * p.token_blocks * most_splits < n_threads && p.item_tokens > 1 && p.item_rows() > few_rows) {
+        p.token_blocks++;
+        p.item_tokens = ceil_div(p.tokens, p.token_blocks);
     }
+    p.token_blocks = ceil_div(p.tokens, p.item_tokens);
+    p.items = planes * p.token_blocks;
+    p.splits = p.items < wanted ? std::min(ceil_div(wanted, p.items), most_splits) : 1;
     p.mask_heads = masked ? op.src[3].ne[2] : 0;
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
     p.convert = !kernel_reads(k.type) || !kernel_reads(v.type);
@@ -108,6 +115,8 @@ attention_plan make_plan(const tb_op & op, int n_threads) {
     p.k_at = take(p.convert ? static_cast<uint64_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
     p.v_at = take(p.convert ? static_cast<uint64_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
     p.output_at = take(rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
+    p.sums_at = take(rows * attention_sum_parts * sizeof(float)) / sizeof(float);
+    p.own_at = take(rows * cells * sizeof(int32_t)) / sizeof(int32_t);
     p.workspace_bytes = at;
     p.total = p.workspace_at + p.workspace_bytes * static_cast<uint64_t>(n_threads);
     return p;
@@ -118,7 +127,7 @@ uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) { 
 // Cells waiting to become a tile, and per line (see item_runner) which of them it sees.
 struct pending_tile {
     int cells = 0;
-    int64_t cell[attention_tile_cells];
+    int32_t cell[attention_tile_cells];
     uint64_t visible[attention_tile_rows];
 };
 
@@ -135,18 +144,21 @@ class item_runner {
         k_floats = workspace + p.k_at;
         v_floats = workspace + p.v_at;
         output = workspace + p.output_at;
+        sums = workspace + p.sums_at;
+        own_cell = reinterpret_cast<int32_t *>(workspace) + p.own_at;
         max_bias = ctx.param_f(1);
         softcap = ctx.param_f(2);
+        k_bytes = p.dk / tb_type_block(k.type()) * tb_type_size(k.type());
+        v_bytes = p.dv / tb_type_block(v.type()) * tb_type_size(v.type());
         exact = (ctx.op->flags & TB_FLAG_EXACT_EXP) != 0;
     }
 
     void run(int64_t item, int64_t split) {
         place(item);
-        for (int64_t r = 0; r < n_lines * heads_per_line; r++) {
-            max[r] = -infinity;
-            sum[r] = 0.0f;
-            std::fill_n(output + r * p.dv, p.dv, 0.0f);
-        }
+        const int64_t rows = n_lines * heads_per_line;
+        std::fill_n(max, rows, -infinity);
+        std::fill_n(sums, rows * attention_sum_parts, 0.0f);
+        std::fill_n(output, rows * p.dv, 0.0f);
         const int64_t first = p.words * split / p.splits;
         const int64_t last = p.words * (split + 1) / p.splits;
         for (int64_t w = first; w < last; w++) {
@@ -157,8 +169,8 @@ class item_runner {
             flush_own(line);
         }
         if (p.splits == 1) {
-            for (int64_t row = 0; row < n_tokens * n_heads; row++) {
-                finish_row(row, output + row * p.dv, max[row], sum[row]);
+            for (int64_t row = 0; row < rows; row++) {
+                finish_row(row, output + row * p.dv, max[row], sum(row));
             }
         } else {
             save_partial(item, split);
@@ -205,7 +217,10 @@ class item_runner {
     float * k_floats;
     float * v_floats;
     float * output;
+    float * sums;       // [rows][attention_sum_parts]
+    int32_t * own_cell; // [lines][attention_tile_cells]
     float max_bias, softcap;
+    int64_t k_bytes, v_bytes; // of a cell's row
     bool exact;
 
     // The item: tokens x heads. Rows with the same mask form a line: a token with all its heads, or (if the mask
@@ -218,11 +233,15 @@ class item_runner {
     bool line_biased[attention_tile_rows];
     const uint8_t * k_base = nullptr;
     const uint8_t * v_base = nullptr;
+    const float * q_row[attention_tile_rows];
     float max[attention_tile_rows];
-    float sum[attention_tile_rows];
     pending_tile shared;
     int own_cells[attention_tile_rows];
-    int64_t own_cell[attention_tile_rows][attention_tile_cells];
+
+    float sum(int64_t row) const {
+        const float * parts = sums + row * attention_sum_parts;
+        return std::accumulate(parts, parts + attention_sum_parts, 0.0f);
+    }
 
     // Row index = token * n_heads + head; with a mask per head, lines are rows in the same order.
     void place(int64_t item) {
@@ -242,6 +261,9 @@ class item_runner {
         heads_per_line = p.mask_heads > 1 ? 1 : n_heads;
         n_lines = static_cast<int>(n_tokens * n_heads / heads_per_line);
         shared.cells = 0;
+        for (int64_t row = 0; row < n_tokens * n_heads; row++) {
+            q_row[row] = q.at<const float>(token0 + row / n_heads, head0 + row % n_heads, stream);
+        }
         for (int line = 0; line < n_lines; line++) {
             own_cells[line] = 0;
             if (!mask) {
@@ -289,10 +311,10 @@ class item_runner {
             }
             const int at = shared.cells;
             for (int c = 0; c < span; c++) {
-                shared.cell[at + c] = first + c;
+                shared.cell[at + c] = static_cast<int32_t>(first + c);
             }
             for (uint64_t unseen = ~seen & (all >> (n - span)); unseen != 0; unseen &= unseen - 1) {
-                shared.cell[at + __builtin_ctzll(unseen)] = first + __builtin_ctzll(seen);
+                shared.cell[at + __builtin_ctzll(unseen)] = static_cast<int32_t>(first + __builtin_ctzll(seen));
             }
             for (int line = 0; line < n_lines; line++) {
                 shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (bits[line] << at);
@@ -306,7 +328,7 @@ class item_runner {
             }
             const int c = __builtin_ctzll(left);
             const int at = shared.cells++;
-            shared.cell[at] = first + c;
+            shared.cell[at] = static_cast<int32_t>(first + c);
             for (int line = 0; line < n_lines; line++) {
                 shared.visible[line] = (at == 0 ? 0 : shared.visible[line]) | (((bits[line] >> c) & 1) << at);
             }
@@ -315,33 +337,42 @@ class item_runner {
 
     // A word of which lines see different cells: lines with equal bits run together, others collect.
     void add_apart(int64_t first, const uint64_t * bits) {
-        bool done[attention_tile_rows] = {};
+        int left[attention_tile_rows]; // lines that see something and are not served yet
+        int n_left = 0;
         for (int line = 0; line < n_lines; line++) {
-            if (done[line] || bits[line] == 0) {
-                continue;
+            if (bits[line] != 0) {
+                left[n_left++] = line;
             }
+        }
+        while (n_left > 0) {
+            const uint64_t seen = bits[left[0]];
             int lines[attention_tile_rows];
             int n = 0;
-            for (int other = line; other < n_lines; other++) {
-                if (bits[other] == bits[line]) {
-                    lines[n++] = other;
-                    done[other] = true;
+            int others = 0;
+            for (int i = 0; i < n_left; i++) {
+                if (bits[left[i]] == seen) {
+                    lines[n++] = left[i];
+                } else {
+                    left[others++] = left[i];
                 }
             }
+            n_left = others;
             if (n > 1) {
-                int64_t cell[attention_tile_cells];
+                int32_t cell[attention_tile_cells];
                 int cells = 0;
-                for (uint64_t left = bits[line]; left != 0; left &= left - 1) {
-                    cell[cells++] = first + __builtin_ctzll(left);
+                for (uint64_t b = seen; b != 0; b &= b - 1) {
+                    cell[cells++] = static_cast<int32_t>(first + __builtin_ctzll(b));
                 }
                 run_tile(lines, n, cell, cells, nullptr);
                 continue;
             }
-            for (uint64_t left = bits[line]; left != 0; left &= left - 1) {
+            const int line = lines[0];
+            for (uint64_t b = seen; b != 0; b &= b - 1) {
                 if (own_cells[line] == attention_tile_cells) {
                     flush_own(line);
                 }
-                own_cell[line][own_cells[line]++] = first + __builtin_ctzll(left);
+                own_cell[line * attention_tile_cells + own_cells[line]++] =
+                    static_cast<int32_t>(first + __builtin_ctzll(b));
             }
         }
     }
@@ -362,13 +393,13 @@ class item_runner {
 
     void flush_own(int line) {
         if (own_cells[line] > 0) {
-            run_tile(&line, 1, own_cell[line], own_cells[line], nullptr);
+            run_tile(&line, 1, own_cell + line * attention_tile_cells, own_cells[line], nullptr);
         }
         own_cells[line] = 0;
     }
 
     // Scores, softmax and accumulation of `lines` against `cells`. visible is indexed by line; nullptr: all of them.
-    void run_tile(const int * lines, int n, const int64_t * cell, int cells, const uint64_t * visible) {
+    void run_tile(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible) {
         const void * k_rows[attention_tile_cells];
         const void * v_rows[attention_tile_cells];
         cell_rows(k, k_base, p.dk, cell, cells, k_floats, k_rows);
@@ -379,59 +410,76 @@ class item_runner {
         float alpha[attention_tile_rows];
         int rows = 0;
         for (int i = 0; i < n; i++) {
-            for (int64_t h = 0; h < heads_per_line; h++) {
-                const int64_t row = lines[i] * heads_per_line + h;
-                q_rows[rows] = q.at<const float>(token0 + row / n_heads, head0 + row % n_heads, stream);
-                o_rows[rows] = output + row * p.dv;
-                rows++;
+            for (int64_t row = lines[i] * heads_per_line; row < (lines[i] + 1) * heads_per_line; row++) {
+                q_rows[rows] = q_row[row];
+                o_rows[rows++] = output + row * p.dv;
             }
         }
-        if (rows <= prefetch_rows) {
-            for (int c = 0; c < cells; c++) {
-                prefetch(v, v_base, p.dv, cell[c]);
-            }
-            for (int c = 0; c < cells; c++) {
-                prefetch(k, k_base, p.dk, std::min(cell[c] + word_cells, p.n_kv - 1));
-            }
-        }
+        prefetch(v_base, v.nb(1), v_bytes, cell, cells, 0);
         kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows, k_rows, kernel_type(k.type()), scores, tile});
-
-        const float scale = ctx.param_f(0);
-        float mask_values[attention_tile_cells];
-        float bias[attention_tile_cells];
-        int r = 0;
-        for (int i = 0; i < n; i++) {
-            const int line = lines[i];
-            if (line_biased[line]) {
-                uint16_t gathered[attention_tile_cells];
-                for (int c = 0; c < cells; c++) {
-                    gathered[c] = line_mask[line][cell[c]];
-                }
-                ctx.kernels->vec.to_f32[TB_F16](cells, gathered, mask_values);
-            }
-            for (int64_t h = 0; h < heads_per_line; h++, r++) {
-                const int64_t row = line * heads_per_line + h;
-                const float * added = nullptr;
-                if (line_biased[line]) {
-                    added = mask_values;
-                    if (max_bias > 0.0f) {
-                        const float slope = alibi_slope(max_bias, head0 + row % n_heads, p.heads);
-                        ctx.kernels->vec.scale(cells, mask_values, slope, 0.0f, bias);
-                        added = bias;
-                    }
-                }
-                const uint64_t seen = visible != nullptr ? visible[line] : ~uint64_t{0};
-                alpha[r] = kernels.softmax({cells, seen, added, scale, softcap, scores + r * attention_tile_cells,
-                                            &max[row], &sum[row], exact});
-            }
-        }
+        prefetch(k_base, k.nb(1), k_bytes, cell, cells, word_cells);
+        softmax(lines, n, cell, cells, visible, alpha);
         kernels.accumulate(
             {rows, cells, static_cast<int>(p.dv), scores, alpha, v_rows, kernel_type(v.type()), o_rows, tile});
     }
 
+    // Rows that see the same and have no bias are given to the kernel together.
+    void softmax(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible, float * alpha) {
+        attention_softmax_args args = {};
+        args.cells = cells;
+        args.scale = ctx.param_f(0);
+        args.softcap = softcap;
+        args.exact = exact;
+        args.s = scores;
+        args.alpha = alpha;
+        const int per_line = static_cast<int>(heads_per_line);
+        const auto run = [&](int64_t row, int rows) {
+            args.rows = rows;
+            args.max = max + row;
+            args.sum = sums + row * attention_sum_parts;
+            kernels.softmax(args);
+            args.s += rows * attention_tile_cells;
+            args.alpha += rows;
+        };
+        for (int i = 0; i < n;) {
+            const int line = lines[i];
+            args.visible = visible != nullptr ? visible[line] : ~uint64_t{0};
+            args.bias = nullptr;
+            int same = 1;
+            if (!line_biased[line]) {
+                while (i + same < n && lines[i + same] == line + same && !line_biased[line + same] &&
+                       (visible == nullptr || visible[line + same] == args.visible)) {
+                    same++;
+                }
+                run(line * heads_per_line, same * per_line);
+                i += same;
+                continue;
+            }
+            i++;
+            uint16_t gathered[attention_tile_cells];
+            float mask_values[attention_tile_cells];
+            float bias[attention_tile_cells];
+            for (int c = 0; c < cells; c++) {
+                gathered[c] = line_mask[line][cell[c]];
+            }
+            ctx.kernels->vec.to_f32[TB_F16](cells, gathered, mask_values);
+            if (max_bias <= 0.0f) {
+                args.bias = mask_values;
+                run(line * heads_per_line, per_line);
+                continue;
+            }
+            args.bias = bias;
+            for (int64_t row = line * heads_per_line; row < (line + 1) * heads_per_line; row++) {
+                const float slope = alibi_slope(max_bias, head0 + row % n_heads, p.heads);
+                ctx.kernels->vec.scale(cells, mask_values, slope, 0.0f, bias);
+                run(row, 1);
+            }
+        }
+    }
+
     static cell_type kernel_type(uint32_t type) { return type == TB_F16 ? cell_type::f16 : cell_type::f32; }
 
-    void cell_rows(const view & t, const uint8_t * base, int64_t dim, const int64_t * cell, int cells, float * floats,
+    void cell_rows(const view & t, const uint8_t * base, int64_t dim, const int32_t * cell, int cells, float * floats,
                    const void ** rows) const {
         for (int c = 0; c < cells; c++) {
             const uint8_t * row = base + cell[c] * t.nb(1);
@@ -443,13 +491,15 @@ class item_runner {
         }
     }
 
-    // Asks for a cell's row ahead of its use. Heads of one cell lie side by side, so one head's rows are short pieces
-    // far apart, which hardware prefetchers do not follow.
-    static void prefetch(const view & t, const uint8_t * base, int64_t dim, int64_t cell) {
-        const uint8_t * row = base + cell * t.nb(1);
-        const int64_t bytes = dim / tb_type_block(t.type()) * tb_type_size(t.type());
-        for (int64_t at = 0; at < bytes; at += 64) {
-            __builtin_prefetch(row + at, 0, 2);
+    // Asks for cells' rows ahead of their use, `ahead` cells further on. Heads of one cell lie side by side, so one
+    // head's rows are short pieces far apart, which hardware prefetchers do not follow.
+    void prefetch(const uint8_t * base, int64_t stride, int64_t bytes, const int32_t * cell, int cells,
+                  int64_t ahead) const {
+        for (int c = 0; c < cells; c++) {
+            const uint8_t * row = base + std::min(cell[c] + ahead, p.n_kv - 1) * stride;
+            for (int64_t at = 0; at < bytes; at += 64) {
+                __builtin_prefetch(row + at, 0, 2);
+            }
         }
     }
 
@@ -461,7 +511,7 @@ class item_runner {
         float * part = partial(item, split);
         for (int64_t r = 0; r < n_tokens * n_heads; r++) {
             part[2 * r] = max[r];
-            part[2 * r + 1] = sum[r];
+            part[2 * r + 1] = sum(r);
         }
         std::copy_n(output, n_tokens * n_heads * p.dv, part + 2 * p.item_rows());
     }

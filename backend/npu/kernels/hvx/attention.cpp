@@ -34,18 +34,18 @@ const attention_kernels & portable() {
     return set;
 }
 
-// The same values in the same order as the portable kernel, so the same bits. Float32 exponentials are left to it.
-float softmax(const attention_softmax_args & a) {
-    if (a.exact) return portable().softmax(a);
+// The same values in the same order as the portable kernel, so the same bits.
+void softmax_row(const attention_softmax_args & a, int row) {
     const float inf = std::numeric_limits<float>::infinity();
-    const float old_max = *a.max;
+    float * scores = a.s + row * attention_tile_cells;
+    const float old_max = a.max[row];
     float max = old_max;
     alignas(128) float s[attention_tile_cells];
     for (int c = 0; c < attention_tile_cells; c++)
         s[c] = -inf;
     for (int c = 0; c < a.cells; c++) {
         if ((a.visible >> c) & 1) {
-            float v = a.s[c] * a.scale;
+            float v = scores[c] * a.scale;
             if (a.softcap != 0.0f) v = a.softcap * std::tanh(v / a.softcap);
             if (a.bias != nullptr) v += a.bias[c];
             s[c] = v;
@@ -53,8 +53,9 @@ float softmax(const attention_softmax_args & a) {
         }
     }
     if (max == -inf) {
-        std::memset(a.s, 0, static_cast<size_t>(a.cells) * sizeof(float));
-        return 1.0f;
+        std::memset(scores, 0, static_cast<size_t>(a.cells) * sizeof(float));
+        a.alpha[row] = 1.0f;
+        return;
     }
     for (float & v : s)
         v = (v - max) * log2e;
@@ -66,13 +67,20 @@ float softmax(const attention_softmax_args & a) {
     store_aligned(s + 32, half_to_float(Q6_V_hi_W(words)));
     float sum = 0.0f;
     for (int c = 0; c < a.cells; c++) {
-        a.s[c] = s[c];
+        scores[c] = s[c];
         sum += s[c];
     }
-    const float alpha = std::exp2((old_max - max) * log2e);
-    *a.max = max;
-    *a.sum = *a.sum * alpha + sum;
-    return alpha;
+    a.alpha[row] = std::exp2((old_max - max) * log2e);
+    a.max[row] = max;
+    float * sums = a.sum + row * attention_sum_parts; // only the first part is used, as in the portable kernel
+    *sums = *sums * a.alpha[row] + sum;
+}
+
+// Float32 exponentials are left to the portable kernel.
+void softmax(const attention_softmax_args & a) {
+    if (a.exact) return portable().softmax(a);
+    for (int r = 0; r < a.rows; r++)
+        softmax_row(a, r);
 }
 
 // Positive inputs count as 0; a positive NaN is one.

@@ -57,15 +57,16 @@ void scores(const attention_scores_args & a) {
     }
 }
 
-float softmax(const attention_softmax_args & a) {
+void softmax_row(const attention_softmax_args & a, int row) {
     const float inf = std::numeric_limits<float>::infinity();
     const uint16_t * table = attention_exp2_table();
-    const float old_max = *a.max;
+    float * scores = a.s + row * attention_tile_cells;
+    const float old_max = a.max[row];
     float max = old_max;
     for (int c = 0; c < a.cells; c++) {
         float s = -inf;
         if ((a.visible >> c) & 1) {
-            s = a.s[c] * a.scale;
+            s = scores[c] * a.scale;
             if (a.softcap != 0.0f) {
                 s = a.softcap * std::tanh(s / a.softcap);
             }
@@ -73,29 +74,34 @@ float softmax(const attention_softmax_args & a) {
                 s += a.bias[c];
             }
         }
-        a.s[c] = s;
+        scores[c] = s;
         max = s > max ? s : max;
     }
     if (max == -inf) {
-        for (int c = 0; c < a.cells; c++) {
-            a.s[c] = 0.0f;
-        }
-        return 1.0f;
+        std::fill_n(scores, a.cells, 0.0f);
+        a.alpha[row] = 1.0f;
+        return;
     }
     float sum = 0.0f;
     for (int c = 0; c < a.cells; c++) {
         if (a.exact) {
-            a.s[c] = std::exp(a.s[c] - max);
+            scores[c] = std::exp(scores[c] - max);
         } else {
-            const uint16_t t = tb_float_to_half((a.s[c] - max) * log2e);
-            a.s[c] = tb_half_to_float(table[t & 0x7fff]);
+            const uint16_t t = tb_float_to_half((scores[c] - max) * log2e);
+            scores[c] = tb_half_to_float(table[t & 0x7fff]);
         }
-        sum += a.s[c];
+        sum += scores[c];
     }
-    const float alpha = std::exp2((old_max - max) * log2e);
-    *a.max = max;
-    *a.sum = *a.sum * alpha + sum;
-    return alpha;
+    a.alpha[row] = std::exp2((old_max - max) * log2e);
+    a.max[row] = max;
+    float * sums = a.sum + row * attention_sum_parts; // only the first part is used
+    *sums = *sums * a.alpha[row] + sum;
+}
+
+void softmax(const attention_softmax_args & a) {
+    for (int r = 0; r < a.rows; r++) {
+        softmax_row(a, r);
+    }
 }
 
 void accumulate(const attention_accumulate_args & a) {
