@@ -14,19 +14,9 @@ import typer
 
 from tilebeam import __version__, console
 from tilebeam.errors import TilebeamError
+from tilebeam.options import grouped
 from tilebeam.prompts import unescaped
-from tilebeam.reward_cli import (
-    Aggregate,
-    AggregateName,
-    Orm,
-    Prm,
-    RewardHead,
-    RewardKind,
-    RewardLabels,
-    RewardOptions,
-    RewardPreset,
-    RewardTag,
-)
+from tilebeam.reward_cli import RewardModelOptions, RewardOptions
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.report import Report
@@ -45,7 +35,9 @@ class ExecutorName(StrEnum):
     ray = "ray"
 
 
+@grouped
 def evaluate(
+    *,
     model: Annotated[
         list[str],
         typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
@@ -154,14 +146,7 @@ def evaluate(
         list[str] | None,
         typer.Option("--stop", help="End a sample at this text (\\n allowed).", rich_help_panel=_DRAWING),
     ] = None,
-    prm: Prm = None,
-    orm: Orm = None,
-    reward_kind: RewardKind = None,
-    reward_preset: RewardPreset = None,
-    reward_head: RewardHead = None,
-    reward_tag: RewardTag = None,
-    reward_labels: RewardLabels = None,
-    aggregate: Aggregate = AggregateName.last,
+    reward_model: RewardModelOptions,
     step_stop: Annotated[
         str, typer.Option("--step-stop", help="What ends a step, for scorers of steps.", rich_help_panel="Reward model")
     ] = "\\n",
@@ -224,16 +209,7 @@ def evaluate(
     from tilebeam.evaluation.workbench import Job
     from tilebeam.loading import default_threads
 
-    reward = RewardOptions(
-        prm=prm,
-        orm=orm,
-        kind=reward_kind.value if reward_kind else None,
-        preset=reward_preset,
-        head=reward_head,
-        tag=reward_tag,
-        labels=reward_labels,
-        aggregate=aggregate.value,
-    )
+    reward = reward_model.read()
     options = TaskOptions(
         spec=task,
         items=items,

@@ -1,9 +1,9 @@
 """The options with which commands take a reward model, and what becomes of them: one scorer, loaded and checked.
 
-A command declares the options it wants (`Prm`, `Orm`, `RewardKind` ..), puts their values into `RewardOptions`, and
-opens the scorer around its work, before anything long is run:
+A command takes the group `RewardModelOptions`, reads it, and opens the scorer around its work, before anything long is
+run:
 
-    with open_scorer(RewardOptions(prm=prm, ..), n_ctx=4096, n_seq_max=16, device="npu") as scorer:
+    with open_scorer(reward.read(), n_ctx=4096, n_seq_max=16, device="npu") as scorer:
 
 What the options leave open is found in the file's metadata (reward.kind, .preset, .tag, .good, .bad), in the classifier
 that the file holds, in a head file that lies beside it (MODEL.head.gguf, .npz or .npy), or in the preset that its name
@@ -139,6 +139,41 @@ class RewardOptions:
             _plan(self)
         elif any((self.kind, self.preset, self.head, self.tag, self.labels)):
             raise TilebeamError("There are options for a reward model, but none is given: use --prm or --orm.")
+
+
+@dataclass(frozen=True)
+class RewardModelOptions:
+    """A reward model: options of a command, see `grouped`."""
+
+    prm: Prm = None
+    orm: Orm = None
+    reward_kind: RewardKind = None
+    reward_preset: RewardPreset = None
+    reward_head: RewardHead = None
+    reward_tag: RewardTag = None
+    reward_labels: RewardLabels = None
+    aggregate: Aggregate = AggregateName.last
+
+    def read(self) -> RewardOptions:
+        """What they mean.
+
+        Raises:
+            TilebeamError: they cannot work.
+        """
+        options = RewardOptions(
+            prm=self.prm,
+            orm=self.orm,
+            kind=self.reward_kind.value if self.reward_kind else None,
+            preset=self.reward_preset,
+            head=self.reward_head,
+            tag=self.reward_tag,
+            labels=self.reward_labels,
+            aggregate=self.aggregate.value,
+        )
+        options.check()
+        if not options.given and options.aggregate != "last":
+            raise TilebeamError("--aggregate is for the steps of a reward model, but none is given: use --prm.")
+        return options
 
 
 @contextmanager

@@ -11,39 +11,22 @@ from rich.text import Text
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
-from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads
+from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads, grouped
 from tilebeam.prompts import unescaped
-from tilebeam.reward_cli import (
-    Aggregate,
-    AggregateName,
-    Orm,
-    Prm,
-    RewardHead,
-    RewardKind,
-    RewardLabels,
-    RewardOptions,
-    RewardPreset,
-    RewardTag,
-    open_scorer,
-)
+from tilebeam.reward_cli import RewardModelOptions, open_scorer
 from tilebeam.reward_formats import preset_of
 
 if TYPE_CHECKING:
     from tilebeam.rewards import RatedText
 
 
+@grouped
 def score(
+    *,
     file: Annotated[
         Path, typer.Option("-f", "--file", help='A .jsonl file of {"prompt": .., "text": ..}.', show_default=False)
     ],
-    prm: Prm = None,
-    orm: Orm = None,
-    reward_kind: RewardKind = None,
-    reward_preset: RewardPreset = None,
-    reward_head: RewardHead = None,
-    reward_tag: RewardTag = None,
-    reward_labels: RewardLabels = None,
-    aggregate: Aggregate = AggregateName.last,
+    reward_model: RewardModelOptions,
     step_stop: Annotated[str, typer.Option("--step-stop", help="What ends a step (\\n allowed).")] = "\\n",
     device: DeviceOption = Device.npu,
     threads: Threads = None,
@@ -57,7 +40,7 @@ def score(
     """
     from tilebeam.outputs import Usage
 
-    options = RewardOptions(prm, orm, reward_kind, reward_preset, reward_head, reward_tag, reward_labels, aggregate)
+    options = reward_model.read()
     items = _texts(file)
     how: dict[str, Any] = {"device": device.value, "threads": threads, "executor": executor.value if executor else None}
     with (

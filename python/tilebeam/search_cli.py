@@ -73,41 +73,6 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
-class RewardModelOptions:
-    """A reward model."""
-
-    prm: reward_cli.Prm = None
-    orm: reward_cli.Orm = None
-    reward_kind: reward_cli.RewardKind = None
-    reward_preset: reward_cli.RewardPreset = None
-    reward_head: reward_cli.RewardHead = None
-    reward_tag: reward_cli.RewardTag = None
-    reward_labels: reward_cli.RewardLabels = None
-    aggregate: reward_cli.Aggregate = reward_cli.AggregateName.last
-
-    def read(self) -> reward_cli.RewardOptions:
-        """What they mean.
-
-        Raises:
-            TilebeamError: they cannot work.
-        """
-        options = reward_cli.RewardOptions(
-            prm=self.prm,
-            orm=self.orm,
-            kind=self.reward_kind.value if self.reward_kind else None,
-            preset=self.reward_preset,
-            head=self.reward_head,
-            tag=self.reward_tag,
-            labels=self.reward_labels,
-            aggregate=self.aggregate.value,
-        )
-        options.check()
-        if not options.given and options.aggregate != "last":
-            raise TilebeamError("--aggregate is for the steps of a reward model, but none is given: use --prm.")
-        return options
-
-
-@dataclass(frozen=True)
 class JudgeOptions:
     """A model that is asked what it thinks of candidates."""
 
@@ -249,7 +214,7 @@ def best_of_n(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     judge: JudgeOptions,
     n_samples: Budget = 16,
     scorer: ScorerOption = None,
@@ -292,7 +257,7 @@ def vote(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     judge: JudgeOptions,
     n_samples: Budget = 16,
     extract: Extract = "last-number",
@@ -332,7 +297,7 @@ def _by_steps(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     steps: StepOptions,
     n_samples: int,
     json_: bool,
@@ -361,7 +326,7 @@ def beam(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     beam_width: Width = 4,
@@ -382,7 +347,7 @@ def dvts(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     beam_width: Width = 4,
@@ -403,7 +368,7 @@ def adaptive(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: RewardModelOptions,
+    reward: reward_cli.RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     extract: Extract = "last-number",

@@ -11,19 +11,8 @@ import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
-from tilebeam.options import Device
-from tilebeam.reward_cli import (
-    Aggregate,
-    AggregateName,
-    Orm,
-    Prm,
-    RewardHead,
-    RewardKind,
-    RewardLabels,
-    RewardOptions,
-    RewardPreset,
-    RewardTag,
-)
+from tilebeam.options import Device, grouped
+from tilebeam.reward_cli import RewardModelOptions
 
 _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
@@ -47,7 +36,9 @@ class ExecutorName(StrEnum):
     qemu_hexagon = "qemu-hexagon"
 
 
+@grouped
 def serve(
+    *,
     model: Annotated[
         Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
     ],
@@ -149,14 +140,7 @@ def serve(
     top_p: Annotated[float, typer.Option("--top-p", help="1 is off.", rich_help_panel=_DEFAULTS)] = 0.95,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.", rich_help_panel=_DEFAULTS)] = 40,
     min_p: Annotated[float, typer.Option("--min-p", help="0 is off.", rich_help_panel=_DEFAULTS)] = 0.0,
-    prm: Prm = None,
-    orm: Orm = None,
-    reward_kind: RewardKind = None,
-    reward_preset: RewardPreset = None,
-    reward_head: RewardHead = None,
-    reward_tag: RewardTag = None,
-    reward_labels: RewardLabels = None,
-    aggregate: Aggregate = AggregateName.last,
+    reward_model: RewardModelOptions,
     step_stop: Annotated[
         str,
         typer.Option("--step-stop", help="What ends a step for the reward model.", rich_help_panel="Reward model"),
@@ -180,17 +164,7 @@ def serve(
     from tilebeam.server.security import is_loopback
     from tilebeam.server.settings import Settings
 
-    rewards = RewardOptions(
-        prm=prm,
-        orm=orm,
-        kind=reward_kind.value if reward_kind else None,
-        preset=reward_preset,
-        head=reward_head,
-        tag=reward_tag,
-        labels=reward_labels,
-        aggregate=aggregate.value,
-    )
-    rewards.check()
+    rewards = reward_model.read()
     settings = Settings(
         names=tuple(part.strip() for part in (alias or model.stem).split(",") if part.strip()),
         host=host,
