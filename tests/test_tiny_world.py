@@ -215,7 +215,7 @@ def test_votes_beat_single_samples(size: str, device: str) -> None:
         results = SelfConsistency(arithmetic.answer).run(lm, [p + "\n" for p in PROBLEMS], 16, sampling=SAMPLING)
     single = np.mean([arithmetic.is_right(r.prompt.strip(), c.text) for r in results for c in r.candidates])
     voted = np.mean([arithmetic.is_right(r.prompt.strip(), r.the_one.text) for r in results])
-    # The largest, deep model has fewer errors that differ from sample to sample.
+    # Over 200 expressions 16 votes bring every model 10 to 12 points; over these 40 they bring the largest 4.
     assert voted - single > (0.0 if size == SIZES[-1] else 0.05)
 
 
