@@ -109,11 +109,12 @@ class Outcome:
 
 
 class Executor:
-    """The executor alone (`tb_npu`), as a context."""
+    """The executor alone (`tb_npu`), as a context. All its threads are at work unless `hands` says otherwise."""
 
-    def __init__(self, threads: int = 1, isa: str = "", limit: int = 0) -> None:
+    def __init__(self, threads: int = 1, isa: str = "", limit: int = 0, hands: int | None = None) -> None:
         self.npu = LIB.tb_npu_create_limited(threads, isa.encode(), limit)
         assert self.npu != FFI.NULL
+        LIB.tb_npu_set_hands(self.npu, threads if hands is None else hands)
 
     def __enter__(self) -> Executor:
         return self

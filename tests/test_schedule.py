@@ -6,6 +6,9 @@ files compare with numpy; and numpy itself for one whole layer.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +61,23 @@ class Graph:
         self.ops.append(op)
         return dst
 
-    def run(self, memory: NDArray[Any], weights: NDArray[Any], threads: int, isa: str, fuse: bool) -> tuple[int, str]:
+    def array(self) -> Any:
         array = FFI.new("tb_op[]", max(1, len(self.ops)))
         for i, op in enumerate(self.ops):
             array[i] = op[0]
-        with Executor(threads, isa) as npu:
+        return array
+
+    def run(
+        self,
+        memory: NDArray[Any],
+        weights: NDArray[Any],
+        threads: int,
+        isa: str,
+        fuse: bool,
+        hands: int | None = None,
+    ) -> tuple[int, str]:
+        array = self.array()
+        with Executor(threads, isa, hands=hands) as npu:
             LIB.tb_npu_set_fusion(npu.npu, fuse)
             assert npu.map(0, memory) == OK
             assert npu.map(1, weights, writable=False) == OK
@@ -208,6 +223,69 @@ def test_layers_share_a_mask_until_it_changes(isa: str, tokens: int) -> None:
         assert not np.array_equal(out[0], out[2])
         assert np.array_equal(out[0], out[3])
         assert np.array_equal(out[2], out[4])
+
+
+def work_of_all_kinds() -> tuple[Graph, NDArray[np.float32]]:
+    """A layer, attention over so many cells that threads split them, a choice of experts, the largest of a row."""
+    g = layer(1, "F32", with_bias=True)
+    memory, _ = start(7)
+    cells, head = 1100, 64
+    kv = g.tensor(16 * 65536, (head, cells), TYPES["F16"])
+    kv.nb = [2, 2 * head, 2 * head * cells, 2 * head * cells]
+    kv_at = 16 * 65536 // 2
+    memory = np.concatenate([memory, np.zeros(ROOM // 4, np.float32)])
+    memory.view(np.float16)[kv_at : kv_at + head * cells] = np.random.default_rng(1).standard_normal(head * cells)
+    g.add("FLASH_ATTN", g.tensor(11 * 65536, (head, 2, 1)), g.tensor(0, (head, 1, 2)), kv, kv, params=(0.1, 0.0, 0.0))
+    experts, used, tokens = 6, 2, 5
+    ids = g.tensor(20 * 65536, (used, tokens), TYPES["I32"])
+    ids.nb = [4, 4 * used, 4 * used * tokens, 4 * used * tokens]
+    chosen = np.random.default_rng(2).integers(0, experts, used * tokens, dtype=np.int32)
+    memory[20 * 16384 :][: chosen.size].view(np.int32)[:] = chosen
+    w = g.tensor(0, (K, K, experts), buffer=1)
+    g.add("MUL_MAT_ID", g.tensor(12 * 65536, (K, used, tokens)), w, g.tensor(21 * 65536, (K, 1, tokens)), ids)
+    memory[21 * 16384 :][: K * tokens] = start(3)[0][: K * tokens]
+    top = g.tensor(22 * 65536, (10, 1), TYPES["I32"])
+    top.nb = [4, 40, 40, 40]
+    g.add("TOP_K", top, g.tensor(13 * 65536, (9000, 1)))
+    return g, memory
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_results_do_not_depend_on_how_many_threads_are_at_work(isa: str) -> None:
+    g, memory = work_of_all_kinds()
+    weights = start(0)[1]
+    for threads in (2, 5):
+        want = memory.copy()
+        assert g.run(want, weights, threads, isa, fuse=False) == (OK, "")
+        for hands in (0, 1, 2, 3, 4, 5):
+            got = memory.copy()
+            assert g.run(got, weights, threads, isa, fuse=True, hands=hands) == (OK, "")
+            assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), (threads, hands)
+
+
+@pytest.mark.parametrize("hands", [8, 0])
+def test_more_threads_than_cpus_beside_busy_programs(hands: int) -> None:
+    """No hang and no wrong bit where threads lose their CPU at any point; with 0, where their number changes."""
+    g, memory = work_of_all_kinds()
+    weights = start(0)[1]
+    want = memory.copy()
+    assert g.run(want, weights, 8, "", fuse=False, hands=1) == (OK, "")
+    array = g.array()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        with Executor(8, hands=hands) as npu:
+            got = memory.copy()
+            assert npu.map(0, got) == OK
+            assert npu.map(1, weights, writable=False) == OK
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                got[:] = memory
+                assert npu.run(array).status == OK
+                assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+    finally:
+        for program in busy:
+            program.kill()
+            program.wait()
 
 
 def put_op(g: Graph, draw: Callable[[Any], Any]) -> None:

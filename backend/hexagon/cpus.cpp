@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "runtime/syscall.h"
+#include "wait.h"
 
 namespace tb::npu {
 
@@ -22,5 +23,11 @@ int usable_cpus() {
 int current_cpu() { return -1; }
 
 bool leave_for_free_cpu(const std::vector<int> &) { return false; }
+
+cpu_clock cpu_clock_of(pthread_t) { return no_cpu_clock; }
+
+cpu_clock own_cpu_clock() { return no_cpu_clock; }
+
+int64_t cpu_time_ns(cpu_clock) { return now_ns(); }
 
 } // namespace tb::npu

@@ -15,11 +15,7 @@ float op_context::param_f(int i) const {
     return value;
 }
 
-void op_context::barrier() const {
-    if (n_threads > 1) {
-        state->pool->barrier(thread);
-    }
-}
+void op_context::barrier() const { state->pool->barrier(thread, meeting); }
 
 void op_context::fail(tb_status status, const char * why) const {
     int64_t none = run_state::no_failure;
@@ -48,8 +44,10 @@ void op_context::share_runs(const view & v, int64_t * first, int64_t * last) con
     }
 }
 
-int64_t op_context::next_chunk() const { return state->chunks[counter].next.fetch_add(1, std::memory_order_relaxed); }
+int64_t op_context::next_chunk() const {
+    return state->chunks[phase % 2][counter].next.fetch_add(1, std::memory_order_relaxed);
+}
 
-void op_context::reset_chunks() const { state->chunks[counter].next.store(0, std::memory_order_relaxed); }
+void op_context::reset_chunks() const { state->chunks[phase % 2][counter].next.store(0, std::memory_order_relaxed); }
 
 } // namespace tb::npu

@@ -29,6 +29,10 @@ struct view {
 };
 
 // Shared by all threads of one op. Threads call the op's function at the same time, each with its own `thread`.
+//
+// How many threads there are may differ from run to run of the same graph (crew.h), and within one; results must not.
+// Where they depend on the number in another way than rounding allows (op_entry.by_count), it is always the number that
+// was asked for, and a thread may run several shares one after the other.
 struct op_context {
     const tb_op * op;
     view dst;
@@ -36,17 +40,18 @@ struct op_context {
     const kernel_table * kernels;
     int thread;
     int n_threads;
+    int meeting;        // threads that barrier() waits for; 1 in all shares of a thread but its first
     bool by_rows;       // share_runs hands out whole rows
     uint8_t * scratch;  // shared by the op's threads, 128-byte aligned, as large as the op's scratch_bytes said
     uint8_t * prepared; // what op_entry.prepare makes, aligned like scratch
     run_state * state;  // of all ops
-    int counter;        // the op's own in there, of chunks
+    int counter;        // the op's own in there, of the phase's chunks
     uint32_t phase;     // ops of one phase run between the same two barriers
     uint32_t index;     // of the op in its graph
 
     int32_t param_i(int i) const { return op->params[i]; }
     float param_f(int i) const;
-    // All threads of this op meet here.
+    // All threads of this op meet here. With by_count only after the last chunk: other shares may not have begun.
     void barrier() const;
     // First failure wins; the op still runs to its end on all threads. For errors only data can show (a bad index).
     void fail(tb_status status, const char * why) const;
@@ -88,6 +93,7 @@ struct op_entry {
     cut divided = cut::any;
     bool takes_chunks = false; // calls next_chunk
     const op_preparation * prepare = nullptr;
+    bool by_count = false; // sums are split by the number of threads
 };
 
 // Table over tb_op_code; run == nullptr for codes without an implementation.

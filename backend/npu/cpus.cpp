@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <ctime>
 #include <sched.h>
 #include <unistd.h>
+
+#include "wait.h"
 
 namespace tb::npu {
 
@@ -71,6 +74,21 @@ bool leave_for_free_cpu(const std::vector<int> & taken) {
     }
     sched_setaffinity(0, sizeof allowed, &allowed);
     return true;
+}
+
+cpu_clock cpu_clock_of(pthread_t thread) {
+    clockid_t clock;
+    return pthread_getcpuclockid(thread, &clock) == 0 ? cpu_clock{clock} : no_cpu_clock;
+}
+
+cpu_clock own_cpu_clock() { return cpu_clock_of(pthread_self()); }
+
+int64_t cpu_time_ns(cpu_clock clock) {
+    timespec ts;
+    if (clock == no_cpu_clock || clock_gettime(static_cast<clockid_t>(clock), &ts) != 0) {
+        return now_ns();
+    }
+    return static_cast<int64_t>(ts.tv_sec) * 1000000000 + ts.tv_nsec;
 }
 
 } // namespace tb::npu

@@ -2,6 +2,8 @@
 #ifndef TILEBEAM_NPU_CPUS_H
 #define TILEBEAM_NPU_CPUS_H
 
+#include <cstdint>
+#include <pthread.h>
 #include <vector>
 
 namespace tb::npu {
@@ -14,6 +16,15 @@ int current_cpu();
 
 // Go to a CPU that is not in `taken`, without being bound to it from then on. False if there is none.
 bool leave_for_free_cpu(const std::vector<int> & taken);
+
+// A thread's clock of CPU time, readable by others for as long as it lives; no_cpu_clock if there is none.
+using cpu_clock = int64_t;
+constexpr cpu_clock no_cpu_clock = INT64_MIN;
+cpu_clock cpu_clock_of(pthread_t thread);
+cpu_clock own_cpu_clock();
+
+// Nanoseconds. Of no_cpu_clock what a thread that always runs would have used: time itself.
+int64_t cpu_time_ns(cpu_clock clock);
 
 } // namespace tb::npu
 

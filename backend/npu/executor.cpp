@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "context.h"
+#include "cpus.h"
+#include "crew.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 #include "run_state.h"
@@ -23,6 +25,8 @@
 namespace tb::npu {
 
 namespace {
+
+constexpr int most_threads = 512;
 
 // Grows only; what it held is lost when it grows.
 class arena {
@@ -115,8 +119,11 @@ struct executor::impl {
     bool fuse = true;
     arena scratch;
     arena prepared;
+    int n_threads = 1;   // that schedules are made for
+    int fixed_hands = 0; // config.hands
     std::unique_ptr<thread_pool> pool;
-    graph once; // run(ops, n): keeps its memory between calls
+    crew present; // threads of the pool that take part
+    graph once;   // run(ops, n): keeps its memory between calls
     bool stamping = false;
     std::vector<stamp> stamps; // [worker][op] of the last run
 
@@ -127,7 +134,11 @@ struct executor::impl {
         executor::impl * self;
         graph::impl * g;
         run_state state;
+        int hands;
+        int64_t began;
     };
+    void run_step(const job & j, const step & s, op_context & ctx, int thread, int hands) const;
+    void leave_if_crowded(job & j, const step & s, int hands) const;
     // Two functions, so that without stamps nothing of them is left in the loop.
     template <bool stamped> static void work(void * arg, int thread);
 };
@@ -139,6 +150,7 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
     }
     self->memory_limit = cfg.memory_limit;
     self->fuse = cfg.fuse;
+    self->fixed_hands = cfg.hands;
     attention_exp2_table(); // made here and not in the middle of an op, where there may be no memory
     set_threads(cfg.n_threads);
 }
@@ -146,13 +158,19 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
 executor::~executor() = default;
 
 void executor::set_threads(int n) {
-    n = n > 0 ? n : usable_cpus();
-    if (self->pool && self->pool->size() == n) {
+    const int cpus = usable_cpus();
+    n = std::clamp(n > 0 ? n : cpus, 1, most_threads);
+    const int most = std::min(n, self->fixed_hands > 0 ? self->fixed_hands : cpus);
+    if (self->n_threads != n) {
+        self->n_threads = n;
+        ++self->epoch;
+    }
+    if (self->pool && self->pool->size() == most) {
         return;
     }
     self->pool.reset(); // never two pools at once
-    self->pool = std::make_unique<thread_pool>(n);
-    ++self->epoch;
+    self->pool = std::make_unique<thread_pool>(most);
+    self->present = crew(self->pool->size(), self->fixed_hands > 0);
 }
 
 void executor::set_fusion(bool on) {
@@ -165,11 +183,17 @@ void executor::set_progress(uint32_t * word, uint32_t base) {
     self->progress_base = base;
 }
 
-void executor::wake() { self->pool->wake(); }
+void executor::set_hands(int n) {
+    self->fixed_hands = n;
+    self->pool.reset();
+    set_threads(self->n_threads);
+}
+
+void executor::wake() { self->pool->wake(self->present.size()); }
 
 const char * executor::isa() const { return self->kernels->isa; }
 
-int executor::n_threads() const { return self->pool->size(); }
+int executor::n_threads() const { return self->n_threads; }
 
 tb_status executor::map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from) {
     if (id >= TB_MAX_BUFFERS || self->extents[id].mapped || !base || size == 0 ||
@@ -243,7 +267,7 @@ outcome executor::impl::prepare(graph::impl & g) {
         changed = true;
     }
     if (changed) {
-        g.plan = make_schedule(g.ops, buffers, *kernels, pool->size(), fuse);
+        g.plan = make_schedule(g.ops, buffers, *kernels, n_threads, fuse);
     }
     if (g.plan.scratch_bytes > SIZE_MAX / 2 || g.plan.prepared_bytes > SIZE_MAX / 2 ||
         !scratch.reserve(static_cast<size_t>(g.plan.scratch_bytes)) ||
@@ -253,10 +277,44 @@ outcome executor::impl::prepare(graph::impl & g) {
     return out;
 }
 
+// This thread's part of a step, or its parts, with `hands` threads at work.
+void executor::impl::run_step(const job & j, const step & s, op_context & ctx, int thread, int hands) const {
+    ctx.op = &j.g->ops[s.index];
+    ctx.dst = s.dst;
+    std::copy(s.src, s.src + TB_MAX_SRC, ctx.src);
+    ctx.by_rows = s.by_rows;
+    ctx.scratch = scratch.data() + s.scratch;
+    ctx.prepared = prepared.data() + s.prepared;
+    ctx.counter = s.counter;
+    ctx.phase = s.phase;
+    ctx.index = s.index;
+    const bool alone = s.thread != all_threads;
+    ctx.thread = alone ? 0 : thread;
+    ctx.n_threads = ctx.meeting = alone ? 1 : hands;
+    if (!s.by_count || alone) {
+        run_guarded(s.run, ctx);
+        return;
+    }
+    ctx.n_threads = n_threads;
+    for (; ctx.thread < n_threads; ctx.thread += hands) {
+        run_guarded(s.run, ctx);
+        ctx.meeting = 1;
+    }
+}
+
+// Thread 0 at the end of a phase: are there too many threads for the CPUs that other programs leave?
+void executor::impl::leave_if_crowded(job & j, const step & s, int hands) const {
+    const int64_t lost = pool->lost_ns();
+    if (lost != 0 && j.state.fewer == 0 && present.is_crowded(lost, now_ns() - j.began)) {
+        j.state.fewer = std::max(1, hands / 2);
+        j.state.fewer_from.store(s.phase, std::memory_order_relaxed); // the barrier publishes it
+    }
+}
+
 template <bool stamped> void executor::impl::work(void * arg, int thread) {
     job & j = *static_cast<job *>(arg);
     const impl & self = *j.self;
-    const int n_threads = self.pool->size();
+    int hands = j.hands;
     op_context ctx{};
     ctx.kernels = self.kernels;
     ctx.state = &j.state;
@@ -266,25 +324,14 @@ template <bool stamped> void executor::impl::work(void * arg, int thread) {
     for (const step & s : j.g->plan.steps) {
         const bool alone = s.thread != all_threads;
         // Alone after a step of the same phase that failed: on what it did not write.
-        const bool skip =
-            alone && (thread != s.thread || j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure);
+        const bool skip = alone && (thread != s.thread % hands ||
+                                    j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure);
         if (!skip) {
-            ctx.op = &j.g->ops[s.index];
-            ctx.dst = s.dst;
-            std::copy(s.src, s.src + TB_MAX_SRC, ctx.src);
-            ctx.thread = alone ? 0 : thread;
-            ctx.n_threads = alone ? 1 : n_threads;
-            ctx.by_rows = s.by_rows;
-            ctx.scratch = self.scratch.data() + s.scratch;
-            ctx.prepared = self.prepared.data() + s.prepared;
-            ctx.counter = s.counter;
-            ctx.phase = s.phase;
-            ctx.index = s.index;
             [[maybe_unused]] stamp * const at = stamped ? stamps + s.index + (s.is_op ? 0 : j.g->ops.size()) : nullptr;
             if constexpr (stamped) {
                 at->begin = now_ns();
             }
-            run_guarded(s.run, ctx);
+            self.run_step(j, s, ctx, thread, hands);
             if constexpr (stamped) {
                 at->end = now_ns();
                 at->phase = s.phase;
@@ -296,9 +343,24 @@ template <bool stamped> void executor::impl::work(void * arg, int thread) {
         if (thread == 0 && s.is_op && self.progress) {
             __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
         }
-        if (s.meet) {
-            self.pool->barrier(thread, j.state.chunks, s.n_counters);
-            if (j.state.failed.load(std::memory_order_acquire) <= int64_t{s.phase}) {
+        if (!s.meet) {
+            continue;
+        }
+        if (thread == 0 && hands > 1) {
+            self.leave_if_crowded(j, s, hands);
+        }
+        self.pool->barrier(thread, hands);
+        if (j.state.failed.load(std::memory_order_acquire) <= int64_t{s.phase}) {
+            return;
+        }
+        if (thread == 0) { // nobody takes chunks of this set in the next phase
+            for (int i = 0; i < s.n_counters; ++i) {
+                j.state.chunks[s.phase % 2][i].next.store(0, std::memory_order_relaxed);
+            }
+        }
+        if (hands > 1 && j.state.fewer_from.load(std::memory_order_relaxed) == int64_t{s.phase}) {
+            hands = j.state.fewer;
+            if (thread >= hands) {
                 return;
             }
         }
@@ -318,10 +380,17 @@ outcome executor::run(graph & g) {
     std::fenv_t caller;
     std::fegetenv(&caller);
     std::fesetenv(FE_DFL_ENV);
-    impl::job job{self.get(), g.self.get(), {}};
+    const int64_t began = now_ns();
+    impl::job job{self.get(), g.self.get(), {}, std::min(self->present.next(began), g.self->plan.threads), began};
     job.state.pool = self->pool.get();
-    self->pool->run(self->stamping ? impl::work<true> : impl::work<false>, &job);
+    self->pool->run(self->stamping ? impl::work<true> : impl::work<false>, &job, job.hands);
     std::fesetenv(&caller);
+    if (job.hands > 1 && (job.state.fewer != 0 || self->pool->lost_ns() != 0)) {
+        const int64_t now = now_ns();
+        if (job.state.fewer != 0 || self->present.is_crowded(self->pool->lost_ns(), now - began)) {
+            self->present.shrink(now);
+        }
+    }
     if (job.state.failed.load(std::memory_order_acquire) != run_state::no_failure) {
         out.status = job.state.status;
         out.op_index = job.state.op_index;
@@ -337,7 +406,7 @@ void executor::set_stamps(bool on) {
 
 const stamp * executor::stamps(int worker) const {
     const size_t n = self->stamps.size() / static_cast<size_t>(self->pool->size());
-    return n == 0 ? nullptr : self->stamps.data() + static_cast<size_t>(worker) * n;
+    return n == 0 || worker >= self->pool->size() ? nullptr : self->stamps.data() + static_cast<size_t>(worker) * n;
 }
 
 const char * executor::kernel_name(const tb_op & op) const {

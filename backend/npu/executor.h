@@ -14,6 +14,7 @@ namespace tb::npu {
 
 struct config {
     int n_threads = 0; // 0: one per CPU this process may use
+    int hands = 0;     // see set_hands
     std::string
         isa; // "" = best of this CPU; else a name from kernel_isas(): portable, avx2, avxvnni, avx512vnni, neon, i8mm
     uint64_t memory_limit = 0; // address space for mapped buffers, bytes; 0 = none
@@ -70,7 +71,11 @@ class executor {
     // Give buffer `id` a memory region that stays valid until unmap.
     tb_status map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from = {});
     tb_status unmap(uint32_t id);
-    void set_threads(int n); // 0: one per usable CPU
+    // 0: one per usable CPU. Only this number has a part in what is computed; at work are as many threads, but no more
+    // than there are CPUs, and fewer while other programs want those (crew.h).
+    void set_threads(int n);
+    // 0: as said. Else: that many are at work whatever it costs, as long as there are threads.
+    void set_hands(int n);
     void set_fusion(bool on);
     void wake(); // a run comes soon: wake sleeping workers meanwhile
     // A word in which runs from now on tell how far they are: `base` + 1 when the first op has ended, and so on.

@@ -64,6 +64,8 @@ int tb_npu_set_threads(tb_npu * npu, int n_threads) {
     });
 }
 
+void tb_npu_set_hands(tb_npu * npu, int n) { npu->executor.set_hands(n); }
+
 void tb_npu_set_fusion(tb_npu * npu, int on) { npu->executor.set_fusion(on != 0); }
 
 int tb_npu_run(tb_npu * npu, const tb_op * ops, uint32_t n_ops, tb_reply * reply) {

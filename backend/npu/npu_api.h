@@ -22,6 +22,9 @@ void tb_npu_free(tb_npu * npu);
 int tb_npu_map(tb_npu * npu, uint32_t id, void * base, uint64_t size, int writable);
 int tb_npu_unmap(tb_npu * npu, uint32_t id);
 int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per usable CPU
+// How many of them are at work: 0 = no more than there are CPUs, and fewer while other programs want those; else that
+// many, whatever it costs. The same results, bit for bit.
+void tb_npu_set_hands(tb_npu * npu, int n);
 // 0: op by op with a barrier after each, nothing fused, shared or reordered. The same results, bit for bit.
 void tb_npu_set_fusion(tb_npu * npu, int on);
 // Checks every op, then runs all in order. `reply` (may be NULL) says which op failed and why.

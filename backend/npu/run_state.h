@@ -10,7 +10,8 @@
 
 namespace tb::npu {
 
-// Ops of one phase that hand out chunks have a counter each.
+// Ops of one phase that hand out chunks have a counter each. Two phases take turns with two sets: one is set back while
+// the other is in use.
 constexpr int most_counters = 16;
 
 struct run_state {
@@ -22,7 +23,10 @@ struct run_state {
     uint32_t op_index = 0;
     tb_status status = TB_OK;
     char why[sizeof(tb_reply::why)] = {};
-    chunk_counter chunks[most_counters];
+    // From the end of this phase on there are only so many threads. Written once, by thread 0 before the barrier there.
+    std::atomic<int64_t> fewer_from{no_failure};
+    int fewer = 0;
+    chunk_counter chunks[2][most_counters];
 };
 
 } // namespace tb::npu

@@ -197,6 +197,7 @@ class scheduler {
         s.dst = see(op.dst);
         for (uint32_t i = 0; i < op.n_src; ++i)
             s.src[i] = see(op.src[i]);
+        s.by_count = entry.by_count;
         placed at;
         at.shape = &op.dst;
         at.divided = entry.divided;
@@ -387,6 +388,8 @@ class scheduler {
             s.meet = s.phase != out.steps[i + 1].phase;
             s.n_counters = static_cast<uint8_t>(phases[s.phase].counters);
         }
+        for (const step & s : out.steps)
+            out.threads = std::max(out.threads, s.thread == all_threads ? n_threads : s.thread + 1);
         for (const phase_use & p : phases)
             out.scratch_bytes = std::max(out.scratch_bytes, p.scratch);
         return out;

@@ -42,11 +42,12 @@ struct step {
     uint32_t phase = 0;           // of a run with one thread: its own number
     int32_t thread = all_threads; // or the one that runs it
     bool is_op = true;            // false: a preparation
+    bool by_count = false;        // op_entry.by_count
     uint8_t fused = 0;            // ops after `index` that it does, too
     bool by_rows = false;
     bool meet = false;      // barrier after it
     uint8_t counter = 0;    // of its chunks
-    uint8_t n_counters = 0; // with `meet`: to be reset
+    uint8_t n_counters = 0; // with `meet`: of the phase
     uint64_t scratch = 0;   // offsets
     uint64_t prepared = 0;
 };
@@ -55,6 +56,7 @@ struct schedule {
     std::vector<step> steps; // in the order in which each thread walks them
     uint64_t scratch_bytes = 0;
     uint64_t prepared_bytes = 0;
+    int threads = 1; // with something to do
 };
 
 // Views point into `ops`. Without `fuse`: one step per op in the order of the list, a barrier after each, nothing

@@ -12,6 +12,8 @@ namespace {
 constexpr int max_threads = 512;
 constexpr int64_t move_every_ns = 2000000;
 constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
+constexpr int64_t absent_ns = 500000;  // a shorter wait is not worth asking whether the other thread had a CPU
+constexpr uint32_t asleep = 1;
 
 const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
@@ -23,9 +25,13 @@ const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
 thread_pool::thread_pool(int n_threads) {
     n_threads = std::clamp(n_threads, 1, max_threads);
     const int64_t spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
-    waits.assign(n_threads, {spin_budget(spin_ns), spin_budget(spin_ns)});
     spreads = spin_ns > 0;
-    workers.reserve(n_threads); // worker addresses are handed to the threads
+    seats = std::make_unique<seat[]>(static_cast<size_t>(n_threads));
+    for (int i = 0; i < n_threads; ++i) {
+        seats[i].at_barrier = seats[i].idle = spin_budget(spin_ns);
+        seats[i].pool = this;
+        seats[i].index = i;
+    }
     // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel. What a
     // worker does wrong itself is not held back: blocked, such a signal ends the process whatever handler there is.
     sigset_t others;
@@ -35,102 +41,107 @@ thread_pool::thread_pool(int n_threads) {
         sigdelset(&others, own);
     }
     pthread_sigmask(SIG_SETMASK, &others, &before);
-    // Workers read n only after the first job was posted, so it may still shrink here.
-    n = 1;
-    for (int i = 1; i < n_threads; ++i) {
-        workers.push_back({this, i, {}});
-        if (pthread_create(&workers.back().handle, nullptr, worker_main, &workers.back()) != 0) {
-            workers.pop_back();
+    for (; n < n_threads; ++n) {
+        if (pthread_create(&seats[n].handle, nullptr, worker_main, &seats[n]) != 0) {
             break;
         }
-        ++n;
+        seats[n].clock = cpu_clock_of(seats[n].handle);
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 thread_pool::~thread_pool() {
     stopping = true;
-    job.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(futex_word(job), futex_scope::process_private);
-    for (worker & w : workers) {
-        pthread_join(w.handle, nullptr);
+    for (int i = 1; i < n; ++i) {
+        advance(seats[i].mail, (seats[i].mail.load(std::memory_order_relaxed) & ~asleep) + 2);
+        pthread_join(seats[i].handle, nullptr);
     }
 }
 
 void * thread_pool::worker_main(void * arg) {
-    auto * w = static_cast<worker *>(arg);
+    auto * own = static_cast<seat *>(arg);
 #if defined(__GLIBC__)
     pthread_setname_np(pthread_self(), "tilebeam-npu");
 #endif
     std::fesetenv(FE_DFL_ENV); // inherited otherwise, and a creator that flushes denormals would change results
-    w->pool->work(w->index);
+    own->pool->work(*own);
     return nullptr;
 }
 
-void thread_pool::work(int thread) {
-    uint32_t seen = 0;
-    for (;;) {
-        wait_change(job, seen, idle_sleepers, waits[thread].idle);
-        ++seen; // one job at a time, so the counter moved by exactly one
+void thread_pool::work(seat & own) {
+    for (uint32_t job = 2;; job += 2) {
+        await(own.mail, job, own.idle, nullptr, 0);
         if (stopping) {
             return;
         }
-        __atomic_store_n(&waits[thread].cpu, current_cpu(), __ATOMIC_RELAXED);
-        fn(arg, thread);
-        barrier(thread);
+        __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
+        fn(arg, own.index);
+        advance(own.finished, job);
     }
 }
 
-void thread_pool::run(task f, void * a) {
-    if (n == 1) {
+void thread_pool::run(task f, void * a, int hands) {
+    hands = std::clamp(hands, 1, n);
+    if (hands == 1) {
         f(a, 0);
         return;
     }
     fn = f;
     arg = a;
-    __atomic_store_n(&waits[0].cpu, current_cpu(), __ATOMIC_RELAXED);
-    job.fetch_add(1, std::memory_order_seq_cst);
-    wake();
+    lost.store(0, std::memory_order_relaxed);
+    seat & own = seats[0];
+    own.clock = own_cpu_clock();
+    __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
+    // Who took no part in the last run does not know how many barriers there have been.
+    for (int i = last_hands; i < hands; ++i) {
+        seats[i].barriers = own.barriers;
+        seats[i].arrived.store(own.barriers, std::memory_order_relaxed);
+    }
+    for (int i = 1; i < hands; ++i) {
+        advance(seats[i].mail, (seats[i].mail.load(std::memory_order_relaxed) & ~asleep) + 2);
+    }
     f(a, 0);
-    barrier(0);
-}
-
-void thread_pool::wake() {
-    if (idle_sleepers.load(std::memory_order_seq_cst) != 0) {
-        futex_wake(futex_word(job), futex_scope::process_private);
+    for (int i = 1; i < hands; ++i) {
+        const uint32_t job = seats[i].mail.load(std::memory_order_relaxed) & ~asleep;
+        await(seats[i].finished, job, own.at_barrier, &seats[i], hands);
+    }
+    // A task may have gone on with fewer threads (executor.cpp); the others' counts are behind then.
+    last_hands = 1;
+    while (last_hands < hands && seats[last_hands].barriers == own.barriers) {
+        ++last_hands;
     }
 }
 
-void thread_pool::barrier(int thread, chunk_counter * counters, int n_counters) {
-    const auto reset = [&] {
-        for (int i = 0; i < n_counters; ++i) {
-            counters[i].next.store(0, std::memory_order_relaxed);
+void thread_pool::wake(int hands) {
+    for (int i = 1; i < std::min(hands, n); ++i) {
+        if (seats[i].mail.load(std::memory_order_relaxed) & asleep) {
+            futex_wake(futex_word(seats[i].mail), futex_scope::process_private);
         }
-    };
-    if (n == 1) {
-        reset();
+    }
+}
+
+void thread_pool::barrier(int thread, int hands) {
+    if (hands == 1) {
         return;
     }
-    const uint32_t gen = generation.load(std::memory_order_relaxed);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == static_cast<uint32_t>(n - 1)) {
-        reset();
-        arrived.store(0, std::memory_order_relaxed);
-        generation.store(gen + 1, std::memory_order_seq_cst);
-        if (barrier_sleepers.load(std::memory_order_seq_cst) != 0) {
-            futex_wake(futex_word(generation), futex_scope::process_private);
+    seat & own = seats[thread];
+    own.barriers += 2;
+    advance(own.arrived, own.barriers);
+    bool slept = false;
+    for (int i = 0; i < hands; ++i) {
+        if (i != thread && !reached(seats[i].arrived, own.barriers)) {
+            slept = !await(seats[i].arrived, own.barriers, own.at_barrier, &seats[i], hands) || slept;
         }
-        return;
     }
-    if (!wait_change(generation, gen, barrier_sleepers, waits[thread].at_barrier) && spreads && thread != 0) {
-        move_apart(thread);
+    if (slept && spreads && thread != 0) {
+        move_apart(own);
     }
 }
 
 // Threads that hand over to each other by sleeping and waking look like one task to the scheduler, which then leaves
 // them on one CPU while another idles. A worker that had to sleep at a barrier and shares its CPU with a thread of the
 // pool goes to one that none of them uses, and may be moved by the scheduler again from there.
-void thread_pool::move_apart(int thread) {
-    habits & own = waits[thread];
+void thread_pool::move_apart(seat & own) {
     const int64_t now = now_ns();
     if (now - own.moved_ns < move_every_ns) {
         return;
@@ -140,8 +151,8 @@ void thread_pool::move_apart(int thread) {
     std::vector<int> taken(n);
     bool shared = false;
     for (int i = 0; i < n; ++i) {
-        taken[i] = __atomic_load_n(&waits[i].cpu, __ATOMIC_RELAXED);
-        shared = shared || (i != thread && taken[i] == cpu);
+        taken[i] = __atomic_load_n(&seats[i].cpu, __ATOMIC_RELAXED);
+        shared = shared || (i != own.index && taken[i] == cpu);
     }
     if (cpu >= 0 && shared && leave_for_free_cpu(taken)) {
         own.moved_ns = now;
@@ -149,16 +160,26 @@ void thread_pool::move_apart(int thread) {
     }
 }
 
-// A sleeper counts itself before the kernel compares the word, the waker changes the word before it looks at the
-// count: with both in one total order a wake-up cannot be lost. Who is woken with the word unchanged spins again.
-bool thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
-                              spin_budget & budget) {
+bool thread_pool::reached(const step_word & word, uint32_t value) {
+    return static_cast<int32_t>((word.load(std::memory_order_acquire) & ~asleep) - value) >= 0;
+}
+
+void thread_pool::advance(step_word & word, uint32_t value) {
+    if (word.exchange(value, std::memory_order_acq_rel) & asleep) {
+        futex_wake(futex_word(word), futex_scope::process_private);
+    }
+}
+
+// A sleeper marks the word before the kernel compares it, and whoever moves the word takes the mark with the same
+// exchange: a wake-up cannot be lost. Who is woken with the word unchanged spins again.
+bool thread_pool::await(step_word & word, uint32_t value, spin_budget & budget, const seat * late, int hands) {
     for (bool slept = false;; slept = true) {
         const int64_t spin_ns = budget.next();
         const int64_t start = now_ns();
+        int64_t now = start;
         do {
             for (int i = 0; i < 32; ++i) {
-                if (word.load(std::memory_order_acquire) != old) {
+                if (reached(word, value)) {
                     if (!slept) {
                         budget.report(true);
                     }
@@ -166,11 +187,20 @@ bool thread_pool::wait_change(std::atomic<uint32_t> & word, uint32_t old, std::a
                 }
                 cpu_pause();
             }
-        } while (now_ns() - start < spin_ns);
+            now = now_ns();
+        } while (now - start < spin_ns);
         budget.report(false);
-        sleepers.fetch_add(1, std::memory_order_seq_cst);
-        futex_wait(futex_word(word), old, -1, futex_scope::process_private);
-        sleepers.fetch_sub(1, std::memory_order_relaxed);
+        const int64_t worked = late ? cpu_time_ns(late->clock) : 0;
+        uint32_t seen = word.load(std::memory_order_relaxed);
+        if (!reached(word, value) &&
+            ((seen & asleep) || word.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed))) {
+            futex_wait(futex_word(word), seen | asleep, -1, futex_scope::process_private);
+        }
+        if (const int64_t waited = late ? now_ns() - now : 0; waited > absent_ns) {
+            // All the others wait for it, and each of them adds its part.
+            const int64_t absent = waited - (cpu_time_ns(late->clock) - worked);
+            lost.fetch_add(std::max<int64_t>(absent, 0) / (hands - 1), std::memory_order_relaxed);
+        }
     }
 }
 

@@ -1,13 +1,19 @@
 // The NPU's threads: persistent workers that run one task together, with barriers inside the task.
 //
-// The calling thread is worker 0. A wait spins for a few microseconds, because the gap between two ops of a graph is
-// about as long, and then sleeps on a futex, so that an idle pool costs no CPU time. With more threads than usable
-// CPUs a spinning thread only takes the CPU from the one it waits for: then waits hardly spin at all.
+// The calling thread is worker 0. Each thread has cache lines of its own, into which it alone writes how far it is, and
+// a mailbox, into which thread 0 writes that there is work; who waits for a thread reads that thread's line. A barrier
+// is one store and a look at the others' lines: the last to arrive waits for nobody.
+//
+// A wait spins for a few microseconds, because the gap between two ops of a graph is about as long, and then sleeps on
+// a futex, so that an idle pool costs no CPU time. With more threads than usable CPUs a spinning thread only takes the
+// CPU from the one it waits for: then waits hardly spin at all. A wait that had to sleep finds out whether the other
+// thread worked meanwhile or was given no CPU (lost_ns).
 #ifndef TILEBEAM_NPU_THREAD_POOL_H
 #define TILEBEAM_NPU_THREAD_POOL_H
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <pthread.h>
 #include <vector>
 
@@ -33,49 +39,57 @@ class thread_pool {
 
     int size() const { return n; }
 
-    // fn(arg, thread) on all threads; returns when all have returned. Not to be called by two threads at a time.
-    void run(task fn, void * arg);
+    // fn(arg, thread) on threads 0 to hands - 1; returns when all have returned. Not to be called by two threads at a
+    // time.
+    void run(task fn, void * arg, int hands);
 
-    // Wake sleeping workers because a run is about to come.
-    void wake();
+    // Wake the sleeping ones of these threads because a run is about to come.
+    void wake(int hands);
 
-    // All threads of the pool meet; called inside a task. The last to arrive sets the counters to 0.
-    void barrier(int thread, chunk_counter * counters = nullptr, int n_counters = 0);
+    // Threads 0 to hands - 1 meet; called inside a task by each of them.
+    void barrier(int thread, int hands);
+
+    // Since the run began: how long threads at barriers waited for one that was ready to work but was given no CPU.
+    int64_t lost_ns() const { return lost.load(std::memory_order_relaxed); }
 
   private:
-    struct worker {
-        thread_pool * pool;
-        int index;
-        pthread_t handle;
-    };
-    // What a thread has learned about its waits, and where it runs; each has a cache line of its own.
-    struct alignas(64) habits {
-        spin_budget at_barrier;
+    // A counter that moves by 2; its lowest bit says that somebody sleeps until it moves.
+    using step_word = std::atomic<uint32_t>;
+
+    // A thread's own, on cache lines by who writes them.
+    struct seat {
+        alignas(64) step_word mail{0};    // thread 0: runs that it takes part in
+        alignas(64) step_word arrived{0}; // barriers since ever
+        step_word finished{0};            // runs
+        // What it has learned about its waits, and where it runs.
+        alignas(64) spin_budget at_barrier;
         spin_budget idle;
         int64_t moved_ns = 0;
+        uint32_t barriers = 0; // as `arrived`
         int cpu = -1;
+        cpu_clock clock = no_cpu_clock;
+        thread_pool * pool = nullptr;
+        int index = 0;
+        pthread_t handle{};
     };
-    void move_apart(int thread);
-    static void * worker_main(void * arg);
-    void work(int thread);
-    // True if the change was seen while spinning.
-    static bool wait_change(std::atomic<uint32_t> & word, uint32_t old, std::atomic<uint32_t> & sleepers,
-                            spin_budget & budget);
 
-    // One cache line per group of words that different threads write at different times.
-    alignas(64) std::atomic<uint32_t> arrived{0};
-    alignas(64) std::atomic<uint32_t> generation{0};
-    std::atomic<uint32_t> barrier_sleepers{0};
-    alignas(64) std::atomic<uint32_t> job{0};
-    std::atomic<uint32_t> idle_sleepers{0};
+    static void * worker_main(void * arg);
+    void work(seat & own);
+    void move_apart(seat & own);
+    static bool reached(const step_word & word, uint32_t value);
+    static void advance(step_word & word, uint32_t value);
+    // True if it was seen while spinning. `late`: whose word it is; nullptr: waiting is no loss.
+    bool await(step_word & word, uint32_t value, spin_budget & budget, const seat * late, int hands);
+
+    int n = 1;
+    std::unique_ptr<seat[]> seats;
+    bool spreads = false; // there is a CPU for each thread
+    int last_hands = 1;
+    // Of the run in work; written before the mail that tells of it.
     task fn = nullptr;
     void * arg = nullptr;
     bool stopping = false;
-
-    alignas(64) int n = 1;
-    std::vector<habits> waits; // per thread
-    bool spreads = false;      // there is a CPU for each thread
-    std::vector<worker> workers;
+    alignas(64) std::atomic<int64_t> lost{0};
 };
 
 } // namespace tb::npu

@@ -198,38 +198,41 @@ void switch_traces(int64_t until) {
 // The pool alone: every thread takes chunks, meets the others, and sees what they wrote.
 struct pool_job {
     tb::npu::thread_pool * pool;
+    int hands;
     std::vector<int> written;
     std::atomic<int> sum{0};
-    tb::npu::chunk_counter chunks;
-    int64_t next_chunk() { return chunks.next.fetch_add(1, std::memory_order_relaxed); }
+    tb::npu::chunk_counter chunks[5];
+    int64_t next_chunk(int round) { return chunks[round].next.fetch_add(1, std::memory_order_relaxed); }
 };
 
 void pool_task(void * arg, int thread) {
     auto & job = *static_cast<pool_job *>(arg);
     const auto size = static_cast<int64_t>(job.written.size());
     for (int round = 0; round < 5; ++round) {
-        for (int64_t i = job.next_chunk(); i < size; i = job.next_chunk()) {
+        for (int64_t i = job.next_chunk(round); i < size; i = job.next_chunk(round)) {
             job.written[static_cast<size_t>(i)] += 1;
         }
-        job.pool->barrier(thread, &job.chunks, 1);
-        if (thread == round % job.pool->size()) {
+        job.pool->barrier(thread, job.hands);
+        if (thread == round % job.hands) {
             int sum = 0;
             for (const int w : job.written) {
                 sum += w;
             }
             job.sum = sum;
         }
-        job.pool->barrier(thread);
+        job.pool->barrier(thread, job.hands);
     }
 }
 
 void pools(int64_t until) {
-    for (int threads = 1; tb::now_ns() < until; threads = threads % 4 + 1) {
+    std::minstd_rand random(3);
+    for (int threads = 1; tb::now_ns() < until; threads = threads % 5 + 1) {
         tb::npu::thread_pool pool(threads);
         for (int round = 0; round < 30; ++round) {
-            pool_job job{&pool, std::vector<int>(64), {}, {}};
-            pool.wake();
-            pool.run(pool_task, &job);
+            const int hands = 1 + static_cast<int>(random() % static_cast<unsigned>(pool.size()));
+            pool_job job{&pool, hands, std::vector<int>(64), {}, {}};
+            pool.wake(hands);
+            pool.run(pool_task, &job, hands);
             if (job.sum != 5 * 64) {
                 fail("a chunk was taken twice or never");
             }
@@ -279,10 +282,12 @@ class layer {
         op(TB_OP_ADD, wide, {wide, wider});
     }
 
-    std::vector<float> run(int threads, bool fuse) const {
+    // `hands` threads at work, 0: as many as the machine lets.
+    std::vector<float> run(int threads, bool fuse, int hands) const {
         std::vector<float> work = memory, weights(k * k, 0.01f);
         tb::npu::config cfg;
         cfg.n_threads = threads;
+        cfg.hands = hands;
         cfg.isa = "portable";
         cfg.fuse = fuse;
         tb::npu::executor npu(cfg);
@@ -325,7 +330,9 @@ class layer {
 void layers(int64_t until) {
     for (uint32_t seed = 1; tb::now_ns() < until; ++seed) {
         const layer some(seed % 3 == 0 ? 1 : seed % 3 == 1 ? 5 : 70, seed);
-        const std::vector<float> want = some.run(1, false), got = some.run(2 + static_cast<int>(seed % 3), true);
+        const int threads = 2 + static_cast<int>(seed % 4);
+        const std::vector<float> want = some.run(1, false, 1),
+                                 got = some.run(threads, true, static_cast<int>(seed % 7) % (threads + 1));
         if (std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) != 0) {
             fail("a fused layer gives something else");
         }

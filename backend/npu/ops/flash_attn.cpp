@@ -587,6 +587,6 @@ void flash_attn(const op_context & ctx) {
 } // namespace
 
 const op_preparation flash_attn_mask = {read_mask, 3, mask_bytes, same_mask, mask_cut, true};
-const op_entry flash_attn_entry = {flash_attn, scratch_bytes, cut::any, true, &flash_attn_mask};
+const op_entry flash_attn_entry = {flash_attn, scratch_bytes, cut::any, true, &flash_attn_mask, true};
 
 } // namespace tb::npu
