@@ -89,9 +89,11 @@ class Case:
         exact: bool = False,
         arena: int = 1 << 23,
     ) -> None:
+        """`arena`: bytes of memory at least; what the tensors of these shapes take is added."""
         heads = kv_heads * group
         kv_streams = kv_streams or streams
-        a = self.arena = t.Arena(arena)
+        rows = heads * (tokens + 3) + kv_heads * (n_kv + 3)
+        a = self.arena = t.Arena(arena + 4 * streams * rows * (dk + dv))
         order = (0, 2, 1, 3) if permuted else (0, 1, 2, 3)
         pad = (0, 3, 0, 0) if permuted else (0, 0, 0, 0)
         q = a.add(t.F32, (dk, tokens, heads, streams), rng.standard_normal((streams, heads, tokens, dk)), order, pad)
