@@ -35,7 +35,7 @@ int tb_npu_n_threads(tb_npu * npu);
 // i = 0, 1, ..: kernel sets runnable on this CPU, best first; NULL past the last.
 const char * tb_npu_isa_name(int i);
 
-// The kernel that an op of this shape would run, e.g. "gemm_q4c_8x16_avx512vnni"; NULL if it has none of its own or is
+// The kernel that an op of this shape would run, e.g. "gemm_q4c_32x32_avx512vnni"; NULL if it has none of its own or is
 // refused.
 const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
 
