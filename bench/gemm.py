@@ -28,14 +28,23 @@ from op_list import NpuOps, Tensor
 import ggml_ext
 from ggml_ext import Type
 
-PLAIN = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "iq4_nl": Type.IQ4_NL, "f16": Type.F16, "f32": Type.F32}
+PLAIN = {
+    "q4_0": Type.Q4_0,
+    "q8_0": Type.Q8_0,
+    "iq4_nl": Type.IQ4_NL,
+    "f16": Type.F16,
+    "bf16": Type.BF16,
+    "f32": Type.F32,
+}
 MIN_WEIGHT_BYTES = 64 << 20  # of all copies together: more than the last-level cache keeps
 
 
 def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     """Bytes of a weight matrix in its plain type; quants of any value, scales around 0.01."""
-    if type in ("f16", "f32"):
+    if type in ("f16", "bf16", "f32"):
         values = rng.standard_normal((n, k), np.float32)
+        if type == "bf16":  # the upper halves
+            return np.ascontiguousarray(values.view(np.uint16).reshape(-1)[1::2]).view(np.uint8)
         return values.astype(np.float16 if type == "f16" else np.float32).reshape(-1).view(np.uint8)
     quants = 32 if type == "q8_0" else 16
     blocks = rng.integers(0, 256, (n * k // 32, 2 + quants), np.uint8)
@@ -137,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help="also q8_0_tile, f16, f32")
+    parser.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help="also q8_0_tile, f16, bf16, f32")
     parser.add_argument("--rows", default="1,4,8,16,512", help="values of M")
     parser.add_argument("-k", type=int, default=2048)
     parser.add_argument("-n", type=int, default=8192)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}
+GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _F32 = 0
 _PTR, _INT, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FLOAT = ctypes.c_float
@@ -125,7 +125,7 @@ class CpuMulMat(_CpuGraph):
     """``copies`` products of one shape in one graph, each with its own weights; one result per product.
 
     Args:
-        type: q4_0, q8_0, iq4_nl, f16 or f32.
+        type: q4_0, q8_0, iq4_nl, f16, bf16 or f32.
         weights: the bytes of one matrix, N rows of K elements.
         x: F32, shape (M, K).
         n: rows of the weight matrix.
