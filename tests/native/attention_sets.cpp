@@ -40,24 +40,43 @@ void expect(const char * set, const char * what, const std::vector<float> & got,
     }
 }
 
+// Cells of normally distributed elements, each in memory of its own that ends where the cell ends.
+std::vector<std::vector<uint8_t>> random_cells(cell_type type, int cells, int dim) {
+    std::vector<std::vector<uint8_t>> memory;
+    for (int c = 0; c < cells; c++) {
+        const std::vector<float> values = floats(static_cast<size_t>(dim), 1.0f);
+        std::vector<uint8_t> row;
+        const auto append = [&row](const void * bytes, size_t n) {
+            const uint8_t * b = static_cast<const uint8_t *>(bytes);
+            row.insert(row.end(), b, b + n);
+        };
+        for (size_t d = 0; d < values.size(); d++) {
+            const uint16_t half = tb_float_to_half(values[d]);
+            const uint16_t scale = tb_float_to_half(1.0f / 64);
+            const int8_t byte = d % 7 == 0 ? int8_t{-128} : static_cast<int8_t>(std::lrint(values[d] * 20));
+            if (type == cell_type::f32) append(&values[d], sizeof(float));
+            if (type == cell_type::f16) append(&half, sizeof(half));
+            if (type == cell_type::q8_0 && d % 32 == 0) append(&scale, sizeof(scale));
+            if (type == cell_type::q8_0) append(&byte, sizeof(byte));
+        }
+        memory.push_back(std::move(row));
+    }
+    return memory;
+}
+
 // One tile through all three steps.
-std::vector<float> tile(const attention_kernels & k, int rows, int cells, int dim, cell_type type,
-                        const std::vector<float> & q, const std::vector<uint16_t> & halves,
-                        const std::vector<float> & cell_floats, const std::vector<float> & bias, uint64_t visible,
+std::vector<float> tile(const attention_kernels & k, int rows, int dim, cell_type type, const std::vector<float> & q,
+                        const std::vector<const void *> & cell_rows, const std::vector<float> & bias, uint64_t visible,
                         float softcap, bool exact) {
+    const int cells = static_cast<int>(cell_rows.size());
     std::vector<const float *> q_rows;
     std::vector<float> s(static_cast<size_t>(rows) * attention_tile_cells, 0.0f);
     std::vector<float> o(static_cast<size_t>(rows * dim), 1.0f);
     std::vector<float *> o_rows;
     std::vector<float> scratch(static_cast<size_t>(dim) * attention_tile_cells);
-    std::vector<const void *> cell_rows;
     for (int r = 0; r < rows; r++) {
         q_rows.push_back(q.data() + r * dim);
         o_rows.push_back(o.data() + r * dim);
-    }
-    for (int c = 0; c < cells; c++) {
-        cell_rows.push_back(type == cell_type::f16 ? static_cast<const void *>(halves.data() + c * dim)
-                                                   : static_cast<const void *>(cell_floats.data() + c * dim));
     }
     k.scores({rows, cells, dim, q_rows.data(), cell_rows.data(), type, s.data(), scratch.data()});
     std::vector<float> alpha(static_cast<size_t>(rows));
@@ -98,24 +117,22 @@ void check_attention(const kernel_table & set, const kernel_table & portable) {
         for (const int cells : {1, 5, 17, 40, 64}) {
             for (const int dim : {1, 40, 67, 128}) {
                 const std::vector<float> q = floats(static_cast<size_t>(rows * dim), 1.0f);
-                std::vector<float> cell_floats = floats(static_cast<size_t>(cells * dim), 1.0f);
-                std::vector<uint16_t> halves;
-                for (float & x : cell_floats) {
-                    halves.push_back(tb_float_to_half(x));
-                    x = tb_half_to_float(halves.back());
-                }
                 std::vector<float> bias = floats(attention_tile_cells, 1.0f);
                 bias[static_cast<size_t>(cells) / 2] = -inf;
                 const uint64_t visible = (static_cast<uint64_t>(rng()) << 32 | rng()) | 1;
                 const float softcap = cells == 40 ? 2.0f : 0.0f;
-                for (const cell_type type : {cell_type::f16, cell_type::f32}) {
+                for (const cell_type type : {cell_type::f16, cell_type::f32, cell_type::q8_0}) {
+                    if (type == cell_type::q8_0 && dim % 32 != 0) continue;
+                    const std::vector<std::vector<uint8_t>> memory = random_cells(type, cells, dim);
+                    std::vector<const void *> cell_rows;
+                    for (const std::vector<uint8_t> & row : memory) {
+                        cell_rows.push_back(row.data());
+                    }
                     const auto compare = [&](const std::vector<float> & added, uint64_t seen, float cap, bool exact) {
                         // a score's rounding may tip its FP16 exponent by one step, at most 2^-6 of a small weight
                         expect(set.isa, exact ? "an exact attention tile" : "an attention tile",
-                               tile(set.attention, rows, cells, dim, type, q, halves, cell_floats, added, seen, cap,
-                                    exact),
-                               tile(portable.attention, rows, cells, dim, type, q, halves, cell_floats, added, seen,
-                                    cap, exact),
+                               tile(set.attention, rows, dim, type, q, cell_rows, added, seen, cap, exact),
+                               tile(portable.attention, rows, dim, type, q, cell_rows, added, seen, cap, exact),
                                exact ? 1e-4f : 2e-3f);
                     };
                     compare(bias, visible, softcap, false);

@@ -21,8 +21,8 @@ constexpr int attention_tile_cells = 64; // cells per tile at most: one bit each
 constexpr int attention_tile_rows = 128; // query rows per tile at most
 constexpr int attention_sum_parts = 16;  // floats whose sum is a row's running sum: a vector's lanes
 
-// K or V cells are rows of F16 or of float, contiguous inside a row.
-enum class cell_type { f16, f32 };
+// K or V cells are rows of F16, of float or of Q8_0 blocks, contiguous inside a row.
+enum class cell_type { f16, f32, q8_0 };
 
 struct attention_scores_args {
     int rows, cells, dim;

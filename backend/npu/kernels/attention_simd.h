@@ -3,8 +3,9 @@
 //
 // scores has two ways. Many rows: the tile's K cells are transposed once to [dim][cells] floats, then each step of d
 // multiplies one broadcast q per row with whole vectors of cells, in a register tile of rows x vectors. Few rows (a
-// decode step): lanes run along d, K is read once as it lies, and the lanes of 4 x 4 sums are added at the end.
-// accumulate runs lanes along d of V, with a register tile of rows x vectors that stays in registers over all cells.
+// decode step): lanes run along d, K is read once as it lies, and the lanes of each sum are added at the end.
+// accumulate runs lanes along d of V, with a register tile of rows x vectors that stays in registers over all cells;
+// for many rows, a panel of V as wide as that tile is widened to floats first.
 #ifndef TILEBEAM_NPU_KERNELS_ATTENTION_SIMD_H
 #define TILEBEAM_NPU_KERNELS_ATTENTION_SIMD_H
 
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/attention.h"
 #include "kernels/vec_simd.h"
@@ -23,20 +25,70 @@ namespace {
 constexpr int lanes = simd::width;
 constexpr int transpose_rows = 12; // from this many rows on, transposing K pays
 
+// A cell's row of F16 or float, or of Q8_0 blocks: an FP16 scale and 32 signed bytes.
+template <class T> struct cell_row {
+    const T * x;
+
+    explicit cell_row(const void * cell = nullptr) : x(static_cast<const T *>(cell)) {}
+    vec get(int d) const { return simd::load(x + d); }
+    vec get_n(int d, int n) const { return simd::load_n(x + d, n); }
+};
+
+template <> struct cell_row<int8_t> {
+    static constexpr int block = 32;
+    const uint8_t * x;
+
+    explicit cell_row(const void * cell = nullptr) : x(static_cast<const uint8_t *>(cell)) {}
+    vec get(int d) const {
+        const uint8_t * at = x + d / block * (sizeof(uint16_t) + block);
+        const vec scale = simd::set1(reinterpret_cast<const uint16_t *>(at));
+        return simd::mul(scale, simd::load(reinterpret_cast<const int8_t *>(at + sizeof(uint16_t)) + d % block));
+    }
+    vec get_n(int d, int) const { return get(d); } // whole blocks are whole vectors
+};
+
+// f(cell_row<T>()) for the cells' type.
+template <class F> inline void with_cells(cell_type type, F && f) {
+    switch (type) {
+    case cell_type::f16:
+        return f(cell_row<uint16_t>());
+    case cell_type::f32:
+        return f(cell_row<float>());
+    case cell_type::q8_0:
+        return f(cell_row<int8_t>());
+    }
+}
+
+// Parts of at most `most` rows, as equal as possible: the size of the next one.
+inline int next_part(int left, int most) {
+    const int parts = (left + most - 1) / most;
+    return (left + parts - 1) / parts;
+}
+
+// f(std::integral_constant<int, n>()) for 1 <= n <= most.
+template <int most, class F> inline void with_rows(int n, F && f) {
+    if constexpr (most > 1) {
+        if (n < most) {
+            return with_rows<most - 1>(n, f);
+        }
+    }
+    f(std::integral_constant<int, most>());
+}
+
 // ---- scores, many rows
 
 // K cells as [dim][attention_tile_cells] floats; cells up to the next whole vector repeat the last one.
-template <class T> void transpose_cells(const attention_scores_args & a) {
+template <class row> void transpose_cells(const attention_scores_args & a) {
     for (int c = 0; c < a.cells; c += lanes) {
-        const T * rows[lanes];
+        row rows[lanes];
         for (int i = 0; i < lanes; i++) {
-            rows[i] = static_cast<const T *>(a.k[std::min(c + i, a.cells - 1)]);
+            rows[i] = row(a.k[std::min(c + i, a.cells - 1)]);
         }
         int d = 0;
         for (; d + lanes <= a.dim; d += lanes) {
             vec x[lanes];
             for (int i = 0; i < lanes; i++) {
-                x[i] = simd::load(rows[i] + d);
+                x[i] = rows[i].get(d);
             }
             simd::transpose(x);
             for (int i = 0; i < lanes; i++) {
@@ -46,7 +98,7 @@ template <class T> void transpose_cells(const attention_scores_args & a) {
         if (d < a.dim) {
             vec x[lanes];
             for (int i = 0; i < lanes; i++) {
-                x[i] = simd::load_n(rows[i] + d, a.dim - d);
+                x[i] = rows[i].get_n(d, a.dim - d);
             }
             simd::transpose(x);
             for (int i = 0; i < a.dim - d; i++) {
@@ -89,146 +141,149 @@ template <int rows, int vecs> void scores_tile(int dim, const float * const * q,
     }
 }
 
-template <int vecs> void scores_rows(int rows, int dim, const float * const * q, const float * k, float * s) {
-    switch (rows) {
-    case 1:
-        return scores_tile<1, vecs>(dim, q, k, s);
-    case 2:
-        return scores_tile<2, vecs>(dim, q, k, s);
-    case 3:
-        return scores_tile<3, vecs>(dim, q, k, s);
-    case 4:
-        return scores_tile<4, vecs>(dim, q, k, s);
-    case 5:
-        return scores_tile<5, vecs>(dim, q, k, s);
-    default:
-        return scores_tile<6, vecs>(dim, q, k, s);
-    }
-}
-
-// Parts of at most tile_rows rows, as equal as possible.
-inline int next_part(int left) {
-    return (left + (left + simd::tile_rows - 1) / simd::tile_rows - 1) /
-           ((left + simd::tile_rows - 1) / simd::tile_rows);
-}
-
-template <class T> void scores_many(const attention_scores_args & a) {
-    transpose_cells<T>(a);
+template <class row> void scores_many(const attention_scores_args & a) {
+    transpose_cells<row>(a);
+    const int vecs = (a.cells + lanes - 1) / lanes;
     int n = 0;
     for (int r = 0; r < a.rows; r += n) {
-        n = next_part(a.rows - r);
-        const int vecs = (a.cells + lanes - 1) / lanes;
-        int v = 0;
-        for (; v + simd::tile_vecs <= vecs; v += simd::tile_vecs) {
-            scores_rows<simd::tile_vecs>(n, a.dim, a.q + r, a.scratch + v * lanes,
-                                         a.s + r * attention_tile_cells + v * lanes);
-        }
-        for (; v < vecs; v++) {
-            scores_rows<1>(n, a.dim, a.q + r, a.scratch + v * lanes, a.s + r * attention_tile_cells + v * lanes);
-        }
+        n = next_part(a.rows - r, simd::tile_rows);
+        float * s = a.s + r * attention_tile_cells;
+        with_rows<simd::tile_rows>(n, [&](auto rows) {
+            int v = 0;
+            for (; v + simd::tile_vecs <= vecs; v += simd::tile_vecs) {
+                scores_tile<rows(), simd::tile_vecs>(a.dim, a.q + r, a.scratch + v * lanes, s + v * lanes);
+            }
+            for (; v < vecs; v++) {
+                scores_tile<rows(), 1>(a.dim, a.q + r, a.scratch + v * lanes, s + v * lanes);
+            }
+        });
     }
 }
 
 // ---- scores, few rows
 
-template <int rows, int cells, class T, class L>
-__attribute__((always_inline)) inline void dot_step(const float * const (&q)[rows], const T * const (&k)[cells], int d,
-                                                    vec (&sum)[lanes], L && load) {
-    vec x[rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        x[r] = load(q[r] + d);
+constexpr int few_rows = 6; // at a time
+
+// How many cells meet `rows` rows in registers: a power of two, so that it divides the lanes.
+constexpr int few_cells(int rows) {
+    int cells = 1;
+    while (2 * cells <= lanes && 2 * cells * rows <= simd::tile_rows * simd::tile_vecs) {
+        cells *= 2;
     }
+    return cells;
+}
+
+// Sums of the products of rows q and of cells k, still in lanes, to sums[row * lanes + cell].
+template <int rows, int cells, class row> void few_tile(int dim, const float * const * q, const row * k, vec * sums) {
+    vec sum[rows * cells];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * cells; i++) {
+        sum[i] = simd::zero();
+    }
+    const auto step = [&](auto && load_q, auto && load_k) __attribute__((always_inline)) {
+        vec y[cells];
 #pragma GCC unroll 16
-    for (int c = 0; c < cells; c++) {
-        const vec y = load(k[c] + d);
-#pragma GCC unroll 4
+        for (int c = 0; c < cells; c++) {
+            y[c] = load_k(k[c]);
+        }
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            sum[r * cells + c] = simd::fma(x[r], y, sum[r * cells + c]);
+            const vec x = load_q(q[r]);
+#pragma GCC unroll 16
+            for (int c = 0; c < cells; c++) {
+                sum[r * cells + c] = simd::fma(x, y[c], sum[r * cells + c]);
+            }
+        }
+    };
+    int d = 0;
+    for (; d + lanes <= dim; d += lanes) {
+        step([d](const float * x) { return simd::load(x + d); }, [d](const row & x) { return x.get(d); });
+    }
+    if (d < dim) {
+        const int n = dim - d;
+        step([d, n](const float * x) { return simd::load_n(x + d, n); },
+             [d, n](const row & x) { return x.get_n(d, n); });
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+        for (int c = 0; c < cells; c++) {
+            sums[r * lanes + c] = sum[r * cells + c];
         }
     }
 }
 
-template <int rows, class T> void scores_few(const attention_scores_args & a, int first) {
-    constexpr int cells = rows == 1 ? lanes : rows == 2 ? lanes / 2 : lanes / 4;
-    const int whole = a.dim / lanes * lanes;
-    const float * q[rows];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        q[r] = a.q[first + r];
-    }
-    for (int c = 0; c < a.cells; c += cells) {
-        const T * k[cells];
-#pragma GCC unroll 16
-        for (int i = 0; i < cells; i++) {
-            k[i] = static_cast<const T *>(a.k[std::min(c + i, a.cells - 1)]);
+template <int rows, class row> void scores_few(const attention_scores_args & a, int first) {
+    constexpr int cells = few_cells(rows);
+    for (int c = 0; c < a.cells; c += lanes) {
+        vec sums[rows][lanes];
+        for (int part = 0; part < lanes; part += cells) {
+            row k[cells];
+            for (int i = 0; i < cells; i++) {
+                k[i] = row(a.k[std::min(c + part + i, a.cells - 1)]);
+            }
+            few_tile<rows, cells, row>(a.dim, a.q + first, k, &sums[0][part]);
         }
-        vec sum[lanes];
-#pragma GCC unroll 16
-        for (int i = 0; i < lanes; i++) {
-            sum[i] = simd::zero();
-        }
-        for (int d = 0; d < whole; d += lanes) {
-            dot_step<rows, cells, T>(q, k, d, sum, [](const auto * x) { return simd::load(x); });
-        }
-        if (whole < a.dim) {
-            const int n = a.dim - whole;
-            dot_step<rows, cells, T>(q, k, whole, sum, [n](const auto * x) { return simd::load_n(x, n); });
-        }
-        alignas(64) float out[lanes];
-        simd::store(out, simd::sums(sum));
-        float * s = a.s + first * attention_tile_cells + c;
-#pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            std::memcpy(s + r * attention_tile_cells, out + r * cells, cells * sizeof(float));
-        }
-    }
-}
-
-template <class T> void scores_of(const attention_scores_args & a) {
-    if (a.rows >= transpose_rows && a.cells >= lanes) {
-        return scores_many<T>(a);
-    }
-    for (int r = 0; r < a.rows; r += 4) {
-        switch (a.rows - r) {
-        case 1:
-            scores_few<1, T>(a, r);
-            break;
-        case 2:
-            scores_few<2, T>(a, r);
-            break;
-        case 3:
-            scores_few<3, T>(a, r);
-            break;
-        default:
-            scores_few<4, T>(a, r);
+            simd::store(a.s + (first + r) * attention_tile_cells + c, simd::sums(sums[r]));
         }
     }
 }
 
 void scores_simd(const attention_scores_args & a) {
-    if (a.type == cell_type::f16) {
-        scores_of<uint16_t>(a);
-    } else {
-        scores_of<float>(a);
-    }
+    with_cells(a.type, [&a](auto cell) {
+        using row = decltype(cell);
+        if (a.rows >= transpose_rows && a.cells >= lanes) {
+            return scores_many<row>(a);
+        }
+        int n = 0;
+        for (int r = 0; r < a.rows; r += n) {
+            n = next_part(a.rows - r, few_rows);
+            with_rows<few_rows>(n, [&a, r](auto rows) { scores_few<rows(), row>(a, r); });
+        }
+    });
 }
 
 // ---- softmax
 
-// The table entry of t (already an FP16 number, not above zero), computed: with this polynomial, one rounding to FP16
-// at the end gives the table's bits for every input. NaN stays NaN.
-inline vec exp2_half(vec t) {
-    const vec x = simd::max(simd::set1(-30.0f), t);
-    const vec n = simd::round(x);
-    const vec r = simd::sub(x, n);
-    vec p = simd::set1(0.00132669706f);
-    p = simd::fma(p, r, simd::set1(0.00967545994f));
-    p = simd::fma(p, r, simd::set1(0.0555074252f));
-    p = simd::fma(p, r, simd::set1(0.240221217f));
-    p = simd::fma(p, r, simd::set1(0.693146944f));
-    p = simd::fma(p, r, simd::set1(1.0f));
-    return simd::round_to_half(simd::ldexp(p, n));
+constexpr int power_vecs = simd::registers / 4; // vectors whose powers are computed side by side
+
+// The table entries of t (already FP16 numbers, not above zero), computed: with this polynomial, one rounding to FP16
+// at the end gives the table's bits for every input. NaN stays NaN. Step by step over all vectors: each waits for the
+// step before, and a CPU's scheduler does not see far enough ahead to find the other vectors by itself.
+template <int n> inline void exp2_halves(vec (&t)[n]) {
+    vec whole[n];
+    vec p[n];
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        t[i] = simd::max(simd::set1(-30.0f), t[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        whole[i] = simd::round(t[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        t[i] = simd::sub(t[i], whole[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        p[i] = simd::fma(simd::set1(0.00132669706f), t[i], simd::set1(0.00967545994f));
+    }
+    for (const float factor : {0.0555074252f, 0.240221217f, 0.693146944f, 1.0f}) {
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) {
+            p[i] = simd::fma(p[i], t[i], simd::set1(factor));
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        t[i] = simd::ldexp(p[i], whole[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        t[i] = simd::round_to_half(t[i]);
+    }
 }
 
 inline vec tanh_vec(vec x) { // 1 - 2 / (e^2x + 1)
@@ -258,19 +313,49 @@ template <int vecs> inline vec softmax_scores(const attention_softmax_args & a, 
     return top;
 }
 
-// p = exp2 of FP16(factor * s - offset) or, exact, exp of it; returns the sum of p, lane by lane.
-template <int vecs, bool exact> inline vec softmax_powers(float * s, float factor, float offset) {
-    const vec f = simd::set1(factor);
-    const vec o = simd::set1(-offset);
-    vec sum = simd::zero();
+// p = exp2 of FP16(factor * s - offset) or, exact, exp of it, for `rows` rows from `first` on; adds up p.
+template <int vecs, int rows>
+inline void softmax_powers(const attention_softmax_args & a, int first, float factor, const float * offset) {
+    constexpr int at_once = std::min(rows * vecs, power_vecs);
+    static_assert(rows * vecs % at_once == 0 && (rows == 1 || rows * vecs == at_once));
+    float * s = a.s + first * attention_tile_cells;
+    vec sum[rows];
 #pragma GCC unroll 8
-    for (int v = 0; v < vecs; v++) {
-        const vec x = simd::fma(simd::load(s + v * lanes), f, o);
-        const vec p = exact ? exp_vec(x) : exp2_half(simd::round_to_half(x));
-        simd::store(s + v * lanes, p);
-        sum = simd::add(sum, p);
+    for (int r = 0; r < rows; r++) {
+        sum[r] = simd::zero();
     }
-    return sum;
+    for (int from = 0; from < rows * vecs; from += at_once) {
+        const auto cells = [s, from](int i) {
+            return s + (from + i) / vecs * attention_tile_cells + (from + i) % vecs * lanes;
+        };
+        vec x[at_once];
+#pragma GCC unroll 8
+        for (int i = 0; i < at_once; i++) {
+            x[i] = simd::fma(simd::load(cells(i)), simd::set1(factor), simd::set1(-offset[(from + i) / vecs]));
+        }
+        if (a.exact) {
+#pragma GCC unroll 8
+            for (int i = 0; i < at_once; i++) {
+                x[i] = exp_vec(x[i]);
+            }
+        } else {
+#pragma GCC unroll 8
+            for (int i = 0; i < at_once; i++) {
+                x[i] = simd::round_to_half(x[i]);
+            }
+            exp2_halves(x);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < at_once; i++) {
+            simd::store(cells(i), x[i]);
+            sum[i * rows / at_once] = simd::add(sum[i * rows / at_once], x[i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        float * sums = a.sum + (first + r) * attention_sum_parts;
+        simd::store(sums, simd::fma(simd::load(sums), simd::set1(a.alpha[first + r]), sum[r]));
+    }
 }
 
 // Over the first `vecs` vectors of each row; cells past a.cells count as hidden. A block of rows at a time: their
@@ -282,45 +367,53 @@ template <int vecs> void softmax_vecs(const attention_softmax_args & a, uint64_t
     const bool plain = a.softcap == 0.0f && a.bias == nullptr && a.scale > 0.0f && seen == all;
     const float factor = plain ? a.scale : 1.0f;
     const float unit = a.exact ? 1.0f : log2e;
+    const auto top = [&](int row) {
+        float * s = a.s + row * attention_tile_cells;
+        if (!plain) {
+            return softmax_scores<vecs>(a, s, seen);
+        }
+        vec x = simd::load(s);
+#pragma GCC unroll 16
+        for (int v = 1; v < vecs; v++) {
+            x = simd::max(simd::load(s + v * lanes), x);
+        }
+        return x;
+    };
     for (int first = 0; first < a.rows; first += lanes) {
         const int n = std::min(lanes, a.rows - first);
-        vec tops[lanes];
-        for (int i = 0; i < lanes; i++) {
-            float * s = a.s + (first + std::min(i, n - 1)) * attention_tile_cells;
-            if (i >= n) {
-                tops[i] = simd::zero();
-            } else if (plain) {
-                vec top = simd::load(s);
-#pragma GCC unroll 8
-                for (int v = 1; v < vecs; v++) {
-                    top = simd::max(simd::load(s + v * lanes), top);
-                }
-                tops[i] = top;
-            } else {
-                tops[i] = softmax_scores<vecs>(a, s, seen);
+        vec highest;
+        if (n == lanes) {
+            vec tops[lanes];
+            for (int i = 0; i < lanes; i++) {
+                tops[i] = top(first + i);
             }
-        }
-        simd::transpose(tops);
-        for (int step = lanes / 2; step > 0; step /= 2) {
-            for (int i = 0; i < step; i++) {
-                tops[i] = simd::max(tops[i], tops[i + step]);
+            simd::transpose(tops);
+            highest = tops[0];
+            for (int i = 1; i < lanes; i++) {
+                highest = simd::max(tops[i], highest);
             }
+        } else {
+            alignas(64) float tops[lanes] = {};
+            for (int i = 0; i < n; i++) {
+                tops[i] = simd::top(top(first + i));
+            }
+            highest = simd::load(tops);
         }
         const vec old_max = get(a.max + first, n);
-        const vec max = simd::max(simd::mul(tops[0], simd::set1(factor)), old_max);
+        const vec max = simd::max(simd::mul(highest, simd::set1(factor)), old_max);
         // nothing seen so far: any finite base makes powers of 0
         const vec base = simd::max(simd::set1(-1e38f), max);
         alignas(64) float offset[lanes];
         simd::store(offset, simd::mul(base, simd::set1(unit)));
         put(a.alpha + first, exp_vec(simd::sub(old_max, base)), n);
         put(a.max + first, max, n);
-        for (int i = 0; i < n; i++) {
-            const int row = first + i;
-            float * s = a.s + row * attention_tile_cells;
-            vec sum = a.exact ? softmax_powers<vecs, true>(s, factor * unit, offset[i])
-                              : softmax_powers<vecs, false>(s, factor * unit, offset[i]);
-            float * sums = a.sum + row * attention_sum_parts;
-            simd::store(sums, simd::fma(simd::load(sums), simd::set1(a.alpha[row]), sum));
+        constexpr int together = std::max(1, power_vecs / vecs);
+        int i = 0;
+        for (; i + together <= n; i += together) {
+            softmax_powers<vecs, together>(a, first + i, factor * unit, offset + i);
+        }
+        for (; i < n; i++) {
+            softmax_powers<vecs, 1>(a, first + i, factor * unit, offset + i);
         }
     }
 }
@@ -340,9 +433,9 @@ void softmax_simd(const attention_softmax_args & a) {
 
 // ---- accumulate
 
-// o[r][d..] for `rows` rows and `vecs` vectors; the last vector has `tail` elements.
-template <int rows, int vecs, class T>
-void accumulate_tile(const attention_accumulate_args & a, int first, const T * const * v, int d, int tail) {
+// o[r][d..] for `rows` rows and `vecs` vectors, whose last has `tail` elements; cell(c, i) is vector i of cell c.
+template <int rows, int vecs, class F>
+void accumulate_tile(const attention_accumulate_args & a, int first, int d, int tail, F && cell) {
     const float * p = a.p + first * attention_tile_cells;
     vec sum[rows][vecs];
 #pragma GCC unroll 8
@@ -357,7 +450,7 @@ void accumulate_tile(const attention_accumulate_args & a, int first, const T * c
         vec x[vecs];
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) {
-            x[i] = get(v[c] + d + i * lanes, i == vecs - 1 ? tail : lanes);
+            x[i] = cell(c, i);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -377,75 +470,67 @@ void accumulate_tile(const attention_accumulate_args & a, int first, const T * c
     }
 }
 
-template <int rows, class T> void accumulate_rows(const attention_accumulate_args & a, int first, const T * const * v) {
-    constexpr int step = simd::tile_vecs * lanes;
-    int d = 0;
-    for (; d + step <= a.dim; d += step) {
-        accumulate_tile<rows, simd::tile_vecs, T>(a, first, v, d, lanes);
-    }
-    for (; d < a.dim; d += lanes) {
-        const int left = a.dim - d;
-        if (left >= lanes) {
-            accumulate_tile<rows, 1, T>(a, first, v, d, lanes);
-        } else {
-            accumulate_tile<rows, 1, T>(a, first, v, d, left);
-        }
+constexpr int panel = simd::tile_vecs * lanes;
+
+// Columns d to d + wide of all rows; cell(c, d) is a vector of cell c, rest(c, d, n) a part of one.
+template <class F, class G>
+void accumulate_columns(const attention_accumulate_args & a, int d, int wide, F && cell, G && rest) {
+    int n = 0;
+    for (int r = 0; r < a.rows; r += n) {
+        n = next_part(a.rows - r, simd::tile_rows);
+        with_rows<simd::tile_rows>(n, [&](auto rows) {
+            if (wide == panel) {
+                return accumulate_tile<rows(), simd::tile_vecs>(a, r, d, lanes,
+                                                                [&](int c, int i) { return cell(c, d + i * lanes); });
+            }
+            for (int at = d; at < d + wide; at += lanes) {
+                const int left = std::min(lanes, d + wide - at);
+                if (left == lanes) {
+                    accumulate_tile<rows(), 1>(a, r, at, lanes, [&](int c, int) { return cell(c, at); });
+                } else {
+                    accumulate_tile<rows(), 1>(a, r, at, left, [&](int c, int) { return rest(c, at, left); });
+                }
+            }
+        });
     }
 }
 
-template <class T> void accumulate_of(const attention_accumulate_args & a, const T * const * v) {
-    int n = 0;
-    for (int r = 0; r < a.rows; r += n) {
-        n = next_part(a.rows - r);
-        switch (n) {
-        case 1:
-            accumulate_rows<1, T>(a, r, v);
-            break;
-        case 2:
-            accumulate_rows<2, T>(a, r, v);
-            break;
-        case 3:
-            accumulate_rows<3, T>(a, r, v);
-            break;
-        case 4:
-            accumulate_rows<4, T>(a, r, v);
-            break;
-        case 5:
-            accumulate_rows<5, T>(a, r, v);
-            break;
-        default:
-            accumulate_rows<6, T>(a, r, v);
+template <class row> void accumulate_cells(const attention_accumulate_args & a) {
+    row v[attention_tile_cells];
+    for (int c = 0; c < a.cells; c++) {
+        v[c] = row(a.v[c]);
+    }
+    const auto cell = [&v](int c, int d) { return v[c].get(d); };
+    const auto rest = [&v](int c, int d, int n) { return v[c].get_n(d, n); };
+    const bool widen = a.rows > 2 * simd::tile_rows;
+    for (int d = 0; d < a.dim; d += panel) {
+        const int wide = std::min(panel, a.dim - d);
+        if (!widen || wide < panel) {
+            accumulate_columns(a, d, wide, cell, rest);
+            continue;
         }
+        float * x = a.scratch;
+        for (int c = 0; c < a.cells; c++) {
+#pragma GCC unroll 8
+            for (int i = 0; i < simd::tile_vecs; i++) {
+                simd::store(x + c * panel + i * lanes, cell(c, d + i * lanes));
+            }
+        }
+        accumulate_columns(a, d, panel, [x, d](int c, int at) { return simd::load(x + c * panel + at - d); }, rest);
     }
 }
 
 void accumulate_simd(const attention_accumulate_args & a) {
-    const float * floats[attention_tile_cells];
-    if (a.type == cell_type::f16) {
-        const uint16_t * halves[attention_tile_cells];
-        for (int c = 0; c < a.cells; c++) {
-            halves[c] = static_cast<const uint16_t *>(a.v[c]);
-        }
-        if (a.rows <= 2 * simd::tile_rows) {
-            return accumulate_of<uint16_t>(a, halves);
-        }
-        for (int c = 0; c < a.cells; c++) {
-            floats[c] = a.scratch + static_cast<int64_t>(c) * a.dim;
-            f16_to_f32_simd(a.dim, halves[c], a.scratch + static_cast<int64_t>(c) * a.dim);
-        }
-    } else {
-        for (int c = 0; c < a.cells; c++) {
-            floats[c] = static_cast<const float *>(a.v[c]);
-        }
-    }
-    accumulate_of<float>(a, floats);
+    with_cells(a.type, [&a](auto cell) { accumulate_cells<decltype(cell)>(a); });
 }
 
 void exp2_fp16_simd(const uint16_t * in, uint16_t * out, size_t n) {
     each(static_cast<int64_t>(n), [=](int64_t i, int m) {
         // what is above zero counts as zero; NaN stays NaN because min returns its second argument then
         const vec x = simd::min(simd::zero(), get(in + i, m));
-        put(out + i, exp2_half(x), m);
+        vec y[1] = {x};
+        exp2_halves(y);
+        put(out + i, y[0], m);
     });
 }
 

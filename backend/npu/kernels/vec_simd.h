@@ -173,8 +173,23 @@ void f32_to_f16_simd(int64_t n, const float * src, void * dst) {
     each(n, [=](int64_t i, int m) { put(y + i, get(src + i, m), m); });
 }
 
+// A block: an FP16 scale and 32 signed bytes.
+void q8_0_to_f32_simd(int64_t n, const void * src, float * dst) {
+    constexpr int block = 32;
+    const uint8_t * x = static_cast<const uint8_t *>(src);
+    for (int64_t i = 0; i < n; i += block, x += sizeof(uint16_t) + block) {
+        const vec d = simd::set1(reinterpret_cast<const uint16_t *>(x));
+        const int8_t * q = reinterpret_cast<const int8_t *>(x + sizeof(uint16_t));
+#pragma GCC unroll 8
+        for (int j = 0; j < block; j += simd::width) {
+            simd::store(dst + i + j, simd::mul(d, simd::load(q + j)));
+        }
+    }
+}
+
 [[maybe_unused]] void fill_vec_simd(vec_kernels & k) {
     k.to_f32[TB_F16] = f16_to_f32_simd;
+    k.to_f32[TB_Q8_0] = q8_0_to_f32_simd;
     k.from_f32[TB_F16] = f32_to_f16_simd;
     k.add = add_simd;
     k.mul = mul_simd;

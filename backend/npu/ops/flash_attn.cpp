@@ -58,7 +58,7 @@ struct attention_plan {
     int64_t mask_lines() const { return tokens * mask_heads * mask_streams; }
 };
 
-bool kernel_reads(uint32_t type) { return type == TB_F16 || type == TB_F32; }
+bool kernel_reads(uint32_t type) { return type == TB_F16 || type == TB_F32 || type == TB_Q8_0; }
 
 attention_plan make_plan(const tb_op & op, int n_threads) {
     attention_plan p = {};
@@ -177,31 +177,13 @@ class item_runner {
         }
     }
 
-    // Joins the parts of one row of an item and stores it.
-    void merge(int64_t item, int64_t row) {
+    // Joins the parts of an item's rows [first, last) and stores them.
+    void merge(int64_t item, int64_t first, int64_t last) {
         place(item);
-        if (row >= n_tokens * n_heads) {
-            return;
+        last = std::min(last, n_tokens * n_heads);
+        for (int64_t row = first; row < last; row++) {
+            merge_row(item, row);
         }
-        float top = -infinity;
-        for (int64_t s = 0; s < p.splits; s++) {
-            top = std::max(top, partial(item, s)[2 * row]);
-        }
-        float total = 0.0f;
-        std::fill_n(output, p.dv, 0.0f);
-        for (int64_t s = 0; s < p.splits && top != -infinity; s++) {
-            const float * part = partial(item, s);
-            const float weight = std::exp(part[2 * row] - top);
-            if (weight == 0.0f) {
-                continue;
-            }
-            total += weight * part[2 * row + 1];
-            const float * x = part + 2 * p.item_rows() + row * p.dv;
-            for (int64_t d = 0; d < p.dv; d++) {
-                output[d] += weight * x[d];
-            }
-        }
-        finish_row(row, output, top, total);
     }
 
   private:
@@ -477,7 +459,9 @@ class item_runner {
         }
     }
 
-    static cell_type kernel_type(uint32_t type) { return type == TB_F16 ? cell_type::f16 : cell_type::f32; }
+    static cell_type kernel_type(uint32_t type) {
+        return type == TB_F16 ? cell_type::f16 : type == TB_Q8_0 ? cell_type::q8_0 : cell_type::f32;
+    }
 
     void cell_rows(const view & t, const uint8_t * base, int64_t dim, const int32_t * cell, int cells, float * floats,
                    const void ** rows) const {
@@ -498,7 +482,7 @@ class item_runner {
         for (int c = 0; c < cells; c++) {
             const uint8_t * row = base + std::min(cell[c] + ahead, p.n_kv - 1) * stride;
             for (int64_t at = 0; at < bytes; at += 64) {
-                __builtin_prefetch(row + at, 0, 2);
+                __builtin_prefetch(row + at, 0, 3);
             }
         }
     }
@@ -511,9 +495,33 @@ class item_runner {
         float * part = partial(item, split);
         for (int64_t r = 0; r < n_tokens * n_heads; r++) {
             part[2 * r] = max[r];
-            part[2 * r + 1] = sum(r);
+            if (max[r] != -infinity) { // a row that saw nothing here weighs nothing
+                part[2 * r + 1] = sum(r);
+                std::copy_n(output + r * p.dv, p.dv, part + 2 * p.item_rows() + r * p.dv);
+            }
         }
-        std::copy_n(output, n_tokens * n_heads * p.dv, part + 2 * p.item_rows());
+    }
+
+    void merge_row(int64_t item, int64_t row) {
+        float top = -infinity;
+        for (int64_t s = 0; s < p.splits; s++) {
+            top = std::max(top, partial(item, s)[2 * row]);
+        }
+        float total = 0.0f;
+        std::fill_n(output, p.dv, 0.0f);
+        for (int64_t s = 0; s < p.splits && top != -infinity; s++) {
+            const float * part = partial(item, s);
+            const float weight = std::exp(part[2 * row] - top);
+            if (weight == 0.0f) {
+                continue;
+            }
+            total += weight * part[2 * row + 1];
+            const float * x = part + 2 * p.item_rows() + row * p.dv;
+            for (int64_t d = 0; d < p.dv; d++) {
+                output[d] += weight * x[d];
+            }
+        }
+        finish_row(row, output, top, total);
     }
 
     // Adds the sink, divides by the sum and stores a row.
@@ -578,8 +586,11 @@ void flash_attn(const op_context & ctx) {
         int64_t first = 0;
         int64_t last = 0;
         ctx.share(p.items * p.item_rows(), 1, &first, &last);
-        for (int64_t i = first; i < last; i++) {
-            runner.merge(i / p.item_rows(), i % p.item_rows());
+        for (int64_t i = first; i < last;) {
+            const int64_t item = i / p.item_rows();
+            const int64_t end = std::min(last, (item + 1) * p.item_rows());
+            runner.merge(item, i - item * p.item_rows(), end - item * p.item_rows());
+            i = end;
         }
     }
 }

@@ -14,6 +14,7 @@ namespace {
 struct simd {
     using vec = __m256;
     static constexpr int width = 8;
+    static constexpr int registers = 16;
     // register tiles of attention: rows x vectors
     static constexpr int tile_rows = 6;
     static constexpr int tile_vecs = 2;
@@ -32,6 +33,11 @@ struct simd {
         std::memcpy(t, p, static_cast<size_t>(n) * sizeof(uint16_t));
         return load(t);
     }
+    static vec load(const int8_t * p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+    // all lanes of an FP16 number
+    static vec set1(const uint16_t * p) { return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(*p))); }
     static void store(uint16_t * p, vec x) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), half(x)); }
     static void store_n(uint16_t * p, vec x, int n) {
         uint16_t t[8];

@@ -12,6 +12,7 @@ namespace {
 struct simd {
     using vec = __m512;
     static constexpr int width = 16;
+    static constexpr int registers = 32;
     // register tiles of attention: rows x vectors
     static constexpr int tile_rows = 6;
     static constexpr int tile_vecs = 4;
@@ -27,6 +28,11 @@ struct simd {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
     static vec load_n(const uint16_t * p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
+    static vec load(const int8_t * p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+    // all lanes of an FP16 number
+    static vec set1(const uint16_t * p) { return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(*p))); }
     static void store(uint16_t * p, vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), half(x)); }
     static void store_n(uint16_t * p, vec x, int n) { _mm256_mask_storeu_epi16(p, first(n), half(x)); }
 

@@ -13,6 +13,7 @@ namespace {
 struct simd {
     using vec = float32x4_t;
     static constexpr int width = 4;
+    static constexpr int registers = 32;
     // register tiles of attention: rows x vectors
     static constexpr int tile_rows = 6;
     static constexpr int tile_vecs = 4;
@@ -37,6 +38,14 @@ struct simd {
         std::memcpy(t, p, static_cast<size_t>(n) * sizeof(uint16_t));
         return load(t);
     }
+    static vec load(const int8_t * p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof(four));
+        const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+        return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+    }
+    // all lanes of an FP16 number
+    static vec set1(const uint16_t * p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(p))); }
     static void store(uint16_t * p, vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
     static void store_n(uint16_t * p, vec x, int n) {
         uint16_t t[4];

@@ -6,6 +6,8 @@
 
 #include "half.h"
 #include "kernels/attention.h"
+#include "tilebeam/layout.h"
+#include "tilebeam/types.h"
 
 namespace tb::npu {
 namespace {
@@ -28,17 +30,27 @@ uint16_t exp2_of_half(uint16_t bits) {
     return tb_float_to_half(static_cast<float>(rounded));
 }
 
-float load(const void * cell, cell_type type, int i) {
-    return type == cell_type::f16 ? tb_half_to_float(static_cast<const uint16_t *>(cell)[i])
-                                  : static_cast<const float *>(cell)[i];
+// A cell as floats.
+void widen(const void * cell, cell_type type, int dim, float * out) {
+    switch (type) {
+    case cell_type::f16:
+        for (int d = 0; d < dim; d++) {
+            out[d] = tb_half_to_float(static_cast<const uint16_t *>(cell)[d]);
+        }
+        break;
+    case cell_type::f32:
+        std::copy_n(static_cast<const float *>(cell), dim, out);
+        break;
+    case cell_type::q8_0:
+        tb_dequantize_row(TB_Q8_0, static_cast<uint64_t>(dim), cell, out);
+        break;
+    }
 }
 
 void scores(const attention_scores_args & a) {
     for (int c = 0; c < a.cells; c++) {
         float * k = a.scratch;
-        for (int d = 0; d < a.dim; d++) {
-            k[d] = load(a.k[c], a.type, d);
-        }
+        widen(a.k[c], a.type, a.dim, k);
         for (int r = 0; r < a.rows; r++) {
             const float * q = a.q[r];
             float sum[8] = {};
@@ -114,9 +126,7 @@ void accumulate(const attention_accumulate_args & a) {
     }
     for (int c = 0; c < a.cells; c++) {
         float * v = a.scratch;
-        for (int d = 0; d < a.dim; d++) {
-            v[d] = load(a.v[c], a.type, d);
-        }
+        widen(a.v[c], a.type, a.dim, v);
         for (int r = 0; r < a.rows; r++) {
             const float p = a.p[r * attention_tile_cells + c];
             // a hidden cell may hold anything, infinities too, and must not touch the row
