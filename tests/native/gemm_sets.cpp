@@ -204,7 +204,7 @@ void floating(const kernel_table & t, const kernel_table & reference) {
             expect(close(out.data, want.data, 1e-4f), t.isa, t.gemm.f32.name);
         }
     }
-    std::vector<uint8_t> w(32 * 400);
+    std::vector<uint8_t> w(32 * 4200);
     for (size_t i = 0; i < w.size(); i++)
         w[i] = static_cast<uint8_t>(i & 1 ? 0x38 | (rng() & 0x83) : rng());
     for (uint32_t type : {TB_F32, TB_F16, TB_BF16}) {
@@ -213,15 +213,18 @@ void floating(const kernel_table & t, const kernel_table & reference) {
             t.gemm.pack(type, w.data(), 400, 27, k, p.data());
             reference.gemm.pack(type, w.data(), 400, 27, k, q.data());
             expect(p == q, t.isa, "pack");
-            for (int rows = 1; rows <= gemm_max_dot; rows++) {
+        }
+        // 1030 k are more than a stretch
+        for (int64_t k : {1, 7, 16, 37, 64, 1030}) {
+            for (int rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
                 const auto x = floats(static_cast<size_t>(rows * k));
-                const float * at[gemm_max_dot];
+                const float * at[gemm_max_rows];
                 for (int m = 0; m < rows; m++)
                     at[m] = x.data() + m * k;
-                for (int cols = 1; cols <= gemm_max_dot; cols++) {
+                for (int cols : {1, 2, 3, 4, 7, 32}) {
                     result out(rows), want(rows);
-                    t.gemm.dot.run({type, w.data(), 400, cols, rows, k, at, out.at});
-                    reference.gemm.dot.run({type, w.data(), 400, cols, rows, k, at, want.at});
+                    t.gemm.dot.run({type, w.data(), 4200, cols, rows, k, at, out.at});
+                    reference.gemm.dot.run({type, w.data(), 4200, cols, rows, k, at, want.at});
                     expect(close(out.data, want.data, 1e-3f), t.isa, t.gemm.dot.name);
                 }
             }

@@ -27,7 +27,6 @@ namespace tb::npu {
 constexpr int gemm_panel = 32;               // columns of a panel, and k of a tile
 constexpr int gemm_max_rows = 32;            // rows of a group at most, over all ISAs
 constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller than this counts as zero
-constexpr int gemm_max_dot = 4;              // rows and columns of one call of the dot kernel at most
 
 // Bytes of the record of one 32 k of an int8 group.
 constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
@@ -109,7 +108,7 @@ struct gemm_dot_args {
     uint32_t type;     // TB_F32, TB_F16, TB_BF16
     const uint8_t * w; // row c at w + c * stride
     int64_t stride;    // bytes
-    int cols, rows;    // 1..gemm_max_dot
+    int cols, rows;    // 1..gemm_panel, 1 or more
     int64_t k;
     const float * const * x; // [rows]
     float * const * out;     // [rows], `cols` floats each

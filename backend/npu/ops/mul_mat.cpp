@@ -139,7 +139,9 @@ plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, 
     p.panels = divide_up(p.n, TB_TILE_N);
 
     const int64_t wanted = n_threads * items_per_thread;
-    const int64_t panel_bytes = std::max<int64_t>(1, static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / tile));
+    const int64_t panel_bytes =
+        std::max<int64_t>(1, is_float(p.type) ? tb_type_size(p.type) * p.k * TB_TILE_N
+                                              : static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / tile));
     p.panels_per_item =
         std::clamp<int64_t>(std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1, p.panels);
     const int64_t items = p.matrices * divide_up(p.panels, p.panels_per_item);
@@ -435,15 +437,12 @@ void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
                    : reinterpret_cast<const float *>(ctx.prepared + (r.matrix * p.rows + m) * p.row_bytes);
         dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m));
     }
-    for (int64_t n = r.panel * TB_TILE_N; n < last; n += gemm_max_dot) {
-        const int cols = static_cast<int>(std::min<int64_t>(gemm_max_dot, last - n));
-        for (int64_t m = 0; m < p.rows; m += gemm_max_dot) {
-            const int rows = static_cast<int>(std::min<int64_t>(gemm_max_dot, p.rows - m));
-            float * out[gemm_max_dot];
-            for (int i = 0; i < rows; i++)
-                out[i] = dst[m + i] + n;
-            ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride, cols, rows, p.k, x + m, out});
-        }
+    for (int64_t n = r.panel * TB_TILE_N; n < last; n += TB_TILE_N) {
+        const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, last - n));
+        float * out[dot_rows];
+        for (int64_t m = 0; m < p.rows; m++)
+            out[m] = dst[m] + n;
+        ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride, cols, static_cast<int>(p.rows), p.k, x, out});
     }
 }
 
