@@ -138,6 +138,80 @@ def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
             assert s.compute(ops * 10, 2).status == OK
 
 
+# Computes graphs of one long op until a call fails; prints the NPU's pid, signs of life, and how it ended.
+STOPPABLE = """
+import sys
+from npu_kit import OK, Op, Session, SharedArray, Vec
+from test_faults import DEADLINE_MS
+side = 512
+memory = SharedArray(3 * side * side)
+with Session(sys.argv[1] == "process", n_threads=2, deadline_ms=DEADLINE_MS) as s:
+    s.map(memory)
+    print(s.pid, flush=True)
+    product, a, b = (Vec(4 * side * side * i, side, side) for i in range(3))
+    while (r := s.compute([Op("MUL_MAT", product, (a, b))], 1)).status == OK:
+        print("going on", flush=True)
+    print(r.name, r.why, flush=True)
+"""
+
+
+@pytest.fixture(params=["thread", "process"])
+def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A program that computes all the time, and its NPU's pid (its own one with the thread executor)."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", STOPPABLE, request.param],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert program.stdout is not None
+    try:
+        yield program, int(program.stdout.readline())
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+
+
+def next_line(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+def test_a_stopped_program_has_not_waited(stoppable: tuple[subprocess.Popen[str], int]) -> None:
+    """Ctrl-Z, then fg: both sides stop for longer than the deadline, and go on as if nothing had been."""
+    program, npu = stoppable
+    for round_ in range(3):
+        assert next_line(program) == "going on"
+        time.sleep(0.003 * round_)
+        for pid in {program.pid, npu}:
+            stop_process(pid)
+        time.sleep(3 * DEADLINE_MS / 1000)
+        os.kill(npu, signal.SIGCONT)
+        os.kill(program.pid, signal.SIGCONT)
+        for _ in range(20):  # what was printed before the stop is among these
+            assert next_line(program) == "going on"
+    if npu != program.pid:
+        os.kill(npu, signal.SIGKILL)
+        while (line := next_line(program)) == "going on":
+            pass
+        assert line.startswith("TB_E_DEAD the NPU process was killed by signal 9")
+
+
+@pytest.mark.parametrize("stoppable", ["process"], indirect=True)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_an_npu_lost_while_its_program_is_stopped(stoppable: tuple[subprocess.Popen[str], int], how: int) -> None:
+    program, npu = stoppable
+    assert next_line(program) == "going on"
+    stop_process(program.pid)
+    os.kill(npu, how)
+    time.sleep(2 * DEADLINE_MS / 1000)
+    os.kill(program.pid, signal.SIGCONT)
+    while (line := next_line(program)) == "going on":
+        pass
+    assert line.startswith("TB_E_DEAD the NPU process was killed" if how == signal.SIGKILL else "TB_E_DEADLINE")
+
+
 def test_stop_while_stopped(memory: SharedArray) -> None:
     """Closing a session whose NPU does not react ends it all the same."""
     s = Session(True, n_threads=1)

@@ -14,6 +14,7 @@
 #include "cache.h"
 #include "channel.h"
 #include "checksum.h"
+#include "patience.h"
 #include "peer.h"
 #include "thread_pool.h"
 #include "trace.h"
@@ -160,12 +161,12 @@ bool session::impl::start(std::string & why) {
 
 bool session::impl::shake_hands(std::string & why) {
     const int limit_ms = std::max(opt.deadline_ms, least_start_ms);
-    const int64_t deadline = now_ns() + limit_ms * ms;
+    patience left(limit_ms * ms);
     std::string how;
     bool gone = false;
     wait_plan p;
-    p.slice = 20 * ms;
-    const auto keep_waiting = [&] { return !(gone = peer_ended(how)) && now_ns() < deadline; };
+    p.slice = between_looks;
+    const auto keep_waiting = [&] { return !(gone = peer_ended(how)) && left.look(); };
     if (wait_word(&channel->npu_ready, 0, &channel->cpu_sleeping, p, keep_waiting) == wake_reason::stopped) {
         why = std::string("the ") + noun() +
               (gone ? " did not start: it " + how : " did not start within " + std::to_string(limit_ms) + " ms");
@@ -216,7 +217,7 @@ bool session::impl::usable(result & r) {
 wait_plan session::impl::plan(int64_t expected_ns) {
     static const int cpus = npu::usable_cpus();
     wait_plan p;
-    p.slice = 20 * ms;
+    p.slice = between_looks;
     const int64_t spin = budget.next();
     if (expected_ns <= most_spin_ns()) {
         p.spin_until = spin;
@@ -244,7 +245,7 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
 
     // The deadline is for one op: it starts anew whenever one ends, at most as often as a graph has ops.
     const int64_t limit = int64_t{opt.deadline_ms} * ms;
-    int64_t deadline = start + limit;
+    patience left(limit);
     uint32_t ended = 0;
     std::string how;
     bool gone = false;
@@ -252,16 +253,16 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
         if ((gone = peer_ended(how))) {
             return false;
         }
-        const int64_t now = now_ns();
+        const bool more = left.look();
         const uint32_t seen = load_word(&channel->npu_progress);
         if (seen >> 16 == (seq & 0xffff) && (seen & 0xffff) > ended && (seen & 0xffff) <= TB_MAX_GRAPH_OPS) {
             ended = seen & 0xffff;
-            deadline = now + limit;
+            left.renew();
         }
         // Once per slice, in case the doorbell was overwritten or the wake-up call did not seem to be needed.
         store_word(&channel->req_seq, seq);
         futex_wake(&channel->req_seq, futex_scope::shared);
-        return now < deadline;
+        return more || left.look();
     };
     wait_plan p = plan(expected_ns ? *expected_ns : 0);
     p.slice = std::min(p.slice, std::max<int64_t>(limit, ms));
