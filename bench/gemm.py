@@ -36,7 +36,7 @@ PLAIN = {
     "bf16": Type.BF16,
     "f32": Type.F32,
 }
-MIN_WEIGHT_BYTES = 64 << 20  # of all copies together: more than the last-level cache keeps
+MIN_WEIGHT_BYTES = 256 << 20  # of all copies together: a last-level cache keeps a part even of twice its size
 
 
 def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:

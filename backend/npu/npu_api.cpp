@@ -114,6 +114,6 @@ double tb_npu_limit_int8(double seconds) { return tb::npu::limit_int8(seconds); 
 
 double tb_npu_limit_fma(double seconds) { return tb::npu::limit_fma(seconds); }
 
-double tb_npu_limit_read(const void * data, uint64_t size) {
-    return tb::npu::limit_read(static_cast<const uint8_t *>(data), size);
+double tb_npu_limit_read(const void * data, uint64_t size, int way) {
+    return way < 0 || way >= TB_NPU_READ_WAYS ? 0 : tb::npu::limit_read(static_cast<const uint8_t *>(data), size, way);
 }

@@ -44,10 +44,12 @@ const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
 int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n);
 
 // What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32
-// FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once in order.
+// FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once, in one of several ways (`way`
+// from 0, see peaks.h) of which the fastest is the limit.
+enum { TB_NPU_READ_WAYS = 4 };
 double tb_npu_limit_int8(double seconds);
 double tb_npu_limit_fma(double seconds);
-double tb_npu_limit_read(const void * data, uint64_t size);
+double tb_npu_limit_read(const void * data, uint64_t size, int way);
 // cffi: end
 
 #ifdef __cplusplus

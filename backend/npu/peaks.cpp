@@ -24,6 +24,9 @@ namespace {
 // How often the loops look at the clock, and how many results each keeps under way.
 constexpr int burst = 5000;
 constexpr int chains = 16;
+// Reads: bytes of a stream taken in one go, and how far ahead of them is asked for, which may be beyond the end.
+constexpr size_t read_step = 256;
+constexpr size_t read_ahead = 2048;
 
 double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
@@ -134,12 +137,19 @@ FOR_AVX2 double fma_avx2(double seconds) {
     return rate(ops, start);
 }
 
-FOR_AVX512 uint64_t read_avx512(const uint8_t * data, size_t size) {
+template <int streams, bool ahead> FOR_AVX512 uint64_t read_avx512(const uint8_t * data, size_t size) {
+    const size_t part = size / streams;
     __m512i v[4] = {};
-    for (size_t i = 0; i < size; i += 256) {
+    for (size_t i = 0; i < part; i += read_step) {
 #    pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-            v[j] = _mm512_xor_si512(v[j], _mm512_loadu_si512(data + i + 64 * j));
+        for (int s = 0; s < streams; s++) {
+            const uint8_t * p = data + static_cast<size_t>(s) * part + i;
+#    pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                if (ahead) __builtin_prefetch(p + read_ahead + 64 * j, 0, 0);
+                v[j] = _mm512_xor_si512(v[j], _mm512_loadu_si512(p + 64 * j));
+            }
+        }
     }
     alignas(64) uint64_t words[8];
     _mm512_store_si512(words, _mm512_xor_si512(_mm512_xor_si512(v[0], v[1]), _mm512_xor_si512(v[2], v[3])));
@@ -209,16 +219,31 @@ double fma_neon(double seconds) {
 
 #endif
 
-uint64_t read_words(const uint8_t * data, size_t size) {
+template <int streams, bool ahead> uint64_t read_words(const uint8_t * data, size_t size) {
+    const size_t part = size / streams;
     uint64_t sum[4] = {};
-    for (size_t i = 0; i < size; i += 32) {
-        uint64_t word[4];
-        std::memcpy(word, data + i, sizeof word);
-        for (int j = 0; j < 4; j++)
-            sum[j] ^= word[j];
+    for (size_t i = 0; i < part; i += 64) {
+        for (int s = 0; s < streams; s++) {
+            const uint8_t * p = data + static_cast<size_t>(s) * part + i;
+            if (ahead) __builtin_prefetch(p + read_ahead, 0, 0);
+            uint64_t word[8];
+            std::memcpy(word, p, sizeof word);
+            for (int j = 0; j < 8; j++)
+                sum[j % 4] ^= word[j];
+        }
     }
     return sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
 }
+
+using read_loop = uint64_t (*)(const uint8_t *, size_t);
+
+// In the order of TB_NPU_READ_WAYS.
+constexpr read_loop loops_words[] = {read_words<1, false>, read_words<1, true>, read_words<4, false>,
+                                     read_words<4, true>};
+#if defined(__x86_64__)
+constexpr read_loop loops_avx512[] = {read_avx512<1, false>, read_avx512<1, true>, read_avx512<4, false>,
+                                      read_avx512<4, true>};
+#endif
 
 } // namespace
 
@@ -245,14 +270,14 @@ double limit_fma([[maybe_unused]] double seconds) {
 #endif
 }
 
-double limit_read(const uint8_t * data, size_t size) {
-    size = size / 256 * 256;
-    const double start = now();
+double limit_read(const uint8_t * data, size_t size, int way) {
+    size = size / (4 * read_step) * (4 * read_step);
+    const read_loop * loops = loops_words;
 #if defined(__x86_64__)
-    const uint64_t sum = best_is("avx512vnni") ? read_avx512(data, size) : read_words(data, size);
-#else
-    const uint64_t sum = read_words(data, size);
+    if (best_is("avx512vnni")) loops = loops_avx512;
 #endif
+    const double start = now();
+    const uint64_t sum = loops[way](data, size);
     asm volatile("" ::"r"(sum));
     return rate(static_cast<double>(size), start);
 }

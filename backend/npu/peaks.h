@@ -16,8 +16,9 @@ double limit_int8(double seconds);
 // likewise.
 double limit_fma(double seconds);
 
-// 10^9 bytes a second of reading `size` bytes once, in order.
-double limit_read(const uint8_t * data, size_t size);
+// 10^9 bytes a second of reading `size` bytes once. Which way is fastest differs by CPU, so there are several (`way`,
+// below TB_NPU_READ_WAYS): in order or as four streams side by side, each without and with software prefetch.
+double limit_read(const uint8_t * data, size_t size, int way);
 
 } // namespace tb::npu
 
