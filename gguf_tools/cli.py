@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -30,6 +29,7 @@ from .repack import pack as pack_file
 from .repack import unpack as unpack_file
 from .stream import Progress
 from .verification import verify as verify_file
+from .whole_file import check_target, os_error
 
 app = typer.Typer(
     help="Rewrite GGUF files into the tile layout of Tilebeam, and back.",
@@ -284,6 +284,7 @@ def inspect(
         raise typer.BadParameter("a heat map needs --heat-map OUT.png and --against SRC")
     info = inspect_file(source)
     if heat_map is not None and against is not None:
+        check_target(heat_map)
         with _bar("compare", quiet) as progress:
             errors = relative_errors(source, against, threads=threads, progress=progress)
         draw_heat_map(errors, heat_map, title=f"{source.name} against {against.name}")
@@ -314,22 +315,19 @@ def convert(
     _say(report, quiet, as_json)
 
 
-def stop(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM as an exception, so that a partial output is removed."""
-    raise SystemExit(128 + signal.SIGTERM)
-
-
 def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     """Exit status of a command; expected failures become one line on stderr."""
     try:
         call()
+    except BrokenPipeError:  # the reader (head, less) has gone; nothing is wrong
+        sys.stderr.close()
+        return 141
     except GGUFError as e:
         typer.echo(f"{program}: {e}", err=True)
     except OSError as e:
-        at = f"{e.filename}: " if e.filename else ""
-        typer.echo(f"{program}: {at}{e.strerror or e}", err=True)
+        typer.echo(f"{program}: {os_error(e)}", err=True)
     except MemoryError:
-        typer.echo("gguf-repack: out of memory", err=True)
+        typer.echo(f"{program}: out of memory", err=True)
     except KeyboardInterrupt:
         typer.echo(f"{program}: interrupted", err=True)
         return 130
@@ -340,7 +338,7 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
     sys.exit(run(app))
 
 

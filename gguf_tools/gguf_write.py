@@ -20,6 +20,7 @@ import gguf
 
 from .errors import GGUFError
 from .gguf_file import ARRAY, BOOL, MAGIC, STRING, UINT32, pad, tensor_bytes
+from .whole_file import NO_ROOM, naming
 
 
 def _string(s: str) -> bytes:
@@ -130,12 +131,12 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
     fd, named = _open_output(temporary)
     try:
-        with os.fdopen(fd, "w+b") as f:
+        with naming(path), os.fdopen(fd, "w+b") as f:
             # no space is found out now, not after minutes of work
             try:
                 os.posix_fallocate(f.fileno(), 0, size)
             except OSError as e:
-                if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if e.errno in NO_ROOM:
                     raise OSError(e.errno, f"{os.strerror(e.errno)}: {size} bytes are needed", str(path)) from None
                 f.truncate(size)
             yield f

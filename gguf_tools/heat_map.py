@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from .quantize import ErrorSum, Floats
 from .split import Source, open_gguf
 from .stream import Progress, default_threads, in_order
 from .weights import has_values, is_weight, to_float
+from .whole_file import whole_file
 
 ELEMENTS = 1 << 18  # compared at a time, about
 WHOLE = "model"  # the row of tensors that belong to no layer
@@ -174,12 +173,6 @@ def heat_map(errors: Mapping[str, float], path: str | os.PathLike[str], *, title
         GGUFError: matplotlib is not installed, or there is no error to draw.
         OSError: writing failed.
     """
-    path = Path(path)
     fig = figure(errors, title)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
+    with whole_file(path) as partial:
         fig.savefig(partial, format="png")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from .cli import MIB, run, stop
+from .cli import MIB, run
 from .trim_vocab import Progress, TrimReport, as_json, trim_vocab
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -102,7 +102,7 @@ def _say(r: TrimReport) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
     sys.exit(run(app, "gguf-trim-vocab"))
 
 

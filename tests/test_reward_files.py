@@ -539,11 +539,16 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
         ("", "holds no texts"),
         ("[1]\n", "line 1 must be"),
         ('{"prompt": "x"\n', "line 1 is not JSON"),
+        ("[" * 100000, "line 1 is not JSON"),
     ):
         file.write_text(content)
         bad = CliRunner().invoke(app, command)
         assert bad.exit_code == 1
         assert says in " ".join(bad.output.split())
+    file.write_bytes(b'{"prompt": "\xff", "text": "a"}\n')
+    assert "is not UTF-8" in " ".join(CliRunner().invoke(app, command).output.split())
+    file.write_text('{"prompt": "one\u2028line", "text": "a\u0085b"}\n')  # line breaks to str.splitlines, not to JSON
+    assert CliRunner().invoke(app, command).exit_code == 0
 
 
 def test_the_manuals_example_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ do is in the library, imported when needed so that `--help` is quick.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from enum import StrEnum
@@ -342,9 +343,10 @@ def trace(
     side; messages and every worker's part of every op on the NPU. The table says how long the ops took, what they read
     and computed, and how near that is to what this machine can do, which is measured right after the run.
     """
+    from gguf_tools.whole_file import check_target
     from tilebeam import trace_cli
 
-    trace_cli.check_target(out)
+    check_target(out)
     random = prompt is None and file is None
     text = "" if random else one_prompt(prompt, file)
     drawing = SamplingOptions(n_predict=n_predict, temp=temp, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
@@ -367,6 +369,7 @@ app.command("serve")(console.sentences(serve_cli.serve))
 
 def main() -> None:
     """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
     try:
         app()
     except BrokenPipeError:

@@ -70,8 +70,10 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}."
+    if isinstance(error, OSError) and error.strerror:
+        from gguf_tools.whole_file import os_error
+
+        return f"{os_error(error)}."
     if isinstance(error, (TilebeamError, OSError, ValueError, ImportError)) and str(error):
         return str(error)
     return f"Unexpected {type(error).__name__}: {error}. TILEBEAM_DEBUG=1 shows where."

@@ -15,7 +15,7 @@ import typer
 from tilebeam import __version__, console
 from tilebeam.errors import TilebeamError
 from tilebeam.options import grouped
-from tilebeam.prompts import unescaped
+from tilebeam.prompts import read_text, unescaped
 from tilebeam.reward_cli import RewardModelOptions, RewardOptions
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def evaluate(
         shots=shots,
         shot_seed=shot_seed,
         shots_file=str(shots_file) if shots_file else None,
-        prefix=prefix_file.read_text(encoding="utf-8") if prefix_file else "",
+        prefix=read_text(prefix_file) if prefix_file else "",
         template=None if template is None else unescaped(template),
         shot_answer=unescaped(shot_answer),
         question=question,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import tilebeam
 from gguf_tools.imatrix import save_imatrix
+from gguf_tools.whole_file import check_target
 from tilebeam import console
-from tilebeam.errors import TilebeamError
 from tilebeam.imatrix import collect
 from tilebeam.perplexity import windows_of
 from tilebeam.perplexity_cli import read_text
@@ -34,8 +34,7 @@ class Request:
 def run(r: Request) -> None:
     """Collect and write."""
     text = read_text(r.file)
-    if not r.output.parent.is_dir():
-        raise TilebeamError(f"There is no folder {r.output.parent} to write to.")
+    check_target(r.output)
     threads = r.threads or len(os.sched_getaffinity(0))
     with console.loading(str(r.model)):
         lm = tilebeam.load(r.model, device="cpu", n_ctx=256, n_seq_max=1, threads=threads)

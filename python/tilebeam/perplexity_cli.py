@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tilebeam
+from gguf_tools.whole_file import check_target
 from tilebeam import console
 from tilebeam.errors import TilebeamError
 from tilebeam.lm import LM
@@ -55,6 +56,8 @@ def run(r: Request) -> None:
         raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
     if r.chunks == 0:
         raise TilebeamError("--chunks must be positive, or -1 for all windows.")
+    if r.save_all_logits is not None:
+        check_target(r.save_all_logits)
     from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
     if r.file is None and not from_file:
         raise TilebeamError("Which text? Give a file with -f.")

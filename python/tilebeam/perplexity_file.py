@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.whole_file import whole_file
 from tilebeam.errors import TilebeamError
 from tilebeam.perplexity import F32, I32, Prediction, Scorer, Windows, log_sum_exp
 
@@ -115,11 +117,9 @@ class LogitsWriter:
 
     def __init__(self, path: str | os.PathLike[str], windows: Windows, n_vocab: int) -> None:
         self.path = Path(path)
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._windows = windows
         self._n_vocab = n_vocab
-        self._file = self._partial.open("wb")
-        self._file.write(_HEADER.pack(MAGIC, windows.n_ctx, n_vocab, len(windows)))
-        windows.tokens.astype("<i4").tofile(self._file)
+        self._open = ExitStack()
         self._work: F32 = np.empty(n_vocab, np.float32)
         self._words: npt.NDArray[np.uint16] = np.zeros(_row_words(n_vocab), np.uint16)
 
@@ -141,19 +141,21 @@ class LogitsWriter:
             else:
                 q[:] = 0
             self._words[:4].view(np.float32)[:] = scale, np.float32(float(lowest) - log_sum)
-            self._words.tofile(self._file)
+            self._file.write(self._words.data)
 
     def __enter__(self) -> LogitsWriter:
+        with ExitStack() as stack:
+            partial = stack.enter_context(whole_file(self.path))
+            self._file = stack.enter_context(partial.open("wb"))
+            self._file.write(_HEADER.pack(MAGIC, self._windows.n_ctx, self._n_vocab, len(self._windows)))
+            self._file.write(self._windows.tokens.astype("<i4").tobytes())
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if kind is None:
-            self._partial.replace(self.path)
-        else:
-            self._partial.unlink(missing_ok=True)
+        self._open.__exit__(kind, error, trace)
 
 
 def bytes_needed(windows: Windows, n_vocab: int) -> int:

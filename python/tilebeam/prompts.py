@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
 
@@ -39,13 +40,7 @@ def prompts(prompt: str | None, file: Path | None) -> list[str]:
     if prompt is not None or file is None or file.suffix != ".jsonl":
         return [one_prompt(prompt, file)]
     found = []
-    for number, line in enumerate(read_text(file).split("\n"), 1):  # not splitlines: JSON may hold U+2028
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise TilebeamError(f"{file} line {number} is not JSON: {error}") from None
+    for number, item in json_lines(file):
         text = item.get("prompt") if isinstance(item, dict) else item
         if not isinstance(text, str) or not text:
             raise TilebeamError(f'{file} line {number} has no text under "prompt".')
@@ -65,6 +60,21 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise TilebeamError(f"{file} is not UTF-8 text.") from None
+
+
+def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a .jsonl file and the numbers of their lines, from 1; empty lines are left out.
+
+    Raises:
+        TilebeamError: the file is not UTF-8, or a line is not JSON.
+    """
+    for number, line in enumerate(read_text(file).split("\n"), 1):  # not splitlines: JSON may hold U+2028
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TilebeamError(f"{file} line {number} is not JSON: {error}.") from None
 
 
 def wrap(lm: LM, prompt: str, chat: bool) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf_tools.whole_file import naming
 from tilebeam.errors import TilebeamError
 from tilebeam.reward_formats import preset as preset_named
 from tilebeam.reward_heads import Head, make_head
@@ -132,21 +133,22 @@ def write_body(
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        for file in sorted(p for p in folder.iterdir() if p.is_file()):
-            if file.suffix == ".safetensors":
-                kept = [t for t in tensors if t.file == file and t.name not in heads]
-                for written in _write_safetensors(partial / file.name, kept):
-                    done += written
-                    if progress is not None:
-                        progress(done, total)
-            elif file.name == "model.safetensors.index.json":
-                index = _json(file)
-                index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k not in heads}
-                (partial / file.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
-            elif file.name == "config.json":
-                (partial / file.name).write_text(json.dumps(_body_config(_json(file)), indent=2), encoding="utf-8")
-            elif file.stat().st_size < _HEADER_LIMIT and file.suffix not in (".bin", ".pt", ".py"):
-                shutil.copyfile(file, partial / file.name)
+        with naming(out):
+            for file in sorted(p for p in folder.iterdir() if p.is_file()):
+                if file.suffix == ".safetensors":
+                    kept = [t for t in tensors if t.file == file and t.name not in heads]
+                    for written in _write_safetensors(partial / file.name, kept):
+                        done += written
+                        if progress is not None:
+                            progress(done, total)
+                elif file.name == "model.safetensors.index.json":
+                    index = _json(file)
+                    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k not in heads}
+                    (partial / file.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
+                elif file.name == "config.json":
+                    (partial / file.name).write_text(json.dumps(_body_config(_json(file)), indent=2), encoding="utf-8")
+                elif file.stat().st_size < _HEADER_LIMIT and file.suffix not in (".bin", ".pt", ".py"):
+                    shutil.copyfile(file, partial / file.name)
         partial.replace(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 from tilebeam import console
 from tilebeam.errors import TilebeamError
 from tilebeam.options import Device, DeviceOption, ExecutorOption, Json, Threads, grouped
-from tilebeam.prompts import unescaped
+from tilebeam.prompts import json_lines, unescaped
 from tilebeam.reward_cli import RewardModelOptions, open_scorer
 from tilebeam.reward_formats import preset_of
 
@@ -64,13 +64,7 @@ def score(
 
 def _texts(file: Path) -> list[dict[str, str]]:
     items = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise TilebeamError(f"{file} line {number} is not JSON: {error}") from None
+    for number, item in json_lines(file):
         if not isinstance(item, dict) or not all(isinstance(item.get(k), str) for k in ("prompt", "text")):
             raise TilebeamError(f'{file} line {number} must be an object with texts under "prompt" and "text".')
         items.append(item)

@@ -12,6 +12,7 @@ import typer
 from tilebeam import console
 from tilebeam.errors import TilebeamError
 from tilebeam.options import Device, grouped
+from tilebeam.prompts import read_text
 from tilebeam.reward_cli import RewardModelOptions
 
 _LIMITS = "Queue and limits"
@@ -211,7 +212,7 @@ def _keys(given: list[str] | None, file: Path | None) -> list[str]:
     if (from_environment := os.environ.get(_KEY_VARIABLE)) is not None:
         keys.append(from_environment)
     if file is not None:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_text(file).splitlines()]
         if not any(lines):
             raise TilebeamError(f"{file} holds no API key.")
         keys += [line for line in lines if line]

@@ -10,8 +10,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from gguf_tools.whole_file import whole_file
 from tilebeam import console
-from tilebeam.errors import TilebeamError
 from tilebeam.lm import LM
 from tilebeam.machine import OtherLoad
 from tilebeam.sampling import SamplingParams
@@ -25,17 +25,12 @@ def random_prompt(lm: LM, length: int, seed: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, lm.n_vocab, length)]
 
 
-def check_target(path: Path) -> None:
-    """Raise `TilebeamError` if no file can be written there, before anything is run."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise TilebeamError(f"{path} cannot be written: it is a folder, or its folder does not exist.")
-
-
 def run(lm: LM, prompt: str | list[int], params: SamplingParams, out: Path, as_json: bool) -> None:
     """Trace one `LM.generate`, write the timeline to `out`, print the summary to stdout."""
     with OtherLoad() as load, console.generating("trace", params.n) as hook, Tracer(lm) as tracer:
         lm.generate([prompt], params, progress=hook)
-    out.write_text(json.dumps(tracer.timeline()), encoding="utf-8")
+    with whole_file(out) as partial:
+        partial.write_text(json.dumps(tracer.timeline()), encoding="utf-8")
     summary = tracer.summary(Limits.measure(lm.info.threads))
     if as_json:
         json.dump({"trace": str(out), "other_load": load.share, **summary.as_dict()}, sys.stdout, indent=2)

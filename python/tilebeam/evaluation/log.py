@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gguf_tools.whole_file import naming
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.setting import Setting, differences
 
@@ -86,14 +87,16 @@ class Log:
             self.records[record["unit"]] = record
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Give the file free."""
-        self._file.close()
+        with naming(self.path):  # what found no room before is tried once more
+            self._file.close()
 
     def __enter__(self) -> Log:
         return self

@@ -7,6 +7,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf_tools.whole_file import whole_file
+
 if TYPE_CHECKING:
     from tilebeam.evaluation.report import Report
     from tilebeam.evaluation.results import Row
@@ -35,7 +37,9 @@ def draw(report: Report, out: Path) -> list[Path]:
 def _save(figure: Any, stem: Path) -> list[Path]:
     paths = [stem.with_suffix(f".{kind}") for kind in _FORMATS]
     for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with whole_file(path) as partial:
+            kind = path.suffix.removeprefix(".")
+            figure.savefig(partial, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return paths
 
 

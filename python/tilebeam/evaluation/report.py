@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gguf_tools.whole_file import whole_file
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
 from tilebeam.evaluation.setting import Setting
 from tilebeam.evaluation.tasks import Task
@@ -63,8 +64,13 @@ def write(report: Report, out: Path) -> None:
     except ImportError:
         drawn = []
         report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")
-    (out / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    (out / "report.md").write_text("\n".join(markdown(report, drawn)) + "\n", encoding="utf-8")
+    texts = {
+        "report.json": json.dumps(report.as_dict(), indent=1),
+        "report.md": "\n".join(markdown(report, drawn)),
+    }
+    for name, text in texts.items():
+        with whole_file(out / name) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
 
 
 def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import gguf_tools
+from gguf_tools.whole_file import whole_file
 from tilebeam import console, methods
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import results, scoring
@@ -206,8 +207,7 @@ def _work(
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
-    partial = path.with_suffix(".partial")
-    with open(partial, "w", encoding="utf-8") as file:
+    with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
         for unit in everything:
             for item in records[unit.key]["items"]:
                 line = {
@@ -218,7 +218,6 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
                     "seed": unit.seed,
                 } | timeless(item)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    partial.replace(path)
 
 
 # --- the timed pass ---------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from urllib.parse import unquote_plus
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.extract import Extractor, equality_of, extractor, normalize_answer
+from tilebeam.prompts import json_lines
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 
@@ -379,17 +380,7 @@ class FileTask(Task):
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and objects, prompt and answer being texts."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise TilebeamError(f"{path} is not UTF-8 text.") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise TilebeamError(f"{path} line {number} is not JSON: {error}.") from None
+    for number, fields in json_lines(path):
         if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"]:
             raise TilebeamError(f'{path} line {number} has no text under "prompt".')
         answer = fields.get("answer", "")
