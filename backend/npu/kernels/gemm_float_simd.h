@@ -124,6 +124,52 @@ template <class unit> void pack(uint32_t type, const uint8_t * src, int64_t stri
 
 // ---- dot
 
+// Few rows: a column after the other, so that weights are one stream, fetched a page ahead of the hardware, which stops
+// at the end of each.
+constexpr int dot_few_rows = 3;
+
+template <class unit, class Element, int rows> void dot_few(const gemm_dot_args & a) {
+    if (a.rows != rows) {
+        if constexpr (rows > 1) dot_few<unit, Element, rows - 1>(a);
+        return;
+    }
+    using vec = typename unit::vec;
+    constexpr int steps = 4, width = unit::width, ahead = 4096;
+    for (int col = 0; col < a.cols; col++) {
+        const uint8_t * w = a.w + col * a.stride;
+        vec sum[rows][steps];
+#pragma GCC unroll 4
+        for (int m = 0; m < rows; m++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < steps; i++)
+                sum[m][i] = unit::zero();
+        }
+        int64_t k = 0;
+        for (; k + steps * width <= a.k; k += steps * width) {
+#pragma GCC unroll 4
+            for (int i = 0; i < steps; i++) {
+                const uint8_t * p = w + (k + i * width) * Element::size;
+                if (i * width * Element::size % 64 == 0) __builtin_prefetch(p + ahead);
+                const vec v = Element::load(p);
+#pragma GCC unroll 4
+                for (int m = 0; m < rows; m++)
+                    sum[m][i] = unit::fma(unit::load(a.x[m] + k + i * width), v, sum[m][i]);
+            }
+        }
+        for (; k < a.k; k += width) {
+            const int n = static_cast<int>(std::min<int64_t>(width, a.k - k));
+            const vec v = Element::load_n(w + k * Element::size, n);
+#pragma GCC unroll 4
+            for (int m = 0; m < rows; m++)
+                sum[m][0] = unit::fma(unit::load_n(a.x[m] + k, n), v, sum[m][0]);
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < rows; m++) {
+            a.out[m][col] = unit::sum(unit::add(unit::add(sum[m][0], sum[m][1]), unit::add(sum[m][2], sum[m][3])));
+        }
+    }
+}
+
 // A stretch of k: of a group of rows 24 KiB at most.
 constexpr int64_t dot_k = 1024;
 
@@ -201,7 +247,7 @@ void dot_block(const gemm_dot_args & a, const float * x, int row, int col, int64
 template <class unit, class Element, int rows>
 void dot_group(const gemm_dot_args & a, int row, int count, int64_t begin, int64_t n) {
     if (count != rows) {
-        if constexpr (rows > 1) dot_group<unit, Element, rows - 1>(a, row, count, begin, n);
+        if constexpr (rows > dot_few_rows) dot_group<unit, Element, rows - 1>(a, row, count, begin, n);
         return;
     }
     constexpr int cols = dot_cols<unit>(rows), width = unit::width;
@@ -223,6 +269,7 @@ void dot_group(const gemm_dot_args & a, int row, int count, int64_t begin, int64
 }
 
 template <class unit, class Element> void dot_rows_of(const gemm_dot_args & a) {
+    if (a.rows <= dot_few_rows) return dot_few<unit, Element, dot_few_rows>(a);
     const int groups = (a.rows + dot_rows<unit> - 1) / dot_rows<unit>;
     const int64_t stretches = (a.k + dot_k - 1) / dot_k;
     for (int64_t s = 0; s < stretches; s++) {
