@@ -1,155 +1,198 @@
-"""Decode throughput over the number of parallel sequences, and over the length of the prompt that they share: the stock
+"""Decode throughput over the number of parallel sequences, and over the length of a prompt that they share: the stock
 CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
-    python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096] [--json] [--quick] [--plot PNG]
+    PYTHONPATH=python:. python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096]
+        [-dnpl 1,4,16] [--json] [--quick] [--plot PNG] [--resume FILE --seconds S]
 
-Without -m it writes a random model with the shape of Qwen2.5-0.5B (--quick: a small one). The share of the limit is
-the larger of two: weight bytes read per second over the machine's streaming read bandwidth, and int8 operations over
-its dot-product peak, both measured in the same run; an embedding table of its own, which decoding only looks up,
-counts as weights too.
+Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. The
+prompt is decoded once, outside the clock, and its cells are shared by all sequences (llama_memory_seq_cp); the cache
+has no room for a second copy, so a side that copied it would fail. Without -m it writes a random model with the shape
+of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small one). The share of the
+limit, for rows without a prompt, is the larger of two: weight bytes read per second over the machine's streaming read
+bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import limits
+import models
+import report
+import rounds
+from rounds import Rounds
 from tilebeam import TilebeamError, console, load
-from tilebeam.bench_cli import MarkdownWriter, Row, measure, numbers
-from tilebeam.machine import OtherLoad, busy_note
-from tilebeam.throughput import Case
-
-from gguf_tools import synth
-
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+from tilebeam.bench_cli import numbers
+from tilebeam.lm import LM
+from tilebeam.throughput import Case, Runner
 
 
-def model(quick: bool) -> Path:
-    """The random model, written on first use."""
-    name = "small" if quick else "bench-0.5b"
-    path = CACHE / f"{name}-q4_0.gguf"
-    if not path.is_file():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        # q4_0 but for the output matrix, which is the embedding table: as common quantizations have it
-        synth.write_model(path, synth.preset(name, arch="qwen2", types={"token_embd": "q8_0"}), progress=True)
-    return path
+def label(case: Case) -> str:
+    """A row's name."""
+    sequences = f"decode, {case.n_parallel} sequence{'s' if case.n_parallel > 1 else ''}"
+    return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def as_result(cpu: Row, npu: Row, peak: dict[str, float]) -> dict[str, Any]:
-    """One row of the report from the two rows of a case."""
-    value = statistics.median(npu.samples_ts)
-    bandwidth = npu.model_size * value / npu.n_parallel / (peak["read_gbs"] * 1e9)
-    operations = 2 * npu.model_n_params * value / (peak["int8_gops"] * 1e9)
-    return {
-        "name": f"{npu.test} x {npu.n_parallel}",
-        "baseline": statistics.median(cpu.samples_ts),
-        "value": value,
-        "unit": "tokens/s",
-        "ratio": npu.ratio_vs_cpu,
-        "ratio_min": npu.ratio_vs_cpu_min,
-        "ratio_max": npu.ratio_vs_cpu_max,
-        "share_of_limit": max(bandwidth, operations),
-    }
+def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, bar: Any) -> None:
+    """Rounds of all cases until each has as many as wanted or the time is over."""
+    runners = {name: Runner(lm) for name, lm in lms.items()}
+    with ExitStack() as stack:
+        for runner in runners.values():
+            stack.enter_context(runner.keeping())
+        warm: set[Case] = set()
+        order = list(cases)
+        while (least := log.fewest(map(label, cases))) < wanted:
+            begun = 0
+            for case in (c for c in order if log.count(label(c)) == least):
+                if not log.begin(label(case)):
+                    continue
+                begun += 1
+                bar(case)
+                if case not in warm:
+                    for runner in runners.values():
+                        runner.warm_up(case)
+                    warm.add(case)
+                ours = runners["npu"].run(case)
+                baseline = runners["cpu"].run(case)
+                log.end(
+                    ours=ours / case.n_gen,
+                    baseline=baseline / case.n_gen,
+                    read_gbs=limits.read_gbs(threads),
+                    int8_gops=limits.int8_gops(threads, 0.02),
+                )
+            if not begun:
+                return
+            order.reverse()  # up and down, so that the prompt in the cache grows or is cut, seldom decoded anew
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Tokens per second over sequences and over prompt lengths, one line per device."""
+def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> list[dict[str, Any]]:
+    """The report's rows, of the cases that have rounds."""
+    rows = []
+    for case in cases:
+        name = label(case)
+        if name not in log:
+            continue
+        row = log.row(name, case.n_parallel, "tokens/s", n_parallel=case.n_parallel, n_depth=case.n_depth)
+        if not case.n_depth:
+            steps = row["value"] / case.n_parallel
+            read = matrices.bytes * steps / (log.median(name, "read_gbs") * 1e9)
+            operations = 2 * matrices.weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
+            row["share_of_limit"] = round(max(read, operations), 3)
+        rows.append(row)
+    return rows
+
+
+def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Tokens per second over sequences (figure 11) and over the length of the prompt (figure 17)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    most = max(r.n_parallel for r in rows)
-    figures = [
-        ("parallel sequences", [r for r in rows if r.n_depth == 0], lambda r: r.n_parallel),
-        (f"tokens of the shared prompt, {most} sequences", [r for r in rows if r.n_depth > 0], lambda r: r.n_depth),
-    ]
-    figures = [f for f in figures if f[1]]
-    figure, plots = pyplot.subplots(1, len(figures), figsize=(6 * len(figures), 4), squeeze=False)
-    for axes, (label, measured, place) in zip(plots[0], figures, strict=True):
-        for device, name in (("cpu", "llama.cpp, stock CPU backend"), ("npu", "Tilebeam")):
-            mine = [r for r in measured if r.device == device]
-            axes.plot([place(r) for r in mine], [statistics.median(r.samples_ts) for r in mine], marker="o", label=name)
-        axes.set_xlabel(label)
-        axes.set_ylabel("tokens/s, all sequences")
-        axes.set_title(f"decode, {rows[0].model_type}, {rows[0].n_threads} threads")
+    colours = {"baseline": "#b0622d", "value": "#2f6ea5"}
+    names = {"baseline": "stock CPU backend", "value": "Tilebeam"}
+    markers = "osv^D*"
+    over_batch = [r for r in rows if not r["n_depth"]]
+    over_depth = [r for r in rows if r["n_depth"]]
+    sides = [s for s in (("n_parallel", over_batch), ("n_depth", over_depth)) if s[1]]
+    figure, plots = pyplot.subplots(1, len(sides), figsize=(6.2 * len(sides), 4.4), squeeze=False, layout="constrained")
+    for axes, (over, measured) in zip(plots[0], sides, strict=True):
+        batches = sorted({r["n_parallel"] for r in measured}) if over == "n_depth" else [None]
+        for batch, marker in zip(reversed(batches), markers * len(batches), strict=False):
+            line = [r for r in measured if batch in (None, r["n_parallel"])]
+            for side, colour in colours.items():
+                text = names[side] + ("" if batch is None else f", {batch} sequence{'s' if batch > 1 else ''}")
+                style = "-" if side == "value" else "--"
+                axes.plot(
+                    [r[over] for r in line], [r[side] for r in line], style, marker=marker, color=colour, label=text
+                )
+        ticks = sorted({r[over] for r in measured})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(t) for t in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(
+            "parallel sequences" if over == "n_parallel" else "tokens of the prompt that all sequences share"
+        )
+        axes.set_ylabel("tokens/s, all sequences together")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+        axes.legend(fontsize=8)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-m", "--model", type=Path, help="ordinary GGUF file")
-    p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16")
-    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 32, 8 with --quick)")
+    p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16", help="sequences without a prompt; 0: none")
+    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 16, 8 with --quick)")
     p.add_argument(
-        "-d",
-        "--n-depth",
-        help="tokens of a prompt that all sequences share, for the most sequences (default 512,1024,2048,4096, with "
-        "--quick 512; 0: none)",
+        "-d", "--n-depth", help="lengths of the prompt (default 512,1024,2048,4096; 512 with --quick; 0: none)"
     )
+    p.add_argument("-dnpl", "--depth-n-parallel", help="sequences with a prompt (default 1,4,16; 16 with --quick)")
     p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    p.add_argument("-r", "--repetitions", type=int, help="default 5, 2 with --quick")
+    p.add_argument("-r", "--rounds", type=int, help="default 5, 2 with --quick")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.add_argument("--quick", action="store_true", help="a small model, short runs")
     p.add_argument("--plot", type=Path, help="write a plot (needs matplotlib)")
+    rounds.add_options(p)
     o = p.parse_args(argv)
-    n_gen, repetitions = o.n_gen or (8 if o.quick else 32), o.repetitions or (2 if o.quick else 5)
+    n_gen, wanted = o.n_gen or (8 if o.quick else 16), o.rounds or (2 if o.quick else 5)
     try:
-        sequences = numbers(o.n_parallel, "-npl")
-        depths = numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d")
+        sequences = [n for n in numbers(o.n_parallel, "-npl") if n]
+        depths = [d for d in numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d") if d]
         cases = [Case(0, n_gen, n, 0, True) for n in sequences]
-        cases += [Case(0, n_gen, max(sequences), d, True) for d in depths if d > 0]
-        rows, results, note = run(o, cases, repetitions)
+        both = numbers(o.depth_n_parallel or ("16" if o.quick else "1,4,16"), "-dnpl")
+        cases += [Case(0, n_gen, n, d, True) for d in depths for n in both]
+        for case in cases:
+            case.validate()
+        path = o.model or (
+            models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
+        )
+        setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": n_gen}
+        log = Rounds(o.resume, setting, o.seconds)
+        with ExitStack() as stack:
+            progress = stack.enter_context(console.bar("decode"))
+            task = progress.add_task(
+                "", total=max(1, sum(max(0, wanted - log.count(label(c))) for c in cases)), note=""
+            )
+            lms = {
+                d: stack.enter_context(
+                    load(
+                        path,
+                        device=d,
+                        n_ctx=max(c.cells for c in cases),
+                        n_seq_max=max(c.n_parallel for c in cases),
+                        threads=o.threads,
+                    )
+                )
+                for d in ("cpu", "npu")
+            }
+            measure(
+                lms, cases, log, wanted, o.threads, lambda c: progress.update(task, advance=1, description=label(c))
+            )
+        rows = rows_of(cases, log, models.Matrices.of(path))
     except (TilebeamError, OSError, ValueError, RuntimeError) as error:
         print(f"decode_scaling: {error}", file=sys.stderr)
         return 1
     if o.json:
-        print(json.dumps(results | {"measured": [asdict(r) for r in rows]}))
-    if note:
+        peaks = {f: log.overall(f) for f in ("int8_gops", "read_gbs")} if rows else {}
+        report.emit("decode_scaling", peaks, rows)
+    else:
+        for row in rows:
+            report.show(row)
+    if note := log.note():
         print(note, file=sys.stderr)
-    if o.plot:
-        plot(rows, o.plot)
+    if o.plot and rows:
+        plot(rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
     return 0
-
-
-def run(o: argparse.Namespace, cases: list[Case], repetitions: int) -> tuple[list[Row], dict[str, Any], str | None]:
-    """Measure all cases; rows, the report, and a warning if the machine was busy."""
-    path = o.model or model(o.quick)
-    room, slots = max(c.cells for c in cases), max(c.n_parallel for c in cases)
-    rows: list[Row] = []
-    writer = None if o.json else MarkdownWriter()
-    with ExitStack() as stack:
-        lms = {
-            d: stack.enter_context(load(path, device=d, n_ctx=room, n_seq_max=slots, threads=o.threads))
-            for d in ("cpu", "npu")
-        }
-        peak = {"int8_gops": limits.int8_gops(o.threads), "read_gbs": limits.read_gbs(o.threads)}
-        others = stack.enter_context(OtherLoad())
-        progress = stack.enter_context(console.bar("decode"))
-        task = progress.add_task("", total=2 * len(cases) * (repetitions + 1), note="")
-        for case in cases:
-            progress.update(task, description=f"{case.n_parallel} sequences, prompt of {case.n_depth}")
-            for row in measure(lms, case, repetitions, on_run=lambda d, _: progress.update(task, advance=1, note=d)):
-                rows.append(row)
-                if writer:
-                    writer.row(row)
-    if writer:
-        writer.close()
-    results = [as_result(cpu, npu, peak) for cpu, npu in zip(rows[::2], rows[1::2], strict=True)]
-    report = {"bench": "decode_scaling", "machine": limits.machine(), "limits": peak, "rows": results}
-    return rows, report, busy_note(others.share)
 
 
 if __name__ == "__main__":

@@ -291,6 +291,10 @@ class Context:
         """Remove a sequence from its cells."""
         C.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
+    def truncate(self, seq: int, length: int) -> None:
+        """Remove a sequence from its cells behind the first `length` positions."""
+        C.llama_memory_seq_rm(self._memory, seq, length, -1)
+
     def clear(self) -> None:
         """Forget all sequences."""
         C.llama_memory_clear(self._memory, False)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +97,7 @@ class Runner:
         self._lm = lm
         self._context = lm._context
         self._rng = np.random.default_rng(seed)
+        self._kept: int | None = None  # tokens of the shared prompt in the cache; None outside `keeping`
 
     def check(self, case: Case) -> None:
         """Raise `TilebeamError` if the model was not loaded with enough room for this case."""
@@ -113,26 +115,51 @@ class Runner:
             TilebeamError: no room for it, or a decode failed (`NpuError` if the NPU did).
         """
         self.check(case)
-        with self._lm.raw_decode():
-            filled = self._fill_depth(case)
-            started = time.perf_counter()
-            if case.n_prompt:
-                self._prefill(range(case.n_parallel), filled, case.n_prompt)
-            for step in range(case.n_gen):
-                self._step(case.n_parallel, filled + case.n_prompt + step)
-            return time.perf_counter() - started
+        if self._kept is None:
+            with self.keeping():
+                return self.run(case)
+        self._fill_depth(case)
+        started = time.perf_counter()
+        if case.n_prompt:
+            self._prefill(range(case.n_parallel), case.n_depth, case.n_prompt)
+        for step in range(case.n_gen):
+            self._step(case.n_parallel, case.n_depth + case.n_prompt + step)
+        return time.perf_counter() - started
 
     def warm_up(self, case: Case) -> None:
         """Touch what the case uses: its prompt once, and one generated token."""
         self.run(Case(case.n_prompt, min(case.n_gen, 1), case.n_parallel, case.n_depth, case.shared))
 
-    def _fill_depth(self, case: Case) -> int:
-        if case.n_depth:
-            self._prefill(range(1 if case.shared else case.n_parallel), 0, case.n_depth)
-            if case.shared:
-                for seq in range(1, case.n_parallel):
-                    self._context.fork(0, seq, case.n_depth)
-        return case.n_depth
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """In this block a shared prompt stays in the cache, and the next run decodes only what its own has more.
+
+        The model is this runner's alone meanwhile (`LM.raw_decode`).
+        """
+        with self._lm.raw_decode():
+            self._kept = 0
+            try:
+                yield
+            finally:
+                self._kept = None
+
+    def _fill_depth(self, case: Case) -> None:
+        """The cache as the case wants it before the clock starts, whatever the run before left in it."""
+        context, kept, depth = self._context, self._kept or 0, case.n_depth
+        if not (case.shared and depth):
+            context.clear()
+            self._kept = 0
+            if depth:
+                self._prefill(range(case.n_parallel), 0, depth)
+            return
+        for seq in range(1, context.n_seq_max):
+            context.drop(seq)
+        context.truncate(0, min(kept, depth))
+        if depth > kept:
+            self._prefill(range(1), kept, depth - kept)
+        self._kept = depth
+        for seq in range(1, case.n_parallel):
+            context.fork(0, seq, depth)
 
     def _prefill(self, sequences: Sequence[int], start: int, length: int) -> None:
         """Decode `length` tokens of each sequence, one sequence after the other, in full batches."""
@@ -185,18 +212,21 @@ def compare(
     runners = {name: Runner(lm) for name, lm in models.items()}
     for runner in runners.values():
         runner.check(case)
-    if warmup:
-        for name, runner in runners.items():
-            runner.warm_up(case)
-            if on_run:
-                on_run(name, None)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
-    started = time.perf_counter()
-    for done in range(repetitions):
-        if done and max_seconds is not None and time.perf_counter() - started > max_seconds:
-            break
-        for name, runner in runners.items():
-            seconds[name].append(runner.run(case))
-            if on_run:
-                on_run(name, seconds[name][-1])
+    with ExitStack() as stack:
+        for runner in runners.values():
+            stack.enter_context(runner.keeping())
+        if warmup:
+            for name, runner in runners.items():
+                runner.warm_up(case)
+                if on_run:
+                    on_run(name, None)
+        started = time.perf_counter()
+        for done in range(repetitions):
+            if done and max_seconds is not None and time.perf_counter() - started > max_seconds:
+                break
+            for name, runner in runners.items():
+                seconds[name].append(runner.run(case))
+                if on_run:
+                    on_run(name, seconds[name][-1])
     return seconds

@@ -1,0 +1,68 @@
+"""The random models that benches measure, written on first use to build/bench under names that say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf_tools import GGUFFile, synth
+
+CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+
+
+def synthetic(
+    preset: str,
+    type: str = "q4_0",
+    types: Mapping[str, str] | None = None,
+    *,
+    tied: bool | None = None,
+    layers: int | None = None,
+) -> Path:
+    """A model of the architecture qwen2.
+
+    Args:
+        preset: of gguf_tools.synth: shapes.
+        type: of the matrices.
+        types: of single roles instead, e.g. {"ffn_down": "q8_0"}.
+        tied: whether the output matrix is the embedding table; None: as the preset has it.
+        layers: instead of the preset's.
+    """
+    roles = dict(types or {})
+    parts = [preset, type, *(f"{role}.{kind}" for role, kind in sorted(roles.items()))]
+    parts += ["untied"] if tied is False else ["tied"] if tied else []
+    parts += [f"{layers}layers"] if layers else []
+    path = CACHE / f"{'-'.join(parts)}.gguf"
+    if not path.is_file():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        changes = ({} if tied is None else {"tied": tied}) | ({"n_layer": layers} if layers else {})
+        synth.write_model(path, synth.preset(preset, arch="qwen2", type=type, types=roles, **changes), progress=True)
+    return path
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """What a decode step multiplies by, for shares of the machine's limits.
+
+    Attributes:
+        weights, bytes: of all matrices but the embedding table, which is looked up, unless it is the output matrix too.
+        output_weights: of the output matrix alone, which a prefill needs for its last token only.
+    """
+
+    weights: int
+    bytes: int
+    output_weights: int
+
+    @staticmethod
+    def of(path: Path) -> Matrices:
+        """From a file's list of tensors."""
+        with GGUFFile(path) as file:
+            all = [t for t in file.tensors.values() if len(t.ne) > 1 and t.rows > 1]
+        own = any(t.name == "output.weight" for t in all)
+        output = "output.weight" if own else "token_embd.weight"
+        used = [t for t in all if t.name != "token_embd.weight" or not own]
+        return Matrices(
+            sum(t.k * t.rows for t in used),
+            sum(t.nbytes for t in used),
+            sum(t.k * t.rows for t in used if t.name == output),
+        )

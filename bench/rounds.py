@@ -1,0 +1,132 @@
+"""Rounds of a long bench, kept in a file so that it can be measured in slices: `--resume FILE --seconds S`.
+
+A round is one run of Tilebeam and one of the baseline next to each other, with the machine's limits measured beside
+them. The file has a line of JSON per round, behind one that says what was measured; a bench that is stopped or killed
+loses the round at work and nothing else. Called again with the same FILE it goes on, the cases with the fewest rounds
+first, and reports on all rounds so far.
+
+A round in which other programs used the machine is measured again, up to twice; such rounds count only for a case that
+has no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import report
+from tilebeam.machine import OtherLoad, busy_note
+
+BUSY = 0.1  # share of all CPUs that others may use
+_LONG = 0.5  # seconds: of shorter rounds the kernel's ticks do not tell who used the machine
+_STARTED = time.monotonic()  # about when the process did: imports count
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that every bench with rounds has."""
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep rounds in FILE and go on from those it has")
+    parser.add_argument("--seconds", type=float, help="begin no round that would not end within this time")
+
+
+class Rounds:
+    """Rounds by case.
+
+    Args:
+        path: the file; None keeps them in memory.
+        setting: what must be the same for rounds to be put together: model, threads, ..
+        seconds: time for this process; None: no limit.
+
+    Raises:
+        ValueError: the file holds rounds of another setting, or no rounds at all.
+    """
+
+    def __init__(self, path: Path | None, setting: Mapping[str, Any], seconds: float | None = None) -> None:
+        self._path, self._seconds = path, seconds
+        self._rounds: dict[str, list[dict[str, float]]] = {}
+        self._longest: dict[str, float] = {}
+        self._at_work: tuple[str, float, OtherLoad] | None = None
+        if path is None:
+            return
+        wanted = json.loads(json.dumps(setting))
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+            return
+        try:
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            found = lines[0]
+            for line in lines[1:]:
+                self._count(line["case"], float(line["took"]), dict(line["figures"]))
+        except (ValueError, LookupError, TypeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} does not hold rounds of a bench: delete it or name another file") from error
+        if found != wanted:
+            raise ValueError(f"{path} was measured with {found}, not {wanted}: delete it or name another file")
+
+    def __contains__(self, case: str) -> bool:
+        return case in self._rounds
+
+    def count(self, case: str) -> int:
+        """Rounds of a case that count: all that met a quiet machine, and a third of the others."""
+        quiet = sum(r["others"] < BUSY for r in self._rounds.get(case, []))
+        return quiet + (len(self._rounds.get(case, [])) - quiet) // 3
+
+    def fewest(self, cases: Iterable[str]) -> int:
+        """The least count of these cases."""
+        return min(self.count(c) for c in cases)
+
+    def begin(self, case: str) -> bool:
+        """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""
+        now = time.monotonic()
+        if self._seconds is not None:
+            left = self._seconds - (now - _STARTED)
+            if left < self._longest.get(case, 0.4 * self._seconds):
+                return False
+        self._at_work = case, now, OtherLoad().__enter__()
+        return True
+
+    def end(self, **figures: float) -> None:
+        """What the round begun last gave: seconds of "ours" and of "baseline", and limits."""
+        if self._at_work is None:
+            raise RuntimeError("no round was begun")
+        case, began, others = self._at_work
+        self._at_work = None
+        others.__exit__()
+        took = time.monotonic() - began
+        figures["others"] = round(others.share, 3) if took > _LONG else 0.0
+        self._count(case, took, figures)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"case": case, "took": round(took, 3), "figures": figures}) + "\n")
+
+    def row(self, case: str, work: float, unit: str, **more: Any) -> dict[str, Any]:
+        """A row of the report, with the number of rounds and the share of the CPUs that others used in them at most."""
+        rounds = self._counted(case)
+        pairs = report.Pairs([r["ours"] for r in rounds], [r["baseline"] for r in rounds])
+        others = max(r["others"] for r in rounds)
+        return report.row(case, pairs, work, unit, rounds=len(rounds), others=others, **more)
+
+    def median(self, case: str, figure: str) -> float:
+        """Of one figure over a case's rounds."""
+        return median(r[figure] for r in self._counted(case))
+
+    def overall(self, figure: str) -> float:
+        """The median of one figure over all rounds."""
+        return round(median(r[figure] for case in self._rounds for r in self._counted(case)), 2)
+
+    def note(self) -> str | None:
+        """A sentence to print if some case had no quiet round, else None."""
+        return busy_note(max((r["others"] for case in self._rounds for r in self._counted(case)), default=0.0))
+
+    def _counted(self, case: str) -> list[dict[str, float]]:
+        rounds = self._rounds[case]
+        return [r for r in rounds if r["others"] < BUSY] or rounds
+
+    def _count(self, case: str, took: float, figures: dict[str, float]) -> None:
+        figures["others"] = float(figures["others"])
+        self._rounds.setdefault(case, []).append(figures)
+        self._longest[case] = max(took, self._longest.get(case, 0.0))
