@@ -27,7 +27,7 @@ void expect(bool good, const char * set, const char * what) {
 
 bool close(const std::vector<float> & a, const std::vector<float> & b, float tolerance) {
     for (size_t i = 0; i < a.size(); i++) {
-        if (!(std::fabs(a[i] - b[i]) <= tolerance)) return false;
+        if (std::isnan(b[i]) ? !std::isnan(a[i]) : !(std::fabs(a[i] - b[i]) <= tolerance)) return false;
     }
     return true;
 }
@@ -77,34 +77,63 @@ std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::ve
     return group;
 }
 
-// The quants of prepared tiles with their set's bias, for a set without one.
-std::vector<uint8_t> without_bias(std::vector<uint8_t> panel, uint8_t bias) {
-    for (size_t i = 0; i < panel.size(); i++) {
-        if (i % gemm_prepared_bytes < 1024) panel[i] = static_cast<uint8_t>(panel[i] - bias);
+size_t quant_bytes(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE ? 1024 : 512; }
+
+void compare(const kernel_table & t, const kernel_table & reference, gemm_format f, const std::vector<uint8_t> & panel,
+             gemm_format as, const std::vector<uint8_t> & same_panel, int64_t n) {
+    const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[as];
+    for (int rows = 1; rows <= fast.rows; rows++) {
+        const auto x = floats(static_cast<size_t>(rows * n) * 32);
+        result out(rows), want(rows);
+        for (bool add : {false, true}) {
+            const auto group = groups(t.gemm, f, x, rows, n);
+            fast.run({panel.data(), group.data(), n, rows, add, out.at});
+            for (int m = 0; m < rows; m++) {
+                const std::vector<float> row(x.begin() + m * n * 32, x.begin() + (m + 1) * n * 32);
+                const auto one = groups(reference.gemm, as, row, 1, n);
+                slow.run({same_panel.data(), one.data(), n, 1, add, want.at + m});
+            }
+            expect(close(out.data, want.data, 2e-3f), t.isa, fast.name);
+        }
     }
-    return panel;
 }
 
 void integer(const kernel_table & t, const kernel_table & reference) {
-    const int64_t n = 5;
-    for (int f = 0; f < gemm_format_count; f++) {
-        const auto format = static_cast<gemm_format>(f);
-        const auto panel = tiles(f == gemm_q8 || f == gemm_prepared ? 1024 : 512, n, f == gemm_prepared);
-        const auto plain = f == gemm_prepared ? without_bias(panel, t.gemm.bias) : panel;
-        const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[f];
-        for (int rows = 1; rows <= fast.rows; rows++) {
-            const auto x = floats(static_cast<size_t>(rows * n) * 32);
-            result out(rows), want(rows);
-            for (bool add : {false, true}) {
-                const auto group = groups(t.gemm, format, x, rows, n);
-                fast.run({panel.data(), group.data(), n, rows, add, out.at});
-                for (int m = 0; m < rows; m++) {
-                    const std::vector<float> row(x.begin() + m * n * 32, x.begin() + (m + 1) * n * 32);
-                    const auto one = groups(reference.gemm, format, row, 1, n);
-                    slow.run({plain.data(), one.data(), n, 1, add, want.at + m});
-                }
-                expect(close(out.data, want.data, 2e-3f), t.isa, fast.name);
-            }
+    for (gemm_format f : {gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared}) {
+        const auto panel = tiles(f == gemm_q8 || f == gemm_prepared ? 1024 : 512, 5, f == gemm_prepared);
+        compare(t, reference, f, panel, f, panel, 5);
+    }
+}
+
+// One column half of a tile each: zeros, a negative zero among others, subnormal, infinite, no number.
+void special_scales(std::vector<uint8_t> & panel, size_t quants) {
+    const auto set = [&](size_t tile, size_t half, size_t first, size_t n, uint16_t value) {
+        for (size_t pair = first; pair < first + n; pair++)
+            std::memcpy(panel.data() + (tile * (quants + 64)) + quants + 2 * (2 * pair + half), &value, 2);
+    };
+    set(0, 1, 0, 16, 0);
+    set(1, 0, 5, 1, 0x8000);
+    set(2, 1, 0, 16, 0x0003);
+    set(3, 0, 0, 16, 0x8001);
+    set(5, 0, 7, 1, 0x7c00);
+    set(8, 1, 15, 1, 0xfe01);
+}
+
+// `tile` grouping against the portable set, which prepares it; numbers of tiles around those that are looked at at
+// once.
+void tile_groups(const kernel_table & t, const kernel_table & reference) {
+    constexpr struct {
+        gemm_format format;
+        uint32_t type;
+    } kinds[] = {{gemm_q4_tile, TB_Q4_0_TILE}, {gemm_q8_tile, TB_Q8_0_TILE}, {gemm_iq4nl_tile, TB_IQ4_NL_TILE}};
+    for (const auto & kind : kinds) {
+        if (t.gemm.int8[kind.format].name == nullptr) continue;
+        for (int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 13}) {
+            auto panel = tiles(quant_bytes(kind.type), n, false);
+            if (n == 9) special_scales(panel, quant_bytes(kind.type));
+            std::vector<uint8_t> prepared(static_cast<size_t>(n) * gemm_prepared_bytes);
+            reference.gemm.prepare(kind.type, panel.data(), n, prepared.data());
+            compare(t, reference, kind.format, panel, gemm_prepared, prepared, n);
         }
     }
 }
@@ -141,15 +170,14 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
         expect((t.gemm.row_pairs ? without_pairs(a, rows) : a) == b, t.isa, "quantize");
     }
     for (uint32_t type : {TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
-        const auto panel = tiles(type == TB_Q8_0_TILE ? 1024 : 512, 3, false);
+        const auto panel = tiles(quant_bytes(type), 3, false);
         std::vector<uint8_t> p(3 * gemm_prepared_bytes), q = p;
         t.gemm.prepare(type, panel.data(), 3, p.data());
         reference.gemm.prepare(type, panel.data(), 3, q.data());
-        expect(without_bias(p, t.gemm.bias) == q, t.isa, "prepare");
+        expect(p == q, t.isa, "prepare");
     }
     for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
-        const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
-        const auto panel = tiles(q8 ? 1024 : 512, 3, false);
+        const auto panel = tiles(quant_bytes(type), 3, false);
         std::vector<float> p(3 * 1024), q = p;
         t.gemm.dequantize(type, panel.data(), 3, p.data());
         reference.gemm.dequantize(type, panel.data(), 3, q.data());
@@ -164,7 +192,7 @@ void coarse(const kernel_table & t, const kernel_table & reference) {
     auto x = floats(32 * n);
     x[300] = NAN;
     for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL}) {
-        const auto panel = tiles(type == TB_Q8_0_COL ? 1024 : 512, n, false);
+        const auto panel = tiles(quant_bytes(type), n, false);
         std::vector<uint8_t> p(2 * gemm_coarse_panel_bytes), q = p;
         t.gemm.coarse.prepare(type, panel.data(), n, p.data());
         reference.gemm.coarse.prepare(type, panel.data(), n, q.data());
@@ -264,6 +292,7 @@ int main() {
     const kernel_list & list = available_kernels();
     for (int i = 0; i < list.n; i++) {
         integer(*list.tables[i], reference);
+        tile_groups(*list.tables[i], reference);
         quantizing(*list.tables[i], reference);
         coarse(*list.tables[i], reference);
         floating(*list.tables[i], reference);

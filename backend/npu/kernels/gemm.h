@@ -31,12 +31,22 @@ constexpr float gemm_least_amax = 0x1p-110f; // a block of activations smaller t
 // Bytes of the record of one 32 k of an int8 group.
 constexpr size_t gemm_record_bytes(int rows) { return static_cast<size_t>(rows) * 40; }
 
-// How weights reach an integer kernel. `prepared` is what `tile` grouping is turned into: the 8-bit quants of a Q8_0
-// tile, each plus gemm_kernels.bias modulo 256, then 32 float scales.
-enum gemm_format { gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared, gemm_format_count };
+// How weights reach an integer kernel: tiles with a scale per column; `tile` grouping; or `prepared`, what `tile`
+// grouping is turned into for sets whose integer kernels do not read it: the 8-bit quants of a Q8_0 tile, then 32 float
+// scales.
+enum gemm_format {
+    gemm_q4,
+    gemm_q8,
+    gemm_iq4nl,
+    gemm_prepared,
+    gemm_q4_tile,
+    gemm_q8_tile,
+    gemm_iq4nl_tile,
+    gemm_format_count
+};
 constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
 
-// The requantization behind `prepared`, in fixed point so that every ISA gives the same bits: a block's scale is
+// The requantization of `tile` grouping, in fixed point so that every ISA gives the same bits: a block's scale is
 // R = round(scale / common scale * 2^shift), its quants become (q * 2^(15 - shift) * R + 2^14) >> 15. Q4_0: the common
 // scale is the largest * 8 / 127 (a grid 16 times finer than the quants' own). Q8_0 and IQ4_NL, whose values reach 127
 // already: the largest itself, so that its blocks keep their values.
@@ -142,9 +152,8 @@ struct gemm_fp16 {
 };
 
 struct gemm_kernels {
-    gemm_int8 int8[gemm_format_count];
-    uint8_t bias;   // of prepared quants: what this set's kernel wants added
-    bool row_pairs; // of int8 groups
+    gemm_int8 int8[gemm_format_count]; // `tile` grouping: name = nullptr where the set prepares it
+    bool row_pairs;                    // of int8 groups
     gemm_coarse coarse;
     gemm_float f32;
     gemm_fp16 fp16;
@@ -153,7 +162,7 @@ struct gemm_kernels {
     // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA, but for row_pairs.
     void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
     // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE) to gemm_prepared: int8 against one scale per
-    // column and 32 k.
+    // column and 32 k. For sets without kernels of these formats.
     void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);
     // Any tiled type to float [k][32], each value rounded to FP16.
     void (*dequantize)(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out);

@@ -46,6 +46,7 @@ template <class unit> struct format_q4 {
     static constexpr bool streams = true;
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 8;
+    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
@@ -61,6 +62,7 @@ template <class unit> struct format_iq4nl {
     static constexpr bool streams = true;
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 128;
+    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
         // -127, -104, -83, .. 113, each plus 128
         const typename unit::ints values =
@@ -77,6 +79,7 @@ template <class unit> struct format_q8 {
     static constexpr bool streams = true;
     static constexpr size_t bytes = 1088;
     static constexpr int32_t offset = 128;
+    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
@@ -85,18 +88,16 @@ template <class unit> struct format_q8 {
     static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 1024, i); }
 };
 
-// In L1 already, and unsigned already where the set's bias says so.
+// In L1 already.
 template <class unit> struct format_prepared {
     static constexpr bool streams = false;
     static constexpr size_t bytes = gemm_prepared_bytes;
     static constexpr int32_t offset = 128;
+    static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        static_assert(unit::bias == 0 || unit::bias == offset, "added or not");
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-            const typename unit::ints v = unit::load(tile + quad_bytes * j + column_bytes * unit::width * i);
-            w[j] = unit::bias == offset ? v : unit::flip_signs(v);
-        }
+        for (int j = 0; j < 8; j++)
+            w[j] = unit::flip_signs(unit::load(tile + quad_bytes * j + column_bytes * unit::width * i));
     }
     static typename unit::floats scales(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
@@ -128,7 +129,9 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
     }
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
+    Format format;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
+        format.open(tile, t, a.k_tiles);
         if constexpr (Format::streams) { // one or two rows are done with a tile before another could come from L2
             rows <= 2 ? prefetch<Format::bytes, 12, _MM_HINT_T0>(tile) : prefetch<Format::bytes, 24, _MM_HINT_T1>(tile);
         }
@@ -138,8 +141,8 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
             typename unit::floats scale[vectors];
 #pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
-                Format::weights(tile, first + i, w[i]);
-                scale[i] = Format::scales(tile, first + i);
+                format.weights(tile, first + i, w[i]);
+                scale[i] = format.scales(tile, first + i);
             }
             const uint8_t * q = record;
             const uint8_t * factors = record + 32 * rows;

@@ -1,9 +1,9 @@
 // MUL_MAT and MUL_MAT_ID: which kernel, in which pieces.
 //
 // Four ways through, by weight type and row count:
-//   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles with a scale per
-//            column are read where they lie; `tile` grouping and plain ggml rows are first turned into a few tiles at
-//            a time in scratch, which all rows then use.
+//   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles are read where
+//            they lie; plain ggml rows, and `tile` grouping where the set has no kernel for it, are first turned into
+//            a few tiles at a time in scratch, which all rows then use.
 //   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
 //   matrix   quantized weights under TB_FLAG_FP16, for sets with a matrix unit. A panel's tiles become FP16 tiles in
 //            scratch, and the unit sums over all of k before it rounds.
@@ -81,20 +81,34 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
 
-gemm_format format_of(uint32_t type) {
+gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
+    gemm_format format = gemm_prepared;
     switch (type) {
     case TB_Q4_0:
     case TB_Q4_0_COL:
-        return gemm_q4;
+        format = gemm_q4;
+        break;
     case TB_Q8_0:
     case TB_Q8_0_COL:
-        return gemm_q8;
+        format = gemm_q8;
+        break;
     case TB_IQ4_NL:
     case TB_IQ4_NL_COL:
-        return gemm_iq4nl;
+        format = gemm_iq4nl;
+        break;
+    case TB_Q4_0_TILE:
+        format = gemm_q4_tile;
+        break;
+    case TB_Q8_0_TILE:
+        format = gemm_q8_tile;
+        break;
+    case TB_IQ4_NL_TILE:
+        format = gemm_iq4nl_tile;
+        break;
     default:
-        return gemm_prepared;
+        break;
     }
+    return kernels.int8[format].name != nullptr ? format : gemm_prepared;
 }
 
 // For `rows` rows against each of `matrices` matrices.
@@ -103,7 +117,7 @@ plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, 
     plan p{};
     p.type = w.type;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
-    p.format = format_of(w.type);
+    p.format = format_of(w.type, kernels.gemm);
     p.k = w.ne[0];
     p.n = w.ne[1];
     p.matrices = matrices;
@@ -115,8 +129,8 @@ plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, 
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? way::integer : way::integer_staged;
-        p.coarse = in_place && (op.flags & TB_FLAG_INT8_256) != 0 && kernels.gemm.coarse.name != nullptr &&
-                   p.rows >= coarse_rows;
+        p.coarse = tb_type_is_tiled(w.type) && w.type < TB_Q4_0_TILE && (op.flags & TB_FLAG_INT8_256) != 0 &&
+                   kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
         if (p.coarse) p.path = way::integer_staged;
     }
     const bool integer = p.path == way::integer || p.path == way::integer_staged;

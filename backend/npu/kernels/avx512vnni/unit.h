@@ -18,7 +18,6 @@ struct unit {
     using floats = __m512;
     static constexpr int width = 16;
     static constexpr int vectors = 2; // of weights at once: half of the registers
-    static constexpr uint8_t bias = 128;
     static constexpr gemm_shape coarse = solve_gemm_shape(32, 2, 1, 1, 16);
 
     static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }

@@ -16,7 +16,6 @@ struct unit {
     using floats = __m256;
     static constexpr int width = 8;
     static constexpr int vectors = 1; // of weights at once: half of the registers
-    static constexpr uint8_t bias = 0;
 
     static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }

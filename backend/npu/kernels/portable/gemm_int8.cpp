@@ -183,7 +183,6 @@ void fill_gemm_portable_int8(gemm_kernels & k) {
     k.int8[gemm_prepared] = {"gemm_q8p_8x32_portable", 8, 0, run<format_prepared>};
     k.quantize = quantize;
     k.prepare = prepare;
-    k.bias = 0;
 }
 
 } // namespace tb::npu
