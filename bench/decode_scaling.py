@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"decode_scaling: {error}", file=sys.stderr)
         return 1
     if o.json:
-        peaks = {f: log.overall(f) for f in ("int8_gops", "read_gbs")} if rows else {}
+        peaks = {f: log.overall(f, map(label, cases)) for f in ("int8_gops", "read_gbs")} if rows else {}
         report.emit("decode_scaling", peaks, rows)
     else:
         for row in rows:

@@ -114,9 +114,9 @@ class Rounds:
         """Of one figure over a case's rounds."""
         return median(r[figure] for r in self._counted(case))
 
-    def overall(self, figure: str) -> float:
-        """The median of one figure over all rounds."""
-        return round(median(r[figure] for case in self._rounds for r in self._counted(case)), 2)
+    def overall(self, figure: str, cases: Iterable[str]) -> float:
+        """The median of one figure over all rounds of these cases, of which at least one has any."""
+        return round(median(r[figure] for case in cases if case in self for r in self._counted(case)), 2)
 
     def note(self) -> str | None:
         """A sentence to print if some case had no quiet round, else None."""

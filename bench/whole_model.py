@@ -1,0 +1,174 @@
+"""Whole models against the stock CPU backend: prefill of 512 tokens and decoding 1, 8 and 16 sequences, with Q4_0, Q8_0
+and the paper's mix (Q4_0, FFN down in Q8_0), on one thread and on all, runs interleaved.
+
+    PYTHONPATH=python:. python bench/whole_model.py [--kinds q4_0,q8_0,mix] [-t 1,2] [-p 512] [-npl 1,8,16]
+        [--json] [--quick] [--resume FILE --seconds S]
+
+The models are random with the shapes of Qwen2.5-1.5B (--quick: 4 of their 28 layers, and all threads only). Both sides
+read the same ordinary file and have the same settings: one unified KV cache in F16, flash attention, batches of 512,
+the same threads. The share of the limit is that of the streaming read bandwidth (weight bytes) for one sequence, of the
+int8 peak (two operations a weight and token) for everything else, both measured beside each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import limits
+import models
+import report
+import rounds
+from rounds import Rounds
+from tilebeam import TilebeamError, console, load
+from tilebeam.bench_cli import numbers
+from tilebeam.throughput import Case, Runner
+
+KINDS: dict[str, tuple[str, dict[str, str]]] = {
+    "q4_0": ("q4_0", {}),
+    "q8_0": ("q8_0", {}),
+    "mix": ("q4_0", {"ffn_down": "q8_0"}),
+}
+TITLES = {"q4_0": "Q4_0", "q8_0": "Q8_0", "mix": "Q4_0 with FFN down in Q8_0"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is loaded together: a kind of model and a number of threads."""
+
+    kind: str
+    threads: int
+    cases: tuple[Case, ...]
+
+    def label(self, case: Case) -> str:
+        """A row's name."""
+        what = f"prefill {case.n_prompt}" if case.n_prompt else f"decode {case.n_parallel}"
+        return f"{TITLES[self.kind]}, {what}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def labels(self) -> Iterator[str]:
+        """Of all its cases."""
+        return map(self.label, self.cases)
+
+
+def file_of(kind: str, quick: bool) -> Path:
+    """The model of a kind, written on first use."""
+    type, types = KINDS[kind]
+    return models.synthetic("bench-1.4b", type, types, tied=False, layers=4 if quick else None)
+
+
+def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+    """Rounds of one group until each case has as many as wanted; False if the time was over before."""
+    room, most = max(c.cells for c in group.cases), max(c.n_parallel for c in group.cases)
+    with ExitStack() as stack:
+        runners = {}
+        for device in ("npu", "cpu"):
+            lm = load(path, device=device, n_ctx=room, n_seq_max=most, threads=group.threads)
+            runners[device] = Runner(stack.enter_context(lm))
+            runners[device].warm_up(Case(0, 1, most))
+        while log.fewest(group.labels()) < wanted:
+            least, begun = log.fewest(group.labels()), 0
+            for case in group.cases:
+                name = group.label(case)
+                if log.count(name) > least or not log.begin(name):
+                    continue
+                begun += 1
+                note(name)
+                ours, baseline = runners["npu"].run(case), runners["cpu"].run(case)
+                log.end(
+                    ours=ours,
+                    baseline=baseline,
+                    read_gbs=limits.read_gbs(group.threads),
+                    int8_gops=limits.int8_gops(group.threads, 0.05),
+                )
+            if not begun:
+                return False
+    return True
+
+
+def rows_of(groups: list[Group], log: Rounds, quick: bool) -> list[dict[str, Any]]:
+    """The report's rows, of the cases that have rounds."""
+    rows = []
+    for group in groups:
+        for case in group.cases:
+            name = group.label(case)
+            if name not in log:
+                continue
+            matrices = models.Matrices.of(file_of(group.kind, quick))
+            row = log.row(name, case.tokens, "tokens/s")
+            weights = matrices.weights - (matrices.output_weights if case.n_prompt else 0)
+            share = 2 * weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
+            if case.n_parallel == 1 and not case.n_prompt:
+                share = matrices.bytes * row["value"] / (log.median(name, "read_gbs") * 1e9)
+            rows.append(row | {"share_of_limit": round(share, 3)})
+    return rows
+
+
+def peaks_of(groups: list[Group], log: Rounds) -> dict[str, float]:
+    """The limits, by how many threads they are of."""
+    peaks = {}
+    for threads in sorted({g.threads for g in groups}):
+        names = [name for g in groups if g.threads == threads for name in g.labels() if name in log]
+        for figure in ("int8_gops", "read_gbs") if names else ():
+            peaks[f"{figure}, {threads} thread{'s' if threads > 1 else ''}"] = log.overall(figure, names)
+    return peaks
+
+
+def main() -> None:
+    """Measure and print."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
+    p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
+    p.add_argument("-p", "--n-prompt", type=int, help="prompt tokens (default 512, 128 with --quick; 0: none)")
+    p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")
+    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 16, 8 with --quick)")
+    p.add_argument("-r", "--rounds", type=int, help="default 5, 2 with --quick")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    p.add_argument("--quick", action="store_true", help="fewer layers, fewer rounds")
+    rounds.add_options(p)
+    a = p.parse_args()
+    kinds, cpus = a.kinds.split(","), int(limits.machine()["cpus"])
+    if unknown := set(kinds) - set(KINDS):
+        p.error(f"--kinds: {', '.join(sorted(unknown))} is not among {', '.join(KINDS)}")
+    wanted, n_gen = a.rounds or (2 if a.quick else 5), a.n_gen or (8 if a.quick else 16)
+    n_prompt = (128 if a.quick else 512) if a.n_prompt is None else a.n_prompt
+    try:
+        cases = [Case(n_prompt)] if n_prompt else []
+        cases += [Case(0, n_gen, n) for n in numbers(a.n_parallel, "-npl") if n]
+        for case in cases:
+            case.validate()
+        threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
+        groups = [Group(kind, n, tuple(cases)) for kind in kinds for n in threads]
+        setting = {"bench": "whole_model", "quick": a.quick, "n_prompt": n_prompt, "n_gen": n_gen}
+        log = Rounds(a.resume, setting, a.seconds)
+        with console.bar("whole models") as progress:
+            task = progress.add_task("", total=None, note="")
+            for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+                if log.fewest(group.labels()) >= wanted:
+                    continue
+                if not measure(
+                    group,
+                    file_of(group.kind, a.quick),
+                    log,
+                    wanted,
+                    lambda name: progress.update(task, advance=1, description=name),
+                ):
+                    break
+    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
+        sys.exit(f"whole_model: {error}")
+    rows = rows_of(groups, log, a.quick)
+    if note := log.note():
+        print(note, file=sys.stderr)
+    if a.json:
+        report.emit("whole_model", peaks_of(groups, log), rows)
+        return
+    for row in rows:
+        report.show(row)
+
+
+if __name__ == "__main__":
+    main()
