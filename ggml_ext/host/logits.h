@@ -20,7 +20,7 @@ enum { TB_LANES = 16 };
 #endif
 #define TB_INLINE static inline __attribute__((always_inline))
 
-// exp of x <= 0, relative error below 3e-7; of x below -87 that of -87, which is 1.6e-38.
+// exp of x <= 0, relative error below 3e-7; of x below -87 that of -87, which is 1.6e-38. NaN of NaN.
 TB_INLINE float tb_exp_of_negative(float x) {
     const float limited = x < -87.0f ? -87.0f : x;
     const float shifted = limited * 1.44269504f + 12582912.0f; // rounds to an integer in the low bits
@@ -33,7 +33,10 @@ TB_INLINE float tb_exp_of_negative(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) * (1 << 23);
+    // 2^n: what is above n in the bits of `shifted` is shifted out. No conversion to int, which NaN has none of.
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127u) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;
