@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -111,13 +111,21 @@ def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
         yield None
         return
     often = 0.1 if sys.stderr.isatty() else 10  # seconds
-    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, mininterval=often) as bar:
+    bar: tqdm[NoReturn] | None = None
 
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:  # not before there is something to show: an error that comes at once is one line
+            bar = tqdm(
+                desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, mininterval=often
+            )
+        bar.update(done - bar.n)
 
+    try:
         yield progress
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def _say(report: Report, quiet: bool, as_json: bool) -> None:

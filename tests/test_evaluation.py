@@ -1,46 +1,34 @@
-"""tilebeam eval: the log under kills and torn lines, units that depend on nothing before them, figures that are
-those of the algorithms themselves, the timed pass, and the command."""
+"""tilebeam eval: the log under kills and torn lines, figures that are those of the algorithms themselves, the timed
+pass, plots. Models are scripted; test_eval_models.py has real ones."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tilebeam
-from eval_kit import CHECKS, Scripted, ScriptedBench, lines
+from eval_kit import Scripted, ScriptedBench, lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from tilebeam import (
     BestOfN,
-    CompletionOutput,
     LogProb,
     SamplingParams,
     SelfConsistency,
     TilebeamError,
 )
 from tilebeam.evaluation import plots, runner, statistics
-from tilebeam.evaluation.log import Log, timeless
+from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.report import Report
-from tilebeam.evaluation.setting import ModelFile, Setting, differences, fingerprint, item_seed, units
+from tilebeam.evaluation.setting import ModelFile, Setting, differences, fingerprint, item_seed
 from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
-from tilebeam.evaluation.workbench import Job, Workbench
-from tilebeam.reward_cli import RewardOptions, open_scorer
-from tiny_kit import references
-from typer.testing import CliRunner
-
-from gguf_tools import synth
+from tilebeam.evaluation.workbench import Job
+from tilebeam.reward_cli import RewardOptions
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 
@@ -214,6 +202,20 @@ def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path:
         Log(tmp_path / "log.jsonl", job.setting)
 
 
+def test_a_log_without_results_takes_another_setting(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+    """What went wrong at once, because of a model or an option, can be set right in the same folder."""
+    job, _, _ = whole
+    path = tmp_path / "log.jsonl"
+    other = replace(job.setting, seeds=(1, 2))
+    with Log(path, job.setting):
+        pass
+    with Log(path, other) as log:
+        log.add({"unit": "u"})
+    assert [json.loads(line).get("digest") for line in path.read_text().splitlines()] == [other.digest, None]
+    with pytest.raises(TilebeamError, match="another setting"):
+        Log(path, job.setting)
+
+
 def test_two_processes_do_not_write_one_log(whole: tuple[Job, Task, Path]) -> None:
     job, _, out = whole
     with Log(out / "log.jsonl", job.setting), pytest.raises(TilebeamError, match="Another process"):
@@ -343,257 +345,3 @@ def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
     assert fingerprint(path) != first
     path.write_bytes(b"a" * 3000)
     assert fingerprint(path) == first
-
-
-# --- a real model -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model, items and judges."""
-    folder = tmp_path_factory.mktemp("world")
-    synth.write_model(folder / "m.gguf", synth.preset("tiny"))
-    (folder / "checks.py").write_text(CHECKS)
-    lines(folder / "t.jsonl", *({"prompt": f"Item {i}: ", "answer": str(i % 3), "id": f"i{i}"} for i in range(9)))
-    return folder
-
-
-def arguments(world: Path, out: Path, *more: str) -> list[str]:
-    return [
-        "eval",
-        f"--model=m={world / 'm.gguf'}",
-        f"--task=jsonl:{world / 't.jsonl'}",
-        f"--checker={world / 'checks.py'}:right",
-        f"--extract={world / 'checks.py'}:answer",
-        "--method=best-of-n,self-consistency,beam:max_steps=3,max_step_tokens=4,dvts:max_steps=2",
-        "--budget=1,2,4",
-        f"--scorer=logprob,{world / 'checks.py'}:step",
-        "--seeds=1,2",
-        "--n-predict=8",
-        "--unit-items=2",
-        "--threads=1",
-        "--ctx-size=1024",
-        f"--out={out}",
-        *more,
-    ]
-
-
-def environment() -> dict[str, str]:
-    root = Path(__file__).resolve().parent.parent
-    paths = [str(root / "python"), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for joined in paths for p in joined.split(":"))
-    }
-
-
-def start(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tilebeam.cli", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-
-
-@pytest.fixture(scope="module")
-def undisturbed(world: Path) -> Path:
-    out = world / "whole"
-    process = start(*arguments(world, out, "--json"))
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    report = json.loads(stdout)
-    assert report == json.loads((out / "report.json").read_text())
-    assert {r["series"] for r in report["accuracy"]} == {
-        "pass",
-        "best-of-n[logprob]",
-        "best-of-n[step]",
-        "self-consistency",
-        "self-consistency[logprob]",
-        "self-consistency[step]",
-        "beam[step]",
-        "dvts[step]",
-    }
-    return out
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_the_command_killed_and_restarted(
-    world: Path, undisturbed: Path, tmp_path: Path, signum: signal.Signals
-) -> None:
-    out = tmp_path / "out"
-    for least in (3, 9):
-        process = start(*arguments(world, out))
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if (out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") >= least:
-                process.send_signal(signum)
-                break
-            time.sleep(0.002)
-        _, stderr = process.communicate(timeout=120)
-        if process.returncode == 0:  # it was quicker than the signal
-            break
-        assert process.returncode == (-signal.SIGKILL if signum == signal.SIGKILL else 130), stderr
-        assert signum == signal.SIGKILL or "same command goes on" in " ".join(stderr.split())
-        assert not (out / "report.json").exists()
-    process = start(*arguments(world, out))
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    assert (out / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
-    assert (out / "report.json").read_bytes() == (undisturbed / "report.json").read_bytes()
-    assert "| beam[step] | run |" in stdout
-
-
-def opened(world: Path) -> tuple[Job, Task]:
-    options = TaskOptions(
-        f"jsonl:{world / 't.jsonl'}", checker=f"{world / 'checks.py'}:right", extract=f"{world / 'checks.py'}:answer"
-    )
-    task = open_task(options)
-    setting = Setting(
-        models=(ModelFile("m", str(world / "m.gguf"), fingerprint(world / "m.gguf")),),
-        devices=("npu",),
-        task=options,
-        task_digest=task.digest,
-        methods=("best-of-n", "beam:max_steps=3,max_step_tokens=4"),
-        budgets=(2, 8),
-        scorers=("logprob", f"{world / 'checks.py'}:step"),
-        sampling={"max_tokens": 8},
-        n_ctx=1024,
-        unit_items=3,
-        threads=1,
-    )
-    return Job(setting, RewardOptions()), task
-
-
-def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
-    job, task = opened(world)
-    todo = list(units(job.setting, len(task.items)))
-    rng = np.random.default_rng(0)
-    with Workbench(job, task) as bench:
-        forwards = {u.key: timeless(bench.run(u)) for u in todo}
-        shuffled = {todo[i].key: timeless(bench.run(todo[i])) for i in rng.permutation(len(todo))}
-    assert shuffled == forwards
-    with Workbench(job) as bench:
-        alone = timeless(bench.run(todo[-1]))
-    assert alone == forwards[todo[-1].key]
-    texts = [s["text"] for r in forwards.values() for i in r["items"] for s in i.get("samples", [])]
-    assert len(set(texts)) > 0.9 * len(texts) > 100  # seeds, items and samples draw apart
-
-
-def log_odds(scores: Sequence[float]) -> NDArray[np.float64]:
-    """What the reward model's logits say: scores near 0 and 1 differ as much as others there."""
-    p = np.clip(np.asarray(scores, np.float64), 1e-6, 1 - 1e-6)
-    return np.log(p / (1 - p))
-
-
-def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> None:
-    """The tiny world's reward model: its scores in the records are those of the question alone."""
-    path = lines(tmp_path / "t.jsonl", *({"prompt": f"{a}+7-{a % 5}", "answer": a + 7 - a % 5} for a in (12, 33, 41)))
-    shots = lines(tmp_path / "s.jsonl", {"prompt": "1+2", "answer": "3"})
-    options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{prompt}\n", shot_answer="{answer}\n")
-    task = open_task(options)
-    reasoner, prm = references.file_of(references.REASONERS[0], "q8_0"), references.file_of(references.PRM, "q8_0")
-    reward = RewardOptions(prm=prm, kind="token", tag=references.TAG, labels=f"{references.GOOD},{references.BAD}")
-    setting = Setting(
-        models=(ModelFile("m", str(reasoner), fingerprint(reasoner)),),
-        devices=("npu",),
-        task=options,
-        task_digest=task.digest,
-        methods=("best-of-n", "beam:max_steps=4"),
-        budgets=(4,),
-        scorers=("prm",),
-        sampling={"max_tokens": 24},
-        n_ctx=1024,
-        threads=1,
-    )
-    job = Job(setting, reward)
-    runner.check(job)
-    sampled, searched = (u for u in units(setting, 3) if u.seed == 1)
-    with Workbench(job, task) as bench:
-        record, beam = bench.run(sampled), bench.run(searched)
-        assert timeless(bench.run(sampled)) == timeless(record)  # the reward model's cache is clean, too
-    assert [i["id"] for i in beam["items"]] == ["0", "1", "2"]
-    assert all(i["usage"]["scored_tokens"] > 0 for i in beam["items"] + record["items"])
-    assert task.items[0].prompt == "1+2\n3\n12+7-2\n"
-    with open_scorer(reward, n_ctx=1024, device="npu", threads=1) as scorer:
-        apart = 0.0
-        for item, got in zip(task.items, record["items"], strict=True):
-            texts = [CompletionOutput(0, s["text"], [1], "stop", 0) for s in got["samples"]]
-            scores = [s["scores"]["prm"] for s in got["samples"]]
-            # Other batches differ in the last bits, another question in the first.
-            assert log_odds(scores) == pytest.approx(log_odds(scorer.score(item.body, texts)), abs=0.3)
-            assert scores == [s["weights"]["prm"] for s in got["samples"]]
-            asked = log_odds(scorer.score(item.prompt, texts))
-            apart = max(apart, float(np.abs(log_odds(scores) - asked).max()))
-        assert apart > 0.6
-
-
-def test_a_model_that_changed_and_a_task_that_changed_are_refused(world: Path) -> None:
-    job, task = opened(world)
-    model = replace(job.setting.models[0], fingerprint="another")
-    with Workbench(replace(job, setting=replace(job.setting, models=(model,))), task) as bench:
-        unit = next(units(job.setting, 1))
-        with pytest.raises(TilebeamError, match="not the file m"):
-            bench.run(unit)
-    with pytest.raises(TilebeamError, match="differ here"):
-        Workbench(replace(job, setting=replace(job.setting, task_digest="another")), task)
-
-
-def test_models_are_closed_when_there_are_too_many(world: Path) -> None:
-    job, task = opened(world)
-    other = replace(job.setting.models[0], name="n")
-    job = replace(job, setting=replace(job.setting, models=(job.setting.models[0], other)))
-    with Workbench(job, task, keep=1) as bench:
-        first = bench._lm("m", "npu")
-        assert bench._lm("m", "npu") is first
-        bench._lm("n", "npu")
-        with pytest.raises(TilebeamError, match="closed"):
-            first.generate("a")
-    with Workbench(job, task, keep=2) as bench:
-        first = bench._lm("m", "npu")
-        bench._lm("n", "npu")
-        assert bench._lm("m", "npu") is first
-
-
-@pytest.fixture
-def command() -> Any:
-    from tilebeam.cli import app
-
-    def run(*args: str) -> Any:
-        return CliRunner().invoke(app, list(args))
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--model=nowhere.gguf", "no such file"),
-        ("--method=max_steps=3", "option of no method"),
-        ("--budget=1,two", "whole numbers"),
-        ("--device=gpu", "npu, cpu"),
-        ("--seeds=", "at least one of its seeds"),
-        ("--scorer=prm", "--prm FILE"),
-        ("--reward-tag=x", "--prm or --orm"),
-        ("--task=jsonl:nowhere.jsonl", "nowhere.jsonl: No such file"),
-    ],
-)
-def test_the_command_says_what_is_wrong(world: Path, tmp_path: Path, command: Any, change: str, message: str) -> None:
-    name = change.split("=")[0]
-    args = [a for a in arguments(world, tmp_path / "out") if not a.startswith(f"{name}=")] + [change]
-    result = command(*args)
-    assert result.exit_code == 1
-    assert message in " ".join(result.stderr.split())
-    assert not (tmp_path / "out" / "log.jsonl").exists()
-
-
-def test_help_names_the_parts(command: Any) -> None:
-    text = command("eval", "--help").stdout
-    for part in ("--latency-items", "--prm", "reasoning-gym:NAME", "--executor", "--json"):
-        assert part in text
-
-
-def test_packages_of_a_version_go_into_the_setting(undisturbed: Path) -> None:
-    header = json.loads((undisturbed / "log.jsonl").read_text().splitlines()[0])
-    assert header["setting"]["versions"]["tilebeam"] == tilebeam.__version__
-    assert str(undisturbed.parent) not in json.dumps(header["setting"]["task"])  # files may lie elsewhere

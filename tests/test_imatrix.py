@@ -317,7 +317,7 @@ def test_too_little_text_and_missing_files_are_one_sentence(model: Path, tmp_pat
     for args, why in (
         (("-f", tmp_path / "t.txt", "-o", tmp_path / "o.gguf"), "need at least"),
         (("-f", tmp_path / "none.txt", "-o", tmp_path / "o.gguf"), "No such file"),
-        (("-f", tmp_path / "t.txt", "-o", tmp_path / "no" / "o.gguf"), "no folder"),
+        (("-f", tmp_path / "t.txt", "-o", tmp_path / "no" / "o.gguf"), "no: No such file"),
     ):
         done = run_imatrix("-m", model, *args)
         assert done.returncode == 1

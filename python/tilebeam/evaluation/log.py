@@ -66,12 +66,14 @@ class Log:
                 ) from None
         if len(whole) < len(content):  # torn while it was written
             self._file.truncate(len(whole))
-        if not objects:
+        header = objects[0] if objects else None
+        if header is not None and header.get("tilebeam_eval") != FORMAT:
+            raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
+        if header is None or (len(objects) == 1 and header["digest"] != setting.digest):
+            # Nothing was finished: what went wrong at once may be set right by another setting.
+            self._file.truncate(0)
             self._append({"tilebeam_eval": FORMAT, "digest": setting.digest, "setting": setting.as_dict()})
             return
-        header = objects[0]
-        if header.get("tilebeam_eval") != FORMAT:
-            raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
         if header["digest"] != setting.digest:
             changed = "; ".join(differences(header["setting"], setting.as_dict()))
             raise TilebeamError(
