@@ -1,8 +1,8 @@
 """Random schedules over a tiny model with few KV cells: calls come and go, and the scheduler keeps its promises.
 
 Whatever is submitted, read, cancelled or dropped, in whatever order: every call ends, a sample that was not cancelled
-has the text that it has when it is alone, one that was has a beginning of it, the ledger of KV cells adds up after
-every step, and usage tells what was decoded.
+has the text that it has when it is alone, one that was has a beginning of it (but for draws that the last bits of
+logits decide, see draw_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from draw_kit import Witness, check
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from tilebeam import LM, RequestOutput, SamplingParams, Stream
+from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.llama import Context
 
 from gguf_tools.synth import preset, write_model
@@ -45,7 +46,7 @@ PARAMS = st.builds(
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LM, LM]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, Witness]]:
     """The model with few cells, four slots and small batches, and with plenty of all."""
     path = write_model(
         tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1)
@@ -53,8 +54,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LM, LM]]:
     with (
         tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=4, threads=1, n_batch=48, **EXACT) as tight,
         tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=1, threads=1, **EXACT) as alone,
+        Witness(tight) as of_tight,
+        Witness(alone) as of_alone,
     ):
-        yield tight, alone
+        yield of_tight, of_alone
 
 
 def check_ledger(lm: LM) -> None:
@@ -86,11 +89,12 @@ def _requests(lm: LM) -> list[Any]:
 class Schedule(RuleBasedStateMachine):
     """Calls by one thread: streams that are read, cancelled and dropped in any order, and whole calls between them."""
 
-    tight: LM
-    alone: LM
+    of_tight: Witness
+    of_alone: Witness
 
     def __init__(self) -> None:
         super().__init__()
+        self.tight = self.of_tight.lm
         self.streams: list[tuple[Stream, list[int], SamplingParams]] = []
         self.ended: list[tuple[RequestOutput, SamplingParams, bool]] = []
         self.kept = 0
@@ -159,23 +163,20 @@ class Schedule(RuleBasedStateMachine):
 
     def compare(self, output: RequestOutput, params: SamplingParams, *, cancelled: bool) -> None:
         self.ended.append((output, params, cancelled))
+        prompt = output.prompt_token_ids
         for i, sample in enumerate(output.outputs):
-            ids, text, reason = self.expected(tuple(output.prompt_token_ids), params, i)
-            if sample.finish_reason == "aborted":
-                assert cancelled
-                assert sample.token_ids == ids[: len(sample.token_ids)]
-            else:
-                assert (sample.token_ids, sample.text, sample.finish_reason) == (ids, text, reason)
+            assert cancelled or sample.finish_reason != "aborted"
+            check(prompt, params, sample, self.expected(tuple(prompt), params, i), self.of_tight, self.of_alone)
         usage = output.usage
         assert usage.completion_tokens == sum(len(s.token_ids) for s in output.outputs)
         assert usage.prompt_tokens == len(output.prompt_token_ids)
 
     @classmethod
     @cache
-    def expected(cls, prompt: tuple[int, ...], params: SamplingParams, i: int) -> tuple[list[int], str, str]:
+    def expected(cls, prompt: tuple[int, ...], params: SamplingParams, i: int) -> CompletionOutput:
         one = SamplingParams(**{**vars(params), "n": 1, "seed": (params.seed or 0) + i})
-        [sample] = cls.alone.generate(list(prompt), one)[0].outputs
-        return sample.token_ids, sample.text, sample.finish_reason
+        [sample] = cls.of_alone.lm.generate(list(prompt), one)[0].outputs
+        return sample
 
     @invariant()
     def ledger(self) -> None:
@@ -186,6 +187,9 @@ class Schedule(RuleBasedStateMachine):
             self.finish(0, cancelled=False)
         self.tight._keep(-self.kept)
         del self.tight._context.decode  # type: ignore[method-assign]
+        self.expected.cache_clear()
+        self.of_tight.forget()
+        self.of_alone.forget()
         kv = self.tight._engine.kv
         assert kv.free == N_CTX
         assert not kv.live
@@ -202,9 +206,9 @@ class Schedule(RuleBasedStateMachine):
         assert least <= self.decoded <= most
 
 
-def test_any_schedule_keeps_its_promises(models: tuple[LM, LM]) -> None:
+def test_any_schedule_keeps_its_promises(models: tuple[Witness, Witness]) -> None:
     class OverModels(Schedule):
-        tight, alone = models
+        of_tight, of_alone = models
 
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         OverModels,

@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
-import numpy.typing as npt
 import pytest
+from draw_kit import F32, Ours, Tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import SamplingParams
-from tilebeam.chain import Sampler, context_of, same_random_numbers
+from tilebeam.chain import Sampler, same_random_numbers
 from tilebeam.drawing import DAMAGED, NOTHING
 
-from ggml_ext import ffi, lib
-
-F32 = npt.NDArray[np.float32]
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-@dataclass
-class Tokens:
-    """All that a chain without a grammar wants to know of a vocabulary."""
-
-    size: int
-
-
-class Ours:
-    """Draws one token after the other with tb_draw_rows."""
-
-    def __init__(self, params: SamplingParams, seed: int, n_vocab: int, prompt: list[int]) -> None:
-        self.sampler = Sampler(params, seed, Tokens(n_vocab), prompt)  # type: ignore[arg-type]
-        self._c, self._kept = context_of(n_vocab)
-        self._row = ffi.new("struct tb_draw_row *")
-        self._row.chain, self._row.wants_norm = self.sampler.chain, True
-
-    def draw(self, logits: F32) -> int:
-        self._c.context = ffi.from_buffer(logits)
-        lib.tb_draw_rows(self._c, self._row, 1)
-        if self._row.token >= 0:
-            x = logits.astype(np.float64)
-            assert self._row.logit == logits[self._row.token]
-            assert self._row.norm == pytest.approx(x.max() + math.log(np.exp(x - x.max()).sum()), abs=3e-6)
-        return int(self._row.token)
 
 
 class Theirs:
