@@ -213,6 +213,8 @@ def failing(*options: str) -> str:
 def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> None:
     assert "does not exist" in failing("-m", str(tmp_path / "none.gguf"), "--port", "0")
     assert "Cannot listen on 192.0.2.1" in failing("-m", str(path), "--host", "192.0.2.1", "--port", "0")
+    assert "'nosuch'" in (said := failing("-m", str(path), "--port", "0", "--chat-template", "nosuch"))
+    assert "chatml, " in said
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")
     assert "holds no API key" in failing("-m", str(path), "--api-key-file", str(tmp_path / "keys"))

@@ -201,8 +201,22 @@ class Model:
             self.pointer = None
 
 
+def chat_template_names() -> list[str]:
+    """Names of the chat templates that llama.cpp knows by heart."""
+    names = (ctypes.c_char_p * C.llama_chat_builtin_templates(None, 0))()
+    C.llama_chat_builtin_templates(names, len(names))
+    return sorted(name.decode() for name in names if name)
+
+
 def apply_chat_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
-    """Format (role, content) pairs with one of the templates that llama.cpp knows by heart."""
+    """Format (role, content) pairs with one of the templates that llama.cpp knows by heart.
+
+    Args:
+        template: the template itself, or its name.
+
+    Raises:
+        TilebeamError: it is none of them.
+    """
     chat = (C.llama_chat_message * len(messages))()
     for item, (role, content) in zip(chat, messages, strict=True):
         item.role = role.encode("utf-8")
@@ -212,7 +226,11 @@ def apply_chat_template(template: str, messages: Sequence[tuple[str, str]], add_
         buffer = ctypes.create_string_buffer(room)
         n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), add_assistant, buffer, room)
         if n < 0:
-            raise TilebeamError("llama.cpp does not know this model's chat template; format the prompt yourself.")
+            named = f" {template!r}" if len(template) < 40 else ""
+            raise TilebeamError(
+                f"llama.cpp does not know the chat template{named}: format the prompt yourself, or give the name "
+                f"of one that it knows: {', '.join(chat_template_names())}."
+            )
         if n <= room:
             return buffer.raw[:n].decode("utf-8", "replace")
         room = n

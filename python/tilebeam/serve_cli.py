@@ -160,12 +160,15 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
+    from tilebeam.llama import apply_chat_template
     from tilebeam.server import run
     from tilebeam.server.searches import SearchPool
     from tilebeam.server.security import is_loopback
     from tilebeam.server.settings import Settings
 
     rewards = reward_model.read()
+    if chat_template is not None:
+        apply_chat_template(chat_template, [("user", "text")], add_assistant=True)  # refused now, not in every answer
     settings = Settings(
         names=tuple(part.strip() for part in (alias or model.stem).split(",") if part.strip()),
         host=host,
