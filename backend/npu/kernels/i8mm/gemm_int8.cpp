@@ -30,7 +30,7 @@ template <bool both> int32x4_t two_numbers(const uint8_t * p) {
 
 // k 8 * s to 8 * s + 7 of rows 2 * pair and 2 * pair + 1.
 template <bool both> int8x16_t two_rows(const uint8_t * record, int pair, int s) {
-    if constexpr (both) return load(record + 64 * pair + 16 * s);
+    if constexpr (both) return unit::load(record + 64 * pair + 16 * s);
     return vreinterpretq_s8_s64(vld1q_dup_s64(reinterpret_cast<const int64_t *>(record + 64 * pair + 8 * s)));
 }
 
@@ -65,8 +65,7 @@ void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g,
                   [&](int p) { start(p, two_numbers<false>(record + 36 * rows + 8 * p)); });
 #pragma GCC unroll 4
         for (int s = 0; s < 4; s++) {
-            const int32x4_t w0 = words(Format::weights(tile, 2 * s, g)),
-                            w1 = words(Format::weights(tile, 2 * s + 1, g));
+            const int32x4_t w0 = words(Format::weights(tile, s, 0, g)), w1 = words(Format::weights(tile, s, 1, g));
             const int8x16_t low = vreinterpretq_s8_s32(vzip1q_s32(w0, w1));
             const int8x16_t high = vreinterpretq_s8_s32(vzip2q_s32(w0, w1));
             const auto multiply = [&](int p, int8x16_t x) {
@@ -97,7 +96,7 @@ template <class Format, int rows> void run(const gemm_int8_args & a) {
     if (a.rows != rows) {
         if constexpr (rows > 1) run<Format, rows - 1>(a);
     } else if constexpr (rows == 1) {
-        block<Format, 1>(a);
+        multiply_tiles<unit, Format>(a);
     } else {
         // The first four columns bring a piece into the cache, the others find it there.
         for (int64_t t = 0; t < a.k_tiles; t += gemm_piece_tiles) {

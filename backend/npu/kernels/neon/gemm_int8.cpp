@@ -8,22 +8,9 @@ void fill_gemm_neon_float(gemm_kernels & k);
 
 namespace {
 
-constexpr int max_rows = 4;
-
-template <class Format> void run(const gemm_int8_args & a) {
-    switch (a.rows) {
-    case 1:
-        return block<Format, 1>(a);
-    case 2:
-        return block<Format, 2>(a);
-    case 3:
-        return block<Format, 3>(a);
-    default:
-        return block<Format, 4>(a);
-    }
+template <class Format> gemm_int8 kernel(const char * name) {
+    return {name, gemm_max_rows, Format::offset, multiply_tiles<unit, Format>};
 }
-
-template <class Format> gemm_int8 kernel(const char * name) { return {name, max_rows, Format::offset, run<Format>}; }
 
 void place(uint8_t * record, int, int row, uint8x16_t q0, uint8x16_t q1) {
     vst1q_u8(record + 32 * row, q0);

@@ -1,5 +1,5 @@
-// What the integer GEMM of neon and i8mm share: weights as signed bytes, sdot over up to 4 rows, activation
-// quantization. Internal linkage, see vec_loops.h.
+// What the integer GEMM of neon and i8mm share: weights as signed bytes, sdot behind the names that
+// kernels/gemm_tiles.h uses, activation quantization. Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_NEON_INT8_H
 #define TILEBEAM_NPU_KERNELS_NEON_INT8_H
 
@@ -10,16 +10,31 @@
 #include <cstring>
 
 #include "kernels/gemm.h"
+#include "kernels/gemm_tiles.h"
 
 namespace tb::npu {
 namespace {
 
-int8x16_t load(const uint8_t * p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+struct unit {
+    using ints = int8x16_t;
+    using floats = float32x4_t;
+    static constexpr int width = 4;
+    static constexpr int rows = 4, vectors = 4; // at a time
 
-// Quad j of the 4 columns from 4 * g on, as nibbles.
-int8x16_t nibbles(const uint8_t * tile, int j, int g) {
-    const uint8x16_t v = vld1q_u8(tile + 128 * (j / 2) + 16 * g);
-    return vreinterpretq_s8_u8(j & 1 ? vshrq_n_u8(v, 4) : vandq_u8(v, vdupq_n_u8(15)));
+    static ints load(const uint8_t * p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+    static void store(uint8_t * p, ints v) { vst1q_u8(p, vreinterpretq_u8_s8(v)); }
+    static floats load_floats(const float * p) { return vld1q_f32(p); }
+    static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
+    static floats zero() { return vdupq_n_f32(0); }
+
+    template <class Format, class Source, int block_rows>
+    static void block(const uint8_t * tile, int first, const tile_rows & at);
+};
+
+// Quad 2 * c + h of the 4 columns from 4 * i on, as nibbles.
+int8x16_t nibbles(const uint8_t * tile, int c, int h, int i) {
+    const uint8x16_t v = vld1q_u8(tile + quad_bytes * c + 16 * i);
+    return vreinterpretq_s8_u8(h ? vshrq_n_u8(v, 4) : vandq_u8(v, vdupq_n_u8(15)));
 }
 
 float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
@@ -27,98 +42,84 @@ float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f1
 struct format_q4 {
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 8;
-    static int8x16_t weights(const uint8_t * tile, int j, int g) { return nibbles(tile, j, g); }
-    static float32x4_t scales(const uint8_t * tile, int g) { return half_scales(tile + 512 + 8 * g); }
+    static constexpr bool packed = true, streams = true;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
+    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 8 * i); }
 };
 
 struct format_iq4nl {
     static constexpr size_t bytes = 576;
     static constexpr int32_t offset = 0;
-    static int8x16_t weights(const uint8_t * tile, int j, int g) {
+    static constexpr bool packed = true, streams = true;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         static constexpr int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-        return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(nibbles(tile, j, g)));
+        return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
     }
-    static float32x4_t scales(const uint8_t * tile, int g) { return half_scales(tile + 512 + 8 * g); }
+    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 8 * i); }
 };
 
 struct format_q8 {
     static constexpr size_t bytes = 1088;
     static constexpr int32_t offset = 0;
-    static int8x16_t weights(const uint8_t * tile, int j, int g) { return load(tile + 128 * j + 16 * g); }
-    static float32x4_t scales(const uint8_t * tile, int g) { return half_scales(tile + 1024 + 8 * g); }
+    static constexpr bool packed = false, streams = true;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
+        return unit::load(tile + quad_bytes * (2 * c + h) + 16 * i);
+    }
+    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 1024 + 8 * i); }
 };
 
-struct format_prepared {
-    static constexpr size_t bytes = gemm_prepared_bytes;
+struct format_prepared : format_unpacked<unit> {
     static constexpr int32_t offset = 0;
-    static int8x16_t weights(const uint8_t * tile, int j, int g) { return load(tile + 128 * j + 16 * g); }
-    static float32x4_t scales(const uint8_t * tile, int g) {
-        return vreinterpretq_f32_u8(vld1q_u8(tile + 1024 + 16 * g));
-    }
+    static constexpr bool packed = false, streams = false;
 };
 
 template <int lane> int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t a) {
     return vdotq_laneq_s32(sum, w, a, lane);
 }
 
-// Columns 16 * h to 16 * h + 15 of one tile, added to acc[row][4 * h] to acc[row][4 * h + 3].
-template <class Format, int rows>
-void tile_half(const uint8_t * tile, const uint8_t * record, int h, float32x4_t (*acc)[8]) {
-    int32x4_t sum[rows][4];
+// A row's activations of four quads are the lanes of a register.
+template <class Format, class Source, int block_rows>
+__attribute__((noinline)) void unit::block(const uint8_t * tile, int first, const tile_rows & at) {
+    constexpr int n = block_rows;
+    int32x4_t sum[n][4];
 #pragma GCC unroll 4
-    for (int m = 0; m < rows; m++) {
-        int32_t start;
-        std::memcpy(&start, record + 36 * rows + 4 * m, 4);
+    for (int m = 0; m < n; m++) {
+        const int32x4_t start = vld1q_dup_s32(reinterpret_cast<const int32_t *>(at.starts + 4 * m));
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; g++)
-            sum[m][g] = vdupq_n_s32(Format::offset ? start : 0);
+        for (int i = 0; i < 4; i++)
+            sum[m][i] = Format::offset ? start : vdupq_n_s32(0);
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 1
     for (int part = 0; part < 2; part++) {
-        int8x16_t a[rows];
+        const int c = 2 * part;
+        int8x16_t a[n];
 #pragma GCC unroll 4
-        for (int m = 0; m < rows; m++)
-            a[m] = load(record + 32 * m + 16 * part);
-        const int j = 4 * part;
+        for (int m = 0; m < n; m++)
+            a[m] = load(at.q + 32 * m + 16 * part);
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; g++) {
-            const int8x16_t w0 = Format::weights(tile, j, 4 * h + g), w1 = Format::weights(tile, j + 1, 4 * h + g);
-            const int8x16_t w2 = Format::weights(tile, j + 2, 4 * h + g), w3 = Format::weights(tile, j + 3, 4 * h + g);
+        for (int i = 0; i < 4; i++) {
+            const int8x16_t w0 = Source::weights(tile, c, 0, first + i), w1 = Source::weights(tile, c, 1, first + i);
+            const int8x16_t w2 = Source::weights(tile, c + 1, 0, first + i);
+            const int8x16_t w3 = Source::weights(tile, c + 1, 1, first + i);
 #pragma GCC unroll 4
-            for (int m = 0; m < rows; m++) {
-                sum[m][g] = dot_lane<1>(dot_lane<0>(sum[m][g], w0, a[m]), w1, a[m]);
-                sum[m][g] = dot_lane<3>(dot_lane<2>(sum[m][g], w2, a[m]), w3, a[m]);
+            for (int m = 0; m < n; m++) {
+                sum[m][i] = dot_lane<1>(dot_lane<0>(sum[m][i], w0, a[m]), w1, a[m]);
+                sum[m][i] = dot_lane<3>(dot_lane<2>(sum[m][i], w2, a[m]), w3, a[m]);
             }
         }
     }
+    float32x4_t scale[4];
 #pragma GCC unroll 4
-    for (int m = 0; m < rows; m++) {
-        float scale;
-        std::memcpy(&scale, record + 32 * rows + 4 * m, 4);
+    for (int i = 0; i < 4; i++)
+        scale[i] = Source::scales(tile, first + i);
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; g++) {
-            const float32x4_t s = vmulq_n_f32(Format::scales(tile, 4 * h + g), scale);
-            acc[m][4 * h + g] = vfmaq_f32(acc[m][4 * h + g], vcvtq_f32_s32(sum[m][g]), s);
+    for (int m = 0; m < n; m++) {
+        const float32x4_t s = vld1q_dup_f32(reinterpret_cast<const float *>(at.scales + 4 * m));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            float * to = at.sums[m] + 4 * (first + i);
+            vst1q_f32(to, vfmaq_f32(vld1q_f32(to), vcvtq_f32_s32(sum[m][i]), vmulq_f32(scale[i], s)));
         }
-    }
-}
-
-// Up to 4 rows.
-template <class Format, int rows> void block(const gemm_int8_args & a) {
-    float32x4_t acc[rows][8];
-    for (int m = 0; m < rows; m++) {
-        for (int g = 0; g < 8; g++)
-            acc[m][g] = a.add ? vld1q_f32(a.out[m] + 4 * g) : vdupq_n_f32(0);
-    }
-    const uint8_t * tile = a.panel;
-    const uint8_t * record = a.group;
-    for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
-        tile_half<Format, rows>(tile, record, 0, acc);
-        tile_half<Format, rows>(tile, record, 1, acc);
-    }
-    for (int m = 0; m < rows; m++) {
-        for (int g = 0; g < 8; g++)
-            vst1q_f32(a.out[m] + 4 * g, acc[m][g]);
     }
 }
 
