@@ -20,6 +20,13 @@ from tilebeam.server.searches import SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
 
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+PROMPT = "the question is how many"
+HI: Any = [{"role": "user", "content": "hi"}]
+MESSAGES: Any = [{"role": "system", "content": "answer"}, {"role": "user", "content": "how many"}]
+LONG: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+
 PATIENCE = 60.0  # seconds for what takes a fraction of one on an idle machine
 
 
@@ -89,3 +96,14 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.01)
+
+
+def idle(server: Running) -> bool:
+    """Whether nobody's samples or cells are left."""
+    now = server.metrics()
+    return now["tilebeam_samples_admitted"] == now["tilebeam_kv_cells_used"] == now["tilebeam_samples_running"] == 0
+
+
+def texts(choices: Any) -> list[str]:
+    """Texts of an answer, in the order of their indices."""
+    return [c.text for c in sorted(choices, key=lambda c: c.index)]

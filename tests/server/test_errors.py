@@ -1,0 +1,188 @@
+"""Every error of the server has its name and status; keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tilebeam import LM
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, TEXT, Running, running  # noqa: E402
+
+BANNED = {str(t): -100 for t in range(1024)}  # every token
+
+WRONG: list[tuple[str, Any, int, str | None, str]] = [
+    (TEXT, {}, 400, "missing_required_parameter", "prompt"),
+    (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
+    (TEXT, {"prompt": "a", "suffix": "b"}, 400, "unknown_parameter", "suffix"),
+    (TEXT, {"prompt": "a", "n": 0}, 400, "invalid_value", "n: "),
+    (TEXT, {"prompt": "a", "n": "2"}, 400, "invalid_value", "n: "),
+    (TEXT, {"prompt": "a", "n": True}, 400, "invalid_value", "n: "),
+    (TEXT, {"prompt": "a", "n": 129}, 400, "too_many_samples", "129"),
+    (TEXT, {"prompt": ["a"] * 65, "n": 2}, 400, "too_many_samples", "130"),
+    (TEXT, {"prompt": "a", "temperature": -1}, 400, "invalid_value", "temperature"),
+    (TEXT, {"prompt": "a", "top_p": 0}, 400, "invalid_value", "top_p"),
+    (TEXT, {"prompt": "a", "presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+    (TEXT, {"prompt": "a", "stop": ["x"] * 17}, 400, "invalid_value", "stop"),
+    (TEXT, {"prompt": "a", "stop": ""}, 400, "invalid_value", "empty"),
+    (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "invalid_value", "token ids"),
+    (TEXT, {"prompt": "a", "logit_bias": {"1": 101}}, 400, "invalid_value", "-100"),
+    (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "invalid_value", "99999"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, 400, "invalid_value", "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": 1, "echo": True}, 400, None, "echo"),
+    (TEXT, {"prompt": "a", "best_of": 2, "n": 3}, 400, None, "best_of (2)"),
+    (TEXT, {"prompt": "a", "best_of": 2, "stream": True}, 400, None, "cannot be streamed"),
+    (TEXT, {"prompt": "a", "stream_options": {}}, 400, None, "stream_options"),
+    (TEXT, {"prompt": "a", "model": "gpt-9"}, 404, "model_not_found", "'tiny'"),
+    (TEXT, {"prompt": "a " * 3000}, 400, "context_length_exceeded", "1024"),
+    (TEXT, {"prompt": []}, 400, None, "prompt"),
+    (TEXT, {"prompt": [5, 2000]}, 400, None, "2000"),
+    (TEXT, {"prompt": [-1]}, 400, None, "-1"),
+    (TEXT, {"prompt": [[]]}, 400, "invalid_value", "no tokens"),
+    (TEXT, {"prompt": [1.5]}, 400, "invalid_value", "prompt: must be a text, a list of token ids"),
+    (TEXT, {"prompt": "a", "stop": [5]}, 400, "invalid_value", "stop: must be a text or a list"),
+    (TEXT, {"prompt": "a", "search": "beam"}, 400, "invalid_value", "search"),
+    (TEXT, {"prompt": "a", "grammar": "root ::= ("}, 400, "invalid_value", "grammar"),
+    (TEXT, {"prompt": "a", "grammar": "(" * 100}, 400, "invalid_grammar", "nested deeper"),
+    (
+        TEXT,
+        {"prompt": "a", "grammar": 'root ::= "é\\u4f60"', "logit_bias": {"5": 1, "x": 2}},
+        400,
+        "invalid_value",
+        "x",
+    ),
+    (TEXT, {"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "invalid_value", "json_schema"),
+    (
+        TEXT,
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+        400,
+        None,
+        "cannot be turned into a grammar",
+    ),
+    (
+        TEXT,
+        {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "https://x.example/s"}}},
+        },
+        400,
+        None,
+        "not followed",
+    ),
+    (TEXT, {"prompt": "a", "grammar": 'root ::= "\\U0001F600"', "logit_bias": BANNED}, 400, "nothing_allowed", "allow"),
+    (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
+    (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": "a\0b"}]}, 400, "invalid_value", "NUL"),
+    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "invalid_value", "tools"),
+    (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
+    (CHAT, {"messages": HI, "max_tokens": 1, "max_completion_tokens": 2}, 400, None, "differ"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "invalid_value",
+        "content",
+    ),
+    (CHAT, {"messages": HI, "search": {"method": "magic"}}, 400, "invalid_search", "magic"),
+    (CHAT, {"messages": HI, "search": {"method": "beam", "beam_with": 4}}, 400, "invalid_search", "beam_with"),
+    (CHAT, {"messages": HI, "search": {"method": "beam", "beam_width": 0}}, 400, "invalid_search", "beam_width"),
+    (
+        CHAT,
+        {"messages": HI, "search": {"method": "beam", "beam_width": 3, "budget": 4}},
+        400,
+        "search_failed",
+        "multiple",
+    ),
+    (CHAT, {"messages": HI, "search": {"method": "vote", "extract": "(a+)+$"}}, 400, None, "last-number"),
+    (CHAT, {"messages": HI, "search": {"method": "vote", "extract": 5}}, 400, None, "last-number"),
+    (CHAT, {"messages": HI, "search": {"method": "vote", "equal": "x"}}, 400, None, "equal"),
+    (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "oracle"}}, 400, "invalid_search", "oracle"),
+    (CHAT, {"messages": HI, "search": {"method": "beam"}, "stream": True}, 400, None, "no stream"),
+    (CHAT, {"messages": HI, "search": {"method": "beam", "budget": 256}}, 400, "too_many_samples", "256"),
+]
+
+
+def named(value: Any) -> str:
+    return json.dumps(value)[:50] if isinstance(value, dict) else ""
+
+
+@pytest.mark.parametrize(("where", "body", "status", "code", "says"), WRONG, ids=named)
+def test_what_is_wrong_is_said(
+    server: Running, where: str, body: Any, status: int, code: str | None, says: str
+) -> None:
+    answer = server.post(where, body)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert error["code"] == code
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error" if status == 400 else error["type"] == "not_found_error"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_what_is_no_request(server: Running) -> None:
+    def said(response: Any) -> str:
+        return str(response.json()["error"]["message"])
+
+    url = server.url
+    broken = httpx.post(f"{url}{TEXT}", content=b'{"prompt": ', headers={"content-type": "application/json"})
+    assert (broken.status_code, "not valid JSON" in said(broken)) == (400, True)
+    deep = httpx.post(f"{url}{TEXT}", content=b"[" * 60000, headers={"content-type": "application/json"})
+    assert deep.status_code == 400
+    surrogate = httpx.post(
+        f"{url}{TEXT}", content=b'{"prompt": "\\ud800"}', headers={"content-type": "application/json"}
+    )
+    assert surrogate.status_code == 400
+    form = httpx.post(f"{url}{TEXT}", data={"prompt": "a"})
+    assert (form.status_code, "application/json" in said(form)) == (400, True)
+    listed = server.post(TEXT, ["a"])
+    assert (listed.status_code, "JSON object" in said(listed)) == (400, True)
+    large = server.post(TEXT, {"prompt": "a" * (1 << 16)})
+    assert (large.status_code, "larger than" in said(large)) == (413, True)
+    # Sent in chunks, no header tells how large it is.
+    chunks = httpx.post(f"{url}{TEXT}", content=iter([b"x" * 1000] * 100), headers={"content-type": "application/json"})
+    assert chunks.status_code == 413
+    assert httpx.get(f"{url}/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert httpx.get(f"{url}{TEXT}").status_code == 405
+    foreign = server.post(TEXT, {"prompt": "a"}, headers={"host": "evil.example"})
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "host_not_allowed")
+    assert server.post(TEXT, {"prompt": "a", "max_tokens": 1}, headers={"host": "localhost:1"}).status_code == 200
+    assert (
+        "access-control-allow-origin" not in httpx.get(f"{url}/health", headers={"origin": "http://a.example"}).headers
+    )
+
+
+def test_the_openai_client_knows_the_errors(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="a " * 3000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="Unrecognized request argument"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"magic": 1})
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_keys(lm: LM) -> None:
+    with running(lm, api_keys=("secret", "other one"), cors_origins=("http://good.example",)) as server:
+        for key in ("secret", "other one"):
+            assert server.client(api_key=key).completions.create(model="tiny", prompt="a", max_tokens=1).choices
+        for wrong in ("secret2", "secre", "none"):
+            with pytest.raises(openai.AuthenticationError):
+                server.client(api_key=wrong).models.list()
+        assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "secret"}).status_code == 200
+        for where in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+            refused = httpx.get(f"{server.url}{where}")
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "missing_api_key"
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        allowed = {"origin": "http://good.example", "access-control-request-method": "POST"}
+        asked = httpx.options(f"{server.url}{CHAT}", headers=allowed)
+        assert asked.headers["access-control-allow-origin"] == "http://good.example"
+        stranger = httpx.options(f"{server.url}{CHAT}", headers=allowed | {"origin": "http://bad.example"})
+        assert "access-control-allow-origin" not in stranger.headers

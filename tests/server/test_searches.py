@@ -1,0 +1,120 @@
+"""Searches over HTTP are the algorithms; the examples of the manual run."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+import tilebeam.methods
+from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, MESSAGES, PROMPT, TEXT, Running, idle, running, until  # noqa: E402
+
+
+def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -> None:
+    params = SamplingParams(seed=6, max_tokens=24)
+
+    def ask(**search: Any) -> Any:
+        extra = {"search": search | {"candidates": True}}
+        return client.completions.create(model="tiny", prompt=PROMPT, seed=6, max_tokens=24, extra_body=extra).choices[
+            0
+        ]
+
+    told = ask(method="best-of-n", budget=6, scorer="logprob")
+    direct = BestOfN(LogProb()).infer(lm, PROMPT, 6, sampling=params)
+    assert told.text == direct.the_one.text
+    assert told.search["scores"] == pytest.approx(direct.scores, abs=1e-4)
+    assert [c["text"] for c in told.search["candidates"]] == [c.text for c in direct.candidates]
+    told = ask(method="best-of-n", budget=6)  # there is a reward model
+    rated = BestOfN(reward).infer(lm, PROMPT, 6, sampling=params)
+    assert told.text == rated.the_one.text
+    assert told.search["scores"] == pytest.approx(rated.scores, abs=1e-4)
+    told = ask(method="vote", budget=8, extract="text")
+    voted = SelfConsistency(tilebeam.extract.extractor("text")).infer(lm, PROMPT, 8, sampling=params)
+    assert (told.text, told.search["answer"]) == (voted.the_one.text, voted.answer)
+    told = ask(method="beam", budget=8, beam_width=2, max_steps=3, step_stop="e")
+    grown = BeamSearch(reward, 2, 3, "e").infer(lm, PROMPT, 8, sampling=params)
+    assert told.text == grown.the_one.text
+    assert told.search["budget"] == 8
+    told = ask(method="adaptive", budget=6, extract="text")
+    options: dict[str, Any] = {"scorer": reward, "extract": "text"}
+    settled = tilebeam.methods.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
+    assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
+
+
+def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) -> None:
+    before = server.metrics().get('tilebeam_searches_total{method="dvts"}', 0)
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        max_tokens=16,
+        seed=1,
+        extra_body={"search": {"method": "dvts", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e"}},
+    )
+    assert answer.choices[0].message.role == "assistant"
+    assert "candidates" not in answer.choices[0].search
+    assert answer.tilebeam["scored_tokens"] > 0
+    assert answer.usage.completion_tokens > 0
+    assert server.metrics()['tilebeam_searches_total{method="dvts"}'] == before + 1
+    without = {"messages": HI, "search": {"method": "best-of-n", "scorer": "reward", "budget": 2}, "max_tokens": 4}
+    assert server.post(CHAT, without).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "vote", "beam", "dvts", "adaptive"])
+def test_searches_without_a_limit_end(server: Running, method: str) -> None:
+    """A chat may go on until the context is full; logits forced to the end of text keep that short here."""
+    sent: Any = [*MESSAGES, {"role": "assistant", "content": "so", "refusal": None, "tool_calls": None}, *MESSAGES[1:]]
+    body = {"messages": sent, "search": {"method": method, "budget": 4}, "logit_bias": {str(server.lm.eos): 8}}
+    answer = server.post(CHAT, body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
+    assert len(answer.json()["choices"][0]["search"]["scores"]) <= 4
+    until(lambda: idle(server))
+
+
+def test_searches_of_several_clients_run_together(server: Running, client: Any) -> None:
+    options: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24}
+    search = {"search": {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 4, "step_stop": "e"}}
+    alone = [client.completions.create(**options, seed=s, extra_body=search).choices[0].text for s in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = [pool.submit(client.completions.create, **options, seed=s, extra_body=search) for s in range(4)]
+        assert [t.result().choices[0].text for t in together] == alone
+    until(lambda: idle(server))
+
+
+def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/server.md: its Python and its curl, as pasted but for the port and fewer tokens."""
+    manual = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    examples = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        code = example.replace("http://localhost:8080", server.url).replace(
+            'model="model",', 'model="model", max_tokens=9,'
+        )
+        exec(code.replace("max_tokens=512,", ""), names)
+    assert len(names["answer"].choices) == 4
+    assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
+    asked = re.findall(r"curl localhost:8080(/\S+) -H '(.*?): (.*?)'[\s\\]* -d '(.*?)'", manual, re.DOTALL)
+    assert [where for where, _, _, _ in asked] == [TEXT, CHAT]
+    for where, header, value, body in asked:
+        limited = json.dumps(json.loads(body) | {"max_tokens": 5})
+        answer = httpx.post(server.url + where, content=limited, headers={header: value}, timeout=60)
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_beam_needs_a_reward_model(lm: LM) -> None:
+    with running(lm) as server:
+        for scorer in ({}, {"scorer": "reward"}):
+            answer = server.post(TEXT, {"prompt": "a", "search": {"method": "beam"} | scorer})
+            assert answer.status_code == 400
+            assert "reward model" in answer.json()["error"]["message"]
