@@ -23,8 +23,8 @@ from gguf_tools.synth import preset, write_model
 
 # The NPU's matrix products treat each row alone: a text depends on its batch only through where its KV cells lie. The
 # CPU backend's do not, but with float32 weights and cache and without flash attention the differences are so small that
-# they change one draw in ten thousands (see draw_kit.py, for tests with prompts drawn by chance). So scheduling is
-# proved there, and on the NPU where cells lie alike.
+# they change hardly one draw in a hundred thousand (draw_kit.py tells these apart, where prompts are drawn by chance or
+# texts are many). So scheduling is proved there, and on the NPU where cells lie alike.
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cpu": ("f32", EXACT), "npu": ("q8_0", {})}
 PROMPT = "the question is how many times the number"
