@@ -120,8 +120,8 @@ TB_INLINE double add_up(const float * x, int32_t n) {
     return sum;
 }
 
-TB_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * logits, int32_t n, float * room,
-                                   double * sum) {
+TB_WIDE_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * logits, int32_t n, float * room,
+                                        double * sum) {
     const float largest = tb_largest(logits, n);
     const float temperature = chain->temperature;
     const float top = largest / temperature;

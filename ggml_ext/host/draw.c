@@ -4,7 +4,7 @@
 
 enum { BLOCK = 1024 };
 
-TB_VECTORS static double log_norm(const float * x, int32_t n) {
+TB_WIDE_VECTORS static double log_norm(const float * x, int32_t n) {
     const float top = tb_largest(x, n);
     double sum = 0;
     for (int32_t start = 0; start < n; start += BLOCK) {

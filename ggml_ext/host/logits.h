@@ -10,13 +10,16 @@
 
 enum { TB_LANES = 16 };
 
-// Functions that are worth having twice, for x86-64 with and without AVX2, chosen when the library is loaded. What they
-// call has to be inlined to be compiled so too. Sanitizers are not ready for code that runs as early as the choice.
+// Functions that are worth having for x86-64 with and without AVX2, where arithmetic and not memory is the limit also
+// with AVX-512, chosen when the library is loaded; the results are the same bits. What they call has to be inlined to
+// be compiled so too. Sanitizers are not ready for code that runs as early as the choice.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) &&          \
     !defined(__SANITIZE_THREAD__)
 #    define TB_VECTORS __attribute__((target_clones("avx2", "default")))
+#    define TB_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #    define TB_VECTORS
+#    define TB_WIDE_VECTORS
 #endif
 #define TB_INLINE static inline __attribute__((always_inline))
 
