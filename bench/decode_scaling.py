@@ -23,6 +23,7 @@ from typing import Any
 
 import limits
 import models
+import plots
 import report
 import rounds
 from rounds import Rounds
@@ -85,46 +86,6 @@ def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> li
             row["share_of_limit"] = round(max(read, operations), 3)
         rows.append(row)
     return rows
-
-
-def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Tokens per second over sequences (figure 11) and over the length of the prompt (figure 17)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    colours = {"baseline": "#b0622d", "value": "#2f6ea5"}
-    names = {"baseline": "stock CPU backend", "value": "Tilebeam"}
-    markers = "osv^D*"
-    over_batch = [r for r in rows if not r["n_depth"]]
-    over_depth = [r for r in rows if r["n_depth"]]
-    sides = [s for s in (("n_parallel", over_batch), ("n_depth", over_depth)) if s[1]]
-    figure, plots = pyplot.subplots(1, len(sides), figsize=(6.2 * len(sides), 4.4), squeeze=False, layout="constrained")
-    for axes, (over, measured) in zip(plots[0], sides, strict=True):
-        batches = sorted({r["n_parallel"] for r in measured}) if over == "n_depth" else [None]
-        for batch, marker in zip(reversed(batches), markers * len(batches), strict=False):
-            line = [r for r in measured if batch in (None, r["n_parallel"])]
-            for side, colour in colours.items():
-                text = names[side] + ("" if batch is None else f", {batch} sequence{'s' if batch > 1 else ''}")
-                style = "-" if side == "value" else "--"
-                axes.plot(
-                    [r[over] for r in line], [r[side] for r in line], style, marker=marker, color=colour, label=text
-                )
-        ticks = sorted({r[over] for r in measured})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(t) for t in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel(
-            "parallel sequences" if over == "n_parallel" else "tokens of the prompt that all sequences share"
-        )
-        axes.set_ylabel("tokens/s, all sequences together")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -191,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     if note := log.note():
         print(note, file=sys.stderr)
     if o.plot and rows:
-        plot(rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
+        plots.scaling(rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
     return 0
 
 

@@ -114,7 +114,8 @@ def main() -> None:
         for name in data:
             if name != "conventional":
                 pairs = report.interleave(run(name), run("conventional"), rounds, least, 0.0)
-                rows.append(report.row(f"{name}, {k} x {n}", pairs, work, "Gweights/s", copies[-1]))
+                row = report.row(f"{name}, {k} x {n}", pairs, work, "Gweights/s", copies[-1])
+                rows.append(row | {"way": name, "baseline_way": "conventional", "shape": f"{k} x {n}"})
                 if not args.json:
                     report.show(rows[-1])
     if args.json:

@@ -53,12 +53,15 @@ class Rounds:
         if path is None:
             return
         wanted = json.loads(json.dumps(setting))
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
-            return
         try:
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            whole = text[: text.rfind("\n") + 1]  # without a line that was cut short when its writer was killed
+            if whole != text or not whole:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(whole or json.dumps(wanted) + "\n", encoding="utf-8")
+            if not whole:
+                return
+            lines = [json.loads(line) for line in whole.splitlines()]
             found = lines[0]
             for line in lines[1:]:
                 self._count(line["case"], float(line["took"]), dict(line["figures"]))

@@ -1,21 +1,28 @@
 """Every bench with the shared JSON form, one after the other, and one Markdown report of them with plots.
 
     python bench/run_all.py [--out build/bench/report] [--quick] [--only gemm,load] [--skip serve_load]
+        [--keep] [--slice SECONDS] [--pass "ARGUMENTS"]
 
 The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png and, where it failed, NAME.log. The
 report is written anew after each bench, so that a run that is stopped keeps what it has measured; a bench that fails or
 runs too long is named in the report, and the others go on. Exit status 1 if any failed.
+
+A machine that is quiet for short times only can be measured in parts. `--keep` leaves in the report what the folder has
+from earlier runs: other benches, and rows of the same bench that were measured with other arguments (`--pass`). With
+`--slice` the benches that take many minutes stop after that time and go on when they are called again; their rounds lie
+in NAME.rounds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +30,9 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import plots
 from tilebeam import console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +46,12 @@ class Bench:
     Attributes:
         name: file name without .py.
         title: of its section.
-        plots: it draws its own picture, with --plot.
+        sliced: it can be measured in slices (bench/rounds.py).
     """
 
     name: str
     title: str
-    plots: bool = False
+    sliced: bool = False
 
 
 BENCHES = (
@@ -51,8 +60,9 @@ BENCHES = (
     Bench("dequant_layouts", "Layouts of 4-bit weights (the paper's figure 15)"),
     Bench("softmax_exp", "The exponent of attention's softmax (the paper's figure 14)"),
     Bench("attention", "Attention"),
-    Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", plots=True),
-    Bench("best_of_n", "Best-of-N, wall time"),
+    Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
+    Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
+    Bench("best_of_n", "Best-of-N, wall time", sliced=True),
     Bench("engine_overhead", "A step of the engine outside llama_decode"),
     Bench("graph_overhead", "A decode step beside its arithmetic"),
     Bench("scoring", "Scoring a growing beam"),
@@ -66,13 +76,32 @@ BENCHES = (
 
 @dataclass
 class Result:
-    """What came of one bench: `report`, the object it printed, or `error`, why there is none."""
+    """What came of one bench: `report`, the object it printed, or `error`, why there is none; and when and how long."""
 
     bench: Bench
-    seconds: float
+    when: str
     report: dict[str, Any] | None = None
     error: str = ""
     picture: bool = False
+
+
+@dataclass(frozen=True)
+class How:
+    """How benches are run.
+
+    Attributes:
+        quick: short runs.
+        timeout: seconds after which a bench is stopped.
+        keep: what the folder has from earlier runs stays in the report.
+        slice: seconds after which a bench that can go on later ends; None: all of it.
+        arguments: further ones for the benches.
+    """
+
+    quick: bool = False
+    timeout: float = 3600
+    keep: bool = False
+    slice: float | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -92,20 +121,24 @@ def parse(text: str) -> dict[str, Any]:
     return dict(report)
 
 
-def run(bench: Bench, folder: Path, quick: bool, timeout: float) -> Result:
+def run(bench: Bench, folder: Path, how: How) -> Result:
     """Run one bench in a process of its own; never raises for what that does."""
-    command = [sys.executable, str(ROOT / "bench" / f"{bench.name}.py"), "--json"]
-    command += ["--quick"] if quick else []
+    command = [sys.executable, str(ROOT / "bench" / f"{bench.name}.py"), "--json", *how.arguments]
+    command += ["--quick"] if how.quick else []
+    if how.slice is not None and bench.sliced:
+        command += ["--resume", str(folder / f"{bench.name}.rounds"), "--seconds", str(how.slice)]
     picture = folder / f"{bench.name}.png"
-    picture.unlink(missing_ok=True)
-    if bench.plots:
-        command += ["--plot", str(picture)]
     path = os.pathsep.join(p for p in (str(ROOT / "python"), str(ROOT), os.environ.get("PYTHONPATH")) if p)
     start = time.monotonic()
     error, report, log = "", None, ""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env=os.environ | {"PYTHONPATH": path}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=how.timeout,
+            check=False,
+            env=os.environ | {"PYTHONPATH": path},
         )
         log = done.stderr
         if done.returncode:
@@ -114,40 +147,38 @@ def run(bench: Bench, folder: Path, quick: bool, timeout: float) -> Result:
             report = parse(done.stdout)
     except subprocess.TimeoutExpired as expired:
         log = expired.stderr.decode(errors="replace") if isinstance(expired.stderr, bytes) else expired.stderr or ""
-        error = f"stopped after {timeout:.0f} s"
+        error = f"stopped after {how.timeout:.0f} s"
     except ValueError as wrong:
         error = str(wrong)
-    if error:
+    when = f"{time.monotonic() - start:.0f} s"
+    if report is None:
         (folder / f"{bench.name}.log").write_text(f"{error}\n{log}", encoding="utf-8")
-    elif report is not None:
-        (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-        if not bench.plots and report["rows"]:
-            plot(bench.title, report["rows"], picture)
-    return Result(bench, time.monotonic() - start, report, error, picture.is_file())
+        earlier = kept(bench, folder) if how.keep else None
+        return replace(earlier, error=error) if earlier else Result(bench, when, error=error)
+    if how.keep and (earlier := kept(bench, folder)) is not None and earlier.report is not None:
+        report = merged(earlier.report, report)
+    (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    picture.unlink(missing_ok=True)
+    return Result(bench, when, report, picture=plots.draw(bench.name, report["rows"], bench.title, picture))
 
 
-def plot(title: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The ratios of a bench as bars with their spread; 1 is the baseline."""
-    import matplotlib
+def kept(bench: Bench, folder: Path) -> Result | None:
+    """What the folder has of an earlier run; None if that is nothing."""
+    file = folder / f"{bench.name}.json"
+    try:
+        report = parse(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError):
+        return None
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
+    return Result(bench, when, report, picture=(folder / f"{bench.name}.png").is_file())
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.3 * len(rows)))
-    ratios = [row["ratio"] for row in rows]
-    spread = [
-        [max(0.0, row["ratio"] - row["ratio_min"]) for row in rows],
-        [max(0.0, row["ratio_max"] - row["ratio"]) for row in rows],
-    ]
-    axes.barh(range(len(rows)), ratios, xerr=spread, color="#4878a8", ecolor="#333333", capsize=2)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("ratio to the baseline (above 1: Tilebeam is better)")
-    axes.set_title(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+def merged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """This run's report with the rows of the earlier one that it has not measured; nothing of another machine's."""
+    if earlier["machine"] != now["machine"]:
+        return dict(now)
+    rows = {row["name"]: row for row in (*earlier["rows"], *now["rows"])}
+    return {**now, "limits": {**earlier["limits"], **now["limits"]}, "rows": list(rows.values())}
 
 
 def number(value: Any) -> str:
@@ -157,9 +188,11 @@ def number(value: Any) -> str:
 
 def section(result: Result) -> list[str]:
     """One bench's part of the report."""
-    lines = ["", f"## {result.bench.title}", "", f"`bench/{result.bench.name}.py`, {result.seconds:.0f} s."]
+    lines = ["", f"## {result.bench.title}", "", f"`bench/{result.bench.name}.py`, {result.when}."]
+    if result.error:
+        lines += ["", f"**Failed**: {result.error}. See {result.bench.name}.log."]
     if result.report is None:
-        return [*lines, "", f"**Failed**: {result.error}. See {result.bench.name}.log."]
+        return lines
     if result.report["limits"]:
         lines += ["", "Limits: " + ", ".join(f"{k} {number(v)}" for k, v in result.report["limits"].items()) + "."]
     if result.report["rows"]:
@@ -210,20 +243,22 @@ def chosen(only: str, skip: str) -> list[Bench]:
 
 
 def run_all(
-    benches: Sequence[Bench],
-    folder: Path,
-    quick: bool,
-    timeout: float,
-    on_start: Callable[[int, Bench], None] | None = None,
+    benches: Sequence[Bench], folder: Path, how: How, on_start: Callable[[int, Bench], None] | None = None
 ) -> list[Result]:
-    """Run them in order and keep the report up to date."""
+    """Run them in order and keep the report up to date.
+
+    Returns:
+        What came of these; the report may have more (`How.keep`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    listed = {b: (kept(b, folder) if how.keep else None) for b in (BENCHES if how.keep else benches)}
     results: list[Result] = []
     for i, bench in enumerate(benches):
         if on_start:
             on_start(i, bench)
-        results.append(run(bench, folder, quick, timeout))
-        write(folder, results, benches[i + 1 :], quick)
+        results.append(run(bench, folder, how))
+        listed[bench] = results[-1]
+        write(folder, [r for r in listed.values() if r], benches[i + 1 :], how.quick)
     return results
 
 
@@ -233,20 +268,23 @@ def main(
     only: Annotated[str, typer.Option(help="Names of benches, with commas; default: all.")] = "",
     skip: Annotated[str, typer.Option(help="Names of benches to leave out.")] = "",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a bench is stopped.")] = 3600,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave in the report what earlier runs measured.")] = False,
+    slice: Annotated[
+        float | None,
+        typer.Option(min=5, help="Seconds of each long bench; call again to go on with it. Implies --keep."),
+    ] = None,
+    arguments: Annotated[str, typer.Option("--pass", help="Further arguments for the benches.")] = "",
 ) -> None:
     """Run every bench and write one report with plots."""
     benches = chosen(only, skip)
+    how = How(quick, timeout, keep or slice is not None, slice, tuple(shlex.split(arguments)))
     with console.bar("benches") as progress:
         task = progress.add_task("", total=len(benches), note="")
         results = run_all(
-            benches,
-            out,
-            quick,
-            timeout,
-            lambda done, bench: progress.update(task, completed=done, description=bench.name),
+            benches, out, how, lambda done, bench: progress.update(task, completed=done, description=bench.name)
         )
         progress.update(task, completed=len(benches), description="done")
-    failed = [r for r in results if r.report is None]
+    failed = [r for r in results if r.error]
     for result in failed:
         console.err().print(f"{result.bench.name}: {result.error}", markup=False)
     console.out().print(f"{out / 'report.md'}: {len(results) - len(failed)} of {len(results)} benches", soft_wrap=True)

@@ -118,7 +118,8 @@ def main() -> None:
                 0.0,
             )
             shape = f"{queries} queries x {cells} cells"
-            rows.append(report.row(f"{name}, {shape}", pairs, work, "G/s", copies[-1]) | errors(way, name == "fixed16"))
+            row = report.row(f"{name}, {shape}", pairs, work, "G/s", copies[-1]) | errors(way, name == "fixed16")
+            rows.append(row | {"way": name, "baseline_way": "float32", "shape": f"{queries} x {cells}"})
             if not args.json:
                 report.show(rows[-1])
     if args.json:

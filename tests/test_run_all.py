@@ -66,7 +66,7 @@ def test_the_list_has_every_bench_with_the_shared_form(run_all: ModuleType) -> N
         source = (BENCH / f"{bench.name}.py").read_text(encoding="utf-8")
         assert '"--json"' in source
         assert '"--quick"' in source
-        assert ('"--plot"' in source) == bench.plots
+        assert ("rounds.add_options(" in source) == bench.sliced
 
 
 @pytest.mark.usefixtures("scripts")
@@ -74,7 +74,7 @@ def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path)
     folder = tmp_path / "out"
     started: list[str] = []
     benches = run_all.chosen("", "hangs")
-    results = run_all.run_all(benches, folder, True, 60, lambda _, bench: started.append(bench.name))
+    results = run_all.run_all(benches, folder, run_all.How(True, 60), lambda _, bench: started.append(bench.name))
     assert started == ["good", "fails", "silent", "partial"]
     assert [r.report is not None for r in results] == [True, False, False, False]
     text = (folder / "report.md").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path)
 
 @pytest.mark.usefixtures("scripts")
 def test_a_bench_that_hangs_is_stopped(run_all: ModuleType, tmp_path: Path) -> None:
-    results = run_all.run_all(run_all.chosen("hangs", ""), tmp_path / "out", True, 1)
+    results = run_all.run_all(run_all.chosen("hangs", ""), tmp_path / "out", run_all.How(timeout=1))
     assert results[0].error == "stopped after 1 s"
 
 
@@ -104,7 +104,7 @@ def test_the_report_is_kept_up_to_date(run_all: ModuleType, tmp_path: Path) -> N
         if done:
             seen.append((folder / "report.md").read_text(encoding="utf-8"))
 
-    run_all.run_all(run_all.chosen("good,fails", ""), folder, False, 60, look)
+    run_all.run_all(run_all.chosen("good,fails", ""), folder, run_all.How(timeout=60), look)
     assert len(seen) == 1
     assert "Title of good" in seen[0]
     assert "Not run yet: fails." in seen[0]
@@ -113,3 +113,57 @@ def test_the_report_is_kept_up_to_date(run_all: ModuleType, tmp_path: Path) -> N
 def test_unknown_names_are_refused(run_all: ModuleType) -> None:
     with pytest.raises(typer.BadParameter, match="no bench nothing; there are limits, gemm"):
         run_all.chosen("nothing", "")
+
+
+def test_a_report_grows_over_several_runs(run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--keep: other benches and other rows stay, new figures replace old ones, a failure keeps what there was."""
+    script, other = tmp_path / "bench" / "one.py", tmp_path / "bench" / "two.py"
+    script.parent.mkdir()
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    one, two = run_all.Bench("one", "Title of one", sliced=True), run_all.Bench("two", "Title of two")
+    monkeypatch.setattr(run_all, "BENCHES", (one, two))
+    folder = tmp_path / "out"
+
+    def text(how: Any, *benches: Any) -> str:
+        run_all.run_all(benches, folder, how)
+        return str((folder / "report.md").read_text(encoding="utf-8"))
+
+    row = "import json, sys\nreport = json.loads({!r})\n{}\nprint(json.dumps(report))\n"
+    of_arguments = "report['rows'][0] |= {'name': sys.argv[2], 'value': float(sys.argv[3])}"
+    script.write_text(row.format(json.dumps(a_report("one")), of_arguments), encoding="utf-8")
+    other.write_text(row.format(json.dumps(a_report("two")), ""), encoding="utf-8")
+    text(run_all.How(arguments=("this", "1")), one)
+    text(run_all.How(keep=True), two)
+    text(run_all.How(keep=True, arguments=("that", "2")), one)
+    so_far = text(run_all.How(keep=True, arguments=("this", "3")), one)
+    assert [line.split(" | ")[:3] for line in so_far.splitlines() if line.startswith("| th")] == [
+        ["| this", "1", "3"],
+        ["| that", "1", "2"],
+    ]
+    assert "Title of two" in so_far
+    script.write_text("import sys\nsys.exit('no such luck')", encoding="utf-8")
+    so_far = text(run_all.How(keep=True), one)
+    assert "| that | 1 | 2 |" in so_far
+    assert "no such luck" in so_far
+    assert "Title of two" not in text(run_all.How(), one)
+    script.write_text("import sys\nsys.exit(' '.join(sys.argv[1:]))", encoding="utf-8")
+    rounds = folder / "one.rounds"
+    assert f"--json --resume {rounds} --seconds 30" in text(run_all.How(keep=True, slice=30), one)
+    earlier = a_report("one") | {"machine": {"cpu": "another"}}
+    assert run_all.merged(earlier, a_report("one")) == a_report("one")
+
+
+def test_every_form_of_picture(run_all: ModuleType, tmp_path: Path) -> None:
+    rows = [
+        a_report("x")["rows"][0] | {"name": f"{way}, {n}", "way": way, "baseline_way": "plain", "shape": f"{n} wide"}
+        for n in (1, 2)
+        for way in ("fast", "faster")
+    ]
+    rows = [row | {"n_parallel": 1 + i % 2, "n_depth": 512 * (i // 2)} for i, row in enumerate(rows)]
+    for name in (*run_all.plots.FORMS, "any"):
+        picture = tmp_path / f"{name}.png"
+        assert run_all.plots.draw(name, rows, name, picture)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    bare = [row | {"baseline": None} for row in rows]
+    assert not run_all.plots.draw("any", bare, "limits have no baseline", tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()

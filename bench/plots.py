@@ -1,0 +1,140 @@
+"""Pictures of a bench's rows (bench/report.py), for its --plot and for the report of all benches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+OURS, STOCK = "#2f6ea5", "#b0622d"
+MARKERS = "osv^D*"
+WAYS = ("#9a9a9a", "#c9a227", "#b0622d", "#2f6ea5", "#1c3f5e", "#6b8f3c")
+
+
+def bars(rows: Rows, title: str, path: Path) -> None:
+    """Ratios to the baseline as bars with their spread; the axis is logarithmic where they differ much."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    figure, axes = _axes(1, (9, 1.3 + 0.28 * len(rows)))
+    ratios = [row["ratio"] for row in rows]
+    spread = [
+        [max(0.0, row["ratio"] - row["ratio_min"]) for row in rows],
+        [max(0.0, row["ratio_max"] - row["ratio"]) for row in rows],
+    ]
+    colours = [OURS if ratio >= 1 else STOCK for ratio in ratios]
+    look: dict[str, Any] = {"color": colours, "ecolor": "#333333", "capsize": 2, "error_kw": {"linewidth": 0.9}}
+    axes[0].barh(range(len(rows)), ratios, xerr=spread, **look)
+    axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].axvline(1, color="black", linewidth=0.9)
+    least, most = min(row["ratio_min"] for row in rows), max(row["ratio_max"] for row in rows)
+    if least > 0 and most / min(1.0, least) > 20:
+        axes[0].set_xscale("log")
+        axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes[0].xaxis.set_minor_formatter(NullFormatter())
+        axes[0].set_xlim(min(1.0, least) / 1.3, most * 1.7)
+        for i, row in enumerate(rows):
+            axes[0].text(row["ratio_max"] * 1.05, i, f"{row['ratio']:.3g}", fontsize=7, va="center")
+    else:
+        axes[0].set_xlim(0, max(1.0, most) * 1.12)
+        for i, row in enumerate(rows):
+            place = max(row["ratio_max"], row["ratio"]) + 0.01 * most
+            axes[0].text(place, i, f"{row['ratio']:.2f}", fontsize=7, va="center")
+    axes[0].set_xlabel("ratio to the baseline: above 1 Tilebeam is better; lines from the least to the greatest round")
+    axes[0].grid(axis="x", alpha=0.3)
+    axes[0].set_axisbelow(True)
+    _save(figure, title, path)
+
+
+def grouped(rows: Rows, title: str, path: Path) -> None:
+    """Rates of several ways side by side for each shape, the baseline's first.
+
+    Rows have "way", "baseline_way" and "shape" besides the usual figures.
+    """
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    ways = list(dict.fromkeys([rows[0]["baseline_way"], *(row["way"] for row in rows)]))
+    figure, axes = _axes(1, (max(7.0, 1.3 * len(shapes) + 3.0), 4.4))
+    width = 0.84 / len(ways)
+    for i, way in enumerate(ways):
+        places, heights, texts = [], [], []
+        for x, shape in enumerate(shapes):
+            of_shape = [row for row in rows if row["shape"] == shape]
+            row = next((row for row in of_shape if row["way"] == way), None)
+            if row is None and way != rows[0]["baseline_way"]:
+                continue
+            # Every row has the baseline's own rate beside it; the first row's stands for them.
+            heights.append(of_shape[0]["baseline"] if row is None else row["value"])
+            texts.append("1" if row is None else f"{row['ratio']:.2g}")
+            places.append(x + (i - (len(ways) - 1) / 2) * width)
+        drawn = axes[0].bar(places, heights, width * 0.94, color=WAYS[i % len(WAYS)], label=way)
+        axes[0].bar_label(drawn, texts, fontsize=6.5, padding=1)
+    axes[0].set_xticks(range(len(shapes)), shapes, fontsize=8)
+    axes[0].set_ylabel(rows[0]["unit"])
+    axes[0].margins(y=0.25)
+    axes[0].legend(fontsize=8, ncols=min(3, len(ways)), loc="upper left", title=f"on the bars: times {ways[0]}")
+    axes[0].grid(axis="y", alpha=0.3)
+    axes[0].set_axisbelow(True)
+    _save(figure, title, path)
+
+
+def scaling(rows: Rows, title: str, path: Path) -> None:
+    """Tokens per second over sequences (the paper's figure 11) and over the length of the prompt (figure 17)."""
+    sides = [("n_parallel", [r for r in rows if not r["n_depth"]]), ("n_depth", [r for r in rows if r["n_depth"]])]
+    sides = [s for s in sides if s[1]]
+    figure, plots = _axes(len(sides), (6.2 * len(sides), 4.6))
+    for axes, (over, measured) in zip(plots, sides, strict=True):
+        batches = sorted({r["n_parallel"] for r in measured}, reverse=True) if over == "n_depth" else [None]
+        for batch, marker in zip(batches, MARKERS * len(batches), strict=False):
+            line = sorted((r for r in measured if batch in (None, r["n_parallel"])), key=lambda r: r[over])
+            for side, name, colour in (("value", "Tilebeam", OURS), ("baseline", "stock CPU backend", STOCK)):
+                text = name + ("" if batch is None else f", {batch} sequence{'s' if batch > 1 else ''}")
+                look: dict[str, Any] = {
+                    "linestyle": "-" if side == "value" else "--",
+                    "marker": marker,
+                    "color": colour,
+                }
+                axes.plot([r[over] for r in line], [r[side] for r in line], label=text, **look)
+        ticks = sorted({r[over] for r in measured})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(t) for t in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("parallel sequences" if over == "n_parallel" else "tokens of the prompt that all share")
+        axes.set_ylabel("tokens/s, all sequences together")
+        axes.set_ylim(0, 1.25 * max(max(r["value"], r["baseline"]) for r in measured))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, ncols=2 if over == "n_depth" else 1, loc="upper left")
+    _save(figure, title, path)
+
+
+FORMS: dict[str, Callable[[Rows, str, Path], None]] = {
+    "decode_scaling": scaling,
+    "softmax_exp": grouped,
+    "dequant_layouts": grouped,
+}
+
+
+def draw(bench: str, rows: Rows, title: str, path: Path) -> bool:
+    """The picture of a bench's rows; False if they have nothing to draw, no baseline."""
+    compared = [row for row in rows if row["baseline"] is not None]
+    if compared:
+        FORMS.get(bench, bars)(compared, title, path)
+    return bool(compared)
+
+
+def _axes(n: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, n, figsize=size, squeeze=False, layout="constrained")
+    return figure, list(axes[0])
+
+
+def _save(figure: Any, title: str, path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
