@@ -53,14 +53,13 @@ class Rounds:
         if path is None:
             return
         wanted = json.loads(json.dumps(setting))
+        if not path.is_file() or not path.stat().st_size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+            return
         try:
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            text = path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]  # without a line that was cut short when its writer was killed
-            if whole != text or not whole:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(whole or json.dumps(wanted) + "\n", encoding="utf-8")
-            if not whole:
-                return
             lines = [json.loads(line) for line in whole.splitlines()]
             found = lines[0]
             for line in lines[1:]:
@@ -69,6 +68,8 @@ class Rounds:
             raise ValueError(f"{path} does not hold rounds of a bench: delete it or name another file") from error
         if found != wanted:
             raise ValueError(f"{path} was measured with {found}, not {wanted}: delete it or name another file")
+        if whole != text:
+            path.write_text(whole, encoding="utf-8")
 
     def __contains__(self, case: str) -> bool:
         return case in self._rounds

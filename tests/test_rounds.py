@@ -112,7 +112,8 @@ def test_other_files_and_settings_are_refused(rounds: ModuleType, tmp_path: Path
     rounds.Rounds(path, SETTING)
     with pytest.raises(ValueError, match="delete it or name another file"):
         rounds.Rounds(path, SETTING | {"threads": 1})
-    for text in ("\n", "no JSON\n", json.dumps(SETTING) + "\n{}\n", json.dumps(SETTING) + "\n[1]\n"):
+    for text in ("no line", "\n", "no JSON\n", json.dumps(SETTING) + "\n{}\n", json.dumps(SETTING) + "\n[1]\n"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match="does not hold rounds"):
             rounds.Rounds(path, SETTING)
+        assert path.read_text(encoding="utf-8") == text  # it may be somebody's file
