@@ -138,7 +138,7 @@ class Schedule(RuleBasedStateMachine):
         call = self.streams[which % len(self.streams)][0]._call
         params = self.streams.pop(which % len(self.streams))[2]
         assert call.done
-        self.ended.append((call.outputs()[0], params, True))
+        self.compare(call.outputs()[0], params, cancelled=True)
 
     @rule(prompt=PROMPTS, params=PARAMS)
     def generate(self, prompt: list[int], params: SamplingParams) -> None:
