@@ -15,6 +15,7 @@ from gemm_reference import (
     coarse_error_bound,
     coarse_product,
     device,
+    float_product,
     int8_error_bound,
     int8_product,
     make_weights,
@@ -79,7 +80,7 @@ def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, se
     name: list[str] = []
     out = device(isa, threads).product(w, x, flags=FLAG_INT8_256, name=name)
     if "q8k" not in name[0]:
-        assert m < 64 or isa not in ("portable", "avx512vnni")
+        assert m < 64 or isa not in ("portable", "avx512vnni", "avx512bf16")
         np.testing.assert_array_equal(out, device(isa, threads).product(w, x))
         return
     assert m >= 64
@@ -153,8 +154,8 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
     rng = np.random.default_rng(seed)
     w = make_weights(type, k, n, rng)
     x = rng.standard_normal((m, k)).astype(np.float32)
-    bound = (np.abs(x).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (k + 2)
-    assert np.all(np.abs(device(isa, threads).product(w, x) - x.astype(np.float64) @ w.values.T) <= bound)
+    exact, bound = float_product(w, x, isa)
+    assert np.all(np.abs(device(isa, threads).product(w, x) - exact) <= bound)
     if type == Type.F16:
         half = x.astype(np.float16)
         out = device(isa, threads).product(w, half)
@@ -300,9 +301,10 @@ def test_kernel_names(isa: str) -> None:
             x = rng.standard_normal((m, 64)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON
-            base = {"avxvnni": "avx2", "i8mm": "neon"}.get(isa, isa)
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON; AVX512-BF16 products with BF16
+            base = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}.get(isa, isa)
             assert name[0].endswith(("_" + isa, "_" + base))
             seen.add(name[0])
-    tile_grouping = {"q4t", "q8t", "nlt"} if isa == "avx512vnni" else {"q8p"}  # read as it is, or prepared
-    assert {name.split("_")[1] for name in seen} == {"q4c", "q8c", "nlc", "dot", "f32"} | tile_grouping
+    tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith("avx512") else {"q8p"}  # read as it is, or prepared
+    floats = {"f32d", "f16d", "bf16d", "f32"}
+    assert {name.split("_")[1] for name in seen} == {"q4c", "q8c", "nlc"} | floats | tile_grouping

@@ -27,6 +27,7 @@ from gemm_reference import (
     TILE,
     Weights,
     device,
+    float_product,
     int8_error_bound,
     int8_product,
     make_weights,
@@ -250,7 +251,7 @@ def test_rows_go_through_the_experts_they_name(
         got_rows, of_expert = out[chosen].astype(np.float64), inputs[chosen]
         exact = of_expert.astype(np.float64) @ w.values.T
         if type in FLOATS:
-            bound = (np.abs(of_expert).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (k + 2)
+            exact, bound = float_product(w, of_expert, isa)
         else:
             model, magnitude = int8_product(w, of_expert)
             assert np.all(np.abs(got_rows - model) <= magnitude * (2.0**-23) * (k / 32 + 4) + 1e-30)

@@ -32,7 +32,7 @@ double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
 double rate(double amount, double start) { return amount / (now() - start) * 1e-9; }
 
-bool best_is(const char * isa) { return std::strcmp(available_kernels().tables[0]->isa, isa) == 0; }
+bool runs(const char * isa) { return find_kernels(isa) != nullptr; }
 
 #if defined(__x86_64__)
 
@@ -249,12 +249,12 @@ constexpr read_loop loops_avx512[] = {read_avx512<1, false>, read_avx512<1, true
 
 double limit_int8([[maybe_unused]] double seconds) {
 #if defined(__x86_64__)
-    return best_is("avx512vnni") ? int8_avx512(seconds)
-           : best_is("avxvnni")  ? int8_avxvnni(seconds)
-           : best_is("avx2")     ? int8_avx2(seconds)
-                                 : 0;
+    return runs("avx512vnni") ? int8_avx512(seconds)
+           : runs("avxvnni")  ? int8_avxvnni(seconds)
+           : runs("avx2")     ? int8_avx2(seconds)
+                              : 0;
 #elif defined(__aarch64__)
-    return best_is("i8mm") ? int8_i8mm(seconds) : best_is("neon") ? int8_neon(seconds) : 0;
+    return runs("i8mm") ? int8_i8mm(seconds) : runs("neon") ? int8_neon(seconds) : 0;
 #else
     return 0;
 #endif
@@ -262,7 +262,7 @@ double limit_int8([[maybe_unused]] double seconds) {
 
 double limit_fma([[maybe_unused]] double seconds) {
 #if defined(__x86_64__)
-    return best_is("avx512vnni") ? fma_avx512(seconds) : best_is("avxvnni") || best_is("avx2") ? fma_avx2(seconds) : 0;
+    return runs("avx512vnni") ? fma_avx512(seconds) : runs("avx2") ? fma_avx2(seconds) : 0;
 #elif defined(__aarch64__)
     return fma_neon(seconds);
 #else
@@ -274,7 +274,7 @@ double limit_read(const uint8_t * data, size_t size, int way) {
     size = size / (4 * read_step) * (4 * read_step);
     const read_loop * loops = loops_words;
 #if defined(__x86_64__)
-    if (best_is("avx512vnni")) loops = loops_avx512;
+    if (runs("avx512vnni")) loops = loops_avx512;
 #endif
     const double start = now();
     const uint64_t sum = loops[way](data, size);

@@ -249,11 +249,12 @@ void floating(const kernel_table & t, const kernel_table & reference) {
                 const float * at[gemm_max_rows];
                 for (int m = 0; m < rows; m++)
                     at[m] = x.data() + m * k;
+                const int f = type == TB_F32 ? gemm_f32 : type == TB_F16 ? gemm_f16 : gemm_bf16;
                 for (int cols : {1, 2, 3, 4, 7, 32}) {
                     result out(rows), want(rows);
-                    t.gemm.dot.run({type, w.data(), 4200, cols, rows, k, at, out.at});
-                    reference.gemm.dot.run({type, w.data(), 4200, cols, rows, k, at, want.at});
-                    expect(close(out.data, want.data, 1e-3f), t.isa, t.gemm.dot.name);
+                    t.gemm.dot[f].run({w.data(), 4200, cols, rows, k, at, out.at});
+                    reference.gemm.dot[f].run({w.data(), 4200, cols, rows, k, at, want.at});
+                    expect(close(out.data, want.data, 1e-3f), t.isa, t.gemm.dot[f].name);
                 }
             }
         }

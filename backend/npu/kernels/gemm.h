@@ -113,9 +113,10 @@ struct gemm_float {
     void (*run)(const gemm_float_args & a);
 };
 
-// Few rows: dot products straight from plain weight rows, out[r][c] = sum_k x[r][k] * w[c][k].
+// Dot products straight from plain weight rows, out[r][c] = sum_k x[r][k] * w[c][k].
+enum gemm_float_type { gemm_f32, gemm_f16, gemm_bf16, gemm_float_type_count };
+
 struct gemm_dot_args {
-    uint32_t type;     // TB_F32, TB_F16, TB_BF16
     const uint8_t * w; // row c at w + c * stride
     int64_t stride;    // bytes
     int cols, rows;    // 1..gemm_panel, 1 or more
@@ -126,6 +127,7 @@ struct gemm_dot_args {
 
 struct gemm_dot {
     const char * name;
+    int rows; // for more, panels of `pack` pay for themselves
     void (*run)(const gemm_dot_args & a);
 };
 
@@ -157,7 +159,7 @@ struct gemm_kernels {
     gemm_coarse coarse;
     gemm_float f32;
     gemm_fp16 fp16;
-    gemm_dot dot;
+    gemm_dot dot[gemm_float_type_count];
     // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
     // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA, but for row_pairs.
     void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
@@ -177,6 +179,7 @@ void fill_gemm_portable(gemm_kernels & k);
 void fill_gemm_avx2(gemm_kernels & k);
 void fill_gemm_avxvnni(gemm_kernels & k);
 void fill_gemm_avx512vnni(gemm_kernels & k);
+void fill_gemm_avx512bf16(gemm_kernels & k);
 void fill_gemm_neon(gemm_kernels & k);
 void fill_gemm_i8mm(gemm_kernels & k);
 void fill_gemm_hvx(gemm_kernels & k);

@@ -19,7 +19,17 @@
 namespace tb::npu {
 namespace {
 
-template <class unit> struct element_f32 {
+// Elements of weights, as many as `step` at a time, beside floats of activations: `load_n` and `activations_n` read n
+// of them, 1 to step, and zeros. The order of elements within an operand is the same for both.
+template <class unit> struct element_of_vec {
+    using operand = typename unit::vec;
+    static constexpr int step = unit::width;
+    static operand activations(const float * x) { return unit::load(x); }
+    static operand activations_n(const float * x, int n) { return unit::load_n(x, n); }
+    static typename unit::vec fma(operand x, operand w, typename unit::vec sum) { return unit::fma(x, w, sum); }
+};
+
+template <class unit> struct element_f32 : element_of_vec<unit> {
     static constexpr int size = 4;
     static typename unit::vec load(const uint8_t * p) { return unit::load(reinterpret_cast<const float *>(p)); }
     static typename unit::vec load_n(const uint8_t * p, int n) {
@@ -27,7 +37,7 @@ template <class unit> struct element_f32 {
     }
 };
 
-template <class unit> struct element_f16 {
+template <class unit> struct element_f16 : element_of_vec<unit> {
     static constexpr int size = 2;
     static typename unit::vec load(const uint8_t * p) { return unit::load(reinterpret_cast<const uint16_t *>(p)); }
     static typename unit::vec load_n(const uint8_t * p, int n) {
@@ -35,7 +45,7 @@ template <class unit> struct element_f16 {
     }
 };
 
-template <class unit> struct element_bf16 {
+template <class unit> struct element_bf16 : element_of_vec<unit> {
     static constexpr int size = 2;
     static typename unit::vec load(const uint8_t * p) { return unit::load_bf16(p); }
     static typename unit::vec load_n(const uint8_t * p, int n) {
@@ -134,34 +144,34 @@ template <class unit, class Element, int rows> void dot_few(const gemm_dot_args 
         return;
     }
     using vec = typename unit::vec;
-    constexpr int steps = 4, width = unit::width, ahead = 4096;
+    constexpr int sums = 4, step = Element::step, ahead = 4096;
     for (int col = 0; col < a.cols; col++) {
         const uint8_t * w = a.w + col * a.stride;
-        vec sum[rows][steps];
+        vec sum[rows][sums];
 #pragma GCC unroll 4
         for (int m = 0; m < rows; m++) {
 #pragma GCC unroll 4
-            for (int i = 0; i < steps; i++)
+            for (int i = 0; i < sums; i++)
                 sum[m][i] = unit::zero();
         }
         int64_t k = 0;
-        for (; k + steps * width <= a.k; k += steps * width) {
+        for (; k + sums * step <= a.k; k += sums * step) {
 #pragma GCC unroll 4
-            for (int i = 0; i < steps; i++) {
-                const uint8_t * p = w + (k + i * width) * Element::size;
-                if (i * width * Element::size % 64 == 0) __builtin_prefetch(p + ahead);
-                const vec v = Element::load(p);
+            for (int i = 0; i < sums; i++) {
+                const uint8_t * p = w + (k + i * step) * Element::size;
+                if (i * step * Element::size % 64 == 0) __builtin_prefetch(p + ahead);
+                const typename Element::operand v = Element::load(p);
 #pragma GCC unroll 4
                 for (int m = 0; m < rows; m++)
-                    sum[m][i] = unit::fma(unit::load(a.x[m] + k + i * width), v, sum[m][i]);
+                    sum[m][i] = Element::fma(Element::activations(a.x[m] + k + i * step), v, sum[m][i]);
             }
         }
-        for (; k < a.k; k += width) {
-            const int n = static_cast<int>(std::min<int64_t>(width, a.k - k));
-            const vec v = Element::load_n(w + k * Element::size, n);
+        for (; k < a.k; k += step) {
+            const int n = static_cast<int>(std::min<int64_t>(step, a.k - k));
+            const typename Element::operand v = Element::load_n(w + k * Element::size, n);
 #pragma GCC unroll 4
             for (int m = 0; m < rows; m++)
-                sum[m][0] = unit::fma(unit::load_n(a.x[m] + k, n), v, sum[m][0]);
+                sum[m][0] = Element::fma(Element::activations_n(a.x[m] + k, n), v, sum[m][0]);
         }
 #pragma GCC unroll 4
         for (int m = 0; m < rows; m++) {
@@ -170,51 +180,57 @@ template <class unit, class Element, int rows> void dot_few(const gemm_dot_args 
     }
 }
 
-// A stretch of k: of a group of rows 24 KiB at most.
+// More rows: a stretch of k, of a group of rows 24 KiB at most.
 constexpr int64_t dot_k = 1024;
 
 // Columns at a time beside so many rows: enough sums to hide the latency of additions, no more than there are registers
-// for beside a vector of each column and one of activations.
+// for beside an operand of each column and one of activations.
 template <class unit> constexpr int dot_cols(int rows) { return (unit::registers - 1) / (rows + 1) >= 4 ? 4 : 2; }
-template <class unit> constexpr int dot_rows = 6;
+constexpr int dot_group_rows = 6;
 
-// Elements [begin, begin + n) of columns `w` times those of the rows from `row` on; `add`: to what is there.
+// Where a block of results lies, and the elements of k it is about; `add`: to what is there.
+struct dot_place {
+    int row, col;
+    int64_t begin, n;
+    bool add;
+};
+
+// x: [n / step][rows], n rounded up to whole steps.
 template <class unit, class Element, int rows, int cols>
-void dot_block(const gemm_dot_args & a, const float * x, int row, int col, int64_t begin, int64_t n, bool add) {
+void dot_block(const gemm_dot_args & a, const typename Element::operand * x, const dot_place & at) {
     using vec = typename unit::vec;
-    constexpr int width = unit::width, results = (rows * cols + width - 1) / width * width;
+    constexpr int width = unit::width, step = Element::step, results = (rows * cols + width - 1) / width * width;
     vec sum[results];
 #pragma GCC unroll 32
     for (int i = 0; i < results; i++)
         sum[i] = unit::zero();
-    const uint8_t * w = a.w + col * a.stride + begin * Element::size;
+    const uint8_t * w = a.w + at.col * a.stride + at.begin * Element::size;
+    const auto multiply = [&](const typename Element::operand * v) {
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++) {
+#pragma GCC unroll 4
+            for (int c = 0; c < cols; c++)
+                sum[m * cols + c] = Element::fma(x[m], v[c], sum[m * cols + c]);
+        }
+        x += rows;
+    };
     int64_t k = 0;
-    for (; k + width <= n; k += width) {
-        vec v[cols];
+    typename Element::operand v[cols];
+    for (; k + step <= at.n; k += step) {
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
             const uint8_t * p = w + c * a.stride + k * Element::size;
             v[c] = Element::load(p);
             // rows of weights are a few pages, too short for the hardware to follow: fetch the next columns'
-            if (row == 0) __builtin_prefetch(p + cols * a.stride);
+            if (at.row == 0) __builtin_prefetch(p + cols * a.stride);
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) {
-            const vec xm = unit::load(x + k * rows + m * width);
-#pragma GCC unroll 4
-            for (int c = 0; c < cols; c++)
-                sum[m * cols + c] = unit::fma(xm, v[c], sum[m * cols + c]);
-        }
+        multiply(v);
     }
-    if (k < n) {
-        const int rest = static_cast<int>(n - k);
+    if (k < at.n) {
 #pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) {
-            const vec v = Element::load_n(w + c * a.stride + k * Element::size, rest);
-#pragma GCC unroll 8
-            for (int m = 0; m < rows; m++)
-                sum[m * cols + c] = unit::fma(unit::load(x + k * rows + m * width), v, sum[m * cols + c]);
-        }
+        for (int c = 0; c < cols; c++)
+            v[c] = Element::load_n(w + c * a.stride + k * Element::size, static_cast<int>(at.n - k));
+        multiply(v);
     }
     float total[results];
     if constexpr (rows * cols <= width / 2) {
@@ -230,18 +246,18 @@ void dot_block(const gemm_dot_args & a, const float * x, int row, int col, int64
             unit::store(total + i, unit::sums(part));
         }
     }
-    if (add) {
+    if (at.add) {
         float before[results] = {};
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++)
-            std::memcpy(before + m * cols, a.out[row + m] + col, cols * sizeof(float));
+            std::memcpy(before + m * cols, a.out[at.row + m] + at.col, cols * sizeof(float));
 #pragma GCC unroll 32
         for (int i = 0; i < results; i++)
             total[i] += before[i];
     }
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++)
-        std::memcpy(a.out[row + m] + col, total + m * cols, cols * sizeof(float));
+        std::memcpy(a.out[at.row + m] + at.col, total + m * cols, cols * sizeof(float));
 }
 
 template <class unit, class Element, int rows>
@@ -250,45 +266,34 @@ void dot_group(const gemm_dot_args & a, int row, int count, int64_t begin, int64
         if constexpr (rows > dot_few_rows) dot_group<unit, Element, rows - 1>(a, row, count, begin, n);
         return;
     }
-    constexpr int cols = dot_cols<unit>(rows), width = unit::width;
-    alignas(64) float x[rows * dot_k];
+    constexpr int cols = dot_cols<unit>(rows), step = Element::step;
+    alignas(64) typename Element::operand x[rows * dot_k / step];
     int64_t k = 0;
-    for (; k + width <= n; k += width) {
+    for (; k + step <= n; k += step) {
         for (int m = 0; m < rows; m++)
-            unit::store(x + k * rows + m * width, unit::load(a.x[row + m] + begin + k));
+            x[k / step * rows + m] = Element::activations(a.x[row + m] + begin + k);
     }
     if (k < n) {
         for (int m = 0; m < rows; m++)
-            unit::store(x + k * rows + m * width, unit::load_n(a.x[row + m] + begin + k, static_cast<int>(n - k)));
+            x[k / step * rows + m] = Element::activations_n(a.x[row + m] + begin + k, static_cast<int>(n - k));
     }
     int col = 0;
     for (; col + cols <= a.cols; col += cols)
-        dot_block<unit, Element, rows, cols>(a, x, row, col, begin, n, begin > 0);
+        dot_block<unit, Element, rows, cols>(a, x, {row, col, begin, n, begin > 0});
     for (; col < a.cols; col++)
-        dot_block<unit, Element, rows, 1>(a, x, row, col, begin, n, begin > 0);
+        dot_block<unit, Element, rows, 1>(a, x, {row, col, begin, n, begin > 0});
 }
 
-template <class unit, class Element> void dot_rows_of(const gemm_dot_args & a) {
+template <class unit, class Element> void dot(const gemm_dot_args & a) {
     if (a.rows <= dot_few_rows) return dot_few<unit, Element, dot_few_rows>(a);
-    const int groups = (a.rows + dot_rows<unit> - 1) / dot_rows<unit>;
-    const int64_t stretches = (a.k + dot_k - 1) / dot_k;
-    for (int64_t s = 0; s < stretches; s++) {
-        const int64_t begin = s * dot_k, n = std::min(dot_k, a.k - begin);
+    const int groups = (a.rows + dot_group_rows - 1) / dot_group_rows;
+    for (int64_t begin = 0; begin < a.k; begin += dot_k) {
+        const int64_t n = std::min(dot_k, a.k - begin);
         for (int g = 0, row = 0; g < groups; g++) {
             const int count = (a.rows - row) / (groups - g);
-            dot_group<unit, Element, dot_rows<unit>>(a, row, count, begin, n);
+            dot_group<unit, Element, dot_group_rows>(a, row, count, begin, n);
             row += count;
         }
-    }
-}
-
-template <class unit> void dot(const gemm_dot_args & a) {
-    if (a.type == TB_F32) {
-        dot_rows_of<unit, element_f32<unit>>(a);
-    } else if (a.type == TB_F16) {
-        dot_rows_of<unit, element_f16<unit>>(a);
-    } else {
-        dot_rows_of<unit, element_bf16<unit>>(a);
     }
 }
 

@@ -7,7 +7,7 @@
 //   float    F32, F16, BF16 weights, and quantized ones under TB_FLAG_FP16. The same with float panels and groups.
 //   matrix   quantized weights under TB_FLAG_FP16, for sets with a matrix unit. A panel's tiles become FP16 tiles in
 //            scratch, and the unit sums over all of k before it rounds.
-//   dot      F32, F16, BF16 weights and so few rows that a panel would cost more to make than it saves.
+//   dot      F32, F16, BF16 weights, for as many rows as the set's kernel says.
 //
 // Rows of src1 that meet the same weight matrix (M, and the dimensions over which src0 broadcasts) count as one list of
 // rows. Activations are converted first, shared by rows and k, once for all products of the same activations; then
@@ -35,7 +35,7 @@ constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
 constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
 constexpr int64_t block_rows = stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
 constexpr int64_t coarse_rows = 64;         // at least, for one scale per 256 k to pay for making the weights' anew
-constexpr int64_t dot_rows = 96;            // at most, for the dot kernel: above, a float panel pays for itself
+constexpr int64_t dot_rows = 96;            // of one call of the dot kernel at most
 constexpr int64_t item_bytes = 256 << 10;   // weights that one item keeps in L2 while its rows pass
 constexpr int64_t items_per_thread = 4;     // at least, where there is enough to share
 constexpr int64_t convert_k = run_elements; // activations converted at a time
@@ -81,6 +81,8 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
 
+gemm_float_type float_of(uint32_t type) { return type == TB_F32 ? gemm_f32 : type == TB_F16 ? gemm_f16 : gemm_bf16; }
+
 gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     gemm_format format = gemm_prepared;
     switch (type) {
@@ -123,7 +125,7 @@ plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, 
     p.matrices = matrices;
     p.rows = rows;
     if (is_float(w.type)) {
-        p.path = p.rows <= dot_rows && !p.fp16 ? way::dot : way::floats;
+        p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? way::dot : way::floats;
     } else if (p.fp16) {
         p.path = kernels.gemm.fp16.name != nullptr ? way::matrix : way::floats;
     } else {
@@ -441,22 +443,27 @@ void run_matrix(const op_context & ctx, const plan & p, const item_range & r, ui
 }
 
 void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
+    const auto run = ctx.kernels->gemm.dot[float_of(p.type)].run;
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
     const float * x[dot_rows];
     float * dst[dot_rows];
-    for (int64_t m = 0; m < p.rows; m++) {
-        x[m] = ctx.src[1].type() == TB_F32
-                   ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, m))
-                   : reinterpret_cast<const float *>(ctx.prepared + (r.matrix * p.rows + m) * p.row_bytes);
-        dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, m));
-    }
-    for (int64_t n = r.panel * TB_TILE_N; n < last; n += TB_TILE_N) {
-        const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, last - n));
-        float * out[dot_rows];
-        for (int64_t m = 0; m < p.rows; m++)
-            out[m] = dst[m] + n;
-        ctx.kernels->gemm.dot.run({p.type, weights + n * stride, stride, cols, static_cast<int>(p.rows), p.k, x, out});
+    for (int64_t first = 0; first < p.rows; first += dot_rows) {
+        const int rows = static_cast<int>(std::min(dot_rows, p.rows - first));
+        for (int m = 0; m < rows; m++) {
+            const int64_t row = first + m;
+            x[m] = ctx.src[1].type() == TB_F32
+                       ? reinterpret_cast<const float *>(row_of_matrix(p, ctx.src[1], ctx.src[0], r.matrix, row))
+                       : reinterpret_cast<const float *>(ctx.prepared + (r.matrix * p.rows + row) * p.row_bytes);
+            dst[m] = reinterpret_cast<float *>(row_of_matrix(p, ctx.dst, ctx.src[0], r.matrix, row));
+        }
+        for (int64_t n = r.panel * TB_TILE_N; n < last; n += TB_TILE_N) {
+            float * out[dot_rows];
+            for (int m = 0; m < rows; m++)
+                out[m] = dst[m] + n;
+            const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, last - n));
+            run({weights + n * stride, stride, cols, rows, p.k, x, out});
+        }
     }
 }
 
@@ -624,7 +631,7 @@ const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels)
     const plan p = op.code == TB_OP_MUL_MAT_ID ? plan_of_all(op, 1, kernels) : make_plan(op, 1, kernels);
     switch (p.path) {
     case way::dot:
-        return kernels.gemm.dot.name;
+        return kernels.gemm.dot[float_of(p.type)].name;
     case way::floats:
         return kernels.gemm.f32.name;
     case way::matrix:

@@ -41,7 +41,7 @@ float element(uint32_t type, const uint8_t * row, int64_t k) {
     return type == TB_F16 ? tb_half_to_float(bits) : tb_bf16_to_float(bits);
 }
 
-void dot(const gemm_dot_args & a) {
+template <uint32_t type> void dot(const gemm_dot_args & a) {
     for (int m = 0; m < a.rows; m++) {
         for (int c = 0; c < a.cols; c++) {
             const uint8_t * w = a.w + c * a.stride;
@@ -50,11 +50,11 @@ void dot(const gemm_dot_args & a) {
             int64_t k = 0;
             for (; k + 8 <= a.k; k += 8) {
                 for (int i = 0; i < 8; i++)
-                    acc[i] += a.x[m][k + i] * element(a.type, w, k + i);
+                    acc[i] += a.x[m][k + i] * element(type, w, k + i);
             }
             float sum = 0;
             for (; k < a.k; k++)
-                sum += a.x[m][k] * element(a.type, w, k);
+                sum += a.x[m][k] * element(type, w, k);
             for (float v : acc)
                 sum += v;
             a.out[m][c] = sum;
@@ -107,7 +107,9 @@ void fill_gemm_portable(gemm_kernels & k) {
     fill_gemm_portable_coarse(k);
     k.f32 = {"gemm_f32_8x32_portable", 8, run};
     k.fp16 = {};
-    k.dot = {"gemm_dot_portable", dot};
+    k.dot[gemm_f32] = {"gemm_f32d_1x1_portable", 96, dot<TB_F32>};
+    k.dot[gemm_f16] = {"gemm_f16d_1x1_portable", 96, dot<TB_F16>};
+    k.dot[gemm_bf16] = {"gemm_bf16d_1x1_portable", 96, dot<TB_BF16>};
     k.dequantize = dequantize;
     k.pack = pack;
     k.round_fp16 = round_fp16;
