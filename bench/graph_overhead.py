@@ -12,8 +12,9 @@ Two ways to see it, hot, at 1 and 16 sequences, with 1 thread and with 2:
   thread would do it alone. "parts_us" takes it apart, medians again:
     lowering  a graph seen before is found again;
     send      the message is written, the doorbell rung;
-    wake_up   doorbell to the NPU's first look, and the reply's way back;
-    set_up    the message is copied, checked, patched in, the reply made up;
+    wake_up   doorbell to the NPU's first look, and the reply's way back: next to nothing where, as here, the thread
+              that asks answers itself;
+    set_up    the message is copied, checked, patched in, the other threads woken if they sleep, the reply made up;
     barriers  between the first op and the last: for each phase, what it took beyond the work of its busiest worker.
               The stamps' own time is in it, some 40 ns an op;
     idle      not in the sum: what workers wait for the busiest one of a phase, the mean over workers;

@@ -3,7 +3,8 @@
 Three things, each with the thread and the process executor, one NPU thread:
 
 * an empty message, hot (the next follows at once, so both sides still spin) and after a pause (both sleep), against one
-  byte over a Unix socket and back;
+  byte over a Unix socket and back. With the thread executor the thread that asks answers itself, so that this is what
+  making, checking and reading a message and its reply costs, whatever pause there was;
 * a graph of 1 and of 64 small ops through ggml's API, one result read, against ggml's own RPC backend with a CPU server
   in another process, over loopback: the same llama.cpp source, built here from the pinned source distribution;
 * CPU time of a loaded model that nobody asks anything, from 100 ms after its last token on.

@@ -22,7 +22,7 @@ int usable_cpus() {
 
 int current_cpu() { return -1; }
 
-bool leave_for_free_cpu(const std::vector<int> &) { return false; }
+bool leave_for_free_cpu(const int *, int) { return false; }
 
 cpu_clock cpu_clock_of(pthread_t) { return no_cpu_clock; }
 

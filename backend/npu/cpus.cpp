@@ -58,15 +58,15 @@ int usable_cpus() {
 
 int current_cpu() { return sched_getcpu(); }
 
-bool leave_for_free_cpu(const std::vector<int> & taken) {
+bool leave_for_free_cpu(const int * taken, int n) {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
         return false;
     }
     cpu_set_t free = allowed;
-    for (const int cpu : taken) {
-        if (cpu >= 0 && cpu < CPU_SETSIZE) {
-            CPU_CLR(cpu, &free);
+    for (int i = 0; i < n; ++i) {
+        if (taken[i] >= 0 && taken[i] < CPU_SETSIZE) {
+            CPU_CLR(taken[i], &free);
         }
     }
     if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) {

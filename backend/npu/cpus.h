@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <pthread.h>
-#include <vector>
 
 namespace tb::npu {
 
@@ -14,8 +13,8 @@ int usable_cpus();
 // The CPU of the calling thread, -1 if unknown.
 int current_cpu();
 
-// Go to a CPU that is not in `taken`, without being bound to it from then on. False if there is none.
-bool leave_for_free_cpu(const std::vector<int> & taken);
+// Go to a CPU that is not one of the `n` taken ones, without being bound to it from then on. False if there is none.
+bool leave_for_free_cpu(const int * taken, int n);
 
 // A thread's clock of CPU time, readable by others for as long as it lives; no_cpu_clock if there is none.
 using cpu_clock = int64_t;

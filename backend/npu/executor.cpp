@@ -1,7 +1,8 @@
 // Runs lists of ops: check all, make a schedule, run its steps on the thread pool. See executor.h.
 //
 // Every worker walks the schedule by itself and meets the others at a barrier where a phase ends: no queue, no
-// allocation, no system call while the threads are hot.
+// allocation, no system call while the threads are hot. A phase that is one thread's is done by the last to arrive at
+// the barrier before it.
 #include "executor.h"
 
 #include <algorithm>
@@ -139,7 +140,8 @@ struct executor::impl {
     };
     void run_step(const job & j, const step & s, op_context & ctx, int thread, int hands) const;
     void leave_if_crowded(job & j, const step & s, int hands) const;
-    // Two functions, so that without stamps nothing of them is left in the loop.
+    // Two of each, so that without stamps nothing of them is left in the loop.
+    template <bool stamped> struct walker;
     template <bool stamped> static void work(void * arg, int thread);
 };
 
@@ -189,7 +191,11 @@ void executor::set_hands(int n) {
     set_threads(self->n_threads);
 }
 
-void executor::wake() { self->pool->wake(self->present.size()); }
+void executor::wake() {
+    if (self->pool) {
+        self->pool->wake(self->present.size());
+    }
+}
 
 const char * executor::isa() const { return self->kernels->isa; }
 
@@ -311,63 +317,112 @@ void executor::impl::leave_if_crowded(job & j, const step & s, int hands) const 
     }
 }
 
-template <bool stamped> void executor::impl::work(void * arg, int thread) {
-    job & j = *static_cast<job *>(arg);
-    const impl & self = *j.self;
-    int hands = j.hands;
+// A thread on its way through the steps.
+template <bool stamped> struct executor::impl::walker {
+    job & j;
+    const impl & self;
+    const int thread;
+    int hands;
     op_context ctx{};
-    ctx.kernels = self.kernels;
-    ctx.state = &j.state;
-    uint32_t ended = self.progress_base;
-    [[maybe_unused]] stamp * const stamps =
-        stamped ? j.self->stamps.data() + static_cast<size_t>(thread) * 2 * j.g->ops.size() : nullptr;
-    for (const step & s : j.g->plan.steps) {
-        const bool alone = s.thread != all_threads;
-        // Alone after a step of the same phase that failed: on what it did not write.
-        const bool skip = alone && (thread != s.thread % hands ||
-                                    j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure);
-        if (!skip) {
-            [[maybe_unused]] stamp * const at = stamped ? stamps + s.index + (s.is_op ? 0 : j.g->ops.size()) : nullptr;
-            if constexpr (stamped) {
-                at->begin = now_ns();
+    stamp * stamps;
+    const step * met = nullptr; // the last step before the barrier that it is at
+
+    walker(job & of, int number)
+        : j(of), self(*of.self), thread(number), hands(of.hands),
+          stamps(stamped ? of.self->stamps.data() + static_cast<size_t>(number) * 2 * of.g->ops.size() : nullptr) {
+        ctx.kernels = self.kernels;
+        ctx.state = &j.state;
+    }
+
+    bool has_failed() const { return j.state.failed.load(std::memory_order_relaxed) != run_state::no_failure; }
+
+    void run(const step & s) {
+        [[maybe_unused]] stamp * const at = stamped ? stamps + s.index + (s.is_op ? 0 : j.g->ops.size()) : nullptr;
+        if constexpr (stamped) {
+            at->begin = now_ns();
+        }
+        self.run_step(j, s, ctx, thread, hands);
+        if constexpr (stamped) {
+            at->end = now_ns();
+            at->phase = s.phase;
+            for (uint32_t i = 1; i <= s.fused; ++i) {
+                at[i] = {at->end, at->end, s.phase};
             }
-            self.run_step(j, s, ctx, thread, hands);
-            if constexpr (stamped) {
-                at->end = now_ns();
-                at->phase = s.phase;
-                for (uint32_t i = 1; i <= s.fused; ++i) {
-                    at[i] = {at->end, at->end, s.phase};
-                }
-            }
         }
-        if (thread == 0 && s.is_op && self.progress) {
-            __atomic_store_n(self.progress, ++ended, __ATOMIC_RELAXED);
+    }
+
+    // Nobody takes chunks of the phase that has ended, nor will before the next but one.
+    void reset_chunks(const step & s) const {
+        for (int i = 0; i < s.n_counters; ++i) {
+            j.state.chunks[s.phase % 2][i].next.store(0, std::memory_order_relaxed);
         }
-        if (!s.meet) {
-            continue;
+    }
+
+    // The phase after a barrier, done there.
+    static void solo(void * arg, int) {
+        walker & w = *static_cast<walker *>(arg);
+        w.reset_chunks(*w.met); // the next phase but one begins with this barrier's end
+        for (const step * s = w.met + 1; s <= w.met + w.met->solo && !w.has_failed(); ++s) {
+            w.run(*s);
         }
+    }
+
+    // True if all go on.
+    bool meet(const step & s, const step & last) {
+        met = &s;
         if (thread == 0 && hands > 1) {
             self.leave_if_crowded(j, s, hands);
         }
-        self.pool->barrier(thread, hands);
-        if (j.state.failed.load(std::memory_order_acquire) <= int64_t{s.phase}) {
-            return;
+        if (s.solo != 0) {
+            self.pool->barrier(thread, hands, solo, this);
+        } else {
+            self.pool->barrier(thread, hands);
         }
-        if (thread == 0) { // nobody takes chunks of this set in the next phase
-            for (int i = 0; i < s.n_counters; ++i) {
-                j.state.chunks[s.phase % 2][i].next.store(0, std::memory_order_relaxed);
-            }
+        if (j.state.failed.load(std::memory_order_acquire) <= int64_t{last.phase}) {
+            return false;
+        }
+        if (thread == 0 && s.solo == 0) {
+            reset_chunks(s);
         }
         if (hands > 1 && j.state.fewer_from.load(std::memory_order_relaxed) == int64_t{s.phase}) {
             hands = j.state.fewer;
-            if (thread >= hands) {
+        }
+        return thread < hands;
+    }
+};
+
+template <bool stamped> void executor::impl::work(void * arg, int thread) {
+    walker<stamped> w(*static_cast<job *>(arg), thread);
+    const std::vector<step> & steps = w.j.g->plan.steps;
+    uint32_t * const progress = thread == 0 ? w.self.progress : nullptr;
+    uint32_t ended = w.self.progress_base;
+    for (size_t i = 0; i < steps.size(); ++i) {
+        const step & s = steps[i];
+        const bool alone = s.thread != all_threads;
+        // Alone after a step of the same phase that failed: on what it did not write.
+        if (!alone || (thread == s.thread % w.hands && !w.has_failed())) {
+            w.run(s);
+        }
+        ended += s.is_op;
+        if (s.meet) {
+            const size_t last = i + s.solo;
+            if (!w.meet(s, steps[last])) {
                 return;
             }
+            for (; i < last; ++i) {
+                ended += steps[i + 1].is_op;
+            }
+        }
+        if (progress) {
+            __atomic_store_n(progress, ended, __ATOMIC_RELAXED);
         }
     }
 }
 
 outcome executor::run(graph & g) {
+    if (!self->pool) {
+        set_threads(self->n_threads); // there was no memory for it before
+    }
     if (self->stamping) {
         self->stamps.assign(static_cast<size_t>(self->pool->size()) * 2 * g.size(), stamp{});
     }

@@ -362,6 +362,18 @@ class scheduler {
         return end;
     }
 
+    static void find_solos(std::vector<step> & all) {
+        for (size_t first = 0, last = 0; first < all.size(); first = last) {
+            const step & head = all[first];
+            bool is_one = head.thread != all_threads;
+            for (; last < all.size() && all[last].phase == head.phase; ++last)
+                is_one = is_one && all[last].thread == head.thread;
+            if (is_one && first > 0 && last - first <= UINT16_MAX) {
+                all[first - 1].solo = static_cast<uint16_t>(last - first);
+            }
+        }
+    }
+
     // Steps by phase; within one those of single threads first and those that hand out chunks last, so that whoever was
     // busy with the former takes fewer of the latter.
     schedule finish() {
@@ -388,6 +400,7 @@ class scheduler {
             s.meet = s.phase != out.steps[i + 1].phase;
             s.n_counters = static_cast<uint8_t>(phases[s.phase].counters);
         }
+        if (n_threads > 1 && fuse) find_solos(out.steps);
         for (const step & s : out.steps)
             out.threads = std::max(out.threads, s.thread == all_threads ? n_threads : s.thread + 1);
         for (const phase_use & p : phases)

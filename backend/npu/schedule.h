@@ -46,6 +46,7 @@ struct step {
     uint8_t fused = 0;            // ops after `index` that it does, too
     bool by_rows = false;
     bool meet = false;      // barrier after it
+    uint16_t solo = 0;      // with `meet`: steps after this one that are all of the next phase, and one thread's
     uint8_t counter = 0;    // of its chunks
     uint8_t n_counters = 0; // with `meet`: of the phase
     uint64_t scratch = 0;   // offsets

@@ -12,7 +12,10 @@ namespace {
 constexpr int max_threads = 512;
 constexpr int64_t move_every_ns = 2000000;
 constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
-constexpr int64_t absent_ns = 500000;  // a shorter wait is not worth asking whether the other thread had a CPU
+// Longer than a program needs between two decode steps. To wake a thread whose CPU sleeps takes tens of microseconds,
+// of the one who wakes it, too.
+constexpr int64_t idle_spin_ns = 1000000;
+constexpr int64_t absent_ns = 500000; // a shorter wait is not worth asking whether the other thread had a CPU
 constexpr uint32_t asleep = 1;
 
 const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
@@ -24,11 +27,11 @@ const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
 
 thread_pool::thread_pool(int n_threads) {
     n_threads = std::clamp(n_threads, 1, max_threads);
-    const int64_t spin_ns = n_threads > usable_cpus() ? 0 : hot_spin_ns;
-    spreads = spin_ns > 0;
+    spreads = n_threads <= usable_cpus();
     seats = std::make_unique<seat[]>(static_cast<size_t>(n_threads));
     for (int i = 0; i < n_threads; ++i) {
-        seats[i].at_barrier = seats[i].idle = spin_budget(spin_ns);
+        seats[i].at_barrier = spin_budget(spreads ? hot_spin_ns : 0);
+        seats[i].idle = spin_budget(spreads ? idle_spin_ns : 0);
         seats[i].pool = this;
         seats[i].index = i;
     }
@@ -70,7 +73,7 @@ void * thread_pool::worker_main(void * arg) {
 
 void thread_pool::work(seat & own) {
     for (uint32_t job = 2;; job += 2) {
-        await(own.mail, job, own.idle, nullptr, 0);
+        await_job(own, job);
         if (stopping) {
             return;
         }
@@ -114,7 +117,9 @@ void thread_pool::run(task f, void * a, int hands) {
 
 void thread_pool::wake(int hands) {
     for (int i = 1; i < std::min(hands, n); ++i) {
+        // With the mark gone, nobody wakes it again when the run begins, unless it went back to sleep.
         if (seats[i].mail.load(std::memory_order_relaxed) & asleep) {
+            seats[i].mail.fetch_and(~asleep, std::memory_order_relaxed);
             futex_wake(futex_word(seats[i].mail), futex_scope::process_private);
         }
     }
@@ -138,6 +143,35 @@ void thread_pool::barrier(int thread, int hands) {
     }
 }
 
+void thread_pool::barrier(int thread, int hands, task solo, void * a) {
+    if (hands == 1) {
+        solo(a, thread);
+        return;
+    }
+    seat & own = seats[thread];
+    own.barriers += 2;
+    own.arrived.store(own.barriers, std::memory_order_release); // nobody sleeps on it: this barrier has another word
+    if (gathered.fetch_add(1, std::memory_order_acq_rel) + 1 == hands) {
+        gathered.store(0, std::memory_order_relaxed);
+        soloist.store(thread, std::memory_order_relaxed);
+        solo(a, thread);
+        advance(released, own.barriers);
+        return;
+    }
+    if (!await(released, own.barriers, own.at_barrier, nullptr, hands) && spreads && thread != 0) {
+        move_apart(own);
+    }
+}
+
+const thread_pool::seat & thread_pool::last_one(uint32_t barriers, int hands) const {
+    for (int i = 0; i < hands; ++i) {
+        if (!reached(seats[i].arrived, barriers)) {
+            return seats[i];
+        }
+    }
+    return seats[soloist.load(std::memory_order_relaxed)];
+}
+
 // Threads that hand over to each other by sleeping and waking look like one task to the scheduler, which then leaves
 // them on one CPU while another idles. A worker that had to sleep at a barrier and shares its CPU with a thread of the
 // pool goes to one that none of them uses, and may be moved by the scheduler again from there.
@@ -148,13 +182,13 @@ void thread_pool::move_apart(seat & own) {
     }
     const int cpu = current_cpu();
     __atomic_store_n(&own.cpu, cpu, __ATOMIC_RELAXED);
-    std::vector<int> taken(n);
+    int taken[max_threads];
     bool shared = false;
     for (int i = 0; i < n; ++i) {
         taken[i] = __atomic_load_n(&seats[i].cpu, __ATOMIC_RELAXED);
         shared = shared || (i != own.index && taken[i] == cpu);
     }
-    if (cpu >= 0 && shared && leave_for_free_cpu(taken)) {
+    if (cpu >= 0 && shared && leave_for_free_cpu(taken, n)) {
         own.moved_ns = now;
         __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
     }
@@ -170,38 +204,57 @@ void thread_pool::advance(step_word & word, uint32_t value) {
     }
 }
 
-// A sleeper marks the word before the kernel compares it, and whoever moves the word takes the mark with the same
-// exchange: a wake-up cannot be lost. Who is woken with the word unchanged spins again.
-bool thread_pool::await(step_word & word, uint32_t value, spin_budget & budget, const seat * late, int hands) {
-    for (bool slept = false;; slept = true) {
-        const int64_t spin_ns = budget.next();
-        const int64_t start = now_ns();
-        int64_t now = start;
-        do {
-            for (int i = 0; i < 32; ++i) {
-                if (reached(word, value)) {
-                    if (!slept) {
-                        budget.report(true);
-                    }
-                    return !slept;
-                }
-                cpu_pause();
+bool thread_pool::spin(const step_word & word, uint32_t value, int64_t spin_ns) {
+    int64_t start = 0;
+    int64_t spun = 0;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (reached(word, value)) {
+                return true;
             }
-            now = now_ns();
-        } while (now - start < spin_ns);
-        budget.report(false);
-        const int64_t worked = late ? cpu_time_ns(late->clock) : 0;
-        uint32_t seen = word.load(std::memory_order_relaxed);
-        if (!reached(word, value) &&
-            ((seen & asleep) || word.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed))) {
-            futex_wait(futex_word(word), seen | asleep, -1, futex_scope::process_private);
+            cpu_pause();
         }
-        if (const int64_t waited = late ? now_ns() - now : 0; waited > absent_ns) {
+        const int64_t now = now_ns();
+        start = start == 0 ? now : start; // a short wait does without the clock
+        spun = now - start;
+    } while (spun < spin_ns);
+    return false;
+}
+
+// A sleeper marks the word before the kernel compares it, and whoever moves the word takes the mark with the same
+// exchange: a wake-up cannot be lost.
+void thread_pool::sleep(step_word & word, uint32_t value) {
+    uint32_t seen = word.load(std::memory_order_relaxed);
+    if (!reached(word, value) &&
+        ((seen & asleep) || word.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed))) {
+        futex_wait(futex_word(word), seen | asleep, -1, futex_scope::process_private);
+    }
+}
+
+// Who is woken with the word unchanged (wake) has its job soon.
+void thread_pool::await_job(seat & own, uint32_t job) {
+    const int64_t start = now_ns();
+    for (int64_t spin_ns = own.idle.next(); !spin(own.mail, job, spin_ns); spin_ns = own.idle.longest()) {
+        sleep(own.mail, job);
+    }
+    own.idle.report_length(now_ns() - start);
+}
+
+bool thread_pool::await(step_word & word, uint32_t value, spin_budget & budget, const seat * whose, int hands) {
+    const bool soon = spin(word, value, budget.next());
+    budget.report(soon);
+    while (!reached(word, value)) {
+        const seat & late = whose ? *whose : last_one(value, hands);
+        const int64_t start = now_ns();
+        const int64_t worked = cpu_time_ns(late.clock);
+        sleep(word, value);
+        if (const int64_t waited = now_ns() - start; waited > absent_ns) {
             // All the others wait for it, and each of them adds its part.
-            const int64_t absent = waited - (cpu_time_ns(late->clock) - worked);
+            const int64_t absent = waited - (cpu_time_ns(late.clock) - worked);
             lost.fetch_add(std::max<int64_t>(absent, 0) / (hands - 1), std::memory_order_relaxed);
         }
     }
+    return soon;
 }
 
 } // namespace tb::npu

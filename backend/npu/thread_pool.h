@@ -2,12 +2,15 @@
 //
 // The calling thread is worker 0. Each thread has cache lines of its own, into which it alone writes how far it is, and
 // a mailbox, into which thread 0 writes that there is work; who waits for a thread reads that thread's line. A barrier
-// is one store and a look at the others' lines: the last to arrive waits for nobody.
+// is one store and a look at the others' lines: the last to arrive waits for nobody. What only one thread has to do
+// after a barrier is done by the last to arrive, before it lets the others go: one way between CPUs less than a barrier
+// more.
 //
-// A wait spins for a few microseconds, because the gap between two ops of a graph is about as long, and then sleeps on
-// a futex, so that an idle pool costs no CPU time. With more threads than usable CPUs a spinning thread only takes the
-// CPU from the one it waits for: then waits hardly spin at all. A wait that had to sleep finds out whether the other
-// thread worked meanwhile or was given no CPU (lost_ns).
+// A wait in a run spins for a few microseconds, because the gap between two ops of a graph is about as long, and then
+// sleeps on a futex. A thread without work spins for longer if the last time that was long enough for the next run to
+// come, as while a program decodes step after step; an idle pool costs no CPU time. With more threads than usable CPUs
+// a spinning thread only takes the CPU from the one it waits for: then waits hardly spin at all. A wait that had to
+// sleep finds out whether the other thread worked meanwhile or was given no CPU (lost_ns).
 #ifndef TILEBEAM_NPU_THREAD_POOL_H
 #define TILEBEAM_NPU_THREAD_POOL_H
 
@@ -49,6 +52,9 @@ class thread_pool {
     // Threads 0 to hands - 1 meet; called inside a task by each of them.
     void barrier(int thread, int hands);
 
+    // The same, but the last to arrive first does solo(arg, its number), and the others see what it wrote.
+    void barrier(int thread, int hands, task solo, void * arg);
+
     // Since the run began: how long threads at barriers waited for one that was ready to work but was given no CPU.
     int64_t lost_ns() const { return lost.load(std::memory_order_relaxed); }
 
@@ -78,8 +84,13 @@ class thread_pool {
     void move_apart(seat & own);
     static bool reached(const step_word & word, uint32_t value);
     static void advance(step_word & word, uint32_t value);
-    // True if it was seen while spinning. `late`: whose word it is; nullptr: waiting is no loss.
+    static bool spin(const step_word & word, uint32_t value, int64_t spin_ns);
+    static void sleep(step_word & word, uint32_t value); // at most until it is reached
+    static void await_job(seat & own, uint32_t job);
+    // Wait for a word of a run. True if it was seen while spinning. `late`: the thread whose word it is; nullptr:
+    // whoever is not yet at this barrier, or does the solo.
     bool await(step_word & word, uint32_t value, spin_budget & budget, const seat * late, int hands);
+    const seat & last_one(uint32_t barriers, int hands) const;
 
     int n = 1;
     std::unique_ptr<seat[]> seats;
@@ -90,6 +101,10 @@ class thread_pool {
     void * arg = nullptr;
     bool stopping = false;
     alignas(64) std::atomic<int64_t> lost{0};
+    // Of barriers with a solo: threads that are there, who does it, and, as seat.arrived, those that are over.
+    alignas(64) std::atomic<int> gathered{0};
+    std::atomic<int> soloist{0};
+    alignas(64) step_word released{0};
 };
 
 } // namespace tb::npu

@@ -50,6 +50,9 @@ class spin_budget {
   public:
     explicit spin_budget(int64_t most_ns = 0) : most(most_ns), now(most_ns) {}
     int64_t next() { return ++waits % 64 == 0 ? most : now; }
+    int64_t longest() const { return most; }
+    // Of a wait whose end was seen, asleep or not: the next one is taken to be of the same kind.
+    void report_length(int64_t waited) { now = waited < most ? most : 0; }
     void report(bool helped) { now = helped ? most : now / 2; }
 
   private:

@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 
+#include "apart.h"
 #include "device.h"
 #include "ggml-impl.h"
 #include "lower.h"
@@ -154,6 +155,7 @@ ggml_backend_t new_backend(ggml_backend_dev_t dev) {
     callbacks.free = free_backend;
     callbacks.synchronize = synchronize;
     callbacks.graph_compute = graph_compute;
+    callbacks.graph_optimize = keep_products_apart;
     auto context = std::unique_ptr<backend>(new backend{index, std::move(session), {}});
     return new ggml_backend{guid(), callbacks, dev, context.release()};
 }

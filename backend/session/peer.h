@@ -1,7 +1,9 @@
-// The NPU side as the CPU side holds it: a thread of this process, or a tilebeam-npud process, natively or emulated.
+// The NPU side as the CPU side holds it: the threads that call it, a thread of its own in this process, or a
+// tilebeam-npud process, natively or emulated.
 #ifndef TILEBEAM_SESSION_PEER_H
 #define TILEBEAM_SESSION_PEER_H
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -23,9 +25,14 @@ class peer {
     virtual void forget() = 0;
 
     virtual int pid() const = 0;
+
+    // The request that lies in the region, answered by the calling thread. False: there is somebody else, who answers
+    // when the doorbell rings.
+    virtual bool answer(uint32_t /*seq*/) { return false; }
 };
 
-// All start serve(region_fd, socket_fd) on copies of the descriptors. nullptr: `why` says what went wrong.
+// All serve on copies of the descriptors. nullptr: `why` says what went wrong.
+std::unique_ptr<peer> start_caller(int region_fd, int socket_fd, std::string & why);
 std::unique_ptr<peer> start_thread(int region_fd, int socket_fd, std::string & why);
 std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why);
 // emulator: "" = qemu-hexagon from PATH; path: tilebeam-npud-hexagon.

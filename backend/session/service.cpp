@@ -495,6 +495,10 @@ bool service::open() {
 
 bool service::serve_one(uint32_t seq) {
     const int64_t start = now_ns();
+    const uint32_t kind = load_word(&channel->request.kind);
+    if (kind == TB_REQ_COMPUTE || kind == TB_REQ_PATCH) {
+        executor->wake(); // a hint only: the workers get up while the message is read and checked
+    }
     ran = nullptr;
     const answer a = handle(seq);
     const int64_t end = now_ns();
@@ -542,10 +546,6 @@ int service::run() {
             continue; // not the CPU side's: a request is never run twice, nor out of order
         }
         budget.report(woken == wake_reason::seen_spinning);
-        const uint32_t kind = load_word(&channel->request.kind);
-        if (kind == TB_REQ_COMPUTE || kind == TB_REQ_PATCH) {
-            executor->wake(); // a hint only: the workers get up while the message is read and checked
-        }
         if (!serve_one(seen)) {
             return 0;
         }

@@ -1,5 +1,6 @@
 // The NPU side of the channel: takes requests from the control region and runs them in an executor. The same loop
-// serves as a thread of the host process and as the whole of tilebeam-npud.
+// serves as a thread of the host process and as the whole of tilebeam-npud; or each request is answered by who sends
+// it.
 //
 // It trusts nothing in the region: a request and its payload are copied to private memory, their digest is compared,
 // and only the copy is looked at.
@@ -17,7 +18,7 @@ namespace tb::session {
 int serve(int region_fd, int socket_fd, uint32_t guards = 0);
 
 // The same NPU side without the waiting: the caller puts a request into the region and has it answered in its own
-// thread. For the fuzz target, where a message must cost microseconds and a crash must be the message's own.
+// thread (peer_caller.cpp; the fuzz target, where a crash must be the message's own).
 class inline_service {
   public:
     inline_service(int region_fd, int socket_fd); // takes over both descriptors

@@ -107,7 +107,8 @@ struct session::impl {
     result give_up(tb_status status, const std::string & what);
     bool usable(result & r);
     wait_plan plan(int64_t expected_ns);
-    // Send `message` and wait for the reply.
+    result await_reply(uint32_t last, int64_t start, int64_t expected_ns);
+    // Send `message`, and see the reply to it.
     result exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply);
     result map(int fd, uint64_t offset, uint64_t size, bool writable, uint32_t * id);
     result unmap(uint32_t id);
@@ -146,7 +147,7 @@ bool session::impl::start(std::string & why) {
     socket = sockets[0];
     switch (opt.kind) {
     case executor_kind::thread:
-        npu = start_thread(region->fd(), sockets[1], why);
+        npu = opt.queue ? start_thread(region->fd(), sockets[1], why) : start_caller(region->fd(), sockets[1], why);
         break;
     case executor_kind::process:
         npu = start_process(opt.npud_path, region->fd(), sockets[1], why);
@@ -229,20 +230,8 @@ wait_plan session::impl::plan(int64_t expected_ns) {
     return p;
 }
 
-result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply) {
-    const uint32_t last = seq++;
-    tb_request r{};
-    r.kind = kind;
-    r.payload_offset = payload_offset;
-    r.payload_size = message.size();
-    r.check = request_check(seq, r, message.data()); // of the private copy: what is damaged from here on is noticed
-    std::copy(message.begin(), message.end(), payload());
-    std::memcpy(&channel->request, &r, sizeof r);
-    tb_cache_clean(payload(), message.size());
-    tb_cache_clean(&channel->request, sizeof channel->request);
-    const int64_t start = now_ns();
-    ring(&channel->req_seq, seq, &channel->npu_sleeping);
-
+// Wait for the other side's reply to the request in work; `last` is the number of the one before.
+result session::impl::await_reply(uint32_t last, int64_t start, int64_t expected_ns) {
     // The deadline is for one op: it starts anew whenever one ends, at most as often as a graph has ops.
     const int64_t limit = int64_t{opt.deadline_ms} * ms;
     patience left(limit);
@@ -264,7 +253,7 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
         futex_wake(&channel->req_seq, futex_scope::shared);
         return more || left.look();
     };
-    wait_plan p = plan(expected_ns ? *expected_ns : 0);
+    wait_plan p = plan(expected_ns);
     p.slice = std::min(p.slice, std::max<int64_t>(limit, ms));
     // A counter that is neither the last reply's nor the one to come is not the NPU's.
     wake_reason woken = wake_reason::stopped;
@@ -277,12 +266,9 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
         p.sleep_until = 0;
         p.spin_until = 0;
     }
-    doorbell_ns = start;
-    replied_ns = traced ? now_ns() : 0;
     if (p.spin_until > p.sleep_until) {
         budget.report(woken == wake_reason::seen_spinning);
     }
-    ++count.requests;
     ++(woken == wake_reason::seen_spinning ? count.spun : count.slept);
     if (load_word(&channel->rep_seq) != seq) {
         if (gone) {
@@ -292,6 +278,35 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
                        std::string("the ") + noun() + " did not answer: no op ended within the deadline of " +
                            std::to_string(opt.deadline_ms) + " ms (waited " + milliseconds(now_ns() - start) + ")");
     }
+    return {};
+}
+
+result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply) {
+    const uint32_t last = seq++;
+    tb_request r{};
+    r.kind = kind;
+    r.payload_offset = payload_offset;
+    r.payload_size = message.size();
+    r.check = request_check(seq, r, message.data()); // of the private copy: what is damaged from here on is noticed
+    std::copy(message.begin(), message.end(), payload());
+    std::memcpy(&channel->request, &r, sizeof r);
+    tb_cache_clean(payload(), message.size());
+    tb_cache_clean(&channel->request, sizeof channel->request);
+    const int64_t start = now_ns();
+    ring(&channel->req_seq, seq, &channel->npu_sleeping);
+
+    if (npu->answer(seq)) {
+        ++count.spun;
+        std::string how;
+        if (kind != TB_REQ_STOP && peer_ended(how)) {
+            return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
+        }
+    } else if (const result late = await_reply(last, start, expected_ns ? *expected_ns : 0); !late.ok()) {
+        return late;
+    }
+    doorbell_ns = start;
+    replied_ns = traced ? now_ns() : 0;
+    ++count.requests;
     tb_cache_invalidate(&channel->reply, sizeof channel->reply);
     std::memcpy(reply, &channel->reply, sizeof *reply);
     if (reply->check != reply_check(seq, *reply)) {

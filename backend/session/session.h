@@ -36,6 +36,7 @@ struct options {
     std::string emulator;      // hexagon: the emulator's executable, "" = qemu-hexagon from PATH
     std::string isa;           // kernel set, "" = best
     bool fuse = true;          // false: graphs run op by op (TILEBEAM_FUSE=0)
+    bool queue = false;        // thread: a thread of its own takes the requests, instead of the one that sends them
 };
 
 struct result {
@@ -49,7 +50,7 @@ struct result {
 struct session_counters {
     uint64_t requests = 0;
     uint64_t patched = 0; // graphs of which only differences were sent
-    uint64_t spun = 0;    // replies that came while spinning for them
+    uint64_t spun = 0;    // replies that came while spinning for them, or were made by the thread that asked
     uint64_t slept = 0;   // .. while asleep, or never
 };
 

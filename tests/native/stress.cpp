@@ -162,10 +162,12 @@ void client(session & s, uint64_t serial, int64_t until) {
     }
 }
 
+// With a thread that takes the requests, and without, in turn.
 void shared_session(int64_t until) {
-    while (tb::now_ns() < until) {
+    for (bool queue = true; tb::now_ns() < until; queue = !queue) {
         tb::session::options opt;
         opt.n_threads = 3;
+        opt.queue = queue;
         std::string why;
         const auto s = session::start(opt, why);
         if (!s) {
@@ -200,10 +202,19 @@ struct pool_job {
     tb::npu::thread_pool * pool;
     int hands;
     std::vector<int> written;
-    std::atomic<int> sum{0};
+    int sum = 0;
     tb::npu::chunk_counter chunks[5];
     int64_t next_chunk(int round) { return chunks[round].next.fetch_add(1, std::memory_order_relaxed); }
 };
+
+void add_up(void * arg, int) {
+    auto & job = *static_cast<pool_job *>(arg);
+    int sum = 0;
+    for (const int w : job.written) {
+        sum += w;
+    }
+    job.sum = sum;
+}
 
 void pool_task(void * arg, int thread) {
     auto & job = *static_cast<pool_job *>(arg);
@@ -212,13 +223,13 @@ void pool_task(void * arg, int thread) {
         for (int64_t i = job.next_chunk(round); i < size; i = job.next_chunk(round)) {
             job.written[static_cast<size_t>(i)] += 1;
         }
+        if (round % 2) {
+            job.pool->barrier(thread, job.hands, add_up, arg);
+            continue;
+        }
         job.pool->barrier(thread, job.hands);
         if (thread == round % job.hands) {
-            int sum = 0;
-            for (const int w : job.written) {
-                sum += w;
-            }
-            job.sum = sum;
+            add_up(arg, thread);
         }
         job.pool->barrier(thread, job.hands);
     }
