@@ -33,7 +33,6 @@ SEED = 2026  # of the test expressions
 # Seeds and counts of other draws: the reward model was chosen by the first, tests are written around the second.
 LOOKED_AT = ((2, 300), (11, 40))
 MARKS = ("<!-- figures: begin -->", "<!-- figures: end -->")
-MIDDLE = references.REASONERS[len(references.REASONERS) // 2]
 _BUSY = 0.1  # share of the CPUs that others may use while latency is measured
 PASS, BEST, BEAM = "pass", "best-of-n[prm]", "beam[prm]"
 SERIES = {

@@ -63,11 +63,6 @@ class ErrorSum:
         """Root mean square error over the weights' own; 0 for a tensor of zeros."""
         return math.sqrt(self.squared / self.energy) if self.energy else 0.0
 
-    @property
-    def weighted_relative_rms(self) -> float:
-        """The same with every input weighted by its importance."""
-        return math.sqrt(self.weighted / self.weighted_energy) if self.weighted_energy else 0.0
-
 
 def check_weights(weights: Floats | None, k: int) -> Floats | None:
     """Importance of a matrix' K inputs as the C code takes it.

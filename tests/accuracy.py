@@ -112,11 +112,6 @@ def run(jobs: Sequence[Job], folder: Path, timeout: float = 300) -> list[Result 
     return [results[i] for i in range(len(jobs))]
 
 
-def run_one(job: Job, folder: Path, timeout: float = 300) -> Result:
-    """The result of one job; raises its WorkerError."""
-    return got(run([job], folder, timeout)[0])
-
-
 def got(result: Result | WorkerError) -> Result:
     """The result itself; raises the error if it is one."""
     if isinstance(result, WorkerError):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib.util import find_spec
 
+import process_kit
 import pytest
 import tilebeam
 from hypothesis import given
@@ -252,8 +250,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert answer.equal("1/8", "0.125")
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    done = process_kit.python(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -10,8 +10,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import ggml_kit as kit
 import numpy as np
 import numpy.typing as npt
+import process_kit
 import pytest
 import tilebeam
 from accuracy import compare
@@ -57,14 +56,6 @@ def answer(path: Path, **options: Any) -> tuple[tilebeam.LoadInfo, list[dict[str
         said = lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         devices = [control().device_status(d) for d in range(len(lm.info.layers))]
         return lm.info, devices, logits, said
-
-
-def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that finds the same packages."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    full = {**os.environ, "PYTHONPATH": path, **env}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=full, timeout=300)
 
 
 # --- the same logits whatever the placement ---------------------------------------------------------------------------
@@ -283,7 +274,7 @@ def stock(path: Path, folder: Path, **env: str) -> tuple[dict[str, Any], F32 | N
     """Run llama-cpp-python's own Llama in a fresh process: (its report, logits)."""
     target = folder / "logits.npy"
     target.unlink(missing_ok=True)
-    done = python(STOCK, str(path), PROMPT, str(target), **env)
+    done = process_kit.python(STOCK, str(path), PROMPT, str(target), **env)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]), np.load(target) if target.exists() else None
 
@@ -321,16 +312,16 @@ def test_environment(files: dict[str, Path]) -> None:
         "print(len(lm.info.layers), len(lm.info.divided)); lm.close()"
     )
     path = str(files["ordinary"])
-    good = python(code, path, TILEBEAM_DEVICES="4", TILEBEAM_MEMORY_LIMIT="2GiB,1M,1540k")
+    good = process_kit.python(code, path, TILEBEAM_DEVICES="4", TILEBEAM_MEMORY_LIMIT="2GiB,1M,1540k")
     assert good.stdout.splitlines() == ["4 [2147483648, 1048576, 1576960, 1576960]", "1 0"]
-    cut = python(code, path, TILEBEAM_MEMORY_LIMIT="1576960")
+    cut = process_kit.python(code, path, TILEBEAM_MEMORY_LIMIT="1576960")
     assert cut.stdout.splitlines()[1] == "4 1"
     bad = (
         "from tilebeam.control import control; o = control().options(); print(o['n_devices'], o['memory_limit'][:4]);"
         "import tilebeam, sys\ntry: tilebeam.load(sys.argv[1])\nexcept tilebeam.TilebeamError as e: print(e)"
     )
     for devices, limit in (("0", "1,,2"), ("2x", "99999999999G")):
-        lines = python(bad, path, TILEBEAM_DEVICES=devices, TILEBEAM_MEMORY_LIMIT=limit).stdout.splitlines()
+        lines = process_kit.python(bad, path, TILEBEAM_DEVICES=devices, TILEBEAM_MEMORY_LIMIT=limit).stdout.splitlines()
         assert lines[0] == "1 [0, 0, 0, 0]"
         assert f"TILEBEAM_DEVICES={devices} is not" in lines[1]
         assert f"TILEBEAM_MEMORY_LIMIT={limit} is not" in lines[1]
@@ -439,13 +430,11 @@ def big_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_command_line(files: dict[str, Path]) -> None:
     """The same options there, with llama.cpp's manner of lists."""
-    start = "from tilebeam.cli import main; main()"
-    command = [sys.executable, "-c", start, "generate", "-m", str(files["ordinary"]), "-p", PROMPT]
-    command += ["-n", "4", "-np", "2", "-c", "256", "--temp", "0", "--devices", "2", "--json"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([*command, "--memory-limit", "24MiB,20MiB"], capture_output=True, text=True, env=env)
+    args = ["generate", "-m", files["ordinary"], "-p", PROMPT]
+    args += ["-n", "4", "-np", "2", "-c", "256", "--temp", "0", "--devices", "2", "--json"]
+    done = process_kit.run("tilebeam", *args, "--memory-limit", "24MiB,20MiB")
     assert done.returncode == 0, done.stderr
     assert "on 2 devices" in " ".join(done.stderr.split())
-    refused = subprocess.run([*command, "--memory-limit", "1MiB"], capture_output=True, text=True, env=env)
+    refused = process_kit.run("tilebeam", *args, "--memory-limit", "1MiB")
     assert refused.returncode != 0
     assert "does not fit" in " ".join(refused.stderr.split())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import process_kit
 import pytest
 
 from gguf_tools import synth
@@ -32,12 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(model: Path, environment: dict[str, str], **arguments: object) -> object:
     """What a fresh program finds: [executor, threads asked for, threads that the NPU has], or the error."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("TILEBEAM_NPU", "TILEBEAM_THREADS")}
+    clean = {k: v for k, v in process_kit.environment().items() if k not in ("TILEBEAM_NPU", "TILEBEAM_THREADS")}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), json.dumps(arguments)],
         capture_output=True,
         text=True,
-        env=clean | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | environment,
+        env=clean | environment,
         timeout=120,
         check=True,
     )

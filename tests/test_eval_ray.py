@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import process_kit
 import pytest
 from tilebeam.evaluation.log import timeless
 
@@ -57,9 +57,7 @@ sys.stdin.read()
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT / "python"), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-    return os.environ | settings | {"PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in paths if p)}
+    return process_kit.environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import process_kit
 import pytest
 
 from gguf_tools import synth
@@ -41,12 +42,11 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "executor"), KINDS)
 def test_generation_survives(model: Path, kind: str, executor: str) -> None:
     script = Path(__file__).with_name("fault_rounds.py")
-    path = os.pathsep.join(p for p in [str(script.parent), *sys.path] if p)
     run = subprocess.run(
         [sys.executable, str(script), kind, "--rounds", str(ROUNDS), "--model", str(model), "--executor", executor],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": path},
+        env=process_kit.environment(),
         timeout=60 + 20 * ROUNDS,
         check=False,
     )

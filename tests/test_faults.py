@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import process_kit
 import pytest
 from npu_kit import FFI, LIB, OK, STATUS, Outcome, Session, SharedArray, Vec, scale, stop_process
 
@@ -162,7 +163,7 @@ def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen
         [sys.executable, "-c", STOPPABLE, request.param],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        env=process_kit.environment(),
     )
     assert program.stdout is not None
     try:
@@ -302,7 +303,7 @@ def test_only_the_own_sigbus_is_survived(early: str, late: str, action: str) -> 
         [sys.executable, "-c", SIGBUS_SCRIPT, early, late, action],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "ASAN_OPTIONS": SANITIZER},
+        env=process_kit.environment(ASAN_OPTIONS=SANITIZER),
         timeout=120,
         check=False,
     )
@@ -474,7 +475,7 @@ time.sleep(600)
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        env=process_kit.environment(),
         start_new_session=True,
     )
     assert program.stdout is not None

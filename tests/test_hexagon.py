@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 import accuracy
 import numpy as np
 import numpy.typing as npt
+import process_kit
 import pytest
 import test_attention
 import test_fuzz
@@ -310,13 +310,6 @@ def test_model_has_the_host_s_logits(
     assert figures.kl < 1e-5
 
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that finds the same packages."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    full = {**os.environ, "PYTHONPATH": path, **env}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=full, timeout=300)
-
-
 def test_generate_through_the_environment_variable(model: Path) -> None:
     """What a user does; and stock llama-cpp-python after `register`."""
     code = f"""
@@ -332,7 +325,7 @@ print(llm("the question is", max_tokens=4, temperature=0)["usage"]["completion_t
 """
     lines = {}
     for npu in ("thread", "qemu-hexagon"):
-        run = python(code, TILEBEAM_NPU=npu, TILEBEAM_ISA="portable")
+        run = process_kit.python(code, TILEBEAM_NPU=npu, TILEBEAM_ISA="portable")
         assert run.returncode == 0, run.stderr[-2000:]
         lines[npu] = run.stdout.splitlines()
     assert lines["qemu-hexagon"][0].split("|")[:3] == ["qemu-hexagon", "portable", "2"]
@@ -487,7 +480,7 @@ s = hexagon_session(n_threads=1)
 print(s.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    run = python(code)
+    run = process_kit.python(code)
     pid = int(run.stdout)
     end = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]:

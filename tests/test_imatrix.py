@@ -6,12 +6,12 @@ import ctypes
 import json
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import process_kit
 import pytest
 from gguf_kit import Q, only_files
 from hypothesis import HealthCheck, given, settings
@@ -220,8 +220,7 @@ TEXT = "the question is what the answer of the first number is and how much more
 
 
 def run_imatrix(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tilebeam.cli", "imatrix", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return process_kit.run("tilebeam", "imatrix", *map(str, args))
 
 
 def norm(x: Array, weight: Array) -> Array:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import process_kit
 import pytest
 
 ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "50"))
@@ -76,12 +77,11 @@ def rounds(executor: str, n: int, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_loads_leave_nothing_behind(executor: str) -> None:
     """In a program of its own: the test runner's other tests hold all sorts of things."""
-    path = os.pathsep.join(p for p in [str(Path(__file__).parent), *sys.path] if p)
     run = subprocess.run(
         [sys.executable, __file__, executor, str(ROUNDS)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": path},
+        env=process_kit.environment(),
         timeout=300 + 10 * ROUNDS,
         check=False,
     )

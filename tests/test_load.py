@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -15,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import process_kit
 import pytest
 import tilebeam
 from tilebeam import NpuError, SamplingParams, TilebeamError, llama, register
@@ -53,13 +52,6 @@ def say(lm: tilebeam.LM) -> list[int]:
 def held() -> tuple[int, int]:
     status = control().status()
     return status["buffers"], status["tiled_tensors"]
-
-
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that finds the same packages."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    full = {**os.environ, "PYTHONPATH": path, **env}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=full, timeout=120)
 
 
 # --- what works -------------------------------------------------------------------------------------------------------
@@ -181,7 +173,7 @@ try:
 except tilebeam.TilebeamError as error:
     print(error)
 """
-    run = python(code, TILEBEAM_LIB_DIR=str(tmp_path))
+    run = process_kit.python(code, TILEBEAM_LIB_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     assert "libggml-tilebeam.so is missing" in run.stdout
 
@@ -320,7 +312,7 @@ def test_a_killed_npu_is_an_npu_error_and_the_next_load_works(repacked: Path) ->
 
 def test_importing_is_light() -> None:
     code = "import sys, tilebeam; print([m for m in ('llama_cpp', 'numpy', 'cffi', 'typer') if m in sys.modules])"
-    assert python(code).stdout.strip() == "[]"
+    assert process_kit.python(code).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
@@ -334,7 +326,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    said = python(code).stdout.strip()
+    said = process_kit.python(code).stdout.strip()
     assert said.startswith("Tilebeam runs on Linux on x86-64 and aarch64; this is")
     assert machine in said
 
@@ -353,7 +345,7 @@ import importlib, pkgutil, tilebeam
 modules = {m.name for m in pkgutil.iter_modules(tilebeam.__path__)}
 print(sorted(modules & set(tilebeam.__all__)))
 """
-    assert python(code).stdout.strip() == "[]"
+    assert process_kit.python(code).stdout.strip() == "[]"
 
 
 def test_version_is_that_of_the_project() -> None:
@@ -412,7 +404,7 @@ def test_metadata_that_would_end_the_process_is_refused(
 def test_packed_weights_lie_in_huge_pages(tmp_path: Path) -> None:
     """Where the kernel gives shared memory huge pages on demand, nearly all tiles are in some, on one side at least."""
     model = write_model(tmp_path / "small.gguf", preset("small", arch="qwen2", type="q4_0"))
-    result = python(
+    result = process_kit.python(
         f"""
 import ctypes, os, re
 libc = ctypes.CDLL(None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import process_kit
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -358,14 +359,7 @@ os._exit(granted)
 @pytest.mark.skipif("libasan" in Path("/proc/self/maps").read_text(), reason="sanitizers read files of their own")
 def test_sandbox() -> None:
     """The same filter as tilebeam-npud's, and everything tried that must not work."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    run = subprocess.run(
-        [sys.executable, "-c", SANDBOX],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-        timeout=60,
-    )
+    run = process_kit.python(SANDBOX)
     assert run.stderr == ""
     assert run.returncode == GUARDS["TB_GUARD_SYSCALLS"] | GUARDS["TB_GUARD_PRIVATE"]
 

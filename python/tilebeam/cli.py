@@ -18,6 +18,9 @@ import typer
 
 from tilebeam import console, eval_cli, score_cli, search_cli, serve_cli
 from tilebeam.options import (
+    CacheType,
+    CacheTypeK,
+    CacheTypeV,
     CtxSize,
     Device,
     Devices,
@@ -61,14 +64,6 @@ class Softmax(StrEnum):
 
     table = "table"
     exact = "exact"
-
-
-class CacheType(StrEnum):
-    """Types of the KV cache."""
-
-    f16 = "f16"
-    f32 = "f32"
-    q8_0 = "q8_0"
 
 
 class Output(StrEnum):
@@ -230,12 +225,8 @@ def perplexity(
     ] = 2048,
     ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512,
     threads: Threads = None,
-    cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.")] = (
-        CacheType.f16
-    ),
-    cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.")] = (
-        CacheType.f16
-    ),
+    cache_type_k: CacheTypeK = CacheType.f16,
+    cache_type_v: CacheTypeV = CacheType.f16,
     chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Measure so many windows; -1: all.")] = -1,
     flash_attn: Annotated[
         bool, typer.Option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")

@@ -26,7 +26,7 @@ from tilebeam.perplexity import Windows
 F32 = npt.NDArray[np.float32]
 
 MIN_ROWS = 16  # llama-imatrix takes no notice of smaller batches
-TYPE_F32, TYPE_I32 = 0, 26
+TYPE_F32 = 0
 OUTPUT = "output.weight"
 EMBEDDING = "token_embd.weight"
 # A scheduler copy of a weight is called BACKEND#name#number.

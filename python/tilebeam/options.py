@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_MODEL = "Model"
+MODEL_PANEL = "Model"
 _DRAWING = "Sampling"
 
 
@@ -47,6 +47,14 @@ class Executor(StrEnum):
     thread = "thread"
     process = "process"
     qemu_hexagon = "qemu-hexagon"
+
+
+class CacheType(StrEnum):
+    """Types of the KV cache."""
+
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
 
 
 Model = Annotated[
@@ -85,23 +93,28 @@ Stop = Annotated[
 ]
 
 DeviceOption = Annotated[
-    Device, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.", rich_help_panel=_MODEL)
+    Device,
+    typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.", rich_help_panel=MODEL_PANEL),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=_MODEL),
+    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=MODEL_PANEL),
 ]
 CtxSize = Annotated[
-    int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
+    int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=MODEL_PANEL)
 ]
 Sequences = Annotated[
     int,
-    typer.Option("-np", "--parallel", min=1, max=256, help="Samples that decode together.", rich_help_panel=_MODEL),
+    typer.Option(
+        "-np", "--parallel", min=1, max=256, help="Samples that decode together.", rich_help_panel=MODEL_PANEL
+    ),
 ]
 ExecutorOption = Annotated[
     Executor | None,
     typer.Option(
-        "--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.", rich_help_panel=_MODEL
+        "--executor",
+        help="NPU as threads, as a process, or as Hexagon code in an emulator.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Devices = Annotated[
@@ -111,7 +124,7 @@ Devices = Annotated[
         min=1,
         max=15,
         help="NPU sessions to spread the model over; default: one, or as needed.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 MemoryLimit = Annotated[
@@ -119,8 +132,16 @@ MemoryLimit = Annotated[
     typer.Option(
         "--memory-limit",
         help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL_PANEL,
     ),
+]
+
+
+CacheTypeK = Annotated[
+    CacheType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.", rich_help_panel=MODEL_PANEL)
+]
+CacheTypeV = Annotated[
+    CacheType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.", rich_help_panel=MODEL_PANEL)
 ]
 
 

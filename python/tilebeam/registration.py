@@ -18,7 +18,6 @@ from tilebeam.errors import TilebeamError
 
 LLAMA_CPP_PYTHON = "0.3.36"
 PLUGIN = "libggml-tilebeam.so"
-REGISTRY_NAME = "Tilebeam"
 
 _lock = threading.Lock()
 _registered: Registry | None = None
@@ -128,8 +127,3 @@ def register() -> Registry:
         complaints = [x.removeprefix("tilebeam: ").rsplit(":", 1)[0] for x in lines if x.startswith(about)]
         _registered = Registry(lib, pointer, path, complaints)
         return _registered
-
-
-def registered() -> bool:
-    """Whether `register` has succeeded in this process."""
-    return _registered is not None

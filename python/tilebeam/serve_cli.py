@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,22 @@ import typer
 
 from tilebeam import console
 from tilebeam.errors import TilebeamError
-from tilebeam.options import Device, grouped
+from tilebeam.options import (
+    MODEL_PANEL,
+    CacheType,
+    CacheTypeK,
+    CacheTypeV,
+    CtxSize,
+    Device,
+    DeviceOption,
+    Devices,
+    ExecutorOption,
+    MemoryLimit,
+    Model,
+    Sequences,
+    Threads,
+    grouped,
+)
 from tilebeam.prompts import read_text
 from tilebeam.reward_cli import RewardModelOptions
 
@@ -21,55 +35,27 @@ _DEFAULTS = "Defaults of requests"
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
 
 
-class CacheType(StrEnum):
-    """Types of the KV cache."""
-
-    f16 = "f16"
-    f32 = "f32"
-    q8_0 = "q8_0"
-
-
-class ExecutorName(StrEnum):
-    """How the NPU runs."""
-
-    thread = "thread"
-    process = "process"
-    qemu_hexagon = "qemu-hexagon"
-
-
 @grouped
 def serve(
     *,
-    model: Annotated[
-        Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
-    ],
+    model: Model,
     alias: Annotated[
         str | None,
         typer.Option("-a", "--alias", help="Names of the model in requests, comma separated; default: FILE."),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = 8080,
-    device: Annotated[
-        Device, typer.Option("--device", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.")
-    ] = Device.npu,
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.")
-    ] = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all requests.")] = 8192,
-    parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, max=256, help="Samples that decode together.")
-    ] = 16,
-    batch_size: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode.")] = 512,
-    executor: Annotated[
-        ExecutorName | None,
-        typer.Option("--executor", help="NPU as threads, as a process, or as emulated Hexagon code."),
-    ] = None,
-    devices: Annotated[
-        int | None, typer.Option("--devices", min=1, max=15, help="NPU sessions to spread the model over.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option("--memory-limit", help="Address space of a session, such as 2GiB, or a list.")
-    ] = None,
+    device: DeviceOption = Device.npu,
+    threads: Threads = None,
+    ctx_size: CtxSize = 8192,
+    parallel: Sequences = 16,
+    batch_size: Annotated[
+        int,
+        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode.", rich_help_panel=MODEL_PANEL),
+    ] = 512,
+    executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
     chat_template: Annotated[
         str | None,
         typer.Option(
@@ -84,12 +70,8 @@ def serve(
             "what is new.",
         ),
     ] = True,
-    cache_type_k: Annotated[
-        CacheType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.")
-    ] = CacheType.f16,
-    cache_type_v: Annotated[
-        CacheType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.")
-    ] = CacheType.f16,
+    cache_type_k: CacheTypeK = CacheType.f16,
+    cache_type_v: CacheTypeV = CacheType.f16,
     max_waiting: Annotated[
         int,
         typer.Option("--max-queue", min=0, help="Samples that may wait for a slot; then 429.", rich_help_panel=_LIMITS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
@@ -18,8 +18,6 @@ from tilebeam.server.errors import bad_request
 if TYPE_CHECKING:
     from tilebeam.lm import LM
     from tilebeam.server.schema import Message
-
-Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 
 def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) -> tuple[str, list[int]]:
