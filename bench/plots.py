@@ -54,7 +54,7 @@ def grouped(rows: Rows, title: str, path: Path) -> None:
     """
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     ways = list(dict.fromkeys([rows[0]["baseline_way"], *(row["way"] for row in rows)]))
-    figure, axes = _axes(1, (max(7.0, 1.3 * len(shapes) + 3.0), 4.4))
+    figure, axes = _axes(1, (max(7.0, 1.0 * len(shapes) + 3.0), 4.4))
     width = 0.84 / len(ways)
     for i, way in enumerate(ways):
         places, heights, texts = [], [], []

@@ -153,21 +153,24 @@ def run(bench: Bench, folder: Path, how: How) -> Result:
     when = f"{time.monotonic() - start:.0f} s"
     if report is None:
         (folder / f"{bench.name}.log").write_text(f"{error}\n{log}", encoding="utf-8")
-        earlier = kept(bench, folder) if how.keep else None
+        earlier = kept(bench, folder, how) if how.keep else None
         return replace(earlier, error=error) if earlier else Result(bench, when, error=error)
-    if how.keep and (earlier := kept(bench, folder)) is not None and earlier.report is not None:
+    if how.keep and (earlier := kept(bench, folder, how)) is not None and earlier.report is not None:
         report = merged(earlier.report, report)
+    report["quick"] = how.quick
     (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     picture.unlink(missing_ok=True)
     return Result(bench, when, report, picture=plots.draw(bench.name, report["rows"], bench.title, picture))
 
 
-def kept(bench: Bench, folder: Path) -> Result | None:
-    """What the folder has of an earlier run; None if that is nothing."""
+def kept(bench: Bench, folder: Path, how: How) -> Result | None:
+    """What the folder has of an earlier run; None if that is nothing, or of short runs where these are long ones."""
     file = folder / f"{bench.name}.json"
     try:
         report = parse(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError):
+        return None
+    if report.get("quick") != how.quick:
         return None
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
     return Result(bench, when, report, picture=(folder / f"{bench.name}.png").is_file())
@@ -251,14 +254,15 @@ def run_all(
         What came of these; the report may have more (`How.keep`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    listed = {b: (kept(b, folder) if how.keep else None) for b in (BENCHES if how.keep else benches)}
+    listed = {b: (kept(b, folder, how) if how.keep else None) for b in (BENCHES if how.keep else benches)}
     results: list[Result] = []
     for i, bench in enumerate(benches):
         if on_start:
             on_start(i, bench)
         results.append(run(bench, folder, how))
         listed[bench] = results[-1]
-        write(folder, [r for r in listed.values() if r], benches[i + 1 :], how.quick)
+        left = [b for b in benches[i + 1 :] if listed[b] is None]
+        write(folder, [r for r in listed.values() if r], left, how.quick)
     return results
 
 

@@ -30,6 +30,7 @@ from tilebeam import _npu
 
 Bits = npt.NDArray[np.uint16]
 Method = Callable[[Bits, Bits], None]
+TITLES = {"float32": "32-bit exp", "fixed16": "16-bit polynomial", "table": "table, gathered"}
 
 
 @cache
@@ -119,7 +120,8 @@ def main() -> None:
             )
             shape = f"{queries} queries x {cells} cells"
             row = report.row(f"{name}, {shape}", pairs, work, "G/s", copies[-1]) | errors(way, name == "fixed16")
-            rows.append(row | {"way": name, "baseline_way": "float32", "shape": f"{queries} x {cells}"})
+            more = {"way": TITLES.get(name, f"attention {name}"), "baseline_way": TITLES["float32"]}
+            rows.append(row | more | {"shape": f"{queries} x {cells}"})
             if not args.json:
                 report.show(rows[-1])
     if args.json:

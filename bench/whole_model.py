@@ -55,10 +55,10 @@ class Group:
         return map(self.label, self.cases)
 
 
-def file_of(kind: str, quick: bool) -> Path:
+def file_of(kind: str, preset: str, quick: bool) -> Path:
     """The model of a kind, written on first use."""
     type, types = KINDS[kind]
-    return models.synthetic("bench-1.4b", type, types, tied=False, layers=4 if quick else None)
+    return models.synthetic(preset, type, types, tied=False, layers=4 if quick else None)
 
 
 def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
@@ -90,7 +90,7 @@ def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[
     return True
 
 
-def rows_of(groups: list[Group], log: Rounds, quick: bool) -> list[dict[str, Any]]:
+def rows_of(groups: list[Group], log: Rounds, files: dict[str, Path]) -> list[dict[str, Any]]:
     """The report's rows, of the cases that have rounds."""
     rows = []
     for group in groups:
@@ -98,7 +98,7 @@ def rows_of(groups: list[Group], log: Rounds, quick: bool) -> list[dict[str, Any
             name = group.label(case)
             if name not in log:
                 continue
-            matrices = models.Matrices.of(file_of(group.kind, quick))
+            matrices = models.Matrices.of(files[group.kind])
             row = log.row(name, case.tokens, "tokens/s")
             weights = matrices.weights - (matrices.output_weights if case.n_prompt else 0)
             share = 2 * weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
@@ -122,6 +122,7 @@ def main() -> None:
     """Measure and print."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
+    p.add_argument("--preset", default="bench-1.4b", help="shapes, by gguf_tools.synth's names")
     p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
     p.add_argument("-p", "--n-prompt", type=int, help="prompt tokens (default 512, 128 with --quick; 0: none)")
     p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")
@@ -143,7 +144,8 @@ def main() -> None:
             case.validate()
         threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
         groups = [Group(kind, n, tuple(cases)) for kind in kinds for n in threads]
-        setting = {"bench": "whole_model", "quick": a.quick, "n_prompt": n_prompt, "n_gen": n_gen}
+        files = {kind: file_of(kind, a.preset, a.quick) for kind in kinds}
+        setting = {"bench": "whole_model", "preset": a.preset, "quick": a.quick, "n_prompt": n_prompt, "n_gen": n_gen}
         log = Rounds(a.resume, setting, a.seconds)
         with console.bar("whole models") as progress:
             task = progress.add_task("", total=None, note="")
@@ -152,7 +154,7 @@ def main() -> None:
                     continue
                 if not measure(
                     group,
-                    file_of(group.kind, a.quick),
+                    files[group.kind],
                     log,
                     wanted,
                     lambda name: progress.update(task, advance=1, description=name),
@@ -160,7 +162,7 @@ def main() -> None:
                     break
     except (TilebeamError, OSError, ValueError, RuntimeError) as error:
         sys.exit(f"whole_model: {error}")
-    rows = rows_of(groups, log, a.quick)
+    rows = rows_of(groups, log, files)
     if note := log.note():
         print(note, file=sys.stderr)
     if a.json:

@@ -81,7 +81,7 @@ def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path)
     assert "| a \\| b | 1 | 2 | x/s | 2 (1.5 - 2.5) | - |" in text
     assert "![Title of good](good.png)" in text
     assert (folder / "good.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((folder / "good.json").read_text(encoding="utf-8")) == a_report("good")
+    assert json.loads((folder / "good.json").read_text(encoding="utf-8")) == a_report("good") | {"quick": True}
     assert "exit status 3: the reason" in text
     assert "the reason" in (folder / "fails.log").read_text(encoding="utf-8")
     assert "it printed no JSON object" in text
@@ -146,6 +146,7 @@ def test_a_report_grows_over_several_runs(run_all: ModuleType, tmp_path: Path, m
     assert "| that | 1 | 2 |" in so_far
     assert "no such luck" in so_far
     assert "Title of two" not in text(run_all.How(), one)
+    assert "Title of two" not in text(run_all.How(quick=True, keep=True), one)
     script.write_text("import sys\nsys.exit(' '.join(sys.argv[1:]))", encoding="utf-8")
     rounds = folder / "one.rounds"
     assert f"--json --resume {rounds} --seconds 30" in text(run_all.How(keep=True, slice=30), one)
