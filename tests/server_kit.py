@@ -27,7 +27,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 MESSAGES: Any = [{"role": "system", "content": "answer"}, {"role": "user", "content": "how many"}]
 LONG: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
 
-PATIENCE = 60.0  # seconds for what takes a fraction of one on an idle machine
+PATIENCE = 180.0  # seconds for what takes a fraction of one on an idle machine
 
 
 class Running:
