@@ -24,6 +24,16 @@ constexpr int attention_sum_parts = 16;  // floats whose sum is a row's running 
 // K or V cells are rows of F16, of float or of Q8_0 blocks, contiguous inside a row.
 enum class cell_type { f16, f32, q8_0 };
 
+// Memory that is likely to be wanted soon: `rows` rows of a cache, `bytes` each, row i at base + cells[i] * stride. A
+// kernel asks for it little by little while it computes: a CPU that is asked for many lines at once stops until most of
+// them have come, and its own prefetchers do not follow the short pieces that one head's cells are. Or ignores it.
+struct attention_fetch {
+    const uint8_t * base;
+    int64_t stride;
+    const int32_t * cells;
+    int rows, bytes;
+};
+
 struct attention_scores_args {
     int rows, cells, dim;
     const float * const * q; // [rows], each dim floats
@@ -31,6 +41,7 @@ struct attention_scores_args {
     cell_type type;
     float * s;       // [rows][attention_tile_cells]
     float * scratch; // dim * attention_tile_cells floats, 64-byte aligned
+    attention_fetch fetch;
 };
 
 // What happens to the scores of rows that see the same cells in one tile. Hidden cells (bit c of `visible` is 0) get
@@ -56,6 +67,7 @@ struct attention_accumulate_args {
     cell_type type;
     float * const * o; // [rows], each dim floats
     float * scratch;   // dim * attention_tile_cells floats, 64-byte aligned
+    attention_fetch fetch;
 };
 
 struct attention_kernels {

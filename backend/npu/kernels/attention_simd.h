@@ -47,6 +47,34 @@ template <> struct cell_row<int8_t> {
     vec get_n(int d, int) const { return get(d); } // whole blocks are whole vectors
 };
 
+// Asks for the lines of an attention_fetch, a few in each of `steps` steps. Always inline: gcc takes a function that
+// does nothing but this for one without effect, and drops its calls.
+class fetcher {
+  public:
+    fetcher(const attention_fetch & fetch, int steps) : what(fetch) {
+        const int lines_of_row = fetch.bytes / line + 1;
+        const int n = std::max(1, steps); // rows shorter than a vector make no step
+        lines_per_step = (fetch.rows * lines_of_row + n - 1) / n;
+    }
+
+    __attribute__((always_inline)) void step() {
+        for (int i = 0; i < lines_per_step && row < what.rows; i++) {
+            __builtin_prefetch(what.base + what.cells[row] * what.stride + at);
+            at += line;
+            if (at >= what.bytes) {
+                at = 0;
+                row++;
+            }
+        }
+    }
+
+  private:
+    static constexpr int line = 64;
+    const attention_fetch & what;
+    int lines_per_step;
+    int row = 0, at = 0;
+};
+
 // f(cell_row<T>()) for the cells' type.
 template <class F> inline void with_cells(cell_type type, F && f) {
     switch (type) {
@@ -79,6 +107,7 @@ template <int most, class F> inline void with_rows(int n, F && f) {
 
 // K cells as [dim][attention_tile_cells] floats; cells up to the next whole vector repeat the last one.
 template <class row> void transpose_cells(const attention_scores_args & a) {
+    fetcher soon(a.fetch, (a.cells + lanes - 1) / lanes * (a.dim / lanes));
     for (int c = 0; c < a.cells; c += lanes) {
         row rows[lanes];
         for (int i = 0; i < lanes; i++) {
@@ -86,6 +115,7 @@ template <class row> void transpose_cells(const attention_scores_args & a) {
         }
         int d = 0;
         for (; d + lanes <= a.dim; d += lanes) {
+            soon.step();
             vec x[lanes];
             for (int i = 0; i < lanes; i++) {
                 x[i] = rows[i].get(d);
@@ -174,7 +204,8 @@ constexpr int few_cells(int rows) {
 }
 
 // Sums of the products of rows q and of cells k, still in lanes, to sums[row * lanes + cell].
-template <int rows, int cells, class row> void few_tile(int dim, const float * const * q, const row * k, vec * sums) {
+template <int rows, int cells, class row>
+void few_tile(int dim, const float * const * q, const row * k, vec * sums, fetcher & soon) {
     vec sum[rows * cells];
 #pragma GCC unroll 32
     for (int i = 0; i < rows * cells; i++) {
@@ -197,6 +228,7 @@ template <int rows, int cells, class row> void few_tile(int dim, const float * c
     };
     int d = 0;
     for (; d + lanes <= dim; d += lanes) {
+        soon.step();
         step([d](const float * x) { return simd::load(x + d); }, [d](const row & x) { return x.get(d); });
     }
     if (d < dim) {
@@ -215,6 +247,8 @@ template <int rows, int cells, class row> void few_tile(int dim, const float * c
 
 template <int rows, class row> void scores_few(const attention_scores_args & a, int first) {
     constexpr int cells = few_cells(rows);
+    const attention_fetch nothing = {};
+    fetcher soon(first == 0 ? a.fetch : nothing, (a.cells + cells - 1) / cells * (a.dim / lanes));
     for (int c = 0; c < a.cells; c += lanes) {
         vec sums[rows][lanes];
         for (int part = 0; part < lanes; part += cells) {
@@ -222,7 +256,7 @@ template <int rows, class row> void scores_few(const attention_scores_args & a, 
             for (int i = 0; i < cells; i++) {
                 k[i] = row(a.k[std::min(c + part + i, a.cells - 1)]);
             }
-            few_tile<rows, cells, row>(a.dim, a.q + first, k, &sums[0][part]);
+            few_tile<rows, cells, row>(a.dim, a.q + first, k, &sums[0][part], soon);
         }
         for (int r = 0; r < rows; r++) {
             simd::store(a.s + (first + r) * attention_tile_cells + c, simd::sums(sums[r]));
@@ -433,9 +467,27 @@ void softmax_simd(const attention_softmax_args & a) {
 
 // ---- accumulate
 
-// o[r][d..] for `rows` rows and `vecs` vectors, whose last has `tail` elements; cell(c, i) is vector i of cell c.
-template <int rows, int vecs, class F>
-void accumulate_tile(const attention_accumulate_args & a, int first, int d, int tail, F && cell) {
+// Where accumulate finds vectors of V: in the cells, or in a panel of them that was widened to floats.
+template <class row> struct cell_source {
+    const row * v;
+
+    vec get(int c, int d) const { return v[c].get(d); }
+    vec get_n(int c, int d, int n) const { return v[c].get_n(d, n); }
+};
+
+constexpr int panel = simd::tile_vecs * lanes;
+
+struct panel_source {
+    const float * x; // [cells][panel]
+    int first;       // the panel's first column
+
+    vec get(int c, int d) const { return simd::load(x + c * panel + d - first); }
+    vec get_n(int c, int d, int n) const { return simd::load_n(x + c * panel + d - first, n); }
+};
+
+// o[r][d..] for `rows` rows and `vecs` vectors, whose last has `tail` elements.
+template <int rows, int vecs, class S>
+void accumulate_tile(const attention_accumulate_args & a, int first, int d, int tail, const S & v, fetcher & soon) {
     const float * p = a.p + first * attention_tile_cells;
     vec sum[rows][vecs];
 #pragma GCC unroll 8
@@ -447,10 +499,11 @@ void accumulate_tile(const attention_accumulate_args & a, int first, int d, int 
         }
     }
     for (int c = 0; c < a.cells; c++) {
+        soon.step();
         vec x[vecs];
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) {
-            x[i] = cell(c, i);
+            x[i] = i == vecs - 1 && tail < lanes ? v.get_n(c, d + i * lanes, tail) : v.get(c, d + i * lanes);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -470,28 +523,19 @@ void accumulate_tile(const attention_accumulate_args & a, int first, int d, int 
     }
 }
 
-constexpr int panel = simd::tile_vecs * lanes;
-
-// Columns d to d + wide of all rows; cell(c, d) is a vector of cell c, rest(c, d, n) a part of one.
-template <class F, class G>
-void accumulate_columns(const attention_accumulate_args & a, int d, int wide, F && cell, G && rest) {
-    int n = 0;
-    for (int r = 0; r < a.rows; r += n) {
-        n = next_part(a.rows - r, simd::tile_rows);
-        with_rows<simd::tile_rows>(n, [&](auto rows) {
-            if (wide == panel) {
-                return accumulate_tile<rows(), simd::tile_vecs>(a, r, d, lanes,
-                                                                [&](int c, int i) { return cell(c, d + i * lanes); });
-            }
-            for (int at = d; at < d + wide; at += lanes) {
-                const int left = std::min(lanes, d + wide - at);
-                if (left == lanes) {
-                    accumulate_tile<rows(), 1>(a, r, at, lanes, [&](int c, int) { return cell(c, at); });
-                } else {
-                    accumulate_tile<rows(), 1>(a, r, at, left, [&](int c, int) { return rest(c, at, left); });
-                }
-            }
-        });
+// Columns d to d + wide of `rows` rows.
+template <int rows, class S>
+void accumulate_columns(const attention_accumulate_args & a, int first, int d, int wide, const S & v, fetcher & soon) {
+    if (wide == panel) {
+        return accumulate_tile<rows, simd::tile_vecs>(a, first, d, lanes, v, soon);
+    }
+    for (int at = d; at < d + wide; at += lanes) {
+        const int left = d + wide - at;
+        if (left >= lanes) {
+            accumulate_tile<rows, 1>(a, first, at, lanes, v, soon);
+        } else {
+            accumulate_tile<rows, 1>(a, first, at, left, v, soon);
+        }
     }
 }
 
@@ -500,23 +544,29 @@ template <class row> void accumulate_cells(const attention_accumulate_args & a) 
     for (int c = 0; c < a.cells; c++) {
         v[c] = row(a.v[c]);
     }
-    const auto cell = [&v](int c, int d) { return v[c].get(d); };
-    const auto rest = [&v](int c, int d, int n) { return v[c].get_n(d, n); };
     const bool widen = a.rows > 2 * simd::tile_rows;
+    fetcher soon(a.fetch, a.cells * ((a.dim + panel - 1) / panel));
     for (int d = 0; d < a.dim; d += panel) {
         const int wide = std::min(panel, a.dim - d);
-        if (!widen || wide < panel) {
-            accumulate_columns(a, d, wide, cell, rest);
-            continue;
-        }
-        float * x = a.scratch;
-        for (int c = 0; c < a.cells; c++) {
+        const bool widened = widen && wide == panel;
+        for (int c = 0; c < a.cells && widened; c++) {
+            soon.step();
 #pragma GCC unroll 8
             for (int i = 0; i < simd::tile_vecs; i++) {
-                simd::store(x + c * panel + i * lanes, cell(c, d + i * lanes));
+                simd::store(a.scratch + c * panel + i * lanes, v[c].get(d + i * lanes));
             }
         }
-        accumulate_columns(a, d, panel, [x, d](int c, int at) { return simd::load(x + c * panel + at - d); }, rest);
+        int n = 0;
+        for (int r = 0; r < a.rows; r += n) {
+            n = next_part(a.rows - r, simd::tile_rows);
+            with_rows<simd::tile_rows>(n, [&](auto rows) {
+                if (widened) {
+                    accumulate_columns<rows()>(a, r, d, wide, panel_source{a.scratch, d}, soon);
+                } else {
+                    accumulate_columns<rows()>(a, r, d, wide, cell_source<row>{v}, soon);
+                }
+            });
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 // FLASH_ATTN: online softmax over the KV cells that the mask leaves visible, tile by tile.
 //
-// A work item is a block of tokens x the heads of one GQA group, so that each K and V element that is loaded and
-// converted serves all of them. The mask is turned into bits (64 cells a word), once for all layers that have the same
-// one. An item then walks the words:
+// A work item (attention_plan.h) is a block of tokens x the heads of GQA groups; each K and V element that is loaded
+// and converted serves all of a group's. The mask is turned into bits (64 cells a word), once for all layers that have
+// the same one. An item then walks the words:
 //   * cells that no row of the item sees are not read;
 //   * where most rows see most cells (a prompt that all sequences share, a causal prefill), the word's cells become
 //     one tile for all rows;
@@ -11,6 +11,7 @@
 //     equal words run together.
 // So N samples of one prompt cost one pass over the prompt's cells plus their own tails. When there are fewer items
 // than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
+#include "ops/attention_plan.h"
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -22,113 +23,23 @@
 namespace tb::npu {
 namespace {
 
-constexpr int64_t word_cells = attention_tile_cells;
-constexpr int64_t min_split_words = 4; // splitting finer than this costs more in merging than it brings
-constexpr int64_t parts_per_thread = 4;
-constexpr int64_t few_rows = 12; // items of fewer rows spend more on reading K and V than on arithmetic
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
-
-// How an op is cut into items, and where everything lies in its scratch memory. Depends on the descriptor and the
-// number of threads only.
-struct attention_plan {
-    int64_t dk, dv, n_kv, tokens, heads, streams;
-    int64_t group;      // heads that share one K head and one V head
-    int64_t item_heads; // heads of an item: a group, or a part of a large one
-    int64_t blocks_per_group;
-    int64_t item_tokens;
-    int64_t token_blocks;
-    int64_t items;
-    int64_t words;
-    int64_t splits;
-    int64_t mask_heads, mask_streams; // 0 without a mask
-    bool convert;                     // K and V are of a type that the kernels do not read
-    // prepared: the mask's bits, and a byte for each word that tells whether a visible value in it is not 0
-    uint64_t biased_at, mask_bytes;
-    // scratch; sizes may exceed a 32-bit address space, which the executor refuses
-    uint64_t partials_at, workspace_at;
-    uint64_t workspace_bytes, total;
-    // workspace of one thread, in floats (sums) and 32-bit integers (own)
-    uint64_t scores_at, tile_at, k_at, v_at, output_at, sums_at, own_at;
-
-    int64_t item_rows() const { return item_heads * item_tokens; }
-    int64_t partial_floats() const { return item_rows() * (dv + 2); }
-    int64_t mask_lines() const { return tokens * mask_heads * mask_streams; }
-};
-
-bool kernel_reads(uint32_t type) { return type == TB_F16 || type == TB_F32 || type == TB_Q8_0; }
-
-attention_plan make_plan(const tb_op & op, int n_threads) {
-    attention_plan p = {};
-    const tb_tensor & q = op.src[0];
-    const tb_tensor & k = op.src[1];
-    const tb_tensor & v = op.src[2];
-    const bool masked = op.n_src > 3 && op.src[3].buffer != TB_NO_BUFFER;
-    p.dk = q.ne[0];
-    p.dv = v.ne[0];
-    p.n_kv = k.ne[1];
-    p.tokens = q.ne[1];
-    p.heads = q.ne[2];
-    p.streams = q.ne[3];
-    p.group = std::gcd(p.heads / k.ne[2], p.heads / v.ne[2]);
-    p.blocks_per_group = ceil_div(p.group, attention_tile_rows);
-    p.item_heads = ceil_div(p.group, p.blocks_per_group);
-    p.words = ceil_div(p.n_kv, word_cells);
-    // As many tokens as fit and no fewer items than threads: K and V are read and converted once per item.
-    const int64_t wanted = n_threads > 1 ? parts_per_thread * n_threads : 1;
-    const int64_t most_splits = std::max<int64_t>(1, p.words / min_split_words);
-    const int64_t planes = p.streams * (p.heads / p.group) * p.blocks_per_group;
-    p.token_blocks = ceil_div(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
-    p.item_tokens = ceil_div(p.tokens, p.token_blocks);
-    while (planes * p.token_blocks * most_splits < n_threads && p.item_tokens > 1 && p.item_rows() > few_rows) {
-        p.token_blocks++;
-        p.item_tokens = ceil_div(p.tokens, p.token_blocks);
-    }
-    p.token_blocks = ceil_div(p.tokens, p.item_tokens);
-    p.items = planes * p.token_blocks;
-    p.splits = p.items < wanted ? std::min(ceil_div(wanted, p.items), most_splits) : 1;
-    p.mask_heads = masked ? op.src[3].ne[2] : 0;
-    p.mask_streams = masked ? op.src[3].ne[3] : 0;
-    p.convert = !kernel_reads(k.type) || !kernel_reads(v.type);
-
-    p.biased_at = align64(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
-    p.mask_bytes = p.biased_at + static_cast<uint64_t>(p.mask_lines() * p.words);
-
-    uint64_t at = 0;
-    const auto take = [&at](uint64_t bytes) {
-        const uint64_t start = at;
-        at += align64(bytes);
-        return start;
-    };
-    p.partials_at =
-        take(p.splits > 1 ? static_cast<uint64_t>(p.items * p.splits * p.partial_floats()) * sizeof(float) : 0);
-    p.workspace_at = at;
-
-    at = 0;
-    const uint64_t cells = attention_tile_cells;
-    const uint64_t rows = static_cast<uint64_t>(p.item_rows());
-    const uint64_t dim = static_cast<uint64_t>(std::max(p.dk, p.dv));
-    p.scores_at = take(rows * cells * sizeof(float)) / sizeof(float);
-    p.tile_at = take(dim * cells * sizeof(float)) / sizeof(float);
-    p.k_at = take(p.convert ? static_cast<uint64_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
-    p.v_at = take(p.convert ? static_cast<uint64_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
-    p.output_at = take(rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
-    p.sums_at = take(rows * attention_sum_parts * sizeof(float)) / sizeof(float);
-    p.own_at = take(rows * cells * sizeof(int32_t)) / sizeof(int32_t);
-    p.workspace_bytes = at;
-    p.total = p.workspace_at + p.workspace_bytes * static_cast<uint64_t>(n_threads);
-    return p;
+uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
+    return make_attention_plan(op, n_threads).total;
 }
-
-uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) { return make_plan(op, n_threads).total; }
 
 // Cells waiting to become a tile, and per line (see item_runner) which of them it sees.
 struct pending_tile {
     int cells = 0;
     int32_t cell[attention_tile_cells];
     uint64_t visible[attention_tile_rows];
+};
+
+// Cells that will probably be read after those of a tile.
+struct wanted_cells {
+    const int32_t * cell;
+    int n;
 };
 
 // Runs items, one after the other, on one thread.
@@ -144,6 +55,7 @@ class item_runner {
         k_floats = workspace + p.k_at;
         v_floats = workspace + p.v_at;
         output = workspace + p.output_at;
+        max = workspace + p.max_at;
         sums = workspace + p.sums_at;
         own_cell = reinterpret_cast<int32_t *>(workspace) + p.own_at;
         max_bias = ctx.param_f(1);
@@ -155,7 +67,7 @@ class item_runner {
 
     void run(int64_t item, int64_t split) {
         place(item);
-        const int64_t rows = n_lines * heads_per_line;
+        const int64_t rows = n_groups * group_rows;
         std::fill_n(max, rows, -infinity);
         std::fill_n(sums, rows * attention_sum_parts, 0.0f);
         std::fill_n(output, rows * p.dv, 0.0f);
@@ -180,7 +92,7 @@ class item_runner {
     // Joins the parts of an item's rows [first, last) and stores them.
     void merge(int64_t item, int64_t first, int64_t last) {
         place(item);
-        last = std::min(last, n_tokens * n_heads);
+        last = std::min(last, n_groups * group_rows);
         for (int64_t row = first; row < last; row++) {
             merge_row(item, row);
         }
@@ -198,25 +110,24 @@ class item_runner {
     float * tile;
     float * k_floats;
     float * v_floats;
-    float * output;
+    float * output;     // [rows][dv]
+    float * max;        // [rows]
     float * sums;       // [rows][attention_sum_parts]
     int32_t * own_cell; // [lines][attention_tile_cells]
     float max_bias, softcap;
     int64_t k_bytes, v_bytes; // of a cell's row
     bool exact;
 
-    // The item: tokens x heads. Rows with the same mask form a line: a token with all its heads, or (if the mask
-    // differs between heads) a single row.
-    int64_t stream = 0, token0 = 0, n_tokens = 0, head0 = 0, n_heads = 0;
+    // The item: groups x tokens x n_heads of a group. A group's rows with the same mask form a line: a token with all
+    // its heads, or (if the mask differs between heads) a single row. Lines are the same in all groups.
+    int64_t stream = 0, token0 = 0, n_tokens = 0, head0 = 0, n_heads = 0, n_groups = 0;
+    int64_t group_rows = 0;
     int n_lines = 0;
     int64_t heads_per_line = 1;
+    const uint8_t * line_q[attention_tile_rows]; // of the first group's first head
     const uint64_t * line_bits[attention_tile_rows];
     const uint16_t * line_mask[attention_tile_rows];
     bool line_biased[attention_tile_rows];
-    const uint8_t * k_base = nullptr;
-    const uint8_t * v_base = nullptr;
-    const float * q_row[attention_tile_rows];
-    float max[attention_tile_rows];
     pending_tile shared;
     int own_cells[attention_tile_rows];
 
@@ -225,29 +136,26 @@ class item_runner {
         return std::accumulate(parts, parts + attention_sum_parts, 0.0f);
     }
 
-    // Row index = token * n_heads + head; with a mask per head, lines are rows in the same order.
+    // Row index = (group * n_tokens + token) * n_heads + head; with a mask per head, lines are rows in the same order.
     void place(int64_t item) {
         const int64_t token_block = item % p.token_blocks;
         int64_t rest = item / p.token_blocks;
         const int64_t part = rest % p.blocks_per_group;
         rest /= p.blocks_per_group;
-        const int64_t groups = p.heads / p.group;
-        const int64_t group = rest % groups;
-        stream = rest / groups;
+        const int64_t first_group = rest % p.group_blocks * p.item_groups;
+        stream = rest / p.group_blocks;
+        n_groups = std::min(p.item_groups, p.groups() - first_group);
         token0 = token_block * p.item_tokens;
         n_tokens = std::min(p.item_tokens, p.tokens - token0);
-        head0 = group * p.group + part * p.item_heads;
-        n_heads = std::min(p.item_heads, (group + 1) * p.group - head0);
-        k_base = k.at<uint8_t>(0, head0 / (p.heads / k.ne(2)), stream / (p.streams / k.ne(3)));
-        v_base = v.at<uint8_t>(0, head0 / (p.heads / v.ne(2)), stream / (p.streams / v.ne(3)));
+        head0 = first_group * p.group + part * p.item_heads;
+        n_heads = std::min(p.item_heads, p.group - part * p.item_heads);
+        group_rows = n_tokens * n_heads;
         heads_per_line = p.mask_heads > 1 ? 1 : n_heads;
-        n_lines = static_cast<int>(n_tokens * n_heads / heads_per_line);
+        n_lines = static_cast<int>(group_rows / heads_per_line);
         shared.cells = 0;
-        for (int64_t row = 0; row < n_tokens * n_heads; row++) {
-            q_row[row] = q.at<const float>(token0 + row / n_heads, head0 + row % n_heads, stream);
-        }
         for (int line = 0; line < n_lines; line++) {
             own_cells[line] = 0;
+            line_q[line] = q.at<const uint8_t>(token_of(line * heads_per_line), head_of(line * heads_per_line), stream);
             if (!mask) {
                 line_biased[line] = false;
                 continue;
@@ -345,7 +253,7 @@ class item_runner {
                 for (uint64_t b = seen; b != 0; b &= b - 1) {
                     cell[cells++] = static_cast<int32_t>(first + __builtin_ctzll(b));
                 }
-                run_tile(lines, n, cell, cells, nullptr);
+                run_words(lines, n, cell, cells, nullptr);
                 continue;
             }
             const int line = lines[0];
@@ -368,20 +276,52 @@ class item_runner {
             }
         }
         if (n > 0) {
-            run_tile(lines, n, shared.cell, shared.cells, shared.visible);
+            run_words(lines, n, shared.cell, shared.cells, shared.visible);
         }
         shared.cells = 0;
     }
 
     void flush_own(int line) {
         if (own_cells[line] > 0) {
-            run_tile(&line, 1, own_cell + line * attention_tile_cells, own_cells[line], nullptr);
+            // lines that collect side by side are full one after the other
+            const int other = (line + 1) % n_lines;
+            run_tile(&line, 1, own_cell + line * attention_tile_cells, own_cells[line], nullptr,
+                     {own_cell + other * attention_tile_cells, other == line ? 0 : own_cells[other]});
         }
         own_cells[line] = 0;
     }
 
-    // Scores, softmax and accumulation of `lines` against `cells`. visible is indexed by line; nullptr: all of them.
-    void run_tile(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible) {
+    int64_t head_of(int64_t row) const { return head0 + row / group_rows * p.group + row % n_heads; }
+    int64_t token_of(int64_t row) const { return token0 + row % group_rows / n_heads; }
+
+    // The cells of a group's K or V head.
+    const uint8_t * cells_of(const view & t, int64_t group) const {
+        return t.at<const uint8_t>(0, (head0 + group * p.group) / (p.heads / t.ne(2)), stream / (p.streams / t.ne(3)));
+    }
+
+    // `lines` of all groups against `cells`. visible is indexed by line; nullptr: all of them.
+    void run_tile(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                  const wanted_cells & next) {
+        for (int64_t group = 0; group < n_groups; group++) {
+            run_group(group, lines, n, cell, cells, visible, next);
+        }
+    }
+
+    // The same for cells of words, which are followed by those of the next word.
+    void run_words(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible) {
+        int32_t next[attention_tile_cells];
+        int n_next = 0;
+        for (int c = 0; c < cells && cell[c] + word_cells < p.n_kv; c++) {
+            next[n_next++] = cell[c] + static_cast<int32_t>(word_cells);
+        }
+        run_tile(lines, n, cell, cells, visible, {next, n_next});
+    }
+
+    // Scores, softmax and accumulation.
+    void run_group(int64_t group, const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                   const wanted_cells & next) {
+        const uint8_t * k_base = cells_of(k, group);
+        const uint8_t * v_base = cells_of(v, group);
         const void * k_rows[attention_tile_cells];
         const void * v_rows[attention_tile_cells];
         cell_rows(k, k_base, p.dk, cell, cells, k_floats, k_rows);
@@ -392,21 +332,23 @@ class item_runner {
         float alpha[attention_tile_rows];
         int rows = 0;
         for (int i = 0; i < n; i++) {
-            for (int64_t row = lines[i] * heads_per_line; row < (lines[i] + 1) * heads_per_line; row++) {
-                q_rows[rows] = q_row[row];
-                o_rows[rows++] = output + row * p.dv;
+            const uint8_t * at = line_q[lines[i]] + group * p.group * q.nb(2);
+            float * o = output + (group * group_rows + lines[i] * heads_per_line) * p.dv;
+            for (int64_t head = 0; head < heads_per_line; head++) {
+                q_rows[rows] = reinterpret_cast<const float *>(at + head * q.nb(2));
+                o_rows[rows++] = o + head * p.dv;
             }
         }
-        prefetch(v_base, v.nb(1), v_bytes, cell, cells, 0);
-        kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows, k_rows, kernel_type(k.type()), scores, tile});
-        prefetch(k_base, k.nb(1), k_bytes, cell, cells, word_cells);
-        softmax(lines, n, cell, cells, visible, alpha);
-        kernels.accumulate(
-            {rows, cells, static_cast<int>(p.dv), scores, alpha, v_rows, kernel_type(v.type()), o_rows, tile});
+        kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows, k_rows, kernel_type(k.type()), scores, tile,
+                        part_of(k, k_bytes, next, group)});
+        softmax(group * group_rows, lines, n, cell, cells, visible, alpha);
+        kernels.accumulate({rows, cells, static_cast<int>(p.dv), scores, alpha, v_rows, kernel_type(v.type()), o_rows,
+                            tile, part_of(v, v_bytes, next, group)});
     }
 
-    // Rows that see the same and have no bias are given to the kernel together.
-    void softmax(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible, float * alpha) {
+    // Rows that see the same and have no bias are given to the kernel together. row0: the first row of the group.
+    void softmax(int64_t row0, const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                 float * alpha) {
         attention_softmax_args args = {};
         args.cells = cells;
         args.scale = ctx.param_f(0);
@@ -433,7 +375,7 @@ class item_runner {
                        (visible == nullptr || visible[line + same] == args.visible)) {
                     same++;
                 }
-                run(line * heads_per_line, same * per_line);
+                run(row0 + line * heads_per_line, same * per_line);
                 i += same;
                 continue;
             }
@@ -447,12 +389,13 @@ class item_runner {
             ctx.kernels->vec.to_f32[TB_F16](cells, gathered, mask_values);
             if (max_bias <= 0.0f) {
                 args.bias = mask_values;
-                run(line * heads_per_line, per_line);
+                run(row0 + line * heads_per_line, per_line);
                 continue;
             }
             args.bias = bias;
-            for (int64_t row = line * heads_per_line; row < (line + 1) * heads_per_line; row++) {
-                const float slope = alibi_slope(max_bias, head0 + row % n_heads, p.heads);
+            for (int64_t head = 0; head < heads_per_line; head++) {
+                const int64_t row = row0 + line * heads_per_line + head;
+                const float slope = alibi_slope(max_bias, head_of(row), p.heads);
                 ctx.kernels->vec.scale(cells, mask_values, slope, 0.0f, bias);
                 run(row, 1);
             }
@@ -468,23 +411,24 @@ class item_runner {
         for (int c = 0; c < cells; c++) {
             const uint8_t * row = base + cell[c] * t.nb(1);
             rows[c] = row;
-            if (!kernel_reads(t.type())) {
+            if (!attention_reads(t.type())) {
                 ctx.kernels->vec.to_f32[t.type()](dim, row, floats + c * dim);
                 rows[c] = floats + c * dim;
             }
         }
     }
 
-    // Asks for cells' rows ahead of their use, `ahead` cells further on. Heads of one cell lie side by side, so one
-    // head's rows are short pieces far apart, which hardware prefetchers do not follow.
-    void prefetch(const uint8_t * base, int64_t stride, int64_t bytes, const int32_t * cell, int cells,
-                  int64_t ahead) const {
-        for (int c = 0; c < cells; c++) {
-            const uint8_t * row = base + std::min(cell[c] + ahead, p.n_kv - 1) * stride;
-            for (int64_t at = 0; at < bytes; at += 64) {
-                __builtin_prefetch(row + at, 0, 3);
-            }
+    // A group's part of the rows of K or V that will be wanted next: where the heads of a cell lie side by side, some
+    // of the rows with the heads of all groups, so that memory is read in order; else this group's own.
+    attention_fetch part_of(const view & t, int64_t bytes, const wanted_cells & next, int64_t group) const {
+        const uint8_t * base = cells_of(t, 0);
+        const int64_t span = cells_of(t, n_groups - 1) + bytes - base;
+        if (span > n_groups * bytes) {
+            return {cells_of(t, group), t.nb(1), next.cell, next.n, static_cast<int>(bytes)};
         }
+        const int first = static_cast<int>(next.n * group / n_groups);
+        const int last = static_cast<int>(next.n * (group + 1) / n_groups);
+        return {base, t.nb(1), next.cell + first, last - first, static_cast<int>(span)};
     }
 
     float * partial(int64_t item, int64_t split) const {
@@ -493,7 +437,7 @@ class item_runner {
 
     void save_partial(int64_t item, int64_t split) {
         float * part = partial(item, split);
-        for (int64_t r = 0; r < n_tokens * n_heads; r++) {
+        for (int64_t r = 0; r < n_groups * group_rows; r++) {
             part[2 * r] = max[r];
             if (max[r] != -infinity) { // a row that saw nothing here weighs nothing
                 part[2 * r + 1] = sum(r);
@@ -526,7 +470,7 @@ class item_runner {
 
     // Adds the sink, divides by the sum and stores a row.
     void finish_row(int64_t row, float * o, float top, float total) {
-        const int64_t head = head0 + row % n_heads;
+        const int64_t head = head_of(row);
         float factor = 1.0f;
         if (ctx.src[4]) {
             const float sink = ctx.src[4].at<const float>(0)[head];
@@ -536,14 +480,14 @@ class item_runner {
                 total = total * factor + std::exp(sink - new_top);
             }
         }
-        float * out = ctx.dst.at<float>(head, token0 + row / n_heads, stream);
+        float * out = ctx.dst.at<float>(head, token_of(row), stream);
         const float inverse = total == 0.0f ? 0.0f : factor / total; // a row that sees nothing gives 0
         ctx.kernels->vec.scale(p.dv, o, inverse, 0.0f, out);
     }
 };
 
 void read_mask(const op_context & ctx) {
-    const attention_plan p = make_plan(*ctx.op, ctx.n_threads);
+    const attention_plan p = make_attention_plan(*ctx.op, ctx.n_threads);
     const view & mask = ctx.src[3];
     uint64_t * bits = reinterpret_cast<uint64_t *>(ctx.prepared);
     uint8_t * biased = ctx.prepared + p.biased_at;
@@ -564,7 +508,7 @@ void read_mask(const op_context & ctx) {
 }
 
 uint64_t mask_bytes(const tb_op & op, int n_threads, const kernel_table &) {
-    return make_plan(op, n_threads).mask_bytes;
+    return make_attention_plan(op, n_threads).mask_bytes;
 }
 
 // The mask is the same; it may have more lines than there are tokens.
@@ -575,7 +519,7 @@ bool same_mask(const tb_op & a, const tb_op & b, int, const kernel_table &) {
 cut mask_cut(const tb_op &) { return cut::any; }
 
 void flash_attn(const op_context & ctx) {
-    const attention_plan p = make_plan(*ctx.op, ctx.n_threads);
+    const attention_plan p = make_attention_plan(*ctx.op, ctx.n_threads);
     item_runner runner(ctx, p);
     const int64_t parts = p.items * p.splits;
     for (int64_t i = ctx.next_chunk(); i < parts; i = ctx.next_chunk()) {
