@@ -166,6 +166,7 @@ class CpuAttention(_CpuGraph):
         q: F32, shape (H, n, D).
         k, v: bytes of the cache, shape (n_kv, Hkv, bytes of D elements).
         mask: F16, shape (n, n_kv).
+        copies: how many times it is computed per run, each with K and V of its own, as a model's layers have.
     """
 
     def __init__(
@@ -177,21 +178,28 @@ class CpuAttention(_CpuGraph):
         mask: npt.NDArray[np.float16],
         scale: float,
         threads: int,
+        copies: int = 1,
     ) -> None:
         super().__init__(threads)
         lib, (heads, n, dim), (n_kv, kv_heads, _) = self._lib, q.shape, k.shape
         context = self._context()
-        tensors = [
+        inputs = [
             lib.ggml_new_tensor_4d(context, _F32, dim, n, heads, 1),
-            lib.ggml_new_tensor_4d(context, GGML_TYPES[type], dim, kv_heads, n_kv, 1),
-            lib.ggml_new_tensor_4d(context, GGML_TYPES[type], dim, kv_heads, n_kv, 1),
             lib.ggml_new_tensor_4d(context, GGML_TYPES["f16"], n_kv, n, 1, 1),
         ]
-        views = [lib.ggml_permute(context, t, 0, 2, 1, 3) for t in tensors[1:3]]
-        self._result = lib.ggml_flash_attn_ext(context, tensors[0], *views, tensors[3], scale, 0.0, 0.0)
-        self._finish(context, [self._result])
-        for tensor, values in zip(tensors, (q, k, v, mask), strict=True):
-            self._set(tensor, values)
+        outputs, caches = [], []
+        for _ in range(copies):
+            cache = [lib.ggml_new_tensor_4d(context, GGML_TYPES[type], dim, kv_heads, n_kv, 1) for _ in range(2)]
+            views = [lib.ggml_permute(context, t, 0, 2, 1, 3) for t in cache]
+            outputs.append(lib.ggml_flash_attn_ext(context, inputs[0], *views, inputs[1], scale, 0.0, 0.0))
+            caches.append(cache)
+        self._finish(context, outputs)
+        self._set(inputs[0], q)
+        self._set(inputs[1], mask)
+        for cache in caches:
+            self._set(cache[0], k)
+            self._set(cache[1], v)
+        self._result = outputs[0]
         self._shape = (n, heads, dim)
 
     def result(self) -> npt.NDArray[np.float32]:
