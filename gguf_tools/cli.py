@@ -200,6 +200,8 @@ def pack(
     """Rewrite an ordinary GGUF (of a split model: any part) into the tile layout.
 
     Without options every Q4_0, Q8_0 and IQ4_NL matrix is packed, bit for bit, and `unpack` gives the source back.
+
+    Example: gguf-repack pack model-f16.gguf model.tb.gguf --type q4_0 --search
     """
     path = _target(target, output)
     try:
@@ -238,7 +240,10 @@ def unpack(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite a repacked GGUF into an ordinary one."""
+    """Rewrite a repacked GGUF into an ordinary one.
+
+    Example: gguf-repack unpack model.tb.gguf model.gguf
+    """
     path = _target(target, output)
     with _bar("unpack", quiet) as progress:
         report = unpack_file(source, path, threads=threads, progress=progress)
@@ -253,7 +258,10 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a repacked GGUF: structure, digests, and that it holds the values of its source."""
+    """Check a repacked GGUF: structure, digests, and that it holds the values of its source.
+
+    Example: gguf-repack verify model.tb.gguf --against model.gguf
+    """
     with _bar("verify", quiet) as progress:
         found = verify_file(source, against=against, threads=threads, progress=progress)
     if as_json:
@@ -287,7 +295,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, everything.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what a GGUF holds, ordinary or repacked: every tensor, and the device that would run it."""
+    """Show what a GGUF holds, ordinary or repacked: every tensor, and the device that would run it.
+
+    Example: gguf-repack inspect model.tb.gguf --heat-map errors.png --against model-f16.gguf
+    """
     if (heat_map is None) != (against is None):
         raise typer.BadParameter("a heat map needs --heat-map OUT.png and --against SRC")
     info = inspect_file(source)
@@ -316,7 +327,10 @@ def convert(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write an ordinary GGUF whose weight matrices all have one type."""
+    """Write an ordinary GGUF whose weight matrices all have one type.
+
+    Example: gguf-repack convert model-q8_0.gguf model-f16.gguf --type f16
+    """
     path = _target(target, output)
     with _bar("convert", quiet) as progress:
         report = convert_file(source, path, type=type.value, threads=threads, progress=progress)

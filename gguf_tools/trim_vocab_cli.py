@@ -63,6 +63,8 @@ def trim(
     whose tokens are all kept is cut into the same tokens as before, with the same logits; any other text is cut into
     smaller pieces, down to bytes. Before OUT appears, llama.cpp cuts the corpus with it and must get its text back.
 
+    Example: gguf-trim-vocab model.gguf small.gguf --corpus text.txt
+
     Tile the result afterwards: gguf-repack pack OUT OUT.tb.gguf
     """
     with _bar(quiet) as progress:

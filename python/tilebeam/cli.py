@@ -159,6 +159,8 @@ def bench(
     Numbers may be lists and ranges as for llama-bench: 1,2,4 or 1-8+2 or 1-16*2. Every prompt length (-p) and every
     generation length (-n) is a test of its own. Tokens are random, nothing is sampled. The last column is the median
     of the ratios of adjacent runs, with the least and the greatest.
+
+    Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """
     from tilebeam import bench_cli
 
@@ -329,6 +331,8 @@ def trace(
     json_: Json = False,
 ) -> None:
     """Record what CPU side and NPU do, op by op: a timeline for Perfetto, and a table per kind of op.
+
+    Example: tilebeam trace -m model.gguf -p "Once upon a time" -n 16 -o trace.json
 
     The timeline (-o) opens at https://ui.perfetto.dev: calls of llama.cpp, lowering, messages and waiting on the CPU
     side; messages and every worker's part of every op on the NPU. The table says how long the ops took, what they read

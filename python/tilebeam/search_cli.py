@@ -175,7 +175,10 @@ def generate(
     chat: Chat = False,
     json_: Json = False,
 ) -> None:
-    """Generate text: one sample streams as it is written, several come as they are complete."""
+    """Generate text: one sample streams as it is written, several come as they are complete.
+
+    Example: tilebeam generate -m model.gguf -p "Once upon a time" -N 4 -n 64
+    """
     text = one_prompt(prompt, file)
     params = drawing.params(n_samples)
     with model.load(n_samples) as lm:
