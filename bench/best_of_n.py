@@ -118,7 +118,7 @@ def main() -> None:
             ways["calls"] = lambda: one_after_the_other(llm, prompt, n, n_gen, calls)
             ways["context"] = lambda: {"baseline": seconds_of(lambda: together(lms["cpu"], prompt, n, n_gen))}
             for lm in lms.values():
-                together(lm, prompt[:32], n, 2)
+                together(lm, prompt, n, 4)
             progress = stack.enter_context(console.bar("Best-of-N"))
             task = progress.add_task("", total=wanted * len(cases), note="")
             while (least := log.fewest(cases.values())) < wanted:

@@ -14,7 +14,7 @@ WAYS = ("#9a9a9a", "#c9a227", "#b0622d", "#2f6ea5", "#1c3f5e", "#6b8f3c")
 
 def bars(rows: Rows, title: str, path: Path) -> None:
     """Ratios to the baseline as bars with their spread; the axis is logarithmic where they differ much."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure, axes = _axes(1, (9, 1.3 + 0.28 * len(rows)))
     ratios = [row["ratio"] for row in rows]
@@ -24,20 +24,22 @@ def bars(rows: Rows, title: str, path: Path) -> None:
     ]
     colours = [OURS if ratio >= 1 else STOCK for ratio in ratios]
     look: dict[str, Any] = {"color": colours, "ecolor": "#333333", "capsize": 2, "error_kw": {"linewidth": 0.9}}
-    axes[0].barh(range(len(rows)), ratios, xerr=spread, **look)
+    axes[0].barh(range(len(rows)), [ratio - 1 for ratio in ratios], left=1, xerr=spread, **look)
+    axes[0].margins(y=0.01)
     axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes[0].invert_yaxis()
     axes[0].axvline(1, color="black", linewidth=0.9)
     least, most = min(row["ratio_min"] for row in rows), max(row["ratio_max"] for row in rows)
     if least > 0 and most / min(1.0, least) > 20:
         axes[0].set_xscale("log")
+        axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes[0].xaxis.set_minor_formatter(NullFormatter())
         axes[0].set_xlim(min(1.0, least) / 1.3, most * 1.7)
         for i, row in enumerate(rows):
             axes[0].text(row["ratio_max"] * 1.05, i, f"{row['ratio']:.3g}", fontsize=7, va="center")
     else:
-        axes[0].set_xlim(0, max(1.0, most) * 1.12)
+        axes[0].set_xlim(min(0.8, 0.95 * least), max(1.0, most) * 1.12)
         for i, row in enumerate(rows):
             place = max(row["ratio_max"], row["ratio"]) + 0.01 * most
             axes[0].text(place, i, f"{row['ratio']:.2f}", fontsize=7, va="center")
