@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections import defaultdict
@@ -89,25 +88,29 @@ def test_every_op_of_every_message_is_stamped(process: bool, memory: SharedArray
         for lane in (0, 1):
             own = np.sort(workers[workers["lane"] == lane], order="begin_ns")
             assert (own["begin_ns"][1:] >= own["end_ns"][:-1]).all()  # one after the other
-        assert set(workers["lane"]) <= {0, 1}  # on a busy machine one of them may do all the work
-        assert len(workers["lane"][workers["index"] == 2]) <= 1  # too small to share
+        for index in range(len(ops)):
+            lanes = sorted(workers["lane"][workers["index"] == index].tolist())
+            # Thread 0 has a part in all that is worth sharing; 1 too, unless other programs want its CPU (crew.h).
+            assert lanes in ([[0], [0, 1]] if index < 2 else [[0], [1]])
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads at work need two CPUs")
 @BOTH
 def test_every_worker_stamps(process: bool, memory: SharedArray) -> None:
     """Sooner or later both get a CPU, whatever else the machine does."""
-    end = time.monotonic() + 60
+    with Session(process) as s:
+        expected = set(range(min(s.threads, 2)))  # by default as many as there are CPUs for this process
+    end = time.monotonic() + 120
     lanes: set[int] = set()
     with Session(process, n_threads=2) as s:
         s.map(memory)
-        while lanes != {0, 1}:
+        while lanes != expected:
             assert time.monotonic() < end
             LIB.tb_trace_start(100000)
             assert s.compute(some_ops(), 1).status == OK
             LIB.tb_trace_stop()
-            records, _, _ = take()
-            lanes |= {int(lane) for lane in records["lane"][records["span"] == SPAN["TB_SPAN_OP"]]}
+            records, lost, damaged = take()
+            assert (lost, damaged) == (0, 0)
+            lanes |= set(records["lane"][records["span"] == SPAN["TB_SPAN_OP"]].tolist())
 
 
 @BOTH
