@@ -34,12 +34,13 @@ constexpr int64_t block_bytes = 512 << 10; // of a block of activations: half of
 constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
 constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
 constexpr int64_t block_rows = stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
-constexpr int64_t coarse_rows = 64;         // at least, for one scale per 256 k to pay for making the weights' anew
-constexpr int64_t dot_rows = 96;            // of one call of the dot kernel at most
-constexpr int64_t item_bytes = 256 << 10;   // weights that one item keeps in L2 while its rows pass
-constexpr int64_t items_per_thread = 4;     // at least, where there is enough to share
-constexpr int64_t convert_k = run_elements; // activations converted at a time
+constexpr int64_t coarse_rows = 64;       // at least, for one scale per 256 k to pay for making the weights' anew
+constexpr int64_t dot_rows = 96;          // of one call of the dot kernel at most
+constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 while its rows pass
+constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
+constexpr int64_t convert_k = 256;        // activations converted at a time: a scale of coarse groups
 
+static_assert(run_elements % convert_k == 0 && convert_k % gemm_coarse_k == 0, "a run is converted in whole pieces");
 static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= stage_bytes, "stages share their scratch");
 
 enum class way { integer, integer_staged, floats, matrix, dot };
@@ -195,48 +196,60 @@ int64_t coarse_offset(int64_t t, int rows) {
     return t / gemm_coarse_tiles * static_cast<int64_t>(gemm_coarse_record_bytes(rows));
 }
 
-// This thread's share of (matrix, row, piece of k); with one matrix these are the runs of src1.
-void convert(const op_context & ctx, const plan & p) {
+// k [first, first + n) of a row becomes its part of its group.
+void convert_piece(const op_context & ctx, const plan & p, int64_t matrix, int64_t r, int64_t first, int64_t n) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
     const bool integer = p.path == way::integer || p.path == way::integer_staged;
-    const int64_t pieces = divide_up(p.k, convert_k);
-    int64_t item, last;
-    if (p.matrices == 1 && !p.picked) {
-        ctx.share_runs(ctx.src[1], &item, &last);
-    } else {
-        ctx.share(p.matrices * p.rows * pieces, 1, &item, &last);
-    }
+    const int64_t big = p.longer_groups, size = p.group_size; // the first `big` groups have one more row
+    const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
+    const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
+    uint8_t * group = ctx.prepared + p.group_offset(matrix, g);
     float buffer[convert_k];
-    for (; item < last; item++) {
-        const int64_t first = item % pieces * convert_k, n = std::min(convert_k, p.k - first);
-        const int64_t matrix = item / pieces / p.rows, r = item / pieces % p.rows;
-        const int64_t big = p.longer_groups, size = p.group_size; // the first `big` groups have one more row
-        const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
-        const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
-        uint8_t * group = ctx.prepared + p.group_offset(matrix, g);
-        const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
-        if (p.coarse) {
-            kernels.coarse.quantize(x, n / tile, group + coarse_offset(first / tile, rows), rows, in_group);
-            continue;
+    const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
+    if (p.coarse) {
+        kernels.coarse.quantize(x, n / tile, group + coarse_offset(first / tile, rows), rows, in_group);
+        return;
+    }
+    if (integer) {
+        kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
+                         group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
+        return;
+    }
+    if (p.path == way::matrix) {
+        uint16_t * tiles = reinterpret_cast<uint16_t *>(group + first / tile * gemm_fp16_tile_bytes);
+        kernels.fp16.activations(x, n / tile, tiles, in_group);
+        return;
+    }
+    if (p.fp16) {
+        if (x != buffer) std::memcpy(buffer, x, static_cast<size_t>(n) * sizeof(float));
+        kernels.round_fp16(n, buffer);
+        x = buffer;
+    }
+    float * out = reinterpret_cast<float *>(group) + first * rows + in_group;
+    for (int64_t i = 0; i < n; i++)
+        out[i * rows] = x[i];
+}
+
+// This thread's share of (matrix, row, run of k); with one matrix these are the runs of src1. A cache line of a group
+// holds a few k of all its rows, which may be several threads': each goes through k once, all its rows at a time, and
+// threads begin at different places.
+void convert(const op_context & ctx, const plan & p) {
+    const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
+    int64_t begin, end;
+    if (p.matrices == 1 && !p.picked) {
+        ctx.share_runs(ctx.src[1], &begin, &end);
+    } else {
+        ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
+    }
+    if (begin >= end) return;
+    const int64_t first_row = begin / runs, last_row = (end - 1) / runs;
+    for (int64_t i = 0; i < pieces; i++) {
+        const int64_t first = (i + pieces * ctx.thread / ctx.n_threads) % pieces * convert_k;
+        const int64_t run = first / run_elements, n = std::min(convert_k, p.k - first);
+        for (int64_t row = first_row; row <= last_row; row++) {
+            const int64_t item = row * runs + run;
+            if (item >= begin && item < end) convert_piece(ctx, p, row / p.rows, row % p.rows, first, n);
         }
-        if (integer) {
-            kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
-                             group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
-            continue;
-        }
-        if (p.path == way::matrix) {
-            uint16_t * tiles = reinterpret_cast<uint16_t *>(group + first / tile * gemm_fp16_tile_bytes);
-            kernels.fp16.activations(x, n / tile, tiles, in_group);
-            continue;
-        }
-        if (p.fp16) {
-            if (x != buffer) std::memcpy(buffer, x, static_cast<size_t>(n) * sizeof(float));
-            kernels.round_fp16(n, buffer);
-            x = buffer;
-        }
-        float * out = reinterpret_cast<float *>(group) + first * rows + in_group;
-        for (int64_t i = 0; i < n; i++)
-            out[i * rows] = x[i];
     }
 }
 
