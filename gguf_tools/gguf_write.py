@@ -107,6 +107,21 @@ def start_writeback(fd: int, offset: int, n: int) -> None:
         call(fd, offset, n, SYNC_FILE_RANGE_WRITE)
 
 
+def check_output(path: Path, sources: Iterable[Path]) -> None:
+    """Whether :func:`complete_file` would take the target, before the work that comes before it.
+
+    Raises:
+        GGUFError, OSError: as there.
+    """
+    if path.exists():
+        if any(os.path.samefile(path, s) for s in sources):
+            raise GGUFError(f"{path} is the source itself; give another output name")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise GGUFError(f"{path} exists and is not a regular file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+
+
 @contextlib.contextmanager
 def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Iterator[BinaryIO]:
     """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
@@ -120,13 +135,7 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
         OSError: no space, no permission, no such folder.
     """
     path = Path(path)
-    if path.exists():
-        if any(os.path.samefile(path, s) for s in sources):
-            raise GGUFError(f"{path} is the source itself; give another output name")
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise GGUFError(f"{path} exists and is not a regular file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    check_output(path, sources)
     _remove_leftovers(path)
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
     fd, named = _open_output(temporary)

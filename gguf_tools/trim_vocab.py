@@ -233,6 +233,8 @@ def trim_vocab(
     with open_gguf(src) as f:
         require_ordinary(f)
         check_model(f, f.architecture)
+        if not dry_run:
+            w.check_output(Path(dst), [*f.paths, *map(Path, corpus)])  # reading the corpus may take long
         v = read_vocabulary(f)
         n = len(v.tokens)
         cut = _per_token(f, n)

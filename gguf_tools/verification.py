@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 
@@ -68,8 +69,11 @@ def verify(
         GGUFError: the first thing that is wrong, in one sentence.
         OSError: a file cannot be read.
     """
-    with GGUFFile(path) as f:
+    with GGUFFile(path) as f, contextlib.ExitStack() as stack:
         manifest = m.read_manifest(f)
+        source = None if against is None else open_gguf(against)  # a wrong name is said at once
+        if source is not None:
+            stack.callback(source.close)
         _check_padding(f)
         unpacks = deep and manifest.lossless and against is None
         jobs = unpack_jobs(f, manifest, all_tensors=unpacks)
@@ -78,10 +82,9 @@ def verify(
         if unpacks and source_digest(f, manifest, digests.output) != manifest.source_sha256:
             raise GGUFError(f"{f.path} does not unpack to the source it was made from")
         result = Verified(len(f.tensors), len(manifest.tensors), manifest.lossless, unpacks, against is not None)
-        if against is None:
+        if source is None:
             return result
-        with open_gguf(against) as source:
-            return _check_against(f, manifest, source, result, threads, progress)
+        return _check_against(f, manifest, source, result, threads, progress)
 
 
 def _check_padding(f: GGUFFile) -> None:

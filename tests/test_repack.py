@@ -199,6 +199,13 @@ def test_verify(model: Path, packed: Path, tmp_path: Path) -> None:
         gguf_tools.verify(packed, against=packed)
 
 
+def test_a_missing_source_is_said_before_anything_is_read(packed: Path, tmp_path: Path) -> None:
+    read: list[int] = []
+    with pytest.raises(FileNotFoundError, match=r"none\.gguf"):
+        gguf_tools.verify(packed, against=tmp_path / "none.gguf", progress=lambda done, _: read.append(done))
+    assert not read
+
+
 def test_verify_against_a_source_with_one_other_byte(model: Path, packed: Path) -> None:
     with gguf_tools.GGUFFile(model) as f:
         at = f.tensors["blk.0.attn_norm.weight"].offset

@@ -509,6 +509,11 @@ def test_nothing_to_drop_and_no_corpus_are_errors(model: Path, corpus: Path, tmp
         trim_vocab(model, tmp_path / "o.gguf", corpus=[tmp_path / "none.txt"])
     with pytest.raises(GGUFError, match="is the source itself"):
         trim_vocab(model, tmp_path / "all.txt", corpus=[tmp_path / "all.txt"])
+    read: list[str] = []
+    for bad in (tmp_path, tmp_path / "no" / "o.gguf"):
+        with pytest.raises((GGUFError, OSError)):
+            trim_vocab(model, bad, corpus=[corpus], progress=lambda what, *_: read.append(what))
+    assert not read  # not even the corpus
     (tmp_path / "empty.txt").write_text("")
     report = trim_vocab(model, tmp_path / "o.gguf", corpus=[tmp_path / "empty.txt"])
     assert any("empty" in note for note in report.notes)
