@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one shape, fewer rounds")
     args = parser.parse_args()
     shapes = [(1536, 1536)] if args.quick else [(1536, 1536), (1536, 8960), (8960, 1536)]
-    rounds, least = (5, 0.02) if args.quick else (15, 0.1)
+    rounds, least = (5, 0.02) if args.quick else (15, 0.05)
     lib = limits.compile("dequant_layouts.cpp")
     rows, copies = [], []
     for k, n in shapes:

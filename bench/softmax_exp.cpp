@@ -1,8 +1,9 @@
-// Four ways to the exponent of a softmax, FP16 in and out, for softmax_exp.py; compiled for this very CPU. `in` holds
+// Ways to the exponent of a softmax, FP16 in and out, for softmax_exp.py; compiled for this very CPU. `in` holds
 // non-positive FP16 numbers (bits), out gets exp2 of them. Loops are written so that the compiler vectorizes them.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -71,10 +72,30 @@ inline float exp2_float(float x) {
 
 extern "C" {
 
-// n is a multiple of 64 in all of them.
+// All have one signature, n is a multiple of 64, and `more` is what a way needs besides.
+using exp_way = void (*)(const uint16_t * in, uint16_t * out, size_t n, const void * more);
+
+// A way several times over, for inputs so small that one call from Python would take longer than the work.
+void tb_exp_repeat(exp_way way, const uint16_t * in, uint16_t * out, size_t n, const void * more, size_t repeats) {
+    for (size_t i = 0; i < repeats; i++)
+        way(in, out, n, more);
+}
+
+void tb_exp_copy(const uint16_t * in, uint16_t * out, size_t n, const void *) { std::memcpy(out, in, 2 * n); }
+
+// tb_npu_exp2_fp16 and the handle that it wants.
+struct kernel_call {
+    int (*run)(void * npu, const uint16_t * in, uint16_t * out, uint64_t n);
+    void * npu;
+};
+
+void tb_exp_kernel(const uint16_t * in, uint16_t * out, size_t n, const void * more) {
+    const kernel_call & call = *static_cast<const kernel_call *>(more);
+    if (call.run(call.npu, in, out, n) != 0) std::abort();
+}
 
 // What a library does: float32, and a polynomial that is exact to float32.
-void tb_exp_float32(const uint16_t * in, uint16_t * out, size_t n) {
+void tb_exp_float32(const uint16_t * in, uint16_t * out, size_t n, const void *) {
     float x[block];
     for (size_t at = 0; at < n; at += block) {
         widen(in + at, x);
@@ -86,7 +107,7 @@ void tb_exp_float32(const uint16_t * in, uint16_t * out, size_t n) {
 
 // 16-bit fixed point: 5 bits before and 10 after the point, a polynomial of degree 3 in multiply-high instructions, and
 // a shift by the whole part. The results are fixed point too, in units of 2^-15.
-void tb_exp_fixed16(const uint16_t * in, uint16_t * out, size_t n) {
+void tb_exp_fixed16(const uint16_t * in, uint16_t * out, size_t n, const void *) {
     float x[block];
     for (size_t at = 0; at < n; at += block) {
         widen(in + at, x);
@@ -107,7 +128,8 @@ void tb_exp_fixed16(const uint16_t * in, uint16_t * out, size_t n) {
 }
 
 // The 64 KiB table over all non-positive FP16 numbers, one entry per element.
-void tb_exp_table(const uint16_t * in, uint16_t * out, size_t n, const uint16_t * table) {
+void tb_exp_table(const uint16_t * in, uint16_t * out, size_t n, const void * more) {
+    const uint16_t * table = static_cast<const uint16_t *>(more);
 #if defined(__AVX512F__)
     const __m512i low = _mm512_set1_epi32(0x7fff), entry = _mm512_set1_epi32(0xffff);
     for (size_t i = 0; i < n; i += 16) {
