@@ -81,6 +81,7 @@ def main() -> None:
     p.add_argument("-r", "--rounds", type=int, help="default 3, 1 with --quick")
     p.add_argument("--calls", type=int, help="calls of Llama to make (default all N, 4 with --quick)")
     p.add_argument("--against", choices=["calls", "context"], help="one of the two baselines (default both)")
+    p.add_argument("--cpu-flash-attn", choices=["on", "off"], default="on", help="of the stock backend")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.add_argument("--quick", action="store_true", help="a smaller model, fewer tokens, one round")
     rounds.add_options(p)
@@ -91,17 +92,24 @@ def main() -> None:
     if n > 1 and calls < 2:
         p.error("--calls must be at least 2: the first call, which decodes the prompt, is unlike the others")
     path = a.model or load.files(None, a.quick)[0]
+    flash = a.cpu_flash_attn == "on"
     measured = "" if calls == n else f", {calls} of them measured"
     what = f"Best-of-{n}, prompt {n_prompt}, {n_gen} new"
     cases = {"calls": f"{what}, against {n} calls of Llama{measured}", "context": f"{what}, against one context of {n}"}
     cases = {a.against: cases[a.against]} if a.against else cases
+    if not flash:
+        cases = {way: f"{name}, without flash attention" for way, name in cases.items()}
     try:
         log = Rounds(a.resume, {"bench": "best_of_n", "model": path.name, "threads": a.threads}, a.seconds)
         with ExitStack() as stack:
             ways: dict[str, Callable[[], dict[str, float]]] = {}
             room = n_prompt + n * n_gen
             lms = {
-                d: stack.enter_context(tilebeam.load(path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads))
+                d: stack.enter_context(
+                    tilebeam.load(
+                        path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads, flash_attn=flash or d == "npu"
+                    )
+                )
                 for d in ("npu", "cpu")
             }
             llm = llama_cpp.Llama(
@@ -110,7 +118,7 @@ def main() -> None:
                 n_threads=a.threads,
                 n_threads_batch=a.threads,
                 n_gpu_layers=0,
-                flash_attn=True,
+                flash_attn=flash,
                 verbose=False,
             )
             stack.callback(llm.close)

@@ -4,7 +4,8 @@ CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
     PYTHONPATH=python:. python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096]
         [-dnpl 1,4,16] [--json] [--quick] [--plot PNG] [--resume FILE --seconds S]
 
-Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. The
+Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. (The
+stock backend decodes many sequences behind a long prompt faster without flash attention: `--cpu-flash-attn off`.) The
 prompt is decoded once, outside the clock, and its cells are shared by all sequences (llama_memory_seq_cp); the cache
 has no room for a second copy, so a side that copied it would fail. Without -m it writes a random model with the shape
 of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small one). The share of the
@@ -99,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     p.add_argument("-dnpl", "--depth-n-parallel", help="sequences with a prompt (default 1,4,16; 16 with --quick)")
     p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
+    p.add_argument("--cpu-flash-attn", choices=["on", "off"], default="on", help="of the stock backend")
     p.add_argument("-r", "--rounds", type=int, help="default 5, 2 with --quick")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.add_argument("--quick", action="store_true", help="a small model, short runs")
@@ -118,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
             models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
         )
         setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": n_gen}
+        setting["cpu_flash_attn"] = o.cpu_flash_attn
         log = Rounds(o.resume, setting, o.seconds)
         with ExitStack() as stack:
             progress = stack.enter_context(console.bar("decode"))
@@ -132,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
                         n_ctx=max(c.cells for c in cases),
                         n_seq_max=max(c.n_parallel for c in cases),
                         threads=o.threads,
+                        flash_attn=d == "npu" or o.cpu_flash_attn == "on",
                     )
                 )
                 for d in ("cpu", "npu")
@@ -140,6 +144,8 @@ def main(argv: list[str] | None = None) -> int:
                 lms, cases, log, wanted, o.threads, lambda c: progress.update(task, advance=1, description=label(c))
             )
         rows = rows_of(cases, log, models.Matrices.of(path))
+        if o.cpu_flash_attn == "off":
+            rows = [row | {"name": f"{row['name']}, stock without flash attention"} for row in rows]
     except (TilebeamError, OSError, ValueError, RuntimeError) as error:
         print(f"decode_scaling: {error}", file=sys.stderr)
         return 1
