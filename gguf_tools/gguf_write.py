@@ -138,7 +138,8 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
     check_output(path, sources)
     _remove_leftovers(path)
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
-    fd, named = _open_output(temporary)
+    with naming(path, temporary):
+        fd, named = _open_output(temporary)
     try:
         with naming(path), os.fdopen(fd, "w+b") as f:
             # no space is found out now, not after minutes of work

@@ -16,8 +16,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: str | os.PathLike[str], partial: Path | None = None) -> Iterator[None]:
     """Where this file is written: the system's error of a write that finds no room does not say to which file.
+
+    Args:
+        partial: a name that the file has until it is whole; nobody knows it.
 
     Raises:
         OSError: of the same number, with the file's name.
@@ -25,7 +28,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.filename is None and e.errno in NO_ROOM:
+        unnamed = e.filename is None and e.errno in NO_ROOM
+        if e.errno is not None and (unnamed or (partial is not None and e.filename == str(partial))):
             raise OSError(e.errno, os.strerror(e.errno), str(path)) from e
         raise
 
@@ -75,7 +79,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = path.resolve()  # a link stays one
     partial = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(4)}.part")
     try:
-        with naming(path):
+        with naming(path, partial):
             yield partial
         partial.replace(path)
     except BaseException:

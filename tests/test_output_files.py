@@ -97,6 +97,10 @@ def test_only_errors_without_a_name_get_one(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full") as caught, naming(tmp_path / "full"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "full"))
+    (tmp_path / "part").mkdir()
+    with pytest.raises(OSError, match="full") as caught, naming(tmp_path / "full", tmp_path / "part"):
+        (tmp_path / "part").write_text("a folder cannot be written")
+    assert (caught.value.errno, caught.value.filename) == (errno.EISDIR, str(tmp_path / "full"))
     with pytest.raises(OSError, match="other") as caught, naming(tmp_path / "full"):
         raise OSError(errno.ENOSPC, "No space left on device", "other")
     with pytest.raises(OSError, match="Input/output error") as caught, naming(tmp_path / "full"):

@@ -215,6 +215,7 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
     assert "Cannot listen on 192.0.2.1" in failing("-m", str(path), "--host", "192.0.2.1", "--port", "0")
     assert "'nosuch'" in (said := failing("-m", str(path), "--port", "0", "--chat-template", "nosuch"))
     assert "chatml, " in said
+    assert "--devices: for the NPU only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")
     assert "holds no API key" in failing("-m", str(path), "--api-key-file", str(tmp_path / "keys"))

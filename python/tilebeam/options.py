@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from tilebeam import console
+from tilebeam.errors import TilebeamError
 from tilebeam.prompts import unescaped
 
 if TYPE_CHECKING:
@@ -145,6 +146,13 @@ CacheTypeV = Annotated[
 ]
 
 
+def check_npu_options(device: Device, executor: Executor | None, devices: int | None, memory_limit: str | None) -> None:
+    """Raise `TilebeamError` if the CPU backend is asked for, and something that only the NPU has."""
+    given = {"--executor": executor, "--devices": devices, "--memory-limit": memory_limit}
+    if device is Device.cpu and (said := [name for name, value in given.items() if value is not None]):
+        raise TilebeamError(f"{', '.join(said)}: for the NPU only, which --device cpu leaves aside.")
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """The model, and how it runs."""
@@ -162,6 +170,7 @@ class ModelOptions:
         """The model, with slots for so many sequences, but no more than were asked for; says what it loaded."""
         import tilebeam
 
+        check_npu_options(self.device, self.executor, self.devices, self.memory_limit)
         with console.loading(str(self.model)):
             lm = tilebeam.load(
                 self.model,

@@ -24,6 +24,7 @@ from tilebeam.options import (
     Model,
     Sequences,
     Threads,
+    check_npu_options,
     grouped,
 )
 from tilebeam.prompts import read_text
@@ -149,6 +150,7 @@ def serve(
     from tilebeam.server.settings import Settings
 
     rewards = reward_model.read()
+    check_npu_options(device, executor, devices, memory_limit)
     if chat_template is not None:
         apply_chat_template(chat_template, [("user", "text")], add_assistant=True)  # refused now, not in every answer
     settings = Settings(
