@@ -113,7 +113,8 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
     weights = random_weights(plain, k, n, rng)
     x = rng.standard_normal((m, k), np.float32)
     copies = max(1, -(-MIN_WEIGHT_BYTES // weights.nbytes)) if m <= 32 else 1
-    ours = NpuMulMat(plain, weights, x, n, copies, args.threads, args.isa, tile_group)
+    flags = ggml_ext.lib.TB_FLAG_INT8_256 if args.numerics == "int8-256" else 0
+    ours = NpuMulMat(plain, weights, x, n, copies, args.threads, args.isa, tile_group, flags)
     stock = ggml_cpu.CpuMulMat(plain, weights, x, n, copies, args.threads)
     work = 2e-9 * k * n * m * copies
     traffic = 1e-9 * ours.weight_bytes * copies
@@ -152,6 +153,12 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=8192)
     parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
     parser.add_argument("--isa", help="kernel set (default: the best)")
+    parser.add_argument(
+        "--numerics",
+        choices=("int8", "int8-256"),
+        default="int8",
+        help="int8-256: one scale per 256 k for 64 rows and more, as TILEBEAM_NUMERICS (docs/accuracy.md)",
+    )
     parser.add_argument("-r", "--rounds", type=int)
     args = parser.parse_args()
     args.rounds = args.rounds or (5 if args.quick else 15)
