@@ -1,4 +1,4 @@
-// MUL_MAT and MUL_MAT_ID: which kernel, in which pieces.
+// Products of a weight matrix and rows of activations: MUL_MAT, and what MUL_MAT_ID does for each of its matrices.
 //
 // Four ways through, by weight type and row count:
 //   integer  quantized weights. Activations become int8 groups, then panels run against groups. Tiles are read where
@@ -13,14 +13,10 @@
 // rows. Activations are converted first, shared by rows and k, once for all products of the same activations; then
 // items of (matrix, panels, rows) are taken until none are left. What is added to the result (a bias, the residual
 // stream: the executor's schedule decides) is added by item, while its results are in the cache.
-//
-// MUL_MAT_ID lets each row name its matrix (its expert). Rows are sorted by matrix first; then the rows of each matrix
-// go the way that as many rows of a MUL_MAT go, one matrix after the other.
 #include <algorithm>
 #include <cstring>
 
-#include "ops/ops.h"
-#include "tilebeam/layout.h"
+#include "ops/mul_mat.h"
 
 namespace tb::npu {
 
@@ -28,156 +24,19 @@ namespace {
 
 constexpr int64_t tile = TB_TILE_K;
 constexpr int64_t piece = gemm_piece_tiles;
-constexpr int64_t stage_tiles = 32;        // k tiles of staged weights at most: 36 KiB of int8
 constexpr int64_t block_tiles = 96;        // k tiles of a block of activations at most
 constexpr int64_t block_bytes = 512 << 10; // of a block of activations: half of L2
 constexpr int64_t stage_k = 256;           // k of staged float panels: 32 KiB
-constexpr int64_t stage_bytes = stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
-constexpr int64_t block_rows = stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
-constexpr int64_t coarse_rows = 64;       // at least, for one scale per 256 k to pay for making the weights' anew
-constexpr int64_t dot_rows = 96;          // of one call of the dot kernel at most
-constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 while its rows pass
-constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
-constexpr int64_t convert_k = 256;        // activations converted at a time: a scale of coarse groups
+constexpr int64_t block_rows = mul_mat_stage_bytes / (TB_TILE_N * static_cast<int64_t>(sizeof(float))); // 288
+constexpr int64_t dot_rows = 96;   // of one call of the dot kernel at most
+constexpr int64_t convert_k = 256; // activations converted at a time: a scale of coarse groups
 
 static_assert(run_elements % convert_k == 0 && convert_k % gemm_coarse_k == 0, "a run is converted in whole pieces");
-static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= stage_bytes, "stages share their scratch");
-
-enum class way { integer, integer_staged, floats, matrix, dot };
-
-// A row of MUL_MAT_ID: dst's dimensions 1 and 2.
-struct picked_row {
-    uint32_t i1, i2;
-};
-
-struct plan {
-    way path;
-    gemm_format format;
-    bool fp16;
-    bool coarse;              // one scale per 256 k
-    uint32_t type;            // of the weights
-    int64_t k, n, rows;       // rows: per weight matrix
-    int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3
-    int64_t max_rows, groups; // groups: per matrix
-    int64_t group_size, longer_groups;
-    int64_t row_bytes; // of a converted row, in the matrix unit's tiles 32 times that per group
-    int64_t stage;     // scratch of each thread
-    int64_t panels;
-    int64_t panels_per_item, groups_per_item;
-    int64_t expert;            // MUL_MAT_ID: the one matrix
-    const picked_row * picked; // and its rows; nullptr: all rows, in order
-
-    int64_t converted_rows() const { return path == way::matrix ? matrices * groups * TB_TILE_K : matrices * rows; }
-    int64_t converted_bytes() const { return (converted_rows() * row_bytes + 127) / 128 * 128; }
-    // Where group g begins among the converted rows.
-    int64_t group_offset(int64_t m, int64_t g) const {
-        return (path == way::matrix ? (m * groups + g) * TB_TILE_K : m * rows + group_start(g)) * row_bytes;
-    }
-    // Groups differ by one row at most: 17 rows are 9 and 8, not 16 and 1.
-    int64_t group_start(int64_t g) const { return g * group_size + std::min(g, longer_groups); }
-    int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
-};
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
-
-gemm_float_type float_of(uint32_t type) { return type == TB_F32 ? gemm_f32 : type == TB_F16 ? gemm_f16 : gemm_bf16; }
-
-gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
-    gemm_format format = gemm_prepared;
-    switch (type) {
-    case TB_Q4_0:
-    case TB_Q4_0_COL:
-        format = gemm_q4;
-        break;
-    case TB_Q8_0:
-    case TB_Q8_0_COL:
-        format = gemm_q8;
-        break;
-    case TB_IQ4_NL:
-    case TB_IQ4_NL_COL:
-        format = gemm_iq4nl;
-        break;
-    case TB_Q4_0_TILE:
-        format = gemm_q4_tile;
-        break;
-    case TB_Q8_0_TILE:
-        format = gemm_q8_tile;
-        break;
-    case TB_IQ4_NL_TILE:
-        format = gemm_iq4nl_tile;
-        break;
-    default:
-        break;
-    }
-    return kernels.int8[format].name != nullptr ? format : gemm_prepared;
-}
-
-// For `rows` rows against each of `matrices` matrices.
-plan make_plan(const tb_op & op, int64_t matrices, int64_t rows, int n_threads, const kernel_table & kernels) {
-    const tb_tensor & w = op.src[0];
-    plan p{};
-    p.type = w.type;
-    p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
-    p.format = format_of(w.type, kernels.gemm);
-    p.k = w.ne[0];
-    p.n = w.ne[1];
-    p.matrices = matrices;
-    p.rows = rows;
-    if (is_float(w.type)) {
-        p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? way::dot : way::floats;
-    } else if (p.fp16) {
-        p.path = kernels.gemm.fp16.name != nullptr ? way::matrix : way::floats;
-    } else {
-        const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
-        p.path = in_place ? way::integer : way::integer_staged;
-        p.coarse = tb_type_is_tiled(w.type) && w.type < TB_Q4_0_TILE && (op.flags & TB_FLAG_INT8_256) != 0 &&
-                   kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
-        if (p.coarse) p.path = way::integer_staged;
-    }
-    const bool integer = p.path == way::integer || p.path == way::integer_staged;
-    const bool matrix = p.path == way::matrix;
-    p.max_rows = p.coarse             ? kernels.gemm.coarse.rows
-                 : integer            ? kernels.gemm.int8[p.format].rows
-                 : p.path == way::dot ? 1
-                 : matrix             ? kernels.gemm.fp16.rows
-                                      : kernels.gemm.f32.rows;
-    p.groups = divide_up(p.rows, p.max_rows);
-    p.group_size = p.rows / std::max<int64_t>(1, p.groups);
-    p.longer_groups = p.rows - p.groups * p.group_size;
-    p.row_bytes = integer ? p.k / tile * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
-    // never less than without: experts with few rows are not coarse
-    const int64_t coarse_bytes = divide_up(p.k, gemm_coarse_k) * static_cast<int64_t>(gemm_coarse_record_bytes(1));
-    if (p.coarse) p.row_bytes = std::max(p.row_bytes, coarse_bytes);
-    // a panel as FP16 tiles and, of plain blocks, as packed tiles before
-    p.stage =
-        matrix ? p.k / tile * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes)) : 2 * stage_bytes;
-    p.panels = divide_up(p.n, TB_TILE_N);
-
-    const int64_t wanted = n_threads * items_per_thread;
-    const int64_t panel_bytes =
-        std::max<int64_t>(1, is_float(p.type) ? tb_type_size(p.type) * p.k * TB_TILE_N
-                                              : static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / tile));
-    p.panels_per_item =
-        std::clamp<int64_t>(std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1, p.panels);
-    const int64_t items = p.matrices * divide_up(p.panels, p.panels_per_item);
-    p.groups_per_item =
-        p.path == way::dot || items >= wanted ? p.groups : divide_up(p.groups, divide_up(wanted, items));
-    return p;
-}
-
-plan make_plan(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    const tb_tensor &w = op.src[0], &x = op.src[1];
-    const int64_t r2 = x.ne[2] / w.ne[2], r3 = x.ne[3] / w.ne[3];
-    plan p = make_plan(op, int64_t{w.ne[2]} * w.ne[3], x.ne[1] * r2 * r3, n_threads, kernels);
-    p.r2 = r2;
-    p.r3 = r3;
-    return p;
-}
+static_assert(stage_k * TB_TILE_N * static_cast<int64_t>(sizeof(float)) <= mul_mat_stage_bytes,
+              "stages share their scratch");
 
 // Row r of a matrix's rows, in src1 or dst. MUL_MAT_ID's src1 may have one row for all experts of a token.
-uint8_t * row_of_matrix(const plan & p, const view & v, const view & weights, int64_t matrix, int64_t r) {
+uint8_t * row_of_matrix(const mul_mat_plan & p, const view & v, const view & weights, int64_t matrix, int64_t r) {
     if (p.picked) return v.at<uint8_t>(p.picked[r].i1 % v.ne(1), p.picked[r].i2);
     const int64_t i02 = matrix % weights.ne(2), i03 = matrix / weights.ne(2);
     const int64_t i1 = r % v.ne(1), batch = r / v.ne(1);
@@ -197,9 +56,10 @@ int64_t coarse_offset(int64_t t, int rows) {
 }
 
 // k [first, first + n) of a row becomes its part of its group.
-void convert_piece(const op_context & ctx, const plan & p, int64_t matrix, int64_t r, int64_t first, int64_t n) {
+void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matrix, int64_t r, int64_t first,
+                   int64_t n) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
-    const bool integer = p.path == way::integer || p.path == way::integer_staged;
+    const bool integer = p.path == mul_mat_way::integer || p.path == mul_mat_way::integer_staged;
     const int64_t big = p.longer_groups, size = p.group_size; // the first `big` groups have one more row
     const int64_t g = r < big * (size + 1) ? r / (size + 1) : big + (r - big * (size + 1)) / size;
     const int rows = p.group_rows(g), in_group = static_cast<int>(r - p.group_start(g));
@@ -215,7 +75,7 @@ void convert_piece(const op_context & ctx, const plan & p, int64_t matrix, int64
                          group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
         return;
     }
-    if (p.path == way::matrix) {
+    if (p.path == mul_mat_way::matrix) {
         uint16_t * tiles = reinterpret_cast<uint16_t *>(group + first / tile * gemm_fp16_tile_bytes);
         kernels.fp16.activations(x, n / tile, tiles, in_group);
         return;
@@ -230,29 +90,6 @@ void convert_piece(const op_context & ctx, const plan & p, int64_t matrix, int64
         out[i * rows] = x[i];
 }
 
-// This thread's share of (matrix, row, run of k); with one matrix these are the runs of src1. A cache line of a group
-// holds a few k of all its rows, which may be several threads': each goes through k once, all its rows at a time, and
-// threads begin at different places.
-void convert(const op_context & ctx, const plan & p) {
-    const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
-    int64_t begin, end;
-    if (p.matrices == 1 && !p.picked) {
-        ctx.share_runs(ctx.src[1], &begin, &end);
-    } else {
-        ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
-    }
-    if (begin >= end) return;
-    const int64_t first_row = begin / runs, last_row = (end - 1) / runs;
-    for (int64_t i = 0; i < pieces; i++) {
-        const int64_t first = (i + pieces * ctx.thread / ctx.n_threads) % pieces * convert_k;
-        const int64_t run = first / run_elements, n = std::min(convert_k, p.k - first);
-        for (int64_t row = first_row; row <= last_row; row++) {
-            const int64_t item = row * runs + run;
-            if (item >= begin && item < end) convert_piece(ctx, p, row / p.rows, row % p.rows, first, n);
-        }
-    }
-}
-
 // Where a group's results go: straight into dst, or through a buffer where dst has fewer than 32 columns left.
 struct outputs {
     alignas(64) float buffer[gemm_max_rows][TB_TILE_N];
@@ -262,11 +99,11 @@ struct outputs {
     size_t partial; // bytes of a row if they go through the buffer, else 0
 
     const op_context & ctx;
-    const plan & p;
+    const mul_mat_plan & p;
     int64_t matrix;
     uint8_t * first = nullptr; // where dst's rows lie at equal distances: row 0
 
-    outputs(const op_context & c, const plan & of, int64_t m) : ctx(c), p(of), matrix(m) {
+    outputs(const op_context & c, const mul_mat_plan & of, int64_t m) : ctx(c), p(of), matrix(m) {
         if (!p.picked && p.rows <= ctx.dst.ne(1)) first = row_of_matrix(p, ctx.dst, ctx.src[0], matrix, 0);
     }
     void open(int64_t g, int64_t panel, bool add) {
@@ -297,17 +134,17 @@ struct item_range {
     int64_t matrix, panel, last_panel, group, last_group;
 };
 
-const uint8_t * weights_of(const op_context & ctx, const plan & p, int64_t matrix) {
+const uint8_t * weights_of(const op_context & ctx, const mul_mat_plan & p, int64_t matrix) {
     const view & w = ctx.src[0];
     matrix += p.expert;
     return w.data + matrix % w.ne(2) * w.nb(2) + matrix / w.ne(2) * w.nb(3);
 }
 
-const uint8_t * group_of(const op_context & ctx, const plan & p, int64_t matrix, int64_t g) {
+const uint8_t * group_of(const op_context & ctx, const mul_mat_plan & p, int64_t matrix, int64_t g) {
     return ctx.prepared + p.group_offset(matrix, g);
 }
 
-void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
+void run_integer(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
     const int64_t k_tiles = p.k / tile, panel_bytes = k_tiles * static_cast<int64_t>(tb_tile_bytes(p.type));
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     outputs out(ctx, p, r.matrix);
@@ -323,7 +160,7 @@ void run_integer(const op_context & ctx, const plan & p, const item_range & r) {
 }
 
 // Tiles [t, t + n) of a panel, in the form that the kernel of p.format reads.
-void stage_tiles_of(const op_context & ctx, const plan & p, const uint8_t * weights, int64_t panel, int64_t t,
+void stage_tiles_of(const op_context & ctx, const mul_mat_plan & p, const uint8_t * weights, int64_t panel, int64_t t,
                     int64_t n, uint8_t * stage) {
     if (tb_type_is_tiled(p.type)) {
         const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
@@ -358,7 +195,7 @@ void store_sums(outputs & out, int64_t panel, int64_t group, int64_t last_group,
 
 // Blocks of rows and k whose activations stay in L2 while the item's panels pass; of each panel a piece at a time is
 // staged in L1, and all rows of the block meet it there.
-void run_integer_staged(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
+void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * stage) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const auto run = p.coarse ? ctx.kernels->gemm.coarse.run : ctx.kernels->gemm.int8[p.format].run;
     const int64_t k_tiles = p.k / tile, blocks = divide_up(k_tiles, block_tiles);
@@ -366,7 +203,7 @@ void run_integer_staged(const op_context & ctx, const plan & p, const item_range
     const int64_t row_bytes = std::min(k_block, k_tiles) * static_cast<int64_t>(gemm_record_bytes(1));
     const int64_t most_rows = std::min(block_bytes / row_bytes, block_rows);
     const int64_t groups = std::max<int64_t>(1, most_rows / std::max<int64_t>(1, p.group_rows(r.group)));
-    float * sums = reinterpret_cast<float *>(stage + stage_bytes);
+    float * sums = reinterpret_cast<float *>(stage + mul_mat_stage_bytes);
     outputs out(ctx, p, r.matrix);
     for (int64_t group = r.group; group < r.last_group; group += groups) {
         const int64_t last_group = std::min(group + groups, r.last_group);
@@ -395,8 +232,8 @@ void run_integer_staged(const op_context & ctx, const plan & p, const item_range
 }
 
 // k [first, first + n) of a panel as floats [n][32].
-void stage_floats_of(const op_context & ctx, const plan & p, const uint8_t * weights, int64_t panel, int64_t first,
-                     int64_t n, float * stage, uint8_t * tiles) {
+void stage_floats_of(const op_context & ctx, const mul_mat_plan & p, const uint8_t * weights, int64_t panel,
+                     int64_t first, int64_t n, float * stage, uint8_t * tiles) {
     const gemm_kernels & kernels = ctx.kernels->gemm;
     const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
     const int cols = static_cast<int>(std::min<int64_t>(TB_TILE_N, p.n - n0));
@@ -412,14 +249,14 @@ void stage_floats_of(const op_context & ctx, const plan & p, const uint8_t * wei
     }
 }
 
-void run_floats(const op_context & ctx, const plan & p, const item_range & r, uint8_t * scratch) {
+void run_floats(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * scratch) {
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     float * stage = reinterpret_cast<float *>(scratch);
     outputs out(ctx, p, r.matrix);
     for (int64_t panel = r.panel; panel < r.last_panel; panel++) {
         for (int64_t first = 0; first < p.k; first += stage_k) {
             const int64_t n = std::min(stage_k, p.k - first);
-            stage_floats_of(ctx, p, weights, panel, first, n, stage, scratch + stage_bytes);
+            stage_floats_of(ctx, p, weights, panel, first, n, stage, scratch + mul_mat_stage_bytes);
             for (int64_t g = r.group; g < r.last_group; g++) {
                 out.open(g, panel, first > 0);
                 const float * group = reinterpret_cast<const float *>(group_of(ctx, p, r.matrix, g)) + first * out.rows;
@@ -431,7 +268,7 @@ void run_floats(const op_context & ctx, const plan & p, const item_range & r, ui
     }
 }
 
-void run_matrix(const op_context & ctx, const plan & p, const item_range & r, uint8_t * stage) {
+void run_matrix(const op_context & ctx, const mul_mat_plan & p, const item_range & r, uint8_t * stage) {
     const gemm_fp16 & unit = ctx.kernels->gemm.fp16;
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t k_tiles = p.k / tile;
@@ -455,7 +292,7 @@ void run_matrix(const op_context & ctx, const plan & p, const item_range & r, ui
     }
 }
 
-void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
+void run_dot(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
     const auto run = ctx.kernels->gemm.dot[float_of(p.type)].run;
     const uint8_t * weights = weights_of(ctx, p, r.matrix);
     const int64_t stride = ctx.src[0].nb(1), last = std::min<int64_t>(p.n, r.last_panel * TB_TILE_N);
@@ -481,7 +318,7 @@ void run_dot(const op_context & ctx, const plan & p, const item_range & r) {
 }
 
 // Columns of an item's rows += src2, of which rows repeat.
-void add_to_item(const op_context & ctx, const plan & p, const item_range & r) {
+void add_to_item(const op_context & ctx, const mul_mat_plan & p, const item_range & r) {
     const view & b = ctx.src[2];
     const int64_t n0 = r.panel * TB_TILE_N, cols = std::min(p.n, r.last_panel * TB_TILE_N) - n0;
     const int64_t i02 = r.matrix % ctx.src[0].ne(2), i03 = r.matrix / ctx.src[0].ne(2);
@@ -493,11 +330,36 @@ void add_to_item(const op_context & ctx, const plan & p, const item_range & r) {
     }
 }
 
-// A dot product reads F32 activations where they are.
-bool converts(const tb_op & op, const plan & p) { return p.path != way::dot || op.src[1].type != TB_F32; }
+} // namespace
 
-// Items of converted activations; `stages` is scratch for all threads.
-void multiply(const op_context & ctx, const plan & p, uint8_t * stages) {
+bool converts_activations(const tb_op & op, const mul_mat_plan & p) {
+    return p.path != mul_mat_way::dot || op.src[1].type != TB_F32;
+}
+
+// This thread's share of (matrix, row, run of k); with one matrix these are the runs of src1. A cache line of a group
+// holds a few k of all its rows, which may be several threads': each goes through k once, all its rows at a time, and
+// threads begin at different places.
+void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
+    const int64_t runs = divide_up(p.k, run_elements), pieces = divide_up(p.k, convert_k);
+    int64_t begin, end;
+    if (p.matrices == 1 && !p.picked) {
+        ctx.share_runs(ctx.src[1], &begin, &end);
+    } else {
+        ctx.share(p.matrices * p.rows * runs, 1, &begin, &end);
+    }
+    if (begin >= end) return;
+    const int64_t first_row = begin / runs, last_row = (end - 1) / runs;
+    for (int64_t i = 0; i < pieces; i++) {
+        const int64_t first = (i + pieces * ctx.thread / ctx.n_threads) % pieces * convert_k;
+        const int64_t run = first / run_elements, n = std::min(convert_k, p.k - first);
+        for (int64_t row = first_row; row <= last_row; row++) {
+            const int64_t item = row * runs + run;
+            if (item >= begin && item < end) convert_piece(ctx, p, row / p.rows, row % p.rows, first, n);
+        }
+    }
+}
+
+void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages) {
     const int64_t panel_items = divide_up(p.panels, p.panels_per_item);
     const int64_t group_items = divide_up(p.groups, p.groups_per_item);
     const int64_t items = p.matrices * panel_items * group_items;
@@ -510,19 +372,19 @@ void multiply(const op_context & ctx, const plan & p, uint8_t * stages) {
         r.group = i % group_items * p.groups_per_item;
         r.last_group = std::min(p.groups, r.group + p.groups_per_item);
         switch (p.path) {
-        case way::integer:
+        case mul_mat_way::integer:
             run_integer(ctx, p, r);
             break;
-        case way::integer_staged:
+        case mul_mat_way::integer_staged:
             run_integer_staged(ctx, p, r, stage);
             break;
-        case way::floats:
+        case mul_mat_way::floats:
             run_floats(ctx, p, r, stage);
             break;
-        case way::matrix:
+        case mul_mat_way::matrix:
             run_matrix(ctx, p, r, stage);
             break;
-        case way::dot:
+        case mul_mat_way::dot:
             run_dot(ctx, p, r);
             break;
         }
@@ -530,22 +392,28 @@ void multiply(const op_context & ctx, const plan & p, uint8_t * stages) {
     }
 }
 
-void run(const op_context & ctx) { multiply(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.scratch); }
+namespace {
+
+void run(const op_context & ctx) { multiply(ctx, plan_mul_mat(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.scratch); }
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    return static_cast<uint64_t>(n_threads * make_plan(op, n_threads, kernels).stage);
+    return static_cast<uint64_t>(n_threads * plan_mul_mat(op, n_threads, kernels).stage);
 }
 
-void run_conversion(const op_context & ctx) { convert(ctx, make_plan(*ctx.op, ctx.n_threads, *ctx.kernels)); }
+void run_conversion(const op_context & ctx) {
+    convert_activations(ctx, plan_mul_mat(*ctx.op, ctx.n_threads, *ctx.kernels));
+}
 
 uint64_t conversion_bytes(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    const plan p = make_plan(op, n_threads, kernels);
-    return converts(op, p) ? static_cast<uint64_t>(p.converted_bytes()) : 0;
+    const mul_mat_plan p = plan_mul_mat(op, n_threads, kernels);
+    return converts_activations(op, p) ? static_cast<uint64_t>(p.converted_bytes()) : 0;
 }
 
 bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kernel_table & kernels) {
-    const plan p = make_plan(a, n_threads, kernels), q = make_plan(b, n_threads, kernels);
-    const auto integer = [](const plan & x) { return x.path == way::integer || x.path == way::integer_staged; };
+    const mul_mat_plan p = plan_mul_mat(a, n_threads, kernels), q = plan_mul_mat(b, n_threads, kernels);
+    const auto integer = [](const mul_mat_plan & x) {
+        return x.path == mul_mat_way::integer || x.path == mul_mat_way::integer_staged;
+    };
     if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
     if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
     if (p.coarse != q.coarse) return false;
@@ -554,104 +422,9 @@ bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kern
 
 cut conversion_cut(const tb_op & op) { return op.src[0].ne[2] == 1 && op.src[0].ne[3] == 1 ? cut::runs : cut::any; }
 
-// ---- MUL_MAT_ID. Scratch: what a MUL_MAT of all rows would convert, and its stages, then where each matrix's rows
-// start, then the rows.
-
-int64_t picked_rows(const tb_op & op) { return int64_t{op.src[2].ne[0]} * op.src[2].ne[1]; }
-
-plan plan_of_all(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    return make_plan(op, 1, std::max<int64_t>(1, picked_rows(op)), n_threads, kernels);
-}
-
-uint64_t bytes_of(const plan & p, int n_threads) {
-    return static_cast<uint64_t>(p.converted_bytes() + n_threads * p.stage);
-}
-
-uint64_t scratch_bytes_id(const tb_op & op, int n_threads, const kernel_table & kernels) {
-    const uint64_t starts = (uint64_t{op.src[0].ne[2]} + 2) * sizeof(int64_t);
-    return bytes_of(plan_of_all(op, n_threads, kernels), n_threads) + starts +
-           static_cast<uint64_t>(picked_rows(op)) * sizeof(picked_row);
-}
-
-int32_t read_id(const view & ids, int64_t i, int64_t t) {
-    int32_t id;
-    std::memcpy(&id, ids.data + i * ids.nb(0) + t * ids.nb(1), sizeof id);
-    return id;
-}
-
-// Sort the rows by matrix, stably. starts[e] is where matrix e's rows begin, starts[n] their number. The indices come
-// from data that may change meanwhile, so each is read once and what was read decides. False: one names no matrix.
-bool sort_rows(const view & ids, int64_t n, int64_t * starts, picked_row * rows, int64_t capacity) {
-    std::fill(starts, starts + n + 2, 0);
-    for (int64_t t = 0; t < ids.ne(1); t++) {
-        for (int64_t i = 0; i < ids.ne(0); i++) {
-            const int32_t id = read_id(ids, i, t);
-            if (id < 0 || id >= n) return false;
-            starts[id + 2]++;
-        }
-    }
-    for (int64_t e = 0; e < n; e++)
-        starts[e + 2] += starts[e + 1];
-    int64_t placed = 0;
-    for (int64_t t = 0; t < ids.ne(1); t++) {
-        for (int64_t i = 0; i < ids.ne(0); i++) {
-            const int32_t id = read_id(ids, i, t);
-            if (id < 0 || id >= n || starts[id + 1] >= capacity) return false;
-            rows[starts[id + 1]++] = {static_cast<uint32_t>(i), static_cast<uint32_t>(t)};
-            placed++;
-        }
-    }
-    return placed == capacity;
-}
-
-void run_id(const op_context & ctx) {
-    const int64_t experts = ctx.src[0].ne(2), all = picked_rows(*ctx.op);
-    uint8_t * after = ctx.scratch + bytes_of(plan_of_all(*ctx.op, ctx.n_threads, *ctx.kernels), ctx.n_threads);
-    int64_t * starts = reinterpret_cast<int64_t *>(after);
-    picked_row * rows = reinterpret_cast<picked_row *>(starts + experts + 2);
-    if (ctx.thread == 0 && !sort_rows(ctx.src[2], experts, starts, rows, all)) {
-        starts[0] = -1;
-        ctx.fail(TB_E_BOUNDS, "MUL_MAT_ID: an index names no matrix");
-    }
-    ctx.barrier();
-    if (starts[0] < 0) return;
-    op_context one = ctx;
-    one.prepared = ctx.scratch;
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t count = starts[e + 1] - starts[e];
-        if (count == 0) continue;
-        plan p = make_plan(*ctx.op, 1, count, ctx.n_threads, *ctx.kernels);
-        p.expert = e;
-        p.picked = rows + starts[e];
-        if (converts(*ctx.op, p)) {
-            convert(one, p);
-            ctx.barrier();
-        }
-        multiply(one, p, ctx.scratch + p.converted_bytes());
-        ctx.barrier(); // the next matrix's rows are converted into the same scratch
-        if (ctx.thread == 0) ctx.reset_chunks();
-        ctx.barrier();
-    }
-}
-
 } // namespace
 
 const op_preparation mul_mat_conversion = {run_conversion, 1, conversion_bytes, same_conversion, conversion_cut};
 const op_entry mul_mat_entry = {run, scratch_bytes, cut::any, true, &mul_mat_conversion};
-const op_entry mul_mat_id_entry = {run_id, scratch_bytes_id, cut::any, true, nullptr};
-
-const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels) {
-    const plan p = op.code == TB_OP_MUL_MAT_ID ? plan_of_all(op, 1, kernels) : make_plan(op, 1, kernels);
-    switch (p.path) {
-    case way::dot:
-        return kernels.gemm.dot[float_of(p.type)].name;
-    case way::floats:
-        return kernels.gemm.f32.name;
-    case way::matrix:
-        return kernels.gemm.fp16.name;
-    default:
-        return p.coarse ? kernels.gemm.coarse.name : kernels.gemm.int8[p.format].name;
-    }
-}
 
 } // namespace tb::npu

@@ -1,0 +1,78 @@
+// What MUL_MAT and MUL_MAT_ID share: how a product is carried out, and the parts that run it.
+#ifndef TILEBEAM_NPU_OPS_MUL_MAT_H
+#define TILEBEAM_NPU_OPS_MUL_MAT_H
+
+#include <algorithm>
+
+#include "ops/ops.h"
+#include "tilebeam/layout.h"
+
+namespace tb::npu {
+
+constexpr int64_t mul_mat_stage_tiles = 32; // k tiles of staged weights at most: 36 KiB of int8
+constexpr int64_t mul_mat_stage_bytes = mul_mat_stage_tiles * static_cast<int64_t>(gemm_prepared_bytes);
+
+enum class mul_mat_way { integer, integer_staged, floats, matrix, dot };
+
+// A row of MUL_MAT_ID: dst's dimensions 1 and 2.
+struct picked_row {
+    uint32_t i1, i2;
+};
+
+struct mul_mat_plan {
+    mul_mat_way path;
+    gemm_format format;
+    bool fp16;
+    bool coarse;              // one scale per 256 k
+    uint32_t type;            // of the weights
+    int64_t k, n, rows;       // rows: per weight matrix
+    int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3
+    int64_t max_rows, groups; // groups: per matrix
+    int64_t group_size, longer_groups;
+    int64_t row_bytes; // of a converted row, in the matrix unit's tiles 32 times that per group
+    int64_t stage;     // scratch of each thread
+    int64_t panels;
+    int64_t panels_per_item, groups_per_item;
+    int64_t expert;            // MUL_MAT_ID: the one matrix
+    const picked_row * picked; // and its rows; nullptr: all rows, in order
+
+    int64_t converted_rows() const {
+        return path == mul_mat_way::matrix ? matrices * groups * TB_TILE_K : matrices * rows;
+    }
+    int64_t converted_bytes() const { return (converted_rows() * row_bytes + 127) / 128 * 128; }
+    // Where group g begins among the converted rows.
+    int64_t group_offset(int64_t m, int64_t g) const {
+        return (path == mul_mat_way::matrix ? (m * groups + g) * TB_TILE_K : m * rows + group_start(g)) * row_bytes;
+    }
+    // Groups differ by one row at most: 17 rows are 9 and 8, not 16 and 1.
+    int64_t group_start(int64_t g) const { return g * group_size + std::min(g, longer_groups); }
+    int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
+};
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
+
+inline gemm_float_type float_of(uint32_t type) {
+    return type == TB_F32 ? gemm_f32 : type == TB_F16 ? gemm_f16 : gemm_bf16;
+}
+
+// For `rows` rows against each of `matrices` matrices.
+mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int n_threads,
+                          const kernel_table & kernels);
+// Of a whole MUL_MAT.
+mul_mat_plan plan_mul_mat(const tb_op & op, int n_threads, const kernel_table & kernels);
+// Of all rows of a MUL_MAT_ID, as if they met one matrix.
+mul_mat_plan plan_mul_mat_id(const tb_op & op, int n_threads, const kernel_table & kernels);
+int64_t picked_rows(const tb_op & op); // of a MUL_MAT_ID
+
+// Are activations converted first? A dot product reads F32 where they are.
+bool converts_activations(const tb_op & op, const mul_mat_plan & p);
+// This thread's share of the activations, into ctx.prepared.
+void convert_activations(const op_context & ctx, const mul_mat_plan & p);
+// This thread's items of converted activations; `stages` is scratch for all threads.
+void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages);
+
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_OPS_MUL_MAT_H

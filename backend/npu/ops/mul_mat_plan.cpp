@@ -1,0 +1,126 @@
+// Which kernel a MUL_MAT runs, on which groups of rows, in which pieces.
+#include "ops/mul_mat.h"
+
+namespace tb::npu {
+
+namespace {
+
+constexpr int64_t coarse_rows = 64;       // at least, for one scale per 256 k to pay for making the weights' anew
+constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 while its rows pass
+constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
+
+gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
+    gemm_format format = gemm_prepared;
+    switch (type) {
+    case TB_Q4_0:
+    case TB_Q4_0_COL:
+        format = gemm_q4;
+        break;
+    case TB_Q8_0:
+    case TB_Q8_0_COL:
+        format = gemm_q8;
+        break;
+    case TB_IQ4_NL:
+    case TB_IQ4_NL_COL:
+        format = gemm_iq4nl;
+        break;
+    case TB_Q4_0_TILE:
+        format = gemm_q4_tile;
+        break;
+    case TB_Q8_0_TILE:
+        format = gemm_q8_tile;
+        break;
+    case TB_IQ4_NL_TILE:
+        format = gemm_iq4nl_tile;
+        break;
+    default:
+        break;
+    }
+    return kernels.int8[format].name != nullptr ? format : gemm_prepared;
+}
+
+} // namespace
+
+mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int n_threads,
+                          const kernel_table & kernels) {
+    const tb_tensor & w = op.src[0];
+    mul_mat_plan p{};
+    p.type = w.type;
+    p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
+    p.format = format_of(w.type, kernels.gemm);
+    p.k = w.ne[0];
+    p.n = w.ne[1];
+    p.matrices = matrices;
+    p.rows = rows;
+    if (is_float(w.type)) {
+        p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? mul_mat_way::dot : mul_mat_way::floats;
+    } else if (p.fp16) {
+        p.path = kernels.gemm.fp16.name != nullptr ? mul_mat_way::matrix : mul_mat_way::floats;
+    } else {
+        const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
+        p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
+        p.coarse = tb_type_is_tiled(w.type) && w.type < TB_Q4_0_TILE && (op.flags & TB_FLAG_INT8_256) != 0 &&
+                   kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
+        if (p.coarse) p.path = mul_mat_way::integer_staged;
+    }
+    const bool integer = p.path == mul_mat_way::integer || p.path == mul_mat_way::integer_staged;
+    const bool matrix = p.path == mul_mat_way::matrix;
+    p.max_rows = p.coarse                     ? kernels.gemm.coarse.rows
+                 : integer                    ? kernels.gemm.int8[p.format].rows
+                 : p.path == mul_mat_way::dot ? 1
+                 : matrix                     ? kernels.gemm.fp16.rows
+                                              : kernels.gemm.f32.rows;
+    p.groups = divide_up(p.rows, p.max_rows);
+    p.group_size = p.rows / std::max<int64_t>(1, p.groups);
+    p.longer_groups = p.rows - p.groups * p.group_size;
+    p.row_bytes = integer ? p.k / TB_TILE_K * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
+    // never less than without: experts with few rows are not coarse
+    const int64_t coarse_bytes = divide_up(p.k, gemm_coarse_k) * static_cast<int64_t>(gemm_coarse_record_bytes(1));
+    if (p.coarse) p.row_bytes = std::max(p.row_bytes, coarse_bytes);
+    // a panel as FP16 tiles and, of plain blocks, as packed tiles before
+    p.stage = matrix ? p.k / TB_TILE_K * (gemm_fp16_tile_bytes + static_cast<int64_t>(gemm_prepared_bytes))
+                     : 2 * mul_mat_stage_bytes;
+    p.panels = divide_up(p.n, TB_TILE_N);
+
+    const int64_t wanted = n_threads * items_per_thread;
+    const int64_t panel_bytes =
+        std::max<int64_t>(1, is_float(p.type) ? tb_type_size(p.type) * p.k * TB_TILE_N
+                                              : static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / TB_TILE_K));
+    p.panels_per_item =
+        std::clamp<int64_t>(std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1, p.panels);
+    const int64_t items = p.matrices * divide_up(p.panels, p.panels_per_item);
+    p.groups_per_item =
+        p.path == mul_mat_way::dot || items >= wanted ? p.groups : divide_up(p.groups, divide_up(wanted, items));
+    return p;
+}
+
+mul_mat_plan plan_mul_mat(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    const tb_tensor &w = op.src[0], &x = op.src[1];
+    const int64_t r2 = x.ne[2] / w.ne[2], r3 = x.ne[3] / w.ne[3];
+    mul_mat_plan p = plan_mul_mat(op, int64_t{w.ne[2]} * w.ne[3], x.ne[1] * r2 * r3, n_threads, kernels);
+    p.r2 = r2;
+    p.r3 = r3;
+    return p;
+}
+
+int64_t picked_rows(const tb_op & op) { return int64_t{op.src[2].ne[0]} * op.src[2].ne[1]; }
+
+mul_mat_plan plan_mul_mat_id(const tb_op & op, int n_threads, const kernel_table & kernels) {
+    return plan_mul_mat(op, 1, std::max<int64_t>(1, picked_rows(op)), n_threads, kernels);
+}
+
+const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels) {
+    const mul_mat_plan p = op.code == TB_OP_MUL_MAT_ID ? plan_mul_mat_id(op, 1, kernels) : plan_mul_mat(op, 1, kernels);
+    switch (p.path) {
+    case mul_mat_way::dot:
+        return kernels.gemm.dot[float_of(p.type)].name;
+    case mul_mat_way::floats:
+        return kernels.gemm.f32.name;
+    case mul_mat_way::matrix:
+        return kernels.gemm.fp16.name;
+    default:
+        return p.coarse ? kernels.gemm.coarse.name : kernels.gemm.int8[p.format].name;
+    }
+}
+
+} // namespace tb::npu
