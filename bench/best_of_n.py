@@ -6,7 +6,8 @@
 Three ways to the same number of tokens, on the same libllama with the same threads, models loaded before the clock
 starts: Tilebeam; `llama_cpp.Llama` called N times, one after the other (it finds the prompt in its cache after the
 first call, so that it decodes the prompt once, too); and one context of the stock CPU backend that decodes N sequences
-at a time, driven by the same scheduler as Tilebeam. Each round starts with an empty cache. Tokens are sampled
+at a time, driven by the same scheduler as Tilebeam. `Llama` runs as it does by default, without flash attention, the
+context with it, as Tilebeam; `--cpu-flash-attn` sets both. Each round starts with an empty cache. Tokens are sampled
 (temperature 0.8, top-k 40, top-p 0.95) and an end of text does not end a sample, so that all do the same work.
 
 With `--calls C` only C of the N calls are made: the later ones do equal work, so the wall time of all is that of the
@@ -81,7 +82,11 @@ def main() -> None:
     p.add_argument("-r", "--rounds", type=int, help="default 3, 1 with --quick")
     p.add_argument("--calls", type=int, help="calls of Llama to make (default all N, 4 with --quick)")
     p.add_argument("--against", choices=["calls", "context"], help="one of the two baselines (default both)")
-    p.add_argument("--cpu-flash-attn", choices=["on", "off"], default="on", help="of the stock backend")
+    p.add_argument(
+        "--cpu-flash-attn",
+        choices=["on", "off"],
+        help="of the stock backend (default: off for Llama, on for the context)",
+    )
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.add_argument("--quick", action="store_true", help="a smaller model, fewer tokens, one round")
     rounds.add_options(p)
@@ -92,13 +97,13 @@ def main() -> None:
     if n > 1 and calls < 2:
         p.error("--calls must be at least 2: the first call, which decodes the prompt, is unlike the others")
     path = a.model or load.files(None, a.quick)[0]
-    flash = a.cpu_flash_attn == "on"
+    flash = {"calls": a.cpu_flash_attn == "on", "context": a.cpu_flash_attn != "off"}
     measured = "" if calls == n else f", {calls} of them measured"
     what = f"Best-of-{n}, prompt {n_prompt}, {n_gen} new"
     cases = {"calls": f"{what}, against {n} calls of Llama{measured}", "context": f"{what}, against one context of {n}"}
     cases = {a.against: cases[a.against]} if a.against else cases
-    if not flash:
-        cases = {way: f"{name}, without flash attention" for way, name in cases.items()}
+    if a.cpu_flash_attn:
+        cases = {way: f"{name}, flash attention {a.cpu_flash_attn}" for way, name in cases.items()}
     try:
         log = Rounds(a.resume, {"bench": "best_of_n", "model": path.name, "threads": a.threads}, a.seconds)
         with ExitStack() as stack:
@@ -107,7 +112,12 @@ def main() -> None:
             lms = {
                 d: stack.enter_context(
                     tilebeam.load(
-                        path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads, flash_attn=flash or d == "npu"
+                        path,
+                        device=d,
+                        n_ctx=room,
+                        n_seq_max=n,
+                        threads=a.threads,
+                        flash_attn=flash["context"] or d == "npu",
                     )
                 )
                 for d in ("npu", "cpu")
@@ -118,7 +128,7 @@ def main() -> None:
                 n_threads=a.threads,
                 n_threads_batch=a.threads,
                 n_gpu_layers=0,
-                flash_attn=flash,
+                flash_attn=flash["calls"],
                 verbose=False,
             )
             stack.callback(llm.close)
