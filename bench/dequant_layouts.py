@@ -115,7 +115,9 @@ def main() -> None:
             if name != "conventional":
                 pairs = report.interleave(run(name), run("conventional"), rounds, least, 0.0)
                 row = report.row(f"{name}, {k} x {n}", pairs, work, "Gweights/s", copies[-1])
-                rows.append(row | {"way": name, "baseline_way": "conventional", "shape": f"{k} x {n}"})
+                rows.append(
+                    row | {"way": name, "baseline_way": "conventional", "shape": f"{k} x {n}", "shape_of": "K x N"}
+                )
                 if not args.json:
                     report.show(rows[-1])
     if args.json:

@@ -43,7 +43,7 @@ def bars(rows: Rows, title: str, path: Path) -> None:
         for i, row in enumerate(rows):
             place = max(row["ratio_max"], row["ratio"]) + 0.01 * most
             axes[0].text(place, i, f"{row['ratio']:.2f}", fontsize=7, va="center")
-    axes[0].set_xlabel("ratio to the baseline: above 1 Tilebeam is better; lines from the least to the greatest round")
+    axes[0].set_xlabel("ratio to the baseline, 1 (lines: the least and the greatest round)", fontsize=9)
     axes[0].grid(axis="x", alpha=0.3)
     axes[0].set_axisbelow(True)
     _save(figure, title, path)
@@ -52,7 +52,7 @@ def bars(rows: Rows, title: str, path: Path) -> None:
 def grouped(rows: Rows, title: str, path: Path) -> None:
     """Rates of several ways side by side for each shape, the baseline's first.
 
-    Rows have "way", "baseline_way" and "shape" besides the usual figures.
+    Rows have "way", "baseline_way", "shape" and "shape_of", what a shape consists of, besides the usual figures.
     """
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     ways = list(dict.fromkeys([rows[0]["baseline_way"], *(row["way"] for row in rows)]))
@@ -72,6 +72,7 @@ def grouped(rows: Rows, title: str, path: Path) -> None:
         drawn = axes[0].bar(places, heights, width * 0.94, color=WAYS[i % len(WAYS)], label=way)
         axes[0].bar_label(drawn, texts, fontsize=6.5, padding=1)
     axes[0].set_xticks(range(len(shapes)), shapes, fontsize=8)
+    axes[0].set_xlabel(rows[0]["shape_of"])
     axes[0].set_ylabel(rows[0]["unit"])
     axes[0].margins(y=0.25)
     axes[0].legend(fontsize=8, ncols=min(3, len(ways)), loc="upper left", title=f"on the bars: times {ways[0]}")

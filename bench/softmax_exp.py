@@ -114,9 +114,9 @@ def main() -> None:
                 continue
             pairs = report.interleave(run(name), run("float32"), rounds, least, 0.0)
             shape = f"{queries} {'query' if queries == 1 else 'queries'} x {cells} cells"
-            row = report.row(f"{name}, {shape}", pairs, work, "G/s", copies[-1]) | errors(way, name == "fixed16")
+            row = report.row(f"{name}, {shape}", pairs, work, "Gexp/s", copies[-1]) | errors(way, name == "fixed16")
             more = {"way": TITLES.get(name, f"attention {name}"), "baseline_way": TITLES["float32"]}
-            rows.append(row | more | {"shape": f"{queries} x {cells}"})
+            rows.append(row | more | {"shape": f"{queries} x {cells}", "shape_of": "queries x KV cells"})
             if not args.json:
                 report.show(rows[-1])
     if args.json:

@@ -156,7 +156,8 @@ def test_a_report_grows_over_several_runs(run_all: ModuleType, tmp_path: Path, m
 
 def test_every_form_of_picture(run_all: ModuleType, tmp_path: Path) -> None:
     rows = [
-        a_report("x")["rows"][0] | {"name": f"{way}, {n}", "way": way, "baseline_way": "plain", "shape": f"{n} wide"}
+        a_report("x")["rows"][0]
+        | {"name": f"{way}, {n}", "way": way, "baseline_way": "plain", "shape": f"{n} wide", "shape_of": ""}
         for n in (1, 2)
         for way in ("fast", "faster")
     ]
