@@ -23,6 +23,7 @@
 namespace tb::npu {
 namespace {
 
+constexpr int64_t most_fetched = 16 << 20; // bytes; more would not stay in a cache until it is used
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 uint64_t scratch_bytes(const tb_op & op, int n_threads, const kernel_table &) {
@@ -423,11 +424,17 @@ class item_runner {
     attention_fetch part_of(const view & t, int64_t bytes, const wanted_cells & next, int64_t group) const {
         const uint8_t * base = cells_of(t, 0);
         const int64_t span = cells_of(t, n_groups - 1) + bytes - base;
+        if (bytes * n_groups * next.n > most_fetched) {
+            return {};
+        }
         if (span > n_groups * bytes) {
             return {cells_of(t, group), t.nb(1), next.cell, next.n, static_cast<int>(bytes)};
         }
         const int first = static_cast<int>(next.n * group / n_groups);
         const int last = static_cast<int>(next.n * (group + 1) / n_groups);
+        if (last > first && span == t.nb(1) && next.cell[last - 1] - next.cell[first] == last - first - 1) {
+            return {base, t.nb(1), next.cell + first, 1, static_cast<int>((last - first) * span)}; // without a gap
+        }
         return {base, t.nb(1), next.cell + first, last - first, static_cast<int>(span)};
     }
 
