@@ -18,6 +18,9 @@ constexpr int64_t idle_spin_ns = 1000000;
 constexpr int64_t absent_ns = 500000; // a shorter wait is not worth asking whether the other thread had a CPU
 constexpr uint32_t asleep = 1;
 
+// A program with several NPUs lets them work in turn: threads of one do not spin while another needs the CPUs.
+std::atomic<int> pools_at_work{0};
+
 const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
     return reinterpret_cast<const uint32_t *>(&word);
@@ -103,11 +106,15 @@ void thread_pool::run(task f, void * a, int hands) {
     for (int i = 1; i < hands; ++i) {
         advance(seats[i].mail, (seats[i].mail.load(std::memory_order_relaxed) & ~asleep) + 2);
     }
+    at_work.store(true, std::memory_order_relaxed);
+    pools_at_work.fetch_add(1, std::memory_order_relaxed);
     f(a, 0);
     for (int i = 1; i < hands; ++i) {
         const uint32_t job = seats[i].mail.load(std::memory_order_relaxed) & ~asleep;
         await(seats[i].finished, job, own.at_barrier, &seats[i], hands);
     }
+    pools_at_work.fetch_sub(1, std::memory_order_relaxed); // in this order: never does this pool look like another
+    at_work.store(false, std::memory_order_release);
     // A task may have gone on with fewer threads (executor.cpp); the others' counts are behind then.
     last_hands = 1;
     while (last_hands < hands && seats[last_hands].barriers == own.barriers) {
@@ -204,7 +211,7 @@ void thread_pool::advance(step_word & word, uint32_t value) {
     }
 }
 
-bool thread_pool::spin(const step_word & word, uint32_t value, int64_t spin_ns) {
+bool thread_pool::spin(const step_word & word, uint32_t value, int64_t spin_ns, const thread_pool * idle) {
     int64_t start = 0;
     int64_t spun = 0;
     do {
@@ -217,6 +224,9 @@ bool thread_pool::spin(const step_word & word, uint32_t value, int64_t spin_ns) 
         const int64_t now = now_ns();
         start = start == 0 ? now : start; // a short wait does without the clock
         spun = now - start;
+        if (idle && idle->others_work()) {
+            break;
+        }
     } while (spun < spin_ns);
     return false;
 }
@@ -231,17 +241,22 @@ void thread_pool::sleep(step_word & word, uint32_t value) {
     }
 }
 
+bool thread_pool::others_work() const {
+    const int own = at_work.load(std::memory_order_acquire) ? 1 : 0;
+    return pools_at_work.load(std::memory_order_relaxed) > own;
+}
+
 // Who is woken with the word unchanged (wake) has its job soon.
 void thread_pool::await_job(seat & own, uint32_t job) {
     const int64_t start = now_ns();
-    for (int64_t spin_ns = own.idle.next(); !spin(own.mail, job, spin_ns); spin_ns = own.idle.longest()) {
+    for (int64_t spin_ns = own.idle.next(); !spin(own.mail, job, spin_ns, this); spin_ns = own.idle.longest()) {
         sleep(own.mail, job);
     }
     own.idle.report_length(now_ns() - start);
 }
 
 bool thread_pool::await(step_word & word, uint32_t value, spin_budget & budget, const seat * whose, int hands) {
-    const bool soon = spin(word, value, budget.next());
+    const bool soon = spin(word, value, budget.next(), nullptr);
     budget.report(soon);
     while (!reached(word, value)) {
         const seat & late = whose ? *whose : last_one(value, hands);

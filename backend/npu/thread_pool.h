@@ -84,9 +84,11 @@ class thread_pool {
     void move_apart(seat & own);
     static bool reached(const step_word & word, uint32_t value);
     static void advance(step_word & word, uint32_t value);
-    static bool spin(const step_word & word, uint32_t value, int64_t spin_ns);
+    // `idle`: of this pool, without work; then only while no other pool works.
+    static bool spin(const step_word & word, uint32_t value, int64_t spin_ns, const thread_pool * idle);
+    bool others_work() const;
     static void sleep(step_word & word, uint32_t value); // at most until it is reached
-    static void await_job(seat & own, uint32_t job);
+    void await_job(seat & own, uint32_t job);
     // Wait for a word of a run. True if it was seen while spinning. `late`: the thread whose word it is; nullptr:
     // whoever is not yet at this barrier, or does the solo.
     bool await(step_word & word, uint32_t value, spin_budget & budget, const seat * late, int hands);
@@ -100,6 +102,7 @@ class thread_pool {
     task fn = nullptr;
     void * arg = nullptr;
     bool stopping = false;
+    std::atomic<bool> at_work{false};
     alignas(64) std::atomic<int64_t> lost{0};
     // Of barriers with a solo: threads that are there, who does it, and, as seat.arrived, those that are over.
     alignas(64) std::atomic<int> gathered{0};
