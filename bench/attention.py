@@ -35,7 +35,6 @@ QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 KV_PAD = 256  # llama.cpp pads the cells that an attention op sees
 MEMORY = 96 << 20  # bytes of K and V that no cache holds
 MOST_COPIES = 96
-PAUSE = 0.025  # seconds between rounds: the baseline's threads wait for work that long before they sleep
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dic
     if not error < 0.02:
         raise RuntimeError(f"{case.name}: the two results differ by {error:.4f}")
     work = 4e-9 * DIM * HEADS * np.count_nonzero(mask == 0) * copies
-    pairs = report.interleave(ours.run, stock.run, args.rounds, args.seconds, PAUSE)
+    pairs = report.interleave(ours.run, stock.run, args.rounds, args.seconds)
     ours.close()
     stock.close()
     return report.row(f"{case.name}, {type}", pairs, work, "GFLOPS", peak, kernel=ours.kernel)

@@ -16,6 +16,8 @@ from typing import Any
 
 import limits
 
+PAUSE = 0.025  # seconds: the baseline's threads spin that long after a run before they sleep
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -41,15 +43,13 @@ def seconds_of(run: Callable[[], object], least: float) -> float:
             return elapsed / count
 
 
-def interleave(
-    ours: Callable[[], object], baseline: Callable[[], object], rounds: int, least: float, between: float = 0.005
-) -> Pairs:
-    """Run A B A B. `between`: a pause, because the baseline's workers spin for a while after each run."""
+def interleave(ours: Callable[[], object], baseline: Callable[[], object], rounds: int, least: float) -> Pairs:
+    """Run A B A B, with a pause before each A."""
     ours()
     baseline()
     pairs = Pairs([], [])
     for _ in range(rounds):
-        time.sleep(between)
+        time.sleep(PAUSE)
         pairs.ours.append(seconds_of(ours, least))
         pairs.baseline.append(seconds_of(baseline, least))
     return pairs
