@@ -209,9 +209,11 @@ def _device(report: Report) -> str:
     threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
     limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
     memory = [f"{d['name']} {d['memory_total'] / 2**30:.1f} GiB" for d in devices]
+    # the thread executor computes on the caller's thread: nobody could end an op that hangs
+    deadline = "" if options["executor"] == "thread" else f"deadline {options['deadline_ms'] / 1000:g} s per op, "
     return (
         f"{', '.join(memory)} ({status['description']}); "
-        f"{options['executor']} executor, threads: {threads}, deadline {options['deadline_ms'] / 1000:g} s per op, "
+        f"{options['executor']} executor, threads: {threads}, {deadline}"
         f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}"
     )
 
