@@ -43,13 +43,15 @@ def seconds_of(run: Callable[[], object], least: float) -> float:
             return elapsed / count
 
 
-def interleave(ours: Callable[[], object], baseline: Callable[[], object], rounds: int, least: float) -> Pairs:
-    """Run A B A B, with a pause before each A."""
+def interleave(
+    ours: Callable[[], object], baseline: Callable[[], object], rounds: int, least: float, between: float = PAUSE
+) -> Pairs:
+    """Run A B A B, with a pause of `between` seconds before each A."""
     ours()
     baseline()
     pairs = Pairs([], [])
     for _ in range(rounds):
-        time.sleep(PAUSE)
+        time.sleep(between)
         pairs.ours.append(seconds_of(ours, least))
         pairs.baseline.append(seconds_of(baseline, least))
     return pairs
