@@ -23,12 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import limits
+import models
 import report
 
 import gguf_tools
-from gguf_tools import synth
-
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 # What one load does; prints seconds until ready and until the first token, and the growth of anonymous memory.
 _CHILD = """
@@ -62,13 +60,9 @@ def load_once(device: str, path: Path, threads: int, verify: str = "once") -> di
 
 def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
     """The ordinary and the repacked file, written on first use."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    if model is None:
-        name = "bench-0.5b" if quick else "bench-1.4b"
-        model = CACHE / f"{name}-q4_0-untied.gguf"
-        if not model.is_file():
-            synth.write_model(model, synth.preset(name, arch="qwen2", tied=False, type="q4_0"), progress=True)
-    repacked = CACHE / f"{model.stem}.tb.gguf"
+    models.CACHE.mkdir(parents=True, exist_ok=True)
+    model = model or models.synthetic("bench-0.5b" if quick else "bench-1.4b", tied=False)
+    repacked = models.CACHE / f"{model.stem}.tb.gguf"
     if not repacked.is_file() or repacked.stat().st_mtime < model.stat().st_mtime:
         gguf_tools.pack(model, repacked)
     return model, repacked

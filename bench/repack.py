@@ -24,12 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import models
 import report
 
 import gguf_tools
-from gguf_tools import Policy, synth
+from gguf_tools import Policy
 
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 SHM = Path("/dev/shm")
 
 
@@ -67,20 +67,17 @@ def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, help="an ordinary GGUF with Q4_0, Q8_0 or IQ4_NL matrices")
-    parser.add_argument("--folder", type=Path, default=CACHE, help="where outputs go on disk")
+    parser.add_argument("--folder", type=Path, default=models.CACHE, help="where outputs go on disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="a smaller model, two rounds")
     args = parser.parse_args()
     rounds = 2 if args.quick else args.rounds
-    CACHE.mkdir(parents=True, exist_ok=True)
+    models.CACHE.mkdir(parents=True, exist_ok=True)
     sources = {args.model.stem: args.model} if args.model else {}
     if not sources:
         shape = "bench-0.5b" if args.quick else "bench-1.4b"
-        for kind in ("q4_0", "q8_0"):
-            sources[kind] = CACHE / f"{shape}-{kind}.gguf"
-            if not sources[kind].exists():
-                synth.write_model(sources[kind], synth.preset(shape, arch="qwen2", type=kind))
+        sources = {kind: models.synthetic(shape, kind) for kind in ("q4_0", "q8_0")}
     rows: list[dict[str, Any]] = []
 
     def add(row: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import limits
-import load
+import models
 import numpy as np
 import report
 import tilebeam
@@ -26,8 +26,6 @@ from tilebeam.lm import LM
 from tilebeam.reward_heads import make_head
 from tilebeam.rewards import HeadReward, RewardModel, TokenReward
 from tqdm import tqdm
-
-from gguf_tools import synth
 
 ROUNDS = 8
 
@@ -107,7 +105,7 @@ def main() -> None:
     a = p.parse_args()
     if a.beams % a.width:
         p.error("--beams must be a multiple of --width")
-    path = a.model or _model(a.quick)
+    path = a.model or models.synthetic("small" if a.quick else "bench-0.5b", "q8_0")
     rows = []
     with tilebeam.load(path, a.device, n_ctx=8192, n_seq_max=127, threads=a.threads) as lm:
         beams = Beams(lm, a.beams, a.width, a.n_prompt, a.n_step or (12 if a.quick else 30))
@@ -131,15 +129,6 @@ def main() -> None:
     for r in rows:
         report.show(r)
         print(f"{'':44} {r['tokens']} tokens decoded, {r['tokens_whole']} in whole texts: {r['fewer']:.1f} times fewer")
-
-
-def _model(quick: bool) -> Path:
-    name, shape = ("scoring-small", "small") if quick else ("scoring-0.5b", "bench-0.5b")
-    path = load.CACHE / f"{name}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        synth.write_model(path, synth.preset(shape, arch="qwen2", type="q8_0"), progress=True)
-    return path
 
 
 if __name__ == "__main__":

@@ -30,14 +30,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import limits
+import models
 import numpy as np
 import report
 import tilebeam
 from tilebeam import LM, SamplingParams
-
-from gguf_tools import synth
-
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 
 @dataclass
@@ -69,16 +66,6 @@ class Answers:
 
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-
-
-def model(quick: bool) -> Path:
-    """The random model, written on first use."""
-    name = "small" if quick else "bench-0.5b"
-    path = CACHE / f"{name}-q4_0.gguf"
-    if not path.is_file():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        synth.write_model(path, synth.preset(name, arch="qwen2", types={"token_embd": "q8_0"}), progress=True)
-    return path
 
 
 def mean_batch(before: dict[str, float], after: dict[str, float]) -> float:
@@ -199,7 +186,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
     args = parser.parse_args()
-    path = args.model or model(args.quick)
+    path = args.model or models.synthetic("small" if args.quick else "bench-0.5b", types={"token_embd": "q8_0"})
     rounds = args.rounds or (2 if args.quick else 5)
     rng = np.random.default_rng(1)
     cells = 8192
