@@ -88,17 +88,10 @@ template <class unit> struct format_q8 {
     static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 1024, i); }
 };
 
-// In L1 already.
-template <class unit> struct format_prepared {
+// The quants of a Q8_0 tile with float scales, in L1 already.
+template <class unit> struct format_prepared : format_q8<unit> {
     static constexpr bool streams = false;
     static constexpr size_t bytes = gemm_prepared_bytes;
-    static constexpr int32_t offset = 128;
-    static void open(const uint8_t *, int64_t, int64_t) {}
-    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-            w[j] = unit::flip_signs(unit::load(tile + quad_bytes * j + column_bytes * unit::width * i));
-    }
     static typename unit::floats scales(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
     }
@@ -112,11 +105,6 @@ template <size_t bytes, size_t ahead, _mm_hint hint> void prefetch(const uint8_t
 #pragma GCC unroll 18
     for (size_t i = 0; i < bytes; i += 64)
         _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + i), hint);
-}
-
-// The same where tiles are unpacked a piece at a time, with much work between: the next piece.
-template <size_t bytes> void prefetch_piece(const uint8_t * tile) {
-    prefetch<bytes, gemm_piece_tiles, _MM_HINT_T1>(tile);
 }
 
 template <class unit, class Format> void multiply_panel(const gemm_int8_args & a) {

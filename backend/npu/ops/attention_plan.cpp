@@ -1,7 +1,10 @@
+// How a FLASH_ATTN is cut into items, groups and splits, and where its memory lies. See attention_plan.h.
 #include "ops/attention_plan.h"
 
 #include <algorithm>
 #include <numeric>
+
+#include "ops/ops.h"
 
 namespace tb::npu {
 namespace {
@@ -11,34 +14,31 @@ constexpr int64_t parts_per_thread = 4;
 constexpr int64_t few_rows = 12;        // items of fewer rows spend more on reading K and V than on arithmetic
 constexpr int64_t most_item_rows = 512; // whose sums stay in a CPU's second cache
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
-
 // Items, groups and splits, once the heads of an item are known.
 void divide(attention_plan & p, int n_threads) {
     // As many tokens as fit and no fewer items than threads: K and V are read and converted once per item.
     const int64_t wanted = n_threads > 1 ? parts_per_thread * n_threads : 1;
     const int64_t most_splits = std::max<int64_t>(1, p.words / min_split_words);
     const int64_t planes = p.streams * p.groups() * p.blocks_per_group;
-    p.token_blocks = ceil_div(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
-    p.item_tokens = ceil_div(p.tokens, p.token_blocks);
+    p.token_blocks = divide_up(p.tokens, std::max<int64_t>(1, attention_tile_rows / p.item_heads));
+    p.item_tokens = divide_up(p.tokens, p.token_blocks);
     while (planes * p.token_blocks * most_splits < n_threads && p.item_tokens > 1 && p.group_rows() > few_rows) {
         p.token_blocks++;
-        p.item_tokens = ceil_div(p.tokens, p.token_blocks);
+        p.item_tokens = divide_up(p.tokens, p.token_blocks);
     }
-    p.token_blocks = ceil_div(p.tokens, p.item_tokens);
+    p.token_blocks = divide_up(p.tokens, p.item_tokens);
     // Groups together where one block has all tokens (decoding) and there is enough to do for all threads without.
     p.item_groups = 1;
     if (p.token_blocks == 1 && p.blocks_per_group == 1 && p.mask_heads <= 1) {
         const int64_t most = std::max<int64_t>(1, most_item_rows / p.group_rows());
-        p.item_groups = ceil_div(p.groups(), ceil_div(p.groups(), most));
-        while (p.item_groups > 1 && p.streams * ceil_div(p.groups(), p.item_groups) * most_splits < wanted) {
-            p.item_groups = ceil_div(p.item_groups, 2);
+        p.item_groups = divide_up(p.groups(), divide_up(p.groups(), most));
+        while (p.item_groups > 1 && p.streams * divide_up(p.groups(), p.item_groups) * most_splits < wanted) {
+            p.item_groups = divide_up(p.item_groups, 2);
         }
     }
-    p.group_blocks = ceil_div(p.groups(), p.item_groups);
+    p.group_blocks = divide_up(p.groups(), p.item_groups);
     p.items = p.streams * p.group_blocks * p.blocks_per_group * p.token_blocks;
-    p.splits = p.items < wanted ? std::min(ceil_div(wanted, p.items), most_splits) : 1;
+    p.splits = p.items < wanted ? std::min(divide_up(wanted, p.items), most_splits) : 1;
 }
 
 // Offsets within scratch memory.
@@ -87,9 +87,9 @@ attention_plan make_attention_plan(const tb_op & op, int n_threads) {
     p.heads = q.ne[2];
     p.streams = q.ne[3];
     p.group = std::gcd(p.heads / k.ne[2], p.heads / v.ne[2]);
-    p.blocks_per_group = ceil_div(p.group, attention_tile_rows);
-    p.item_heads = ceil_div(p.group, p.blocks_per_group);
-    p.words = ceil_div(p.n_kv, word_cells);
+    p.blocks_per_group = divide_up(p.group, attention_tile_rows);
+    p.item_heads = divide_up(p.group, p.blocks_per_group);
+    p.words = divide_up(p.n_kv, word_cells);
     p.mask_heads = masked ? op.src[3].ne[2] : 0;
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
     p.convert = !attention_reads(k.type) || !attention_reads(v.type);

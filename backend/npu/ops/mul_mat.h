@@ -49,8 +49,6 @@ struct mul_mat_plan {
     int group_rows(int64_t g) const { return static_cast<int>(group_start(g + 1) - group_start(g)); }
 };
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
 
 inline gemm_float_type float_of(uint32_t type) {

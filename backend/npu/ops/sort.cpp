@@ -31,8 +31,6 @@ uint64_t key_ascending(float x, int64_t i) {
     return static_cast<uint64_t>(rank_of(x)) << 32 | static_cast<uint32_t>(i);
 }
 
-uint64_t align64(uint64_t n) { return (n + 63) / 64 * 64; }
-
 constexpr int radix_bits = 11;
 constexpr int radix_size = 1 << radix_bits;
 constexpr int64_t radix_from = 1024; // shorter rows are faster by comparison

@@ -9,7 +9,6 @@ namespace tb::npu {
 namespace {
 
 struct unit : simd {
-    static constexpr int registers = 16;
     static vec load_bf16(const uint8_t * p) {
         const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

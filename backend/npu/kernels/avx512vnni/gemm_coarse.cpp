@@ -103,7 +103,7 @@ template <uint32_t type> void prepare_coarse(const uint8_t * panel, int64_t k_ti
         const uint8_t * block = panel + tile_bytes * static_cast<size_t>(t);
         const int tiles = static_cast<int>(k_tiles - t < gemm_coarse_tiles ? k_tiles - t : gemm_coarse_tiles);
         for (int i = 0; i < tiles; i++)
-            prefetch_piece<tile_bytes>(block + tile_bytes * i);
+            prefetch<tile_bytes, gemm_piece_tiles, _MM_HINT_T1>(block + tile_bytes * i); // the next piece
         for (int half = 0; half < halves; half++) {
             __m512i ratios[gemm_coarse_tiles];
             const __m512 scale = common_scale<type>(block + quants + 32 * half, tiles, ratios);

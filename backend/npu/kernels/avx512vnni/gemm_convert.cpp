@@ -9,11 +9,6 @@ namespace tb::npu {
 
 namespace {
 
-__m512i quad_order() {
-    // within each four: 0, 2, 1, 3
-    return _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
-}
-
 __m512 finite_abs(__m512 x, __mmask16 * finite) {
     const __m512 magnitude = _mm512_abs_ps(x);
     *finite = static_cast<__mmask16>(*finite & _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(INFINITY), _CMP_LT_OQ));
@@ -21,7 +16,7 @@ __m512 finite_abs(__m512 x, __mmask16 * finite) {
 }
 
 void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row) {
-    const __m128i order = _mm512_castsi512_si128(quad_order());
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15); // quad order
     for (int64_t t = 0; t < k_tiles; t++, x += 32) {
         uint8_t * record = group + t * gemm_record_bytes(rows);
         const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);

@@ -9,7 +9,6 @@ namespace tb::npu {
 namespace {
 
 struct unit : simd {
-    static constexpr int registers = 32;
     static vec load_bf16(const uint8_t * p) {
         const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));

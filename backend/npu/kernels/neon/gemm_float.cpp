@@ -9,7 +9,6 @@ namespace tb::npu {
 namespace {
 
 struct unit : simd {
-    static constexpr int registers = 32;
     static vec load_bf16(const uint8_t * p) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
     }
