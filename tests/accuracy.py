@@ -56,6 +56,7 @@ class Job:
     kv_unified: bool = True
     n_gpu_layers: int = -1  # npu only
     executor: str = "thread"  # npu only: thread, process
+    lora: tuple[tuple[str, float], ...] = ()  # adapter files and their scales
     shift: int = 0  # decode: before the last half, drop this many cells after the first 4 and shift the rest
     env: dict[str, str] = field(default_factory=dict)
 
@@ -317,6 +318,28 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
         lc.llama_free(ctx)
 
 
+@contextmanager
+def adapted(job: Job, model: Any, ctx: Any) -> Iterator[None]:
+    """The context with the job's LoRA adapters in force."""
+    import llama_cpp as lc
+
+    adapters = []
+    for path, _ in job.lora:
+        adapters.append(lc.llama_adapter_lora_init(model, os.fsencode(path)))
+        if not adapters[-1]:
+            raise RuntimeError(f"{path}: not an adapter of this model")
+    pointers = (lc.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
+    scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in job.lora))
+    if adapters and lc.llama_set_adapters_lora(ctx, pointers, len(adapters), scales):
+        raise RuntimeError("the adapters were refused")
+    try:
+        yield
+    finally:
+        lc.llama_set_adapters_lora(ctx, None, 0, None)
+        for adapter in adapters:
+            lc.llama_adapter_lora_free(adapter)
+
+
 def decode(ctx: Any, tokens: Any, positions: list[int], sequences: list[list[int]], wanted: list[bool]) -> None:
     """One llama_decode; raises RuntimeError with its status if that is not 0."""
     import llama_cpp as lc
@@ -342,7 +365,7 @@ def decode(ctx: Any, tokens: Any, positions: list[int], sequences: list[list[int
 def _logits(job: Job) -> tuple[F32, tuple[int, int], dict[str, Any]]:
     import llama_cpp as lc
 
-    with _log_capture() as lines, open_model(job) as model, open_context(job, model) as ctx:
+    with _log_capture() as lines, open_model(job) as model, open_context(job, model) as ctx, adapted(job, model, ctx):
         splits = _splits("".join(lines))
         n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
         if job.tokens:
@@ -387,6 +410,7 @@ def _worker() -> int:
     for spec in json.load(sys.stdin):
         index, out = spec.pop("index"), spec.pop("out")
         spec["tokens"] = tuple(spec["tokens"])
+        spec["lora"] = tuple((path, scale) for path, scale in spec["lora"])
         job = Job(**spec)
         print(f"--- {job}", file=sys.stderr, flush=True)
         before = _counters(job)

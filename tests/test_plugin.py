@@ -176,6 +176,40 @@ def test_a_large_tensor_is_packed_by_several_threads() -> None:
         assert np.array_equal(kit.get(view), data[33 * row : 38 * row])
 
 
+@pytest.mark.parametrize("kind", [F32, F16])
+def test_floats_in_a_tiled_buffer_stay_as_they_are(device: Device, kind: int) -> None:
+    """llama.cpp puts the matrices of a LoRA adapter into the buffer type of the weight that they belong to."""
+    rng = np.random.default_rng(8)
+    k, n, rank, m = 64, 96, 5, 7
+    real: Any = {F32: np.float32, F16: np.float16}[kind]
+    weights, x = kit.blocks(rng, Q4_0, (k, n)), rng.standard_normal((m, k)).astype(np.float32)
+    a, b = (rng.standard_normal(shape).astype(real) for shape in ((rank, k), (n, rank)))
+    with Context() as cw, Context() as c:
+        w, ta, tb = cw.tensor(Q4_0, k, n), cw.tensor(kind, k, rank), cw.tensor(kind, rank, n)
+        cw.allocate(device.tiled)
+        before = device.control.status()["tiled_tensors"]
+        for t, data in ((w, weights), (ta, a), (tb, b)):
+            kit.put(t, data)
+        assert np.array_equal(kit.get(ta).view(real).reshape(rank, k), a)
+        kit.lib.ggml_backend_tensor_memset(tb, 0, 6, 20)
+        b.reshape(-1).view(np.uint8)[6:26] = 0
+        assert np.array_equal(kit.get(tb).view(real).reshape(n, rank), b)
+        kit.put(tb, b[3:5], 3 * rank * b.itemsize)
+        y = c.tensor(F32, k, m)
+        low = kit.lib.ggml_mul_mat(c.ctx, ta, y)
+        high, base = kit.lib.ggml_mul_mat(c.ctx, tb, low), kit.lib.ggml_mul_mat(c.ctx, w, y)
+        out = kit.lib.ggml_add(c.ctx, base, high)
+        assert all(device.supports(op) for op in (low, high, base, out))
+        c.allocate(device.plain)
+        kit.put(y, x)
+        assert c.compute(out) == SUCCESS
+        assert np.array_equal(kit.get(w), weights)
+        got, plain = kit.floats(out)[0, 0], kit.floats(base)[0, 0]
+        assert device.control.status()["tiled_tensors"] == before
+    want = x.astype(np.float64) @ a.astype(np.float64).T @ b.astype(np.float64).T
+    assert np.abs(got - plain - want).max() < 0.02 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("target", ["plain", "tiled"])
 def test_copies_between_host_and_device(device: Device, target: str) -> None:
     rng = np.random.default_rng(4)

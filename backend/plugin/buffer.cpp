@@ -305,11 +305,7 @@ ggml_status buffer::init(ggml_tensor * t) {
     uint32_t type = TB_TYPE_COUNT;
     const uint64_t at = offset_of(t->data);
     if (what == kind::tiled) {
-        type = tb_tiled_column(type_of(t->type));
-        if (type == TB_TYPE_COUNT || t->ne[0] % TB_TILE_K != 0) {
-            spoil(std::string("tensor '") + t->name + "' cannot be tiled");
-            return GGML_STATUS_FAILED;
-        }
+        type = tb_tiled_column(type_of(t->type)); // of an adapter's floats: none, they stay as they are
     } else if (manifest) {
         bool claimed = false;
         const manifest::entry * e = manifest->find(t, &claimed);
@@ -319,18 +315,25 @@ ggml_status buffer::init(ggml_tensor * t) {
         }
         if (e) type = e->type;
     }
-    if (type != TB_TYPE_COUNT) {
-        tiled_entry entry{type, {}};
-        std::memcpy(entry.ne, t->ne, sizeof entry.ne);
-        std::lock_guard<std::mutex> hold(lock);
-        if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
-    }
+    note_tiled(t, at, type);
     if (std::string why; by_tensor && !map_tensor(t, at, type, why)) {
         spoil(std::string("cannot place tensor '") + t->name + "' of " + std::to_string(stored_bytes(t, type)) +
               " bytes on " + device_name(device) + ": " + why);
         return GGML_STATUS_FAILED;
     }
     return GGML_STATUS_SUCCESS;
+}
+
+void buffer::note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type) {
+    if (what != kind::tiled && !manifest) return;
+    std::lock_guard<std::mutex> hold(lock);
+    if (type == TB_TYPE_COUNT) {
+        state::get().count.tiled_tensors -= tiled.erase(at);
+        return;
+    }
+    tiled_entry entry{type, {}};
+    std::memcpy(entry.ne, t->ne, sizeof entry.ne);
+    if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
 }
 
 uint64_t stored_bytes(const ggml_tensor * t, uint32_t type) {

@@ -5,7 +5,8 @@
 //   HMX0        mapped  a GGUF file that llama.cpp has mapped, read-only and without a copy; tensors that the thread's
 //                       manifest names are tiles, all others plain
 //   HMX0_TILED  tiled   shared memory, quantized weights packed into tiles as they are written, unpacked as they are
-//                       read
+//                       read; tensors of other types plain (llama.cpp puts an adapter's matrices where the weight is
+//                       that they belong to, without asking)
 //
 // None of them is "host" memory to ggml: the CPU backend would read tiles as plain blocks.
 //
@@ -89,6 +90,8 @@ class buffer {
     buffer(kind what, int device, session_ptr session);
     static ggml_backend_buffer_t publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft);
     bool tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const;
+    // Remember how the tensor that begins at `at` is stored: enum tb_type, or TB_TYPE_COUNT if plain.
+    void note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type);
     // Map a weight where it belongs: with its neighbours, or in parts.
     bool map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why);
     bool map_range(int to_device, uint64_t first, uint64_t last, std::string & why);

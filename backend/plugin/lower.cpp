@@ -117,11 +117,12 @@ uint32_t stored_type(const ggml_tensor * t, const ggml_tensor * user) {
     const uint32_t plain = type_of(t->type);
     const ggml_tensor * root = root_of(t);
     if (!is_own(root->buffer)) return plain; // not allocated yet, or the scheduler will copy it here
-    const bool in_tiled = is_tiled_buft(root->buffer->buft);
+    const buffer * placed = buffer::of(root->buffer);
+    const bool asks_tiled = !placed && is_tiled_buft(root->buffer->buft);
     uint32_t tiled = TB_TYPE_COUNT;
-    if (const buffer * b = buffer::of(root->buffer)) {
-        tiled = in_tiled ? tb_tiled_column(type_of(root->type)) : b->tiled_type(root);
-    } else if (in_tiled) {
+    if (placed) {
+        tiled = placed->tiled_type(root);
+    } else if (asks_tiled) {
         tiled = tb_tiled_column(plain);
     } else if (const manifest_ptr & m = announced(); m) {
         // The loader asks with a dummy buffer: only the name tells what the file holds.
@@ -131,10 +132,10 @@ uint32_t stored_type(const ggml_tensor * t, const ggml_tensor * user) {
         if (e) tiled = e->type;
     }
     if (tiled != TB_TYPE_COUNT) return t == root ? tiled : static_cast<uint32_t>(TB_TYPE_COUNT);
-    if (in_tiled) return TB_TYPE_COUNT;
+    if (asks_tiled) return TB_TYPE_COUNT; // the loader gets the tiled buffer type for what becomes tiles only
     // A plain quantized weight belongs into the tiled buffer type, which the loader tries next.
     const bool product = user->op == GGML_OP_MUL_MAT || user->op == GGML_OP_MUL_MAT_ID;
-    if (!buffer::of(root->buffer) && product && tb_tiled_column(plain) != TB_TYPE_COUNT) {
+    if (!placed && product && tb_tiled_column(plain) != TB_TYPE_COUNT) {
         return TB_TYPE_COUNT;
     }
     return plain;
