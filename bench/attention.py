@@ -26,9 +26,8 @@ import limits
 import report
 from ggml_cpu import CpuAttention
 from op_list import NpuOps, Tensor
-
-import ggml_ext
-from ggml_ext import Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
 
 DIM, HEADS, KV_HEADS = 128, 12, 2
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0

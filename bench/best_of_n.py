@@ -33,8 +33,8 @@ import report
 import rounds
 import tilebeam
 from rounds import Rounds
-from tilebeam import console
-from tilebeam.lm import LM
+from tilebeam.cli import console
+from tilebeam.model.lm import LM
 
 
 def one_after_the_other(llm: llama_cpp.Llama, prompt: list[int], n: int, n_gen: int, calls: int) -> dict[str, float]:

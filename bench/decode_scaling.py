@@ -28,10 +28,11 @@ import plots
 import report
 import rounds
 from rounds import Rounds
-from tilebeam import TilebeamError, console, load
-from tilebeam.bench_cli import numbers
-from tilebeam.lm import LM
-from tilebeam.throughput import Case, Runner
+from tilebeam import TilebeamError, load
+from tilebeam.cli import console
+from tilebeam.cli.bench import numbers
+from tilebeam.measure.throughput import Case, Runner
+from tilebeam.model.lm import LM
 
 
 def label(case: Case) -> str:

@@ -26,21 +26,12 @@ import demo_tiny
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
-from tilebeam import (
-    LogProb,
-    NpuError,
-    SamplingParams,
-    SelfConsistency,
-    TilebeamError,
-    Verifier,
-    VoteResult,
-    console,
-    load,
-)
-from tilebeam.bench_cli import Row, measure
-from tilebeam.evaluation.statistics import wilson
-from tilebeam.machine import OtherLoad, busy_note, cpu_info
-from tilebeam.throughput import Case
+from tilebeam import LogProb, NpuError, SamplingParams, SelfConsistency, TilebeamError, Verifier, VoteResult, load
+from tilebeam.cli import console
+from tilebeam.cli.bench import Row, measure
+from tilebeam.evaluation.estimators import wilson
+from tilebeam.measure.machine import OtherLoad, busy_note, cpu_info
+from tilebeam.measure.throughput import Case
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

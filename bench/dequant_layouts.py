@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import limits
 import report
-
-import ggml_ext
-from ggml_ext import Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
 
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]

@@ -22,10 +22,11 @@ from typing import Any
 import limits
 import report
 from decode_scaling import model
-from tilebeam import TilebeamError, console, load
-from tilebeam.bench_cli import numbers
-from tilebeam.machine import OtherLoad, busy_note
-from tilebeam.throughput import Case, Runner
+from tilebeam import TilebeamError, load
+from tilebeam.cli import console
+from tilebeam.cli.bench import numbers
+from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.measure.throughput import Case, Runner
 
 
 def serve(arguments: dict[str, Any]) -> None:

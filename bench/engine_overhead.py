@@ -25,12 +25,12 @@ from typing import Any
 import limits
 import llama_cpp.llama_cpp as C
 import report
-from tilebeam import LM, SamplingParams, TilebeamError, console, load
-from tilebeam.chain import Sampler
-from tilebeam.llama import Context
-from tilebeam.machine import OtherLoad, busy_note
-
-from gguf_tools import synth
+from tilebeam import LM, SamplingParams, TilebeamError, load
+from tilebeam.cli import console
+from tilebeam.engine.sampler import Sampler
+from tilebeam.gguf import synth
+from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.native.llama import Context
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 SHAPES: dict[str, dict[str, int]] = {

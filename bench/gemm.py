@@ -24,9 +24,8 @@ import ggml_cpu
 import limits
 import report
 from op_list import NpuOps, Tensor
-
-import ggml_ext
-from ggml_ext import Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
 
 PLAIN = {
     "q4_0": Type.Q4_0,

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import demo_model
-from tilebeam import cli, console
-from tilebeam.machine import cpu_info
+from tilebeam.cli import console
+from tilebeam.cli import main as cli
+from tilebeam.measure.machine import cpu_info
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("<!-- gemma: begin -->", "<!-- gemma: end -->")

@@ -38,8 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
-
-from gguf_tools import synth
+from tilebeam.gguf import synth
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 LIMIT_S = 100e-6
@@ -49,8 +48,8 @@ _CHILD = """
 import json, sys, time
 import numpy as np, tilebeam
 from tilebeam import SamplingParams
-from tilebeam import trace as traces
-from tilebeam.trace import Tracer
+from tilebeam.measure import trace as traces
+from tilebeam.measure.trace import Tracer
 path, device, threads, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 lm = tilebeam.load(path, device=device, n_ctx=1024, n_seq_max=16, threads=threads)
 params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tilebeam import _paths
+from tilebeam.native import paths as _paths
 
 Array = npt.NDArray[np.generic]
 

@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hvx_guest as guest
 import report
 from hvx_guest import HVX, PORTABLE, Op, Request
-
-from ggml_ext import Type
+from tilebeam._ext import Type
 
 STORE_LIMIT = 1 / 64  # packets per number
 VRMPY_LIMIT = 1 / 256  # packets per weight and row

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tilebeam.limits import fma_gflops, int8_gops, read_gbs
+from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
 
 __all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
 

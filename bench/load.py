@@ -4,7 +4,7 @@
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
 nothing shows that the weights are there; the files lie in the page cache. "mapped" is a file that was read through
-before (tilebeam/checked_files.py), "verified" one whose digests are compared now. Anonymous memory is what the load
+before (tilebeam/model/file_check.py), "verified" one whose digests are compared now. Anonymous memory is what the load
 added to the process (and to tilebeam-npud) beyond pages of files: copies of weights, KV cache, compute buffers. Without
 -m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
 """
@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import limits
 import models
 import report
-
-import gguf_tools
+from tilebeam import gguf as gguf_tools
 
 # What one load does; prints seconds until ready and until the first token, and the growth of anonymous memory.
 _CHILD = """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_tools import GGUFFile, synth
+from tilebeam.gguf import GGUFFile, synth
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tilebeam import _npu
-
-import ggml_ext
+from tilebeam import _ext as ggml_ext
+from tilebeam.native import executor as _npu
 
 
 def aligned(size: int) -> npt.NDArray[np.uint8]:

@@ -35,10 +35,10 @@ import numpy as np
 import numpy.typing as npt
 import tilebeam
 from report import emit, show
-from tilebeam import _npu, _paths
-from tilebeam.control import control
-
-from gguf_tools import synth
+from tilebeam.gguf import synth
+from tilebeam.native import executor as _npu
+from tilebeam.native import paths as _paths
+from tilebeam.native.control import control
 
 Times = npt.NDArray[np.int64]
 ROOT = Path(__file__).resolve().parent.parent

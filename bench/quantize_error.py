@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import ggml_ext
-from ggml_ext import Type
-from gguf_tools.gguf_file import GGUFFile
-from gguf_tools.imatrix import importance_of, load_imatrix
-from gguf_tools.quantize import ErrorSum, Floats, quantize_rows
-from gguf_tools.weights import fits_tiles, has_values, to_float
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+from tilebeam.gguf.gguf_file import GGUFFile
+from tilebeam.gguf.imatrix import importance_of, load_imatrix
+from tilebeam.gguf.quantize import ErrorSum, Floats, quantize_rows
+from tilebeam.gguf.weights import fits_tiles, has_values, to_float
 
 GGML_NUMBER = {Type.Q4_0: 2, Type.Q8_0: 8, Type.IQ4_NL: 20}
 # (values (N, K), importance or None) -> (type, stored bytes)

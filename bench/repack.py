@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import models
 import report
-
-import gguf_tools
-from gguf_tools import Policy
+from tilebeam import gguf as gguf_tools
+from tilebeam.gguf import Policy
 
 SHM = Path("/dev/shm")
 

@@ -22,9 +22,9 @@ import models
 import numpy as np
 import report
 import tilebeam
-from tilebeam.lm import LM
-from tilebeam.reward_heads import make_head
-from tilebeam.rewards import HeadReward, RewardModel, TokenReward
+from tilebeam.model.lm import LM
+from tilebeam.scoring.reward_heads import make_head
+from tilebeam.scoring.reward_model import HeadReward, RewardModel, TokenReward
 from tqdm import tqdm
 
 ROUNDS = 8

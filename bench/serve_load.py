@@ -91,7 +91,7 @@ def batches_of(lm: LM) -> dict[str, float]:
 @contextmanager
 def server(path: Path, options: list[str]) -> Iterator[int]:
     """A server in a process of its own; its port."""
-    command = [sys.executable, "-m", "tilebeam.cli", "serve", "-m", str(path), "--port", "0", *options]
+    command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None
     try:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import limits
 import report
-from tilebeam import _npu
+from tilebeam.native import executor as _npu
 
 Bits = npt.NDArray[np.uint16]
 Method = Callable[[Bits, Bits, int], None]  # the last: how many times over

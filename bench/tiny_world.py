@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from tilebeam import cli  # noqa: E402
-from tilebeam.machine import OtherLoad, cpu_info  # noqa: E402
+from tilebeam.cli import main as cli  # noqa: E402
+from tilebeam.measure.machine import OtherLoad, cpu_info  # noqa: E402
 
 from bench.tiny import arithmetic, references  # noqa: E402
 

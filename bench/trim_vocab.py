@@ -19,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import tilebeam
-from tilebeam.llama import Context
-from tilebeam.lm import LM
-
-from gguf_tools.gguf_file import GGUFFile
-from gguf_tools.trim_vocab_tokens import read_vocabulary
+from tilebeam.gguf.gguf_file import GGUFFile
+from tilebeam.gguf.trim_vocab_tokens import read_vocabulary
+from tilebeam.model.lm import LM
+from tilebeam.native.llama import Context
 
 
 def token_numbers(whole: Path, trimmed: Path) -> np.ndarray:

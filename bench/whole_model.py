@@ -25,9 +25,10 @@ import models
 import report
 import rounds
 from rounds import Rounds
-from tilebeam import TilebeamError, console, load
-from tilebeam.bench_cli import numbers
-from tilebeam.throughput import Case, Runner
+from tilebeam import TilebeamError, load
+from tilebeam.cli import console
+from tilebeam.cli.bench import numbers
+from tilebeam.measure.throughput import Case, Runner
 
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "q4_0": ("q4_0", {}),

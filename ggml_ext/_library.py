@@ -14,19 +14,19 @@ from .cdef import contract
 NAME = "libtilebeam_ext.so"
 
 
-def native_file(package: str, home: Path, name: str) -> Path:
-    """Where a native file of ``package`` (whose Python code lies in ``home``) should be; it may be missing.
+def native_file(name: str) -> Path:
+    """Return where a native file should be; it may be missing.
 
-    ``TILEBEAM_LIB_DIR`` if set, else ``lib`` inside the package, else ``lib`` of the installed package: in a checkout
-    the Python code runs from the source tree while the native files lie in site-packages.
+    ``TILEBEAM_LIB_DIR`` if set, else ``tilebeam/lib`` beside this code, else ``tilebeam/lib`` on ``sys.path``: in a
+    checkout the Python code runs from the source tree and the native files are installed in site-packages.
     """
     override = os.environ.get("TILEBEAM_LIB_DIR")
     if override:
         return Path(override) / name
-    path = home / "lib" / name
+    path = Path(__file__).parent.parent / "lib" / name
     if not path.is_file():
         for folder in sys.path:
-            installed = Path(folder) / package / "lib" / name
+            installed = Path(folder) / "tilebeam" / "lib" / name
             if installed.is_file():
                 return installed
     return path
@@ -38,7 +38,7 @@ def open_library() -> tuple[Any, Any]:
     Raises:
         ImportError: the library is missing, cannot be opened, or speaks another layout version.
     """
-    path = native_file("ggml_ext", Path(__file__).resolve().parent, NAME)
+    path = native_file(NAME)
     if not path.is_file():
         raise ImportError(
             f"tilebeam: {path} is missing. Install the tilebeam wheel, or build it (`make`) and set TILEBEAM_LIB_DIR "

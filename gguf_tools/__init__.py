@@ -1,6 +1,6 @@
 """Rewrites GGUF files into Tilebeam's tile layout and back; the command line is ``gguf-repack``.
 
-    import gguf_tools
+    from tilebeam import gguf as gguf_tools
     gguf_tools.pack("model-q4_0.gguf", "model.tb.gguf")
     gguf_tools.verify("model.tb.gguf", against="model-q4_0.gguf")
     gguf_tools.pack("model-f16.gguf", "model.tb.gguf", policy=gguf_tools.Policy.make(preset="paper"), search=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ggml_ext
-from ggml_ext import LAYOUT_VERSION, TILE, Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 
 from .errors import GGUFError
 from .gguf_file import GGUFFile, TensorInfo
@@ -99,7 +99,7 @@ def is_repacked(path: str | os.PathLike[str]) -> bool:
 
 def manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a repacked file. Metadata and tensor headers are checked, the bytes of tensors are not
-    (:func:`gguf_tools.verify`).
+    (:func:`tilebeam.gguf.verify`).
 
     Raises:
         GGUFError: the file is damaged, truncated, not repacked, or of another layout version.

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-import ggml_ext
-from ggml_ext import TILE, Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import TILE, Type
 
 from . import contents as m
 from .errors import GGUFError

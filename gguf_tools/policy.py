@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import gguf
-
-import ggml_ext
-from ggml_ext import Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
 
 from .errors import GGUFError
 from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
-import ggml_ext
-from ggml_ext import TILE, Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import TILE, Type
 
 from .gguf_file import Bytes
 
@@ -96,13 +95,13 @@ def quantize_rows(
         rows: float32 (N, K), K a multiple of 32; a part of a matrix has N % 32 == 0, but the last one.
         search: choose every FP16 scale, its sign too, for the smallest (weighted) sum of squared errors; never worse
             than round to nearest on any group of 32 weights. Without it, ggml's round to nearest.
-        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`gguf_tools.imatrix.load_imatrix`.
+        weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.imatrix.load_imatrix`.
             The search minimises the error weighted with it.
         threads: worker threads; one per CPU if None. The C code runs without the GIL.
         error: the error is added to it, weighted and not.
 
     Returns:
-        The tiles, uint8, ``ggml_ext.tiled_bytes(type, K, N)`` long.
+        The tiles, uint8, ``tilebeam._ext.tiled_bytes(type, K, N)`` long.
 
     Raises:
         ValueError: the shape does not fit, or a value is not finite or too large for an FP16 scale.

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-
-import ggml_ext
-from ggml_ext import LAYOUT_VERSION
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import LAYOUT_VERSION
 
 from . import contents as m
 from . import gguf_write as w
@@ -182,7 +181,7 @@ def pack(
             to quantize the weight matrices first; "column" (ggml's own grouping, lossless if types are kept) or
             "tile" (one scale per 2 x 16 block; quantizes again).
         search: choose scales for the smallest error instead of rounding to nearest.
-        importance: of each input, by tensor name (:func:`gguf_tools.load_imatrix`); implies ``search``.
+        importance: of each input, by tensor name (:func:`tilebeam.gguf.load_imatrix`); implies ``search``.
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.

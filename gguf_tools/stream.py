@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, TypeVar
 
 import numpy as np
-
-from ggml_ext import TILE
+from tilebeam._ext import TILE
 
 from .gguf_file import Bytes, TensorInfo
 from .gguf_write import start_writeback

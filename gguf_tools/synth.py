@@ -8,8 +8,8 @@ every text tokenizes and every token prints.
 The same configuration and seed give the same bytes. Tensors are made and written chunk by chunk: memory stays at a
 few dozen MiB whatever the model's size.
 
-    python -m gguf_tools.synth OUT --arch qwen2 --preset bench-1.4b --type q4_0
-    python -m gguf_tools.synth OUT --arch qwen3moe --experts 8 --experts-used 2
+    python -m tilebeam.gguf.synth OUT --arch qwen2 --preset bench-1.4b --type q4_0
+    python -m tilebeam.gguf.synth OUT --arch qwen3moe --experts 8 --experts-used 2
 """
 
 from __future__ import annotations
@@ -442,7 +442,7 @@ def _bar(total: int, name: str) -> Any:
 
 
 def _main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m gguf_tools.synth", description="Write a random GGUF model.")
+    p = argparse.ArgumentParser(prog="python -m tilebeam.gguf.synth", description="Write a random GGUF model.")
     p.add_argument("out", type=Path)
     p.add_argument("--arch", choices=dict.fromkeys((*ARCHITECTURES, *MIXTURES)), default="llama")
     p.add_argument("--preset", choices=list(PRESETS), default="tiny")

@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-import ggml_ext
+from tilebeam import _ext as ggml_ext
 
 from . import bounds
 from . import contents as m
@@ -56,7 +55,7 @@ def verify(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Check a repacked file: the metadata as :func:`gguf_tools.manifest` does, every tensor's digest, padding, size.
+    """Check a repacked file: the metadata as :func:`tilebeam.gguf.manifest` does, every tensor's digest, padding, size.
 
     Args:
         against: the ordinary GGUF it was made from: its contents must have the recorded digest, and every tensor must

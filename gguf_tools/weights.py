@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import gguf
 import numpy as np
 import numpy.typing as npt
-
-import ggml_ext
-from ggml_ext import TILE, Type
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import TILE, Type
 
 from . import ggml_values
 from .errors import GGUFError

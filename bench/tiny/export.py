@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf.quants import quantize
-
-from gguf_tools.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
+from tilebeam.gguf.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 from .model import CHARACTERS, N_VOCAB, TinyLlama, encode
 

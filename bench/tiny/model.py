@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from tilebeam.gguf.metadata import BOS, EOS, FIRST_PIECES
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from gguf_tools.metadata import BOS, EOS, FIRST_PIECES
 
 CHARACTERS = "\n0123456789+-*?"
 FIRST_CHARACTER = len(FIRST_PIECES)

@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-
-from gguf_tools.metadata import BOS, EOS
+from tilebeam.gguf.metadata import BOS, EOS
 
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn

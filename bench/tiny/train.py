@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-
-from gguf_tools.metadata import BOS, EOS
+from tilebeam.gguf.metadata import BOS, EOS
 
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn

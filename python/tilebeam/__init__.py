@@ -19,75 +19,74 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
         f"Tilebeam runs on Linux on x86-64 and aarch64; this is {platform.system()} on {platform.machine()}."
     )
 
+from tilebeam._version import __version__
 from tilebeam.errors import NpuError, TilebeamError
 
 if TYPE_CHECKING:
-    from tilebeam.adaptive import Adaptive, AdaptiveResult
-    from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
-    from tilebeam.extract import after, boxed, choice, last_number, normalize_answer, regex
-    from tilebeam.judge import LLMJudge
-    from tilebeam.lm import LM
-    from tilebeam.loading import load
-    from tilebeam.math_answer import MathAnswer
+    from tilebeam.answers.extract import after, boxed, choice, last_number, normalize_answer, regex
+    from tilebeam.answers.math import MathAnswer
+    from tilebeam.engine.reading import Reading
+    from tilebeam.engine.streams import AsyncStream, Stream
+    from tilebeam.model.lm import LM
+    from tilebeam.model.loader import load
+    from tilebeam.native.plugin import register
     from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
-    from tilebeam.reading import Reading
-    from tilebeam.registration import register
-    from tilebeam.reward_formats import RewardFormat
-    from tilebeam.reward_heads import Head, classifier_of, load_head
-    from tilebeam.rewards import HeadReward, RewardModel, StepScorer, TokenReward
-    from tilebeam.sampling import SamplingParams
-    from tilebeam.scorers import LogProb, Majority, Scorer, Verifier
-    from tilebeam.search import BestOfN, SelfConsistency
-    from tilebeam.step_search import DVTS, BeamSearch, StepResult
-    from tilebeam.streaming import AsyncStream, Stream
-
-__version__ = "0.1.0"
+    from tilebeam.sampling_params import SamplingParams
+    from tilebeam.scoring.judge import LLMJudge
+    from tilebeam.scoring.reward_formats import RewardFormat
+    from tilebeam.scoring.reward_heads import Head, classifier_of, load_head
+    from tilebeam.scoring.reward_model import HeadReward, RewardModel, StepScorer, TokenReward
+    from tilebeam.scoring.scorers import LogProb, Majority, Scorer, Verifier
+    from tilebeam.search.adaptive import Adaptive, AdaptiveResult
+    from tilebeam.search.base import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
+    from tilebeam.search.beam import DVTS, BeamSearch, StepResult
+    from tilebeam.search.sampled import BestOfN, SelfConsistency
 
 _HOME = {
-    "LM": "lm",
-    "load": "loading",
-    "register": "registration",
-    "SamplingParams": "sampling",
+    "LM": "model.lm",
+    "load": "model.loader",
+    "register": "native.plugin",
+    "SamplingParams": "sampling_params",
     "CompletionOutput": "outputs",
     "Delta": "outputs",
-    "Stream": "streaming",
-    "AsyncStream": "streaming",
+    "Stream": "engine.streams",
+    "AsyncStream": "engine.streams",
     "RequestOutput": "outputs",
     "Usage": "outputs",
     "Progress": "outputs",
-    "BestOfN": "search",
-    "SelfConsistency": "search",
-    "Adaptive": "adaptive",
-    "AdaptiveResult": "adaptive",
-    "Algorithm": "algorithm",
-    "SearchResult": "algorithm",
-    "VoteResult": "algorithm",
-    "Trajectory": "algorithm",
-    "SearchCancelled": "algorithm",
-    "BeamSearch": "step_search",
-    "DVTS": "step_search",
-    "StepResult": "step_search",
-    "StepScorer": "rewards",
-    "RewardModel": "rewards",
-    "TokenReward": "rewards",
-    "HeadReward": "rewards",
-    "RewardFormat": "reward_formats",
-    "Head": "reward_heads",
-    "load_head": "reward_heads",
-    "classifier_of": "reward_heads",
-    "Reading": "reading",
-    "Scorer": "scorers",
-    "LogProb": "scorers",
-    "Verifier": "scorers",
-    "Majority": "scorers",
-    "LLMJudge": "judge",
-    "MathAnswer": "math_answer",
-    "after": "extract",
-    "boxed": "extract",
-    "choice": "extract",
-    "last_number": "extract",
-    "regex": "extract",
-    "normalize_answer": "extract",
+    "BestOfN": "search.sampled",
+    "SelfConsistency": "search.sampled",
+    "Adaptive": "search.adaptive",
+    "AdaptiveResult": "search.adaptive",
+    "Algorithm": "search.base",
+    "SearchResult": "search.base",
+    "VoteResult": "search.base",
+    "Trajectory": "search.base",
+    "SearchCancelled": "search.base",
+    "BeamSearch": "search.beam",
+    "DVTS": "search.beam",
+    "StepResult": "search.beam",
+    "StepScorer": "scoring.reward_model",
+    "RewardModel": "scoring.reward_model",
+    "TokenReward": "scoring.reward_model",
+    "HeadReward": "scoring.reward_model",
+    "RewardFormat": "scoring.reward_formats",
+    "Head": "scoring.reward_heads",
+    "load_head": "scoring.reward_heads",
+    "classifier_of": "scoring.reward_heads",
+    "Reading": "engine.reading",
+    "Scorer": "scoring.scorers",
+    "LogProb": "scoring.scorers",
+    "Verifier": "scoring.scorers",
+    "Majority": "scoring.scorers",
+    "LLMJudge": "scoring.judge",
+    "MathAnswer": "answers.math",
+    "after": "answers.extract",
+    "boxed": "answers.extract",
+    "choice": "answers.extract",
+    "last_number": "answers.extract",
+    "regex": "answers.extract",
+    "normalize_answer": "answers.extract",
 }
 
 __all__ = [

@@ -29,7 +29,7 @@ def fuzz(arguments: list[str]) -> None:
     """Run libFuzzer until it finds something or is told to stop."""
     import atheris
 
-    with atheris.instrument_imports(include=["gguf_tools"]):
+    with atheris.instrument_imports(include=["tilebeam.gguf"]):
         import gguf_fuzz
     folder = gguf_fuzz.scratch()
 

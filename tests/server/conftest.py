@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tilebeam
 from tilebeam import LM, TokenReward
-
-from gguf_tools.synth import preset, write_model
+from tilebeam.gguf.synth import preset, write_model
 
 if TYPE_CHECKING:
     from server_kit import Running

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tilebeam
-import tilebeam.methods
+import tilebeam.search.registry
 from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
@@ -39,7 +39,7 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert told.text == rated.the_one.text
     assert told.search["scores"] == pytest.approx(rated.scores, abs=1e-4)
     told = ask(method="vote", budget=8, extract="text")
-    voted = SelfConsistency(tilebeam.extract.extractor("text")).infer(lm, PROMPT, 8, sampling=params)
+    voted = SelfConsistency(tilebeam.answers.extract.extractor("text")).infer(lm, PROMPT, 8, sampling=params)
     assert (told.text, told.search["answer"]) == (voted.the_one.text, voted.answer)
     told = ask(method="beam", budget=8, beam_width=2, max_steps=3, step_stop="e")
     grown = BeamSearch(reward, 2, 3, "e").infer(lm, PROMPT, 8, sampling=params)
@@ -47,7 +47,7 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert told.search["budget"] == 8
     told = ask(method="adaptive", budget=6, extract="text")
     options: dict[str, Any] = {"scorer": reward, "extract": "text"}
-    settled = tilebeam.methods.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
+    settled = tilebeam.search.registry.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
     assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gguf_tools.whole_file import naming
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.setting import Setting, differences
+from tilebeam.evaluation.config import Setting, differences
+from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
 Record = dict[str, Any]

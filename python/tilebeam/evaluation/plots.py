@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_tools.whole_file import whole_file
+from tilebeam.gguf.whole_file import whole_file
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.report import Report

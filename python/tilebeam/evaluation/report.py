@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_tools.whole_file import whole_file
+from tilebeam.evaluation.config import Setting
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
-from tilebeam.evaluation.setting import Setting
 from tilebeam.evaluation.tasks import Task
+from tilebeam.gguf.whole_file import whole_file
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",

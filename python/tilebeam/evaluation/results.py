@@ -2,7 +2,7 @@
 
 Methods by series: "pass" (one right of k), "best-of-n[SCORER]", "self-consistency", "self-consistency[SCORER]" (votes
 weighted), and the searches that were run, "beam[prm]". Figures of the first kinds are means over all draws of k out of
-the N samples; `tilebeam.evaluation.statistics` has the formulas.
+the N samples; `tilebeam.evaluation.estimators` has the formulas.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilebeam.evaluation import scoring
-from tilebeam.evaluation import statistics as stats
+from tilebeam.evaluation import estimators as stats
+from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation.config import Setting, Unit
 from tilebeam.evaluation.log import Record
-from tilebeam.evaluation.setting import Setting, Unit
 
 PASS = "pass"
 

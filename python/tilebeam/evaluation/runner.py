@@ -17,19 +17,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import gguf_tools
-from gguf_tools.whole_file import whole_file
-from tilebeam import console, methods
+from tilebeam import gguf as gguf_tools
+from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import results, scoring
+from tilebeam.evaluation import results
+from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation.config import Setting, Unit, units
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.report import Report, write
 from tilebeam.evaluation.results import PASS
-from tilebeam.evaluation.setting import Setting, Unit, units
 from tilebeam.evaluation.tasks import Task, open_task
-from tilebeam.evaluation.workbench import Job, Timed, Workbench
-from tilebeam.loading import available_memory
+from tilebeam.evaluation.worker import Job, Timed, Workbench
+from tilebeam.gguf.whole_file import whole_file
+from tilebeam.model.loader import available_memory
 from tilebeam.outputs import Progress
+from tilebeam.search import registry as methods
 
 _SILENT_SECONDS = 60.0  # where nobody watches a bar, a line so often
 

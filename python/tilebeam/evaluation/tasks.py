@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
+from tilebeam.answers.extract import Extractor, equality_of, extractor, normalize_answer
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
-from tilebeam.extract import Extractor, equality_of, extractor, normalize_answer
-from tilebeam.prompts import json_lines
+from tilebeam.text_files import json_lines
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 

@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tilebeam.server.admission import ClientGone
 from tilebeam.server.errors import ApiError, from_exception, from_validation
-from tilebeam.server.host import ModelHost
-from tilebeam.server.jobs import ClientGone
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.schema import ChatRequest, CompletionRequest
+from tilebeam.server.model_host import ModelHost
+from tilebeam.server.requests import ChatRequest, CompletionRequest
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.service import Service

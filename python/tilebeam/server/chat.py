@@ -16,8 +16,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
-    from tilebeam.lm import LM
-    from tilebeam.server.schema import Message
+    from tilebeam.model.lm import LM
+    from tilebeam.server.requests import Message
 
 
 def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) -> tuple[str, list[int]]:

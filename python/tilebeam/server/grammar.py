@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from tilebeam.server.errors import ApiError, bad_request
-from tilebeam.server.schema import MAX_GRAMMAR, Generation, ResponseFormat
+from tilebeam.server.requests import MAX_GRAMMAR, Generation, ResponseFormat
 
 _MAX_DEPTH = 64
 # Any JSON object, with little white space: a model that may write spaces for ever sometimes does.

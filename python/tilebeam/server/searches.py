@@ -1,5 +1,5 @@
-"""Searches on behalf of requests: the algorithms of `tilebeam.methods`, run in threads whose calls share batches with
-everybody else's."""
+"""Searches on behalf of requests: the algorithms of `tilebeam.search.registry`, run in threads whose calls share
+batches with everybody else's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam import methods
-from tilebeam.algorithm import Algorithm, SearchCancelled, SearchResult
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput
-from tilebeam.sampling import SamplingParams
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.search import registry as methods
+from tilebeam.search.base import Algorithm, SearchCancelled, SearchResult
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
-    from tilebeam.lm import LM
-    from tilebeam.rewards import RewardModel
-    from tilebeam.scorers import Scorer
-    from tilebeam.server.schema import Search
+    from tilebeam.model.lm import LM
+    from tilebeam.scoring.reward_model import RewardModel
+    from tilebeam.scoring.scorers import Scorer
+    from tilebeam.server.requests import Search
 
 # A regular expression out of a request could keep a thread busy for ever.
 _EXTRACTORS = ("last-number", "text", "choice", "boxed")

@@ -17,21 +17,22 @@ from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
-from tilebeam.sampling import SamplingParams
-from tilebeam.server import chat, formats
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server import chat
+from tilebeam.server import responses as formats
+from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
-from tilebeam.server.formats import Json, Style, event
 from tilebeam.server.grammar import grammar_of
-from tilebeam.server.host import Loaded, ModelHost
-from tilebeam.server.jobs import ClientGone, Gate, Job
 from tilebeam.server.metrics import Metrics, Snapshot
-from tilebeam.server.schema import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.responses import Json, Style, event
 from tilebeam.server.searches import SearchPool, algorithm_of
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Prompt, Writer, merged
 
 if TYPE_CHECKING:
-    from tilebeam.lm import LM
+    from tilebeam.model.lm import LM
 
 log = logging.getLogger("tilebeam.server")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilebeam.errors import TilebeamError
-from tilebeam.sampling import SamplingParams
+from tilebeam.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

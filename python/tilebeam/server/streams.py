@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilebeam.outputs import Delta, RequestOutput
-from tilebeam.sampling import SamplingParams
-from tilebeam.server import formats
-from tilebeam.server.formats import Head, Json, Style, TokenLedger, dumped, event
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server import responses as formats
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.schema import ChatRequest, Generation
+from tilebeam.server.requests import ChatRequest, Generation
+from tilebeam.server.responses import Head, Json, Style, TokenLedger, dumped, event
 
 if TYPE_CHECKING:
-    from tilebeam.lm import LM
-    from tilebeam.streaming import AsyncStream
+    from tilebeam.engine.streams import AsyncStream
+    from tilebeam.model.lm import LM
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""``python -m tilebeam``: the command line."""
+
+from tilebeam.cli.main import main
+
+main()

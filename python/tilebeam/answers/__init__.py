@@ -1,0 +1,1 @@
+"""Answers out of texts, and when two of them are equal."""

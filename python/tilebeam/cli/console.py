@@ -1,0 +1,131 @@
+"""What the commands share: consoles, progress bars, and errors as one sentence.
+
+Results go to stdout, everything else (progress, notes, errors) to stderr, so that output can be piped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tilebeam.errors import TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.outputs import Progress as Generation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Width of output that nobody watches (a pipe, a log): wide enough for tables, narrow enough to read.
+_PIPE_WIDTH = 100
+
+
+def out() -> Console:
+    """The console for results."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, soft_wrap=False, highlight=False)
+
+
+def err() -> Console:
+    """The console for everything else."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def fail(sentence: str) -> NoReturn:
+    """Print one sentence to stderr and leave with exit code 1."""
+    console = err()
+    console.print(
+        Text.assemble(("tilebeam: ", "bold red"), " ".join(sentence.split()).removeprefix("tilebeam: ")), soft_wrap=True
+    )
+    raise typer.Exit(1)
+
+
+def sentences(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the exceptions of a command into one sentence and exit code 1; TILEBEAM_DEBUG=1 shows the traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            err().print("interrupted")
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if os.environ.get("TILEBEAM_DEBUG"):
+                raise
+            fail(_sentence(error))
+
+    return run
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        from tilebeam.gguf.whole_file import os_error
+
+        return f"{os_error(error)}."
+    if isinstance(error, (TilebeamError, OSError, ValueError, ImportError)) and str(error):
+        return str(error)
+    return f"Unexpected {type(error).__name__}: {error}. TILEBEAM_DEBUG=1 shows where."
+
+
+def bar(what: str) -> Progress:
+    """A progress bar on stderr that vanishes when done; silent when stderr is no terminal."""
+    console = err()
+    return Progress(
+        TextColumn(f"{what} {{task.description}}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # a piped stdout must not end up on the bar's console
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def generating(what: str, total: int) -> Iterator[Callable[[Generation], bool]]:
+    """A bar over samples, as a progress hook for `LM.generate` and for searches; shows tokens per second."""
+    with bar(what) as progress:
+        task = progress.add_task("", total=total, note="")
+
+        def hook(state: Generation) -> bool:
+            speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+            note = f"{state.running} running, {state.tokens} tokens, {speed:.1f} t/s"
+            progress.update(task, completed=state.finished, total=state.total, note=note)
+            return True
+
+        yield hook
+
+
+@contextmanager
+def loading(path: str) -> Iterator[None]:
+    """A spinner while a model loads."""
+    console = err()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"loading {os.path.basename(path)}"):
+        yield
+
+
+def about(lm: LM) -> str:
+    """One line about a loaded model."""
+    info = lm.info
+    spread = f", layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices" if len(info.layers) > 1 else ""
+    where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
+    form = " (repacked)" if info.repacked else ""
+    return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"

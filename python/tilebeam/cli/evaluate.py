@@ -1,0 +1,373 @@
+"""`tilebeam eval`: its options, and what becomes of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilebeam import __version__
+from tilebeam.cli import console
+from tilebeam.cli.options import grouped
+from tilebeam.cli.reward_options import RewardModelOptions, RewardOptions
+from tilebeam.errors import TilebeamError
+from tilebeam.text_files import read_text, unescaped
+
+if TYPE_CHECKING:
+    from tilebeam.evaluation.config import ModelFile
+    from tilebeam.evaluation.report import Report
+    from tilebeam.evaluation.runner import Executor
+
+_TASK = "Task"
+_DRAWING = "Sampling"
+_RUNNING = "How it runs"
+
+
+class ExecutorName(StrEnum):
+    """Where units of work are done."""
+
+    local = "local"
+    ray = "ray"
+
+
+@grouped
+def evaluate(
+    *,
+    model: Annotated[
+        list[str],
+        typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
+    ],
+    task: Annotated[
+        str, typer.Option("--task", help="reasoning-gym:NAME[?option=value&..], or jsonl:FILE.", show_default=False)
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", help="Folder for log, report and plots; one there goes on.", show_default=False),
+    ],
+    method: Annotated[
+        list[str],
+        typer.Option("--method", help="Comma separated; options behind a colon: beam:beam_width=4,max_steps=8."),
+    ] = ["best-of-n", "self-consistency"],  # noqa: B006 - typer reads it
+    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = "1,2,4,8,16",
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            "--scorer",
+            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), prm, orm, or "
+            "FILE.py:function of prompt and text. Default: logprob and the reward model that is given.",
+        ),
+    ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option("--items", min=1, help="Items; default: 100, or all of a file.", rich_help_panel=_TASK),
+    ] = None,
+    item_seed: Annotated[int, typer.Option("--item-seed", help="Of generated items.", rich_help_panel=_TASK)] = 1,
+    pilot_seed: Annotated[
+        int | None,
+        typer.Option("--pilot-seed", help="Leave out the items that this seed gives.", rich_help_panel=_TASK),
+    ] = None,
+    pilot_items: Annotated[
+        int, typer.Option("--pilot-items", min=1, help="So many of them.", rich_help_panel=_TASK)
+    ] = 100,
+    shots: Annotated[
+        int, typer.Option("--shots", min=0, help="Solved examples before every prompt.", rich_help_panel=_TASK)
+    ] = 0,
+    shot_seed: Annotated[int, typer.Option("--shot-seed", help="Of generated examples.", rich_help_panel=_TASK)] = 777,
+    shots_file: Annotated[
+        Path | None, typer.Option("--shots-file", help="JSONL of examples (jsonl tasks).", rich_help_panel=_TASK)
+    ] = None,
+    prefix_file: Annotated[
+        Path | None, typer.Option("--prefix-file", help="Text before everything else.", rich_help_panel=_TASK)
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            help="Of a question; {question} and other fields, \\n allowed. Default: 'Question: {question}\\nAnswer:' "
+            "for reasoning-gym, '{prompt}' for files.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    shot_answer: Annotated[
+        str, typer.Option("--shot-answer", help="What follows it in an example.", rich_help_panel=_TASK)
+    ] = " {answer}\\n\\n",
+    question: Annotated[
+        str | None,
+        typer.Option(
+            "--question",
+            help="Regular expression: what of a generated text to ask (its groups).",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    extract: Annotated[
+        str | None,
+        typer.Option(
+            "--extract",
+            help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
+            "FILE.py:function. Default: line for reasoning-gym, last-number for files.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    checker: Annotated[
+        str | None,
+        typer.Option(
+            "--checker",
+            help="module:function or FILE.py:function of item (the JSON object) and text; True if right.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.", rich_help_panel=_TASK)
+    ] = False,
+    seeds: Annotated[
+        str, typer.Option("--seeds", help="Every item runs once with each.", rich_help_panel=_DRAWING)
+    ] = "1,2,3",
+    n_predict: Annotated[
+        int, typer.Option("-n", "--n-predict", min=1, help="Most tokens per sample.", rich_help_panel=_DRAWING)
+    ] = 256,
+    temp: Annotated[
+        float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.", rich_help_panel=_DRAWING)
+    ] = 0.8,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Likeliest tokens up to this probability.", rich_help_panel=_DRAWING)
+    ] = 0.95,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=0, help="The k likeliest tokens; 0 is off.", rich_help_panel=_DRAWING)
+    ] = 40,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Tokens this likely relative to the best.", rich_help_panel=_DRAWING)
+    ] = 0.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End a sample at this text (\\n allowed).", rich_help_panel=_DRAWING),
+    ] = None,
+    reward_model: RewardModelOptions,
+    step_stop: Annotated[
+        str, typer.Option("--step-stop", help="What ends a step, for scorers of steps.", rich_help_panel="Reward model")
+    ] = "\\n",
+    latency_items: Annotated[
+        int,
+        typer.Option(
+            "--latency-items",
+            min=0,
+            help="Then time every method and budget on so many prompts, one at a time.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)] = "npu",
+    threads: Annotated[
+        int | None,
+        typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=_RUNNING),
+    ] = None,
+    ctx_size: Annotated[
+        int, typer.Option("-c", "--ctx-size", min=1, help="KV cells.", rich_help_panel=_RUNNING)
+    ] = 4096,
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, max=256, help="Samples at a time.", rich_help_panel=_RUNNING)
+    ] = 16,
+    unit_items: Annotated[
+        int,
+        typer.Option(
+            "--unit-items",
+            min=1,
+            help="Items that run together: what is lost when a run is killed, and the grain of --executor ray.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = 8,
+    npu_executor: Annotated[
+        str | None, typer.Option("--npu-executor", help="NPU as thread or process.", rich_help_panel=_RUNNING)
+    ] = None,
+    executor: Annotated[
+        ExecutorName, typer.Option("--executor", help="Here, or on a Ray cluster.", rich_help_panel=_RUNNING)
+    ] = ExecutorName.local,
+    ray_address: Annotated[
+        str,
+        typer.Option("--ray-address", help="The cluster; auto: the one this machine is in.", rich_help_panel=_RUNNING),
+    ] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Ray: processes; default: as the CPUs allow.", rich_help_panel=_RUNNING),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
+) -> None:
+    """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
+
+    One run of N samples per item gives every budget of best-of-n and self-consistency; beam, dvts and the others run
+    at each budget. Killed or interrupted, the same command goes on where it was.
+
+    Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
+    --items 200 --out eval/chain-sum --latency-items 10
+    """
+    from tilebeam.evaluation import runner
+    from tilebeam.evaluation import scorers as scoring
+    from tilebeam.evaluation.config import Setting
+    from tilebeam.evaluation.tasks import TaskOptions, open_task
+    from tilebeam.evaluation.worker import Job
+    from tilebeam.model.loader import default_threads
+
+    reward = reward_model.read()
+    options = TaskOptions(
+        spec=task,
+        items=items,
+        item_seed=item_seed,
+        pilot_seed=pilot_seed,
+        pilot_items=pilot_items,
+        shots=shots,
+        shot_seed=shot_seed,
+        shots_file=str(shots_file) if shots_file else None,
+        prefix=read_text(prefix_file) if prefix_file else "",
+        template=None if template is None else unescaped(template),
+        shot_answer=unescaped(shot_answer),
+        question=question,
+        extract=extract,
+        checker=checker,
+    )
+    opened = open_task(options)
+    scorers = _scorers(scorer, reward)
+    setting = Setting(
+        models=_models(model),
+        devices=_devices(device),
+        task=options,
+        task_digest=opened.digest,
+        methods=_methods(method),
+        budgets=_numbers(budget, "--budget"),
+        scorers=scorers,
+        reward=_reward(reward, unescaped(step_stop)),
+        sources=scoring.sources(scorers),
+        seeds=_numbers(seeds, "--seeds"),
+        sampling={
+            "max_tokens": n_predict,
+            "temperature": temp,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "stop": [unescaped(s) for s in stop or []],
+        },
+        chat=chat,
+        n_ctx=ctx_size,
+        n_seq_max=parallel,
+        threads=threads or default_threads(),
+        npu=npu_executor,
+        unit_items=unit_items,
+        versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
+    )
+    job = Job(setting, reward, unescaped(step_stop))
+    try:
+        report = runner.evaluate(
+            job,
+            out,
+            task=opened,
+            executor=_executor(executor, ray_address, workers),
+            latency_items=latency_items,
+        )
+    except KeyboardInterrupt:
+        console.err().print(f"Interrupted. What is finished is in {out}; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    if json_:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _show(report, out)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
+    from tilebeam.evaluation.config import ModelFile, fingerprint
+
+    found = []
+    for spec in specs:
+        name, equals, path = spec.partition("=")
+        if not equals or Path(spec).exists():
+            name, path = Path(spec).stem, spec
+        if not name or "/" in name:
+            raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
+        if not Path(path).is_file():
+            raise TilebeamError(f"--model {path}: there is no such file.")
+        found.append(ModelFile(name, path, fingerprint(path)))
+    return tuple(found)
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    from tilebeam.model.loader import DEVICES
+
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if unknown := [n for n in names if n not in DEVICES]:
+        raise TilebeamError(f"--device {unknown[0]!r}: there are {', '.join(DEVICES)}.")
+    return names
+
+
+def _methods(texts: Sequence[str]) -> tuple[str, ...]:
+    """Methods of comma-separated lists; "option=value" belongs to the method before it."""
+    found: list[str] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        if "=" in part and ":" not in part.partition("=")[0]:
+            if not found or ":" not in found[-1]:
+                raise TilebeamError(f"--method: {part!r} is an option of no method; write beam:{part}.")
+            found[-1] += f",{part}"
+        elif part:
+            found.append(part)
+    return tuple(found)
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.") from None
+
+
+def _scorers(text: str | None, reward: RewardOptions) -> tuple[str, ...]:
+    model = "prm" if reward.prm else "orm" if reward.orm else None
+    if text is not None:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return ("logprob", *([model] if model else []))
+
+
+def _reward(options: RewardOptions, step_stop: str) -> dict[str, Any]:
+    """The reward model for the setting: its files by their content."""
+    from tilebeam.evaluation.config import fingerprint
+
+    if not options.given:
+        return {"step_stop": step_stop}
+    found: dict[str, Any] = {}
+    for key, value in asdict(options).items():
+        if isinstance(value, Path):
+            if not value.is_file():
+                raise TilebeamError(f"--{key}: there is no file {value}.")
+            found[key] = fingerprint(value)
+        else:
+            found[key] = value
+    return found | {"step_stop": step_stop}
+
+
+def _executor(name: ExecutorName, address: str, workers: int | None) -> Executor | None:
+    if name is ExecutorName.local:
+        return None
+    from tilebeam.evaluation.ray_executor import RayExecutor
+
+    return RayExecutor(address, workers)
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _show(report: Report, out: Path) -> None:
+    """Tables on a terminal; Markdown as it is into a pipe."""
+    from rich.markdown import Markdown
+
+    from tilebeam.evaluation.report import markdown
+
+    screen = console.out()
+    text = "\n".join(markdown(report))
+    if screen.is_terminal:
+        screen.print(Markdown(text))
+    else:
+        print(text)
+    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

@@ -1,0 +1,223 @@
+"""`tilebeam perplexity`: loads the models, shows progress, prints the figures as llama-perplexity does or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import tilebeam
+from tilebeam.cli import console
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import check_target
+from tilebeam.measure.logits_file import LogitsFile, LogitsWriter, bytes_needed, is_logits_file
+from tilebeam.measure.perplexity import Base, ModelBase, Subject, Windows, measure, windows_of
+from tilebeam.measure.perplexity_stats import Estimate, Figures, TokenScores, figures
+from tilebeam.model.lm import LM
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command was asked for; names as its options."""
+
+    model: Path
+    file: Path | None
+    kl_base: Path | None
+    base_device: str | None
+    save_all_logits: Path | None
+    device: str
+    numerics: str | None
+    softmax: str | None
+    ctx_size: int
+    batch_size: int
+    ubatch_size: int
+    threads: int | None
+    cache_type_k: str
+    cache_type_v: str
+    chunks: int
+    flash_attn: bool
+    executor: str | None
+    json: bool
+
+
+def run(r: Request) -> None:
+    """Measure and print."""
+    if r.device == "cpu" and (r.numerics or r.softmax):
+        raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
+    if r.chunks == 0:
+        raise TilebeamError("--chunks must be positive, or -1 for all windows.")
+    if r.save_all_logits is not None:
+        check_target(r.save_all_logits)
+    from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
+    if r.file is None and not from_file:
+        raise TilebeamError("Which text? Give a file with -f.")
+    text = "" if r.file is None else read_text(r.file)
+    with ExitStack() as stack:
+        lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size))
+        base: Base | None = None
+        if r.kl_base is not None and from_file:
+            base = LogitsFile(r.kl_base, lm.bos if lm.adds_bos else None)
+            windows = base.windows if r.chunks < 0 else base.windows.part(0, r.chunks)
+            if windows.n_ctx > lm.n_ctx:
+                raise TilebeamError(
+                    f"{r.kl_base} was made with a context of {windows.n_ctx}: give the same with -c {windows.n_ctx}."
+                )
+        else:
+            windows = windows_of(lm, text, r.ctx_size, r.chunks)
+            if r.kl_base is not None:
+                other = stack.enter_context(_load_base(r, r.kl_base))
+                base = ModelBase(Subject("base", other, _options(other.device, None, None, stack)))
+        sink = None
+        if r.save_all_logits is not None:
+            _room(r.save_all_logits, windows, lm.n_vocab)
+            sink = stack.enter_context(LogitsWriter(r.save_all_logits, windows, lm.n_vocab)).add
+        subject = Subject("model", lm, _options(r.device, r.numerics, r.softmax, stack))
+        started = time.monotonic()
+        with console.bar("") as progress:
+            task = progress.add_task("", total=len(windows), note="")
+
+            def show(done: int, scores: dict[str, TokenScores]) -> None:
+                progress.update(task, completed=done, note=_note(scores["model"]))
+
+            threads = r.threads or len(os.sched_getaffinity(0))
+            scores = measure([subject], windows, base, threads=threads, progress=show, sink=sink)["model"]
+        seconds = time.monotonic() - started
+        about = _about(r, lm, windows, seconds)
+    found = figures(scores)
+    if r.json:
+        print(json.dumps(about | {"figures": found.as_dict()}, indent=2, allow_nan=False))
+    else:
+        show_figures(found, about, console.out())
+
+
+def _is_file_of_logits(path: Path) -> bool:
+    if not path.is_file():
+        raise TilebeamError(f"{path} does not exist or is not a file.")
+    return is_logits_file(path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, - for stdin; like llama.cpp, without the newline at its end."""
+    raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    return raw.decode("utf-8", "replace").removesuffix("\n")
+
+
+def _load(r: Request, path: Path, device: str, n_ctx: int) -> LM:
+    # llama-perplexity's arrangement: a batch larger than the context takes several windows, which share the cells.
+    parallel = max(1, r.batch_size // n_ctx)
+    with console.loading(str(path)):
+        return tilebeam.load(
+            path,
+            device=device,
+            n_ctx=parallel * n_ctx,
+            n_seq_max=parallel,
+            threads=r.threads,
+            n_batch=r.batch_size,
+            n_ubatch=min(r.ubatch_size, r.batch_size),
+            executor=r.executor if device == "npu" else None,
+            flash_attn=r.flash_attn,
+            type_k=r.cache_type_k,
+            type_v=r.cache_type_v,
+        )
+
+
+def _load_base(r: Request, path: Path) -> LM:
+    """The base, on the CPU unless only the NPU can read it or it was asked for."""
+    from tilebeam import gguf as gguf_tools
+
+    device = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
+    return _load(r, path, device, r.ctx_size)
+
+
+def _room(path: Path, windows: Windows, n_vocab: int) -> None:
+    """Refuse to write a file that the disk cannot take."""
+    needed = bytes_needed(windows, n_vocab)
+    place = os.statvfs(path.parent)
+    if needed > place.f_bavail * place.f_frsize:
+        raise TilebeamError(
+            f"{path} would have {needed / 2**30:.1f} GiB, more than is free there. Measure fewer windows (--chunks), "
+            "or give the other model itself as --kl-base: it is then run beside, without a file."
+        )
+
+
+def _options(device: str, numerics: str | None, softmax: str | None, stack: ExitStack) -> Callable[[], None]:
+    """Sets the NPU's arithmetic before a model's turn (two models on it may differ); None: as it was configured."""
+    if device == "cpu":
+        return lambda: None
+    from tilebeam.native.control import control
+
+    npu = control()
+    before = npu.options()
+    stack.callback(npu.configure, numerics=before["numerics"], softmax=before["softmax"])
+    return lambda: npu.configure(numerics=numerics or before["numerics"], softmax=softmax or before["softmax"])
+
+
+def _note(scores: TokenScores) -> str:
+    done = scores.nll[np.isfinite(scores.nll)]
+    text = f"PPL {np.exp(done.mean()):.4f}"
+    if len(scores.kld):
+        text += f", KLD {np.nanmean(scores.kld):.5f}"
+    return text
+
+
+def _about(r: Request, lm: LM, windows: Windows, seconds: float) -> dict[str, Any]:
+    tokens = len(windows) * windows.n_ctx
+    about: dict[str, Any] = {
+        "model": str(r.model),
+        "description": lm.description,
+        "device": r.device,
+        "file": str(r.file) if r.file is not None else None,
+        "base": str(r.kl_base) if r.kl_base is not None else None,
+        "n_ctx": windows.n_ctx,
+        "n_batch": r.batch_size,
+        "n_ubatch": r.ubatch_size,
+        "chunks": len(windows),
+        "threads": lm.info.threads,
+        "cache_type_k": r.cache_type_k,
+        "cache_type_v": r.cache_type_v,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+    }
+    return about
+
+
+def _pm(e: Estimate | None, digits: int, factor: float = 1.0, unit: str = "") -> str:
+    return "" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}{unit}"
+
+
+def show_figures(f: Figures, about: dict[str, Any], out: Console) -> None:
+    """The figures as a table; llama-perplexity's names."""
+    out.print(
+        f"{about['chunks']} windows of {about['n_ctx']} tokens, {f.n} scored, {about['seconds']:.1f} s "
+        f"({about['tokens_per_second']:.0f} t/s)"
+    )
+    table = Table(show_header=False, box=None, pad_edge=False)
+    if f.kld is None:
+        out.print(f"Final estimate: PPL = {f.ppl.value:.4f} +/- {f.ppl.error:.5f}")
+        return
+    assert f.kld_percentiles is not None
+    assert f.correlation is not None
+    table.add_row("Mean PPL(Q)", _pm(f.ppl, 6))
+    table.add_row("Mean PPL(base)", _pm(f.ppl_base, 6))
+    table.add_row("Cor(ln(PPL(Q)), ln(PPL(base)))", f"{100 * f.correlation:.2f}%")
+    table.add_row("Mean ln(PPL(Q)/PPL(base))", _pm(f.log_ratio, 6))
+    table.add_row("Mean KLD", _pm(f.kld, 6))
+    table.add_row("Maximum KLD", f"{f.kld_max:.6f}")
+    for percentile, value in f.kld_percentiles.items():
+        table.add_row("Median KLD" if percentile == 50 else f"{percentile:.1f}% KLD", f"{value:.6f}")
+    table.add_row("Minimum KLD", f"{f.kld_min:.6f}")
+    table.add_row("Mean Δp", _pm(f.p_diff, 3, 100, " %"))
+    table.add_row("RMS Δp", _pm(f.p_diff_rms, 3, 100, " %"))
+    table.add_row("Same top p", _pm(f.same_top, 3, 100, " %"))
+    out.print(table)

@@ -1,0 +1,153 @@
+"""How generation and searches look on a screen: tables of candidates, trees of steps, and what it all cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from tilebeam.cli import console
+from tilebeam.outputs import Usage
+from tilebeam.search.adaptive import AdaptiveResult
+from tilebeam.search.base import SearchResult, Trajectory, VoteResult
+
+if TYPE_CHECKING:
+    from tilebeam.outputs import CompletionOutput
+
+
+def print_json(results: Sequence[SearchResult], **facts: Any) -> None:
+    """One object for one prompt, a line of JSON each for several."""
+    for result in results:
+        print(json.dumps(result.as_dict() | facts, indent=2 if len(results) == 1 else None))
+
+
+def show(screen: Console, result: SearchResult) -> None:
+    """Candidates as a tree if their steps were rated, else as a table; of a vote, the answers and their tally."""
+    if any(t.scores for t in result.trajectories):
+        screen.print(_tree(result))
+    else:
+        screen.print(_table(result))
+    if isinstance(result, VoteResult):
+        tally = ", ".join(f"{one_line(answer, 20)} x{votes:.4g}" for answer, votes in result.votes.items())
+        said = Text.assemble(
+            ("answer: ", "bold"), (one_line(result.answer or "none", 60), "bold green"), f"  ({tally})"
+        )
+        if isinstance(result, AdaptiveResult):
+            drawn = f"{len(result.candidates)} of {result.budget} candidates"
+            said.append(
+                f"; {'settled after' if result.settled else 'drew'} {drawn}, confidence {result.confidence:.3f}"
+            )
+        screen.print(said)
+
+
+def account(results: Sequence[Usage], seed: int | None) -> None:
+    """What it cost, to stderr."""
+    usage = sum(results, Usage())
+    tokens = f"{usage.prompt_tokens} prompt + {usage.completion_tokens} sampled"
+    if usage.scored_tokens:
+        tokens += f" + {usage.scored_tokens} scored"
+    speed = f", {usage.completion_tokens / usage.decode_seconds:.1f} t/s decode" if usage.decode_seconds > 0 else ""
+    scoring = f", {usage.scoring_seconds:.2f} s of it scoring" if usage.scoring_seconds >= 0.005 else ""
+    line = f"{tokens} tokens in {usage.seconds:.2f} s{scoring}{speed}, seed {seed}"
+    console.err().print(line, style="dim", soft_wrap=True)
+
+
+def one_line(text: str, limit: int) -> str:
+    """The text's end matters in a prompt and its start in a sample; both are cut in the middle."""
+    flat = " ".join(text.split())
+    if len(flat) <= limit:
+        return flat
+    half = (limit - 3) // 2
+    return f"{flat[:half]} … {flat[-half:]}"
+
+
+def _table(result: SearchResult) -> Table:
+    answers = result.answers if isinstance(result, VoteResult) else None
+    table = Table(title=Text(one_line(result.prompt, 90)), title_justify="left", title_style="bold", expand=True)
+    table.add_column("#", justify="right", no_wrap=True)
+    if answers is not None:
+        table.add_column("answer", justify="right", no_wrap=True)
+    weighted = answers is None or len(set(result.scores)) > 1
+    if weighted:
+        table.add_column("score" if answers is None else "weight", justify="right", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("end", no_wrap=True)
+    table.add_column("text", ratio=1, overflow="fold")
+    for i, candidate in enumerate(result.candidates):
+        best = i == result.best_index
+        cells = [f"{'>' if best else ' '}{i}"]
+        if answers is not None:
+            cells.append(one_line(answers[i] or "-", 20))
+        if weighted:
+            cells.append(f"{result.scores[i]:.3f}")
+        cells += [str(len(candidate.token_ids)), candidate.finish_reason, one_line(candidate.text, 400)]
+        table.add_row(*map(Text, cells), style="bold green" if best else None)
+    return table
+
+
+@dataclass
+class _Node:
+    """A step that some trajectories share, and what follows it."""
+
+    step: str
+    score: float | None = None
+    children: list[_Node] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    best: bool = False
+
+    def child(self, step: str) -> _Node:
+        """The node of a next step."""
+        known = next((c for c in self.children if c.step == step), None)
+        if known is None:
+            known = _Node(step)
+            self.children.append(known)
+        return known
+
+
+def _tree(result: SearchResult) -> Tree:
+    """All steps that were drawn: those of candidates, and those that made room for better ones."""
+    root = _Node("")
+    for i, (candidate, trajectory) in enumerate(zip(result.candidates, result.trajectories, strict=True)):
+        best = i == result.best_index
+        path = _walk(root, trajectory)
+        note = f"{'> ' if best else ''}{i}: {result.scores[i]:.3f}, {_end(candidate)}"
+        answer = result.answers[i] if isinstance(result, VoteResult) else None
+        path[-1].notes.append(note if answer is None else f"{note}, {one_line(answer, 20)}")
+        for node in path if best else []:
+            node.best = True
+    for trajectory in result.pruned:
+        _walk(root, trajectory)[-1].notes.append("pruned")
+    tree = Tree(Text(one_line(result.prompt, 90), style="bold"), guide_style="dim")
+    _plant(tree, root)
+    return tree
+
+
+def _walk(root: _Node, trajectory: Trajectory) -> list[_Node]:
+    """The nodes of a trajectory, made where they are new."""
+    path = [root]
+    for step, score in zip(trajectory.steps, trajectory.scores, strict=True):
+        node = path[-1].child(step)
+        node.score = score
+        path.append(node)
+    return path
+
+
+def _plant(tree: Tree, node: _Node) -> None:
+    for child in sorted(node.children, key=lambda c: not c.best):
+        score = "" if child.score is None else f"{child.score:.3f} "
+        label = Text.assemble((score, "cyan"), one_line(child.step, 300) or "(empty)")
+        for note in child.notes:
+            label.append(f"  [{note}]", style="dim")
+        if child.best:
+            label.stylize("bold green")
+        _plant(tree.add(label), child)
+
+
+def _end(candidate: CompletionOutput) -> str:
+    return {"stop": "ended", "length": "cut", "aborted": "given up"}[candidate.finish_reason]

@@ -1,0 +1,82 @@
+"""`tilebeam trace`: run a prompt, write the timeline, print the table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from tilebeam.cli import console
+from tilebeam.gguf.whole_file import whole_file
+from tilebeam.measure.machine import OtherLoad
+from tilebeam.measure.trace import Limits, Summary, Tracer
+from tilebeam.model.lm import LM
+from tilebeam.sampling_params import SamplingParams
+
+_LIMIT = {"memory": "read", "arithmetic": "peak"}
+
+
+def random_prompt(lm: LM, length: int, seed: int) -> list[int]:
+    """Token ids to run when no text is given."""
+    return [int(t) for t in np.random.default_rng(seed).integers(0, lm.n_vocab, length)]
+
+
+def run(lm: LM, prompt: str | list[int], params: SamplingParams, out: Path, as_json: bool) -> None:
+    """Trace one `LM.generate`, write the timeline to `out`, print the summary to stdout."""
+    with OtherLoad() as load, console.generating("trace", params.n) as hook, Tracer(lm) as tracer:
+        lm.generate([prompt], params, progress=hook)
+    with whole_file(out) as partial:
+        partial.write_text(json.dumps(tracer.timeline()), encoding="utf-8")
+    summary = tracer.summary(Limits.measure(lm.info.threads))
+    if as_json:
+        json.dump({"trace": str(out), "other_load": load.share, **summary.as_dict()}, sys.stdout, indent=2)
+        print()
+    else:
+        show(summary)
+        console.err().print(f"{out}: open it at https://ui.perfetto.dev or chrome://tracing", style="dim")
+    if load.share >= 0.1 and not as_json:
+        console.err().print(
+            f"Other programs used {load.share:.0%} of the CPUs meanwhile: take the times on a quiet machine.",
+            style="yellow",
+        )
+
+
+def show(summary: Summary) -> None:
+    """Print the table."""
+    table = Table(title="What the NPU did", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("op", "weights", "kernel"):
+        table.add_column(column, no_wrap=True)
+    for column in ("ops", "ms", "share", "GB/s", "GOPS", "of limit"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in summary.ops:
+        limit = "" if row.share_of_limit is None else f"{row.share_of_limit:.0%} {_LIMIT[row.bound]}"
+        table.add_row(
+            row.op,
+            row.weights,
+            row.kernel,
+            str(row.count),
+            f"{row.seconds * 1e3:.2f}",
+            f"{row.share:.1%}",
+            f"{row.gbs:.2f}",
+            f"{row.gops:.1f}" if row.gops else "",
+            limit,
+        )
+    busy = summary.busy_seconds
+    table.add_section()
+    between = f"{summary.between_seconds / busy:.1%}" if busy > 0 else ""
+    table.add_row("between ops", "", "", "", f"{summary.between_seconds * 1e3:.2f}", between, "", "", "")
+    out = console.out()
+    out.print(table)
+    parts = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in summary.seconds.items() if seconds)
+    out.print(f"NPU busy {busy * 1e3:.1f} ms in {summary.graphs} graphs. CPU side: {parts}.")
+    if summary.limits:
+        m = summary.limits
+        out.print(
+            f"Limits of this machine: {m.int8_gops:.0f} GOPS int8, {m.fma_gflops:.0f} GFLOPS, {m.read_gbs:.1f} GB/s."
+        )
+    if summary.lost or summary.damaged:
+        out.print(f"Missing: {summary.lost} records without room, {summary.damaged} damaged ones.", style="yellow")

@@ -1,0 +1,1 @@
+"""Many sequences over one context: scheduling, the KV cache, sampling, texts."""

@@ -1,0 +1,179 @@
+"""Texts while they grow: what `LM.stream` and `LM.astream` return, and waiting for a call in a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tilebeam.engine.dispatcher import Call, Dispatcher
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import Delta, ProgressHook, RequestOutput
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+
+class _Streaming:
+    """What both kinds of streams share: one call of one prompt."""
+
+    def __init__(self, lm: LM, dispatcher: Dispatcher, call: Call) -> None:
+        self._lm = lm  # the model lives as long as its streams
+        self._dispatcher = dispatcher
+        self._call = call
+
+    def cancel(self) -> None:
+        """End what is not finished, as "aborted", and free its KV cells. Idempotent, and does not wait."""
+        self._dispatcher.cancel(self._call)
+
+    @property
+    def output(self) -> RequestOutput:
+        """The whole result, once all samples have ended.
+
+        Raises:
+            TilebeamError: they have not, or why there is none.
+        """
+        if not self._call.done:
+            raise TilebeamError("The stream has not ended: read it to its end, or cancel it.")
+        return self._call.outputs()[0]
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is not None and not call.done:
+            self._dispatcher.abandon(call)
+
+
+class Stream(_Streaming):
+    """The deltas of one prompt's samples, as they come. Iterate; leaving the `with` block or dropping it cancels.
+
+    The samples decode in the batches of all calls under way. With no other call they move on while somebody iterates.
+    """
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        call = self._call
+        if not call.deltas:
+            self._dispatcher.wait(call, lambda: bool(call.deltas))
+        if call.deltas:
+            return call.deltas.popleft()
+        if call.error is not None:
+            call.outputs()  # raises it
+        raise StopIteration
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class AsyncStream(_Streaming):
+    """The deltas of one prompt's samples, as they come. Iterate with `async for`; leaving the `async with` block,
+    cancelling the task or dropping it cancels."""
+
+    def __init__(self, lm: LM, dispatcher: Dispatcher, call: Call) -> None:
+        super().__init__(lm, dispatcher, call)
+        self._news = _News(call)
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        call = self._call
+        try:
+            while not (call.deltas or call.done):
+                await self._news.wait()
+        except BaseException:
+            self.cancel()
+            raise
+        if call.deltas:
+            return call.deltas.popleft()
+        if call.error is not None:
+            call.outputs()  # raises it
+        raise StopAsyncIteration
+
+    def take(self) -> list[Delta]:
+        """The deltas that have come already, without waiting."""
+        deltas = self._call.deltas
+        return [deltas.popleft() for _ in range(len(deltas))]
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class _News:
+    """Carries "something happened" from the thread that steps to the event loop of the call's task."""
+
+    def __init__(self, call: Call) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._on_its_way = False
+        call.news = self._tell
+
+    def _tell(self) -> None:
+        if self._on_its_way:
+            return
+        self._on_its_way = True
+        with suppress(RuntimeError):  # the loop is closed: nobody is left who could listen
+            self._loop.call_soon_threadsafe(self._arrive)
+
+    def _arrive(self) -> None:
+        self._on_its_way = False
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return when something happened since the last time."""
+        await self._event.wait()
+        self._event.clear()
+
+
+async def completed(lm: LM, dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> list[RequestOutput]:
+    """Submit a call and wait for its results; see `LM.agenerate`."""
+    news = _News(call)
+    dispatcher.submit(call, background=lm)
+    try:
+        seen = 0
+        while not call.done:
+            await news.wait()
+            if progress is not None and call.steps > seen and call.error is None:
+                seen = call.steps
+                if progress(call.snapshot()) is False:
+                    progress = None
+                    dispatcher.cancel(call)
+    except BaseException:
+        dispatcher.cancel(call)
+        raise
+    return call.outputs()
+
+
+def run(dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> list[RequestOutput]:
+    """Submit a call and wait for its results in this thread; see `LM.generate`."""
+    dispatcher.submit(call)
+    try:
+        while progress is not None and not call.done:
+            seen = call.steps
+            dispatcher.wait(call, partial(_moved, call, seen))
+            if call.steps > seen and call.error is None and progress(call.snapshot()) is False:
+                progress = None
+                dispatcher.cancel(call)
+        dispatcher.wait(call, lambda: False)
+    except BaseException:
+        dispatcher.cancel(call)
+        raise
+    return call.outputs()
+
+
+def _moved(call: Call, seen: int) -> bool:
+    return call.steps > seen

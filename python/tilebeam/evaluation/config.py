@@ -1,0 +1,272 @@
+"""What an evaluation is: its setting, the digest that names it, and the units of work that it consists of.
+
+Logits depend, in their last bits, on what shares a batch. A unit is therefore a fixed list of items that run together,
+beginning with an empty KV cache, and what comes out depends on the setting alone: not on the units before it, on the
+process it runs in, or on whether the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation.functions import is_function_name
+from tilebeam.evaluation.tasks import TaskOptions
+from tilebeam.search import registry as methods
+
+SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
+_PRINT_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model by name.
+
+    Attributes:
+        name: in reports.
+        path: where the file is; not part of the setting.
+        fingerprint: of its content, see `fingerprint`.
+    """
+
+    name: str
+    path: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """A search method and its options.
+
+    Attributes:
+        name: as `tilebeam.search.registry` knows it.
+        options: of the algorithm, as texts.
+        spec: as the user wrote it.
+        label: in reports: the name, or the spec if several methods have that name.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    spec: str
+    label: str
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its budgets come out of one run of samples."""
+        return self.name in SAMPLED
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that results depend on.
+
+    Attributes:
+        models: files; every one runs on every device.
+        devices: "npu", "cpu".
+        task: options; task_digest: of prompts, answers and judges.
+        methods, budgets: what is evaluated, budgets in rising order.
+        scorers: names, see `tilebeam.evaluation.scorers`; sources: digests of those that are functions.
+        reward: what the reward model is.
+        seeds: every item is run once with each.
+        sampling: fields of `SamplingParams` but n, seed and logprobs.
+        chat: wrap prompts in the model's chat template.
+        n_ctx, n_seq_max, threads, npu: how models are loaded.
+        unit_items: items of a unit.
+        versions: of Tilebeam and what it computes with.
+    """
+
+    models: tuple[ModelFile, ...]
+    devices: tuple[str, ...]
+    task: TaskOptions
+    task_digest: str
+    methods: tuple[str, ...]
+    budgets: tuple[int, ...]
+    scorers: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (1, 2, 3)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = False
+    n_ctx: int = 4096
+    n_seq_max: int = 16
+    threads: int = 1
+    npu: str | None = None
+    unit_items: int = 8
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `TilebeamError` for what cannot be run."""
+        for name in ("models", "devices", "methods", "budgets", "seeds"):
+            values = getattr(self, name)
+            keys = [m.name for m in values] if name == "models" else list(values)
+            if not keys:
+                raise TilebeamError(f"An evaluation needs at least one of its {name}.")
+            if len(set(keys)) != len(keys):
+                raise TilebeamError(f"The {name} must differ: {', '.join(map(str, keys))}.")
+        if min(self.budgets) < 1 or list(self.budgets) != sorted(self.budgets):
+            raise TilebeamError(f"Budgets must be whole numbers of at least 1 in rising order, not {self.budgets}.")
+        if self.unit_items < 1:
+            raise TilebeamError(f"A unit must have at least one item, not {self.unit_items}.")
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of the run from which all budgets come."""
+        return self.budgets[-1]
+
+    def parsed_methods(self) -> list[Method]:
+        """The methods.
+
+        Raises:
+            TilebeamError: there is no such method; options are checked when it is made.
+        """
+        parsed = [methods.parse(spec) for spec in self.methods]
+        names = [methods.canonical(name) for name, _ in parsed]
+        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
+        return [
+            Method(name, options, spec, label)
+            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
+        ]
+
+    def scorers_of(self, method: Method) -> list[str]:
+        """The scorers that a method is run with, "" for none.
+
+        Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
+        rate steps; what runs without a scorer does.
+        """
+        if method.name == "best-of-n":
+            return list(self.scorers)
+        if method.name == "self-consistency":
+            return ["", *filter(scoring.is_weight, self.scorers)]
+        try:
+            methods.create(method.name, **method.options)
+        except TilebeamError:
+            return [name for name in self.scorers if scoring.rates_steps(name)]
+        return [""]
+
+    def series(self, method: Method, scorer: str = "") -> str:
+        """A method with its scorer, as reports call it: "beam[prm]"; functions go by their own name if that tells them
+        apart."""
+        if not scorer:
+            return method.label
+        short = [s.rpartition(":")[2] for s in self.scorers]
+        own = scorer.rpartition(":")[2]
+        return f"{method.label}[{own if short.count(own) == 1 else scorer}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it for JSON. Where files lie is left out: digests tell what is in them."""
+        result = asdict(self)
+        for model in result["models"]:
+            del model["path"]
+        task = result["task"]
+        for key in ("spec", "shots_file", "checker", "extract"):
+            if task[key] is not None:
+                task[key] = _without_folder(task[key])
+        if task["pilot_seed"] is None:
+            del task["pilot_seed"], task["pilot_items"]
+        plain: dict[str, Any] = json.loads(json.dumps(result))
+        return plain
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the setting."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def _without_folder(text: str) -> str:
+    """ "jsonl:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" without a/; any other text as it is."""
+    kind, colon, rest = text.partition(":")
+    if kind == "jsonl" and colon:
+        return f"jsonl:{Path(rest).name}"
+    if text.endswith(".jsonl") or (is_function_name(text) and ".py:" in text):
+        return Path(text).name
+    return text
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two settings as dicts, one phrase each."""
+    found: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} was {json.dumps(a)}, is {json.dumps(b)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Items that run together from an empty cache.
+
+    Attributes:
+        model, device: which model, where.
+        seed: what the items' seeds derive from.
+        items: positions in the task, first .. last - 1.
+        budget: candidates per item; of samples the greatest.
+        method, scorer: of a search, as the setting spells them; "" for samples.
+        series: what reports call it.
+    """
+
+    model: str
+    device: str
+    seed: int
+    first: int
+    last: int
+    budget: int
+    method: str = ""
+    scorer: str = ""
+    series: str = "samples"
+
+    @property
+    def key(self) -> str:
+        """Unique in an evaluation."""
+        return f"{self.model}/{self.device}/{self.series}@{self.budget}/seed {self.seed}/{self.first}-{self.last - 1}"
+
+
+def units(setting: Setting, n_items: int) -> Iterator[Unit]:
+    """All units of a task of `n_items` in the order of reports."""
+    spans = [(first, min(first + setting.unit_items, n_items)) for first in range(0, n_items, setting.unit_items)]
+    searches = [
+        (method.spec, scorer, setting.series(method, scorer))
+        for method in setting.parsed_methods()
+        if not method.sampled
+        for scorer in setting.scorers_of(method)
+    ]
+    for model, device in itertools.product((m.name for m in setting.models), setting.devices):
+        for seed, (first, last) in itertools.product(setting.seeds, spans):
+            yield Unit(model, device, seed, first, last, setting.n_samples)
+        for search, budget, seed, span in itertools.product(searches, setting.budgets, setting.seeds, spans):
+            yield Unit(model, device, seed, *span, budget, *search)
+
+
+def item_seed(seed: int, item_id: str) -> int:
+    """The seed of an item's samples: items draw independently of each other."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)
+
+
+def fingerprint(path: str | Path) -> str:
+    """What tells a model file from others without reading all of it: SHA-256 of its size, its first 8 MiB (all
+    metadata), and of a 1 MiB piece in every 64 MiB.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        digest.update(str(size).encode())
+        file.seek(0)
+        for _ in range(8):
+            digest.update(file.read(_PRINT_CHUNK))
+        for start in range(64 * _PRINT_CHUNK, size, 64 * _PRINT_CHUNK):
+            file.seek(start)
+            digest.update(file.read(_PRINT_CHUNK))
+        file.seek(max(0, size - _PRINT_CHUNK))
+        digest.update(file.read())
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""The scorers of an evaluation by name.
+
+logprob          the model's own log-probability per token
+logprob-sum      of the whole text
+verifier         the task's own checker, which knows the answer: an upper bound for real scorers
+prm, orm         the reward model that the options name
+module:function, FILE.py:function
+                 a function of prompt and text that returns a score; searches by steps ask it after every step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, named_scorer
+
+REWARDS = ("prm", "orm")
+VERIFIER = "verifier"
+
+
+class FunctionScorer(StepScorer):
+    """A function of prompt and text, asked of a text up to each of its steps; a whole text's score is the last.
+
+    Args:
+        function: gets the prompt and a text; returns a number, or True or False for 1 and 0.
+        step_stop: what ends a step.
+    """
+
+    def __init__(self, function: Callable[[str, str], float | bool], *, step_stop: str = "\n") -> None:
+        super().__init__(step_stop=step_stop)
+        self._function = function
+
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+        """What the function says of the first step, the first two, and so on."""
+        return [
+            [float(self._function(prompt, "".join(steps[: i + 1]))) for i in range(len(steps))]
+            for prompt, steps in zip(prompts, solutions, strict=True)
+        ]
+
+
+def check_scorer(name: str, reward: str | None) -> None:
+    """Raise `TilebeamError` if there is no such scorer.
+
+    Args:
+        reward: "prm" or "orm" if options name a reward model.
+    """
+    if name == "majority":
+        raise TilebeamError("--scorer majority: what the majority says is the method self-consistency.")
+    if name in REWARDS:
+        if name != reward:
+            raise TilebeamError(f"--scorer {name} needs a reward model: --{name} FILE.")
+    elif name != VERIFIER and not is_function_name(name):
+        named_scorer(name)
+
+
+def sources(names: Sequence[str]) -> dict[str, str]:
+    """What the source of each function among the scorers is, by its digest."""
+    return {name: source_digest(load_function(name, "--scorer")) for name in names if is_function_name(name)}
+
+
+def rates_steps(name: str) -> bool:
+    """Whether searches by steps can use a scorer."""
+    return name in REWARDS or is_function_name(name)
+
+
+def is_weight(name: str) -> bool:
+    """Whether votes can be weighted by a scorer: log-probabilities per token (as exp), reward models and functions (as
+    they are). Votes that the verifier weights would be its own verdict."""
+    return rates_steps(name) or (name != VERIFIER and _per_token(name))
+
+
+def needs_logprobs(names: Sequence[str]) -> bool:
+    """Whether samples must carry log-probabilities."""
+    return any(not rates_steps(n) and n != VERIFIER and named_scorer(n).needs_logprobs for n in names)
+
+
+def _per_token(name: str) -> bool:
+    known = named_scorer(name)
+    return isinstance(known, LogProb) and known.per_token
+
+
+def modelless_scorer(name: str, verdict: Callable[[str, str], float], step_stop: str) -> Scorer:
+    """A scorer that needs no model of its own.
+
+    Args:
+        verdict: the verifier's, of prompt and text.
+        step_stop: what ends a step.
+    """
+    if name == VERIFIER:
+        return Verifier(verdict)
+    if is_function_name(name):
+        return FunctionScorer(load_function(name, "--scorer"), step_stop=step_stop)
+    return named_scorer(name)

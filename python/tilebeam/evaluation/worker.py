@@ -1,0 +1,308 @@
+"""Where units of work are done: models and reward models kept open, one unit after the other from clean caches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.answers.extract import merged
+from tilebeam.cli.reward_options import RewardOptions, open_scorer
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
+from tilebeam.evaluation.log import Record
+from tilebeam.evaluation.tasks import Item, Task, open_task
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.scorers import Scorer, log_probability, rate
+from tilebeam.search import registry as methods
+from tilebeam.search.base import Algorithm, SearchResult, check_complete
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.scoring.reward_model import RewardModel
+
+_SECONDS = ("prefill_seconds", "decode_seconds", "sampling_seconds", "scoring_seconds")
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a process needs to do an evaluation's units; it can be pickled.
+
+    Attributes:
+        setting: of the evaluation.
+        reward: the reward model's options; its files are named in the setting by their content.
+        step_stop: what ends a step for scorers.
+    """
+
+    setting: Setting
+    reward: RewardOptions
+    step_stop: str = "\n"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A configuration whose latency is measured."""
+
+    series: str
+    budget: int
+    method: Method | None
+    scorer: str
+
+
+class Workbench:
+    """Does units.
+
+    Models are opened when they are first needed. As many stay open as `keep` allows, the latest used.
+
+    Args:
+        job: what to do.
+        task: made from the job's options if not given.
+        keep: models of the setting that stay open.
+
+    Raises:
+        TilebeamError: the task here is not the setting's.
+    """
+
+    def __init__(self, job: Job, task: Task | None = None, *, keep: int = 1) -> None:
+        self.setting = job.setting
+        self.task = task or open_task(job.setting.task)
+        if self.task.digest != self.setting.task_digest:
+            raise TilebeamError(
+                f"The items of {self.task.name} differ here from those of the evaluation: another version of their "
+                "source, of the checker or of the extractor."
+            )
+        self._job = job
+        self._keep = keep
+        self._models = {m.name: m for m in self.setting.models}
+        self._methods = {m.spec: m for m in self.setting.parsed_methods()}
+        self._open: dict[tuple[str, str], ExitStack] = {}
+        self._lms: dict[tuple[str, str], LM] = {}
+        self._rewards: dict[str, tuple[ExitStack, RewardModel]] = {}
+        self._items: dict[str, Item] = {}  # by prompt, for scorers
+
+    # --- units ------------------------------------------------------------------------------------------------------
+
+    def run(self, unit: Unit, progress: ProgressHook | None = None) -> Record:
+        """Do a unit.
+
+        Returns:
+            Its record for the log. What is under "seconds" differs from run to run, nothing else does.
+        """
+        began = time.perf_counter()
+        lm = self._lm(unit.model, unit.device)
+        items = self.task.items[unit.first : unit.last]
+        self._clean(lm, unit.device)
+        work = self._search if unit.method else self._samples
+        found = work(unit, lm, items, progress)
+        return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
+
+    def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
+        """The budget's samples of each item, with the scores of every scorer."""
+        names = self.setting.scorers
+        params = [
+            self._sampling(unit.seed, item, n=unit.budget, logprobs=scoring.needs_logprobs(names)) for item in items
+        ]
+        outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        check_complete(outputs)
+        scores = {name: self._scores(name, unit.device, items, outputs) for name in names}
+        records = []
+        for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
+            answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
+            samples = [
+                {
+                    "text": c.text,
+                    "answer": answers[j],
+                    "correct": self.task.verdict(item, c.text),
+                    "tokens": len(c.token_ids),
+                    "finish": c.finish_reason,
+                    "scores": {name: scores[name][i][j] for name in names},
+                    "weights": {n: _weight(n, c, scores[n][i][j]) for n in names if scoring.is_weight(n)},
+                }
+                for j, c in enumerate(output.outputs)
+            ]
+            records.append({"id": item.id, "samples": samples} | _usage(output.usage))
+        return records
+
+    def _scores(
+        self, name: str, device: str, items: Sequence[Item], outputs: Sequence[RequestOutput]
+    ) -> list[list[float]]:
+        if name == scoring.VERIFIER:  # by item: prompts may be alike
+            return [
+                [self.task.verdict(item, c.text) for c in output.outputs]
+                for item, output in zip(items, outputs, strict=True)
+            ]
+        scores, costs = rate(self._scorer(name, device), outputs)
+        for output, cost in zip(outputs, costs, strict=True):
+            output.usage += cost
+        if not all(math.isfinite(score) for group in scores for score in group):
+            raise TilebeamError(f"--scorer {name} returned a score that is not finite.")
+        return scores
+
+    def _search(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
+        """What the search chose for each item."""
+        algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.device)
+        params = [self._sampling(unit.seed, item) for item in items]
+        prompts = [self._prompt(lm, item) for item in items]
+        results = algorithm.run(lm, prompts, unit.budget, sampling=params, progress=progress)
+        return [
+            {
+                "id": item.id,
+                "text": result.the_one.text,
+                "answer": self.task.extract(result.the_one.text),
+                "correct": self.task.verdict(item, result.the_one.text),
+                "score": result.scores[result.best_index],
+                "candidates": len(result.candidates),
+            }
+            | _usage(result.usage)
+            for item, result in zip(items, results, strict=True)
+        ]
+
+    # --- latency ----------------------------------------------------------------------------------------------------
+
+    def latency(self, model: str, device: str, timed: Timed, item: Item) -> Record:
+        """The real algorithm on one prompt alone, from clean caches, by the clock.
+
+        Returns:
+            "tokens" sampled, and "seconds" from prompt to choice.
+        """
+        lm = self._lm(model, device)
+        self._clean(lm, device)
+        params = self._sampling(self.setting.seeds[0], item)
+        prompt = self._prompt(lm, item)
+        if timed.method is None:
+            began = time.perf_counter()
+            usage = lm.generate([prompt], replace(params, n=1))[0].usage
+        else:
+            algorithm = self._algorithm(timed.method, timed.scorer, device)
+            began = time.perf_counter()
+            usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
+        return {"seconds": round(time.perf_counter() - began, 6), "tokens": usage.completion_tokens}
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _sampling(self, seed: int, item: Item, **changes: Any) -> SamplingParams:
+        return SamplingParams(**dict(self.setting.sampling), seed=item_seed(seed, item.id), **changes)
+
+    def _prompt(self, lm: LM, item: Item) -> str:
+        text = item.prompt
+        if self.setting.chat:
+            text = lm.apply_chat_template([{"role": "user", "content": text}])
+        self._items[text] = item
+        return text
+
+    def _algorithm(self, method: Method, scorer: str, device: str) -> Algorithm[SearchResult]:
+        options: dict[str, Any] = dict(method.options)
+        known = {o.name for o in methods.options(method.name)}
+        if "extract" in known and "extract" not in options:
+            options["extract"] = self.task.extract
+            if "equal" in known:
+                options["equal"] = self.task.equal
+        if method.name == "self-consistency" and scorer:
+            options["weighting"] = "reward" if scoring.rates_steps(scorer) else "logprob"
+            scorer = scorer if scoring.rates_steps(scorer) else ""
+        return methods.create(method.name, scorer=self._scorer(scorer, device) if scorer else None, **options)
+
+    def _scorer(self, name: str, device: str) -> Scorer:
+        if name in scoring.REWARDS:
+            return self._reward(device)
+        return scoring.modelless_scorer(
+            name, lambda prompt, text: self.task.verdict(self._items[prompt], text), self._job.step_stop
+        )
+
+    def _reward(self, device: str) -> RewardModel:
+        if device not in self._rewards:
+            stack = ExitStack()
+            scorer = stack.enter_context(
+                open_scorer(
+                    self._job.reward,
+                    step_stop=self._job.step_stop,
+                    question=lambda prompt: self._question(device, prompt),
+                    n_ctx=self.setting.n_ctx,
+                    n_seq_max=self.setting.n_seq_max,
+                    device=device,
+                    threads=self.setting.threads,
+                    executor=self.setting.npu if device == "npu" else None,
+                )
+            )
+            self._rewards[device] = stack, scorer
+        return self._rewards[device][1]
+
+    def _question(self, device: str, prompt: str) -> str:
+        """What the reward model reads in place of a prompt: no examples, and no chat template but its own."""
+        item = self._items[prompt]
+        return item.body if self._rewards[device][1].format.head == "{prompt}" else item.question
+
+    def _lm(self, name: str, device: str) -> LM:
+        key = name, device
+        if key not in self._lms:
+            while len(self._lms) >= self._keep:
+                oldest = next(iter(self._lms))
+                del self._lms[oldest]
+                self._open.pop(oldest).close()
+            model = self._models[name]
+            if fingerprint(model.path) != model.fingerprint:
+                raise TilebeamError(f"{model.path} is not the file {name} that this evaluation began with.")
+            stack = ExitStack()
+            self._lms[key] = stack.enter_context(self.load(model.path, device))
+            self._open[key] = stack
+        self._lms[key] = self._lms.pop(key)  # the latest used comes last
+        return self._lms[key]
+
+    def load(self, path: str, device: str) -> LM:
+        """Load a model as the setting says."""
+        import tilebeam
+
+        s = self.setting
+        return tilebeam.load(
+            path,
+            device=device,
+            n_ctx=s.n_ctx,
+            n_seq_max=s.n_seq_max,
+            threads=s.threads,
+            executor=s.npu if device == "npu" else None,
+        )
+
+    def _clean(self, lm: LM, device: str) -> None:
+        """Where cells lie decides in what order attention adds up: begin at the first one."""
+        with lm.raw_decode():
+            pass
+        if device in self._rewards:
+            with self._rewards[device][1].lm.raw_decode():
+                pass
+
+    def close(self) -> None:
+        """Close all models."""
+        with ExitStack() as stack:
+            for opened in [*self._open.values(), *(s for s, _ in self._rewards.values())]:
+                stack.push(opened)
+        self._open.clear()
+        self._lms.clear()
+        self._rewards.clear()
+
+    def __enter__(self) -> Workbench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _weight(name: str, candidate: CompletionOutput, score: float) -> float:
+    """The weight of a candidate's vote, as `SelfConsistency` has it."""
+    return score if scoring.rates_steps(name) else math.exp(log_probability(candidate, per_token=True))
+
+
+def _usage(usage: Usage) -> Record:
+    """Tokens, and seconds apart from them."""
+    tokens: Mapping[str, Any] = asdict(usage)
+    return {
+        "usage": {k: v for k, v in tokens.items() if k not in _SECONDS},
+        "seconds": {k.removesuffix("_seconds"): round(tokens[k], 6) for k in _SECONDS},
+    }

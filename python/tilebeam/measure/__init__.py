@@ -1,0 +1,1 @@
+"""Measurements: throughput, perplexity, traces, importance, and what the machine can do."""

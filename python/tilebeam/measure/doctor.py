@@ -1,0 +1,396 @@
+"""`tilebeam doctor`: look at everything that must fit together, try it, and say what to do about what does not.
+
+Each check stands alone: a broken one is reported, the others still run. Nothing here needs a model.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tilebeam import __version__
+from tilebeam.errors import TilebeamError
+from tilebeam.measure.machine import cpu_features, cpu_info
+
+_PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
+_NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
+_VARIABLES = tuple(
+    f"TILEBEAM_{name}" for name in ("NPU", "DEVICES", "MEMORY_LIMIT", "THREADS", "ISA", "LIB_DIR", "DEBUG")
+)
+# What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
+_FEATURES = {
+    "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "amx_int8"),
+    "aarch64": ("asimd", "asimdhp", "asimddp", "i8mm", "sve"),
+}
+_NOOPS = 200
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried.
+
+    Attributes:
+        name: what.
+        ok: whether it is as it should be.
+        detail: what was found, for people.
+        advice: when not ok, a sentence that says what to do.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+@dataclass
+class Report:
+    """All checks, and the facts behind them (for --json and bug reports)."""
+
+    checks: list[Check] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every check passed."""
+        return all(c.ok for c in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: {"healthy", "checks": [{"name", "ok", "detail", "advice"}], and the facts}."""
+        return {"healthy": self.healthy, "checks": [asdict(c) for c in self.checks], **self.facts}
+
+    def attempt(self, name: str, advice: str, examination: Callable[[Report], str]) -> None:
+        """Run one examination: it returns the detail, or raises with the reason."""
+        try:
+            self.checks.append(Check(name, True, examination(self)))
+        except Exception as error:  # a doctor must survive whatever the patient does
+            if os.environ.get("TILEBEAM_DEBUG"):
+                raise
+            text = " ".join(str(error).split()) or type(error).__name__
+            self.checks.append(Check(name, False, text, advice))
+
+
+def examine() -> Report:
+    """Run all checks."""
+    report = Report()
+    reinstall = "Reinstall Tilebeam (`pip install --force-reinstall --no-deps .`, or `make setup`)"
+    reinstall += f", or unset TILEBEAM_LIB_DIR ({own})." if (own := os.environ.get("TILEBEAM_LIB_DIR")) else "."
+    fit = "Install the llama-cpp-python that this Tilebeam was built for; the detail names it."
+    report.attempt("machine", "Tilebeam runs on Linux on x86-64 and aarch64.", _machine)
+    report.attempt("native files", reinstall, _native)
+    report.attempt("tile layout", reinstall, _layout)
+    report.attempt("versions", fit, _versions)
+    report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
+    report.attempt("one build", reinstall, _builds)
+    report.attempt("device", "Set the variables named in the detail right, or unset them.", _device)
+    for executor in ("thread", "process"):
+        report.attempt(
+            f"executor: {executor}",
+            "Check that the system allows shared memory (memfd) and new processes; else use the other executor, with "
+            f"TILEBEAM_NPU={'thread' if executor == 'process' else 'process'}.",
+            lambda r, e=executor: _executor(r, e),  # type: ignore[misc]
+        )
+    report.attempt("executor: qemu-hexagon", "The other executors do without it.", _hexagon)
+    report.attempt(
+        "kernels",
+        "Do not trust results of this build: set TILEBEAM_ISA=portable, and report this with `tilebeam doctor --json`.",
+        _kernels,
+    )
+    return report
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def _versions(report: Report) -> str:
+    found: dict[str, str | None] = {"tilebeam": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    report.facts["versions"] = found
+    report.facts["abi"] = {"match": False}  # until the plugin has been loaded
+    report.facts["environment"] = {v: os.environ[v] for v in _VARIABLES if v in os.environ}
+    from tilebeam.native.plugin import ggml
+
+    lib = ggml()  # refuses another llama-cpp-python
+    found["ggml"] = lib.ggml_version().decode()
+    found["ggml_commit"] = lib.ggml_commit().decode()
+    return (
+        f"tilebeam {__version__}, llama-cpp-python {found['llama-cpp-python']}, ggml {found['ggml']} "
+        f"(commit {found['ggml_commit']}), Python {found['python']}"
+    )
+
+
+def _machine(report: Report) -> str:
+    machine = platform.machine()
+    present = cpu_features()
+    features = {name: name in present for name in _FEATURES.get(machine, ())}
+    cpus = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    report.facts["machine"] = {
+        "system": platform.platform(),
+        "architecture": machine,
+        "cpu": cpu_info(),
+        "usable_cpus": cpus,
+        "memory_bytes": memory,
+        "cpu_features": features,
+    }
+    having = " ".join(name for name, here in features.items() if here) or "none known"
+    return f"{cpu_info()}, {machine}, {cpus} usable CPUs, {memory / 2**30:.1f} GiB; features: {having}"
+
+
+def _native(report: Report) -> str:
+    from tilebeam.native import paths as _paths
+
+    found: dict[str, str | None] = {}
+    missing = []
+    for name in _NATIVE:
+        try:
+            found[name] = str(_paths.native(name))
+        except FileNotFoundError as error:
+            found[name] = None
+            missing.append(str(error))
+    report.facts["files"] = found
+    if missing:
+        raise TilebeamError("; ".join(missing))
+    return f"{', '.join(_NATIVE)} in {Path(str(found[_NATIVE[0]])).parent}"
+
+
+def _layout(report: Report) -> str:
+    from tilebeam import _ext as ggml_ext
+
+    report.facts["layout_version"] = ggml_ext.LAYOUT_VERSION
+    types = [t.label for t in ggml_ext.Type if ggml_ext.is_tiled(t)]
+    report.facts["tiled_types"] = types
+    return f"version {ggml_ext.LAYOUT_VERSION}: {', '.join(types)}"
+
+
+def _plugin(report: Report) -> str:
+    from tilebeam.native.control import control
+    from tilebeam.native.plugin import ggml, register
+
+    registry = register()
+    status = control().status()
+    lib = ggml()
+    loaded = f"{lib.ggml_version().decode()} ({lib.ggml_commit().decode()})"
+    built = f"{status['ggml_version']} ({status['ggml_commit']})"
+    # The plugin compares version and commit itself when it is loaded: that it is there means that they fit.
+    report.facts["abi"] = {"plugin": registry.path, "ggml_loaded": loaded, "ggml_built_for": built, "match": True}
+    return f"built for ggml {built}; this process has {loaded}, which fits"
+
+
+def _device(report: Report) -> str:
+    from tilebeam.native.control import control
+    from tilebeam.native.plugin import register
+
+    names = register().device_names()
+    if not names:
+        raise TilebeamError("the plugin offers no device")
+    status, options = control().status(), control().options()
+    devices = [d for d in control().devices() if d["listed"]]
+    report.facts["devices"] = devices
+    report.facts["options"] = options
+    report.facts["status"] = status
+    if complaints := register().complaints:
+        raise TilebeamError("; ".join(complaints))
+    threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
+    limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
+    memory = [f"{d['name']} {d['memory_total'] / 2**30:.1f} GiB" for d in devices]
+    # the thread executor computes on the caller's thread: nobody could end an op that hangs
+    deadline = "" if options["executor"] == "thread" else f"deadline {options['deadline_ms'] / 1000:g} s per op, "
+    return (
+        f"{', '.join(memory)} ({status['description']}); "
+        f"{options['executor']} executor, threads: {threads}, {deadline}"
+        f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}"
+    )
+
+
+def _builds(report: Report) -> str:
+    """The three native files come from the same sources: the NPU side refuses another build's program."""
+    from tilebeam.native import executor as _npu
+    from tilebeam.native import paths as _paths
+    from tilebeam.native.control import control
+
+    ffi, lib = _npu.load()
+    told = subprocess.run(
+        [_paths.native("tilebeam-npud"), "--version"], capture_output=True, text=True, timeout=20, check=False
+    ).stdout.split()
+    builds = {
+        "libtilebeam_npu.so": ffi.string(lib.tb_session_build_id()).decode(),
+        "tilebeam-npud": told[-1] if "build" in told else "unknown",
+        "libggml-tilebeam.so": control().status()["build_id"],
+    }
+    report.facts["builds"] = builds
+    if len(set(builds.values())) > 1:
+        raise TilebeamError("native files of different builds: " + ", ".join(f"{k} {v}" for k, v in builds.items()))
+    return f"{builds['tilebeam-npud']}: program, plugin and NPU process have the same sources"
+
+
+def _executor(report: Report, kind: str) -> str:
+    """Start a session of its own, send no-ops, stop it."""
+    from tilebeam.native import executor as _npu
+    from tilebeam.native import paths as _paths
+
+    ffi, lib = _npu.load()
+    number, program = {
+        "thread": (0, "tilebeam-npud"),
+        "process": (1, "tilebeam-npud"),
+        "qemu-hexagon": (2, "tilebeam-npud-hexagon"),
+    }[kind]
+    options = ffi.new("tb_session_options *", {"process": number, "n_threads": 1, "deadline_ms": 10000})
+    path = ffi.new("char[]", os.fsencode(_paths.native(program)))
+    options.npud_path = path
+    wanted = ffi.new("char[]", b"hvx" if kind == "qemu-hexagon" else os.environ.get("TILEBEAM_ISA", "").encode())
+    options.isa = wanted
+    result = ffi.new("tb_session_result *")
+    session = lib.tb_session_start(options, result)
+    if session == ffi.NULL:
+        raise TilebeamError(_words(ffi, result) or "it does not start")
+    try:
+        times = ffi.new("int64_t[]", _NOOPS)
+        if lib.tb_session_time_noop(session, _NOOPS, times, result) != 0:
+            raise TilebeamError(_words(ffi, result))
+        microseconds = sorted(t / 1000 for t in times)[_NOOPS // 2]
+        isa = ffi.string(lib.tb_session_isa(session)).decode()
+        pid = int(lib.tb_session_pid(session))
+        threads = int(lib.tb_session_n_threads(session))
+        guards = _guards(int(lib.tb_session_guards(session)))
+        count = ffi.new("tb_session_counters *")
+        lib.tb_session_count(session, count)
+    finally:
+        lib.tb_session_stop(session)
+    fact = {
+        "isa": isa,
+        "noop_microseconds": microseconds,
+        "own_process": pid != os.getpid(),
+        "pid": pid,
+        "threads": threads,
+        "guards": guards,
+        "requests": count.requests,
+        "answers_while_spinning": count.spun,
+    }
+    report.facts.setdefault("executors", {})[kind] = fact
+    where = f"{program} (pid {pid}; {_shut_in(guards)})" if fact["own_process"] else "threads of this process"
+    return (
+        f"{where}, kernel set {isa}, answers in {microseconds:.1f} us "
+        f"({count.spun} of {count.requests} while spinning for it)"
+    )
+
+
+def _guards(bits: int) -> dict[str, bool]:
+    """Enum tb_guard by name: "syscalls", "private", "parent"."""
+    from tilebeam import _ext as ggml_ext
+
+    names = ggml_ext.ffi.typeof("enum tb_guard").relements
+    return {name.removeprefix("TB_GUARD_").lower(): bool(bits & bit) for name, bit in names.items()}
+
+
+def _shut_in(guards: dict[str, bool]) -> str:
+    words = {
+        "syscalls": "no files, network or programs",
+        "private": "closed to other processes",
+        "parent": "serves its parent only",
+    }
+    having = [text for name, text in words.items() if guards[name]]
+    lacking = [f"NOT: {text}" for name, text in words.items() if not guards[name]]
+    return ", ".join(having + lacking)
+
+
+def _hexagon(report: Report) -> str:
+    """The emulated executor where it is there; nothing is wrong where it is not."""
+    from tilebeam.native import paths as _paths
+
+    try:
+        _paths.native("tilebeam-npud-hexagon")
+    except FileNotFoundError:
+        return "not built (optional): install the packages clang-19, lld-19 and libc++-19-dev, and build again"
+    if shutil.which("qemu-hexagon") is None:
+        return "qemu-hexagon was not found (optional): install the package qemu-user"
+    return _executor(report, "qemu-hexagon")
+
+
+def _words(ffi: Any, result: Any) -> str:
+    return str(ffi.string(result.why).decode("utf-8", "replace"))
+
+
+def _kernels(report: Report) -> str:
+    from tilebeam.measure import selftest
+
+    results = selftest.run()
+    isas = list(dict.fromkeys(r.isa for r in results))
+    report.facts["kernel_sets"] = isas
+    report.facts["kernel_set_in_use"] = os.environ.get("TILEBEAM_ISA") or isas[0]
+    report.facts["nmse_limit"] = selftest.NMSE_LIMIT
+    report.facts["kernels"] = [
+        {
+            "isa": r.isa,
+            "op": r.op,
+            "kernel": r.kernel,
+            "nmse": r.nmse if r.nmse != float("inf") else None,
+            "ok": r.ok,
+            "why": r.why,
+        }
+        for r in results
+    ]
+    bad = [r for r in results if not r.ok]
+    if bad:
+        first = bad[0]
+        raise TilebeamError(
+            f"{len(bad)} of {len(results)} kernel tests differ from the reference, first {first.op} on {first.isa}: "
+            f"{first.why or f'squared error {first.nmse:.1e}'}"
+        )
+    worst = max(results, key=lambda r: r.nmse)
+    return (
+        f"in use: {report.facts['kernel_set_in_use']}; all {len(results)} tests of {', '.join(isas)} agree with "
+        f"numpy (largest squared error {worst.nmse:.1e}, limit {selftest.NMSE_LIMIT:.0e})"
+    )
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def show(report: Report, screen: Console) -> None:
+    """Print the checks as a table, the kernels in use, and what to do."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    said: set[str] = set()
+    for check in report.checks:
+        mark = Text("ok", "bold green") if check.ok else Text("FAIL", "bold red")
+        table.add_row(mark, check.name, Text("for the same reason" if check.detail in said else check.detail))
+        said.add(check.detail)
+    screen.print(table)
+    in_use = [k for k in report.facts.get("kernels", []) if k["isa"] == report.facts.get("kernel_set_in_use")]
+    if in_use:
+        names: dict[str, list[str]] = {}
+        for kernel in in_use:
+            if kernel["kernel"]:
+                names.setdefault(kernel["kernel"], []).append(kernel["op"].split(",")[0])
+        screen.print("\nkernels in use")
+        rows = Table.grid(padding=(0, 2))
+        for name, ops in names.items():
+            rows.add_row(name, Text(", ".join(dict.fromkeys(op.removeprefix("mul_mat ") for op in ops)), "dim"))
+        screen.print(Padding(rows, (0, 0, 0, 2)))
+    for name, value in report.facts.get("environment", {}).items():
+        screen.print(f"{name}={value}", style="dim", markup=False)
+    broken = [c for c in report.checks if not c.ok]
+    if not broken:
+        screen.print(Text("\nEverything works.", "bold green"))
+        return
+    screen.print()
+    # The first failure is usually the cause of the others.
+    screen.print(Text.assemble((f"{broken[0].name}: ", "bold red"), broken[0].advice))

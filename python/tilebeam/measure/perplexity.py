@@ -1,0 +1,405 @@
+"""Perplexity of models on a text, and how far their predictions are from a base's, as llama-perplexity measures them.
+
+The text is cut into windows of n_ctx tokens without overlap, the first token of each replaced by BOS where the model
+wants one; the second half of every window is scored (llama.cpp, tools/perplexity). A base is another model, run beside
+the measured ones window by window (`ModelBase`), or a file of log-probabilities in llama.cpp's format (`LogitsFile` in
+perplexity_file.py). With a model as the base nothing is rounded and nothing is written: a vocabulary of 262k tokens
+would make 26 GB per 100k tokens of text.
+
+`measure` runs any number of subjects against one base, which is decoded once. It returns what was measured per token;
+perplexity_stats.py makes figures of that, and can pair two subjects' tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+from tilebeam.measure.perplexity_stats import TokenScores
+from tilebeam.model.lm import LM
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A tokenized text cut into windows.
+
+    Attributes:
+        tokens: int32 [windows, n_ctx], as in the text.
+        bos: what replaces each window's first token; None: nothing.
+    """
+
+    tokens: I32
+    bos: int | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens per window."""
+        return int(self.tokens.shape[1])
+
+    @property
+    def first(self) -> int:
+        """The first position whose prediction is scored."""
+        return self.n_ctx // 2
+
+    @property
+    def scored(self) -> int:
+        """Predictions scored per window: those of positions first .. n_ctx - 2."""
+        return self.n_ctx - 1 - self.first
+
+    def inputs(self, window: int) -> I32:
+        """What the model reads of a window, [n_ctx]."""
+        row: I32 = self.tokens[window].copy()
+        if self.bos is not None:
+            row[0] = self.bos
+        return row
+
+    def targets(self, window: int) -> I32:
+        """The tokens whose probability is measured, [scored]."""
+        targets: I32 = self.tokens[window, self.first + 1 :]
+        return targets
+
+    def part(self, first: int, last: int) -> Windows:
+        """Windows first .. last - 1."""
+        return Windows(self.tokens[first:last], self.bos)
+
+
+def cut(tokens: Sequence[int], n_ctx: int, bos: int | None, chunks: int = -1) -> Windows:
+    """Windows of a tokenized text.
+
+    Args:
+        tokens: the whole text, with its own BOS if the model adds one.
+        n_ctx: tokens per window, at least 4.
+        bos: replaces the first token of each window; None if the model wants no BOS.
+        chunks: use only so many windows; -1: all.
+
+    Raises:
+        TilebeamError: the text has fewer than 2 * n_ctx tokens (llama-perplexity's own condition).
+    """
+    if n_ctx < 4:
+        raise TilebeamError(f"A window has at least 4 tokens, not {n_ctx}.")
+    if chunks == 0 or chunks < -1:
+        raise TilebeamError(f"chunks must be positive, or -1 for all, not {chunks}.")
+    if len(tokens) < 2 * n_ctx:
+        raise TilebeamError(
+            f"The text has {len(tokens)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: "
+            "take a longer text or a smaller context (-c)."
+        )
+    n = len(tokens) // n_ctx if chunks < 0 else min(chunks, len(tokens) // n_ctx)
+    return Windows(np.asarray(tokens[: n * n_ctx], np.int32).reshape(n, n_ctx), bos)
+
+
+def windows_of(lm: LM, text: str, n_ctx: int, chunks: int = -1) -> Windows:
+    """The windows of a text with a model's own tokenizer; control tokens spelled out in the text are text."""
+    tokens = lm.tokenize(text, parse_special=False)
+    return cut(tokens, n_ctx, lm.bos if lm.adds_bos else None, chunks)
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Scored logits from one llama_decode: per window a view [count, n_vocab], from position `position` on.
+
+    The views are valid until the model decodes again.
+    """
+
+    position: int
+    rows: list[F32]
+
+
+def at_once(lm: LM, windows: Windows) -> int:
+    """How many windows this model decodes as parallel sequences of one batch."""
+    outputs = lm.max_outputs // (windows.n_ctx - windows.first)
+    return max(1, min(lm.info.n_batch // windows.n_ctx, outputs, lm.n_seq_max, lm.n_ctx // windows.n_ctx))
+
+
+def decode(lm: LM, windows: Windows, wanted: Sequence[int]) -> Iterator[Slice]:
+    """Decode some windows side by side and yield their scored logits in order of position.
+
+    Raises:
+        TilebeamError: the windows do not fit the context or the vocabulary, or decoding fails.
+    """
+    count, n_ctx, first = len(wanted), windows.n_ctx, windows.first
+    if count > lm.n_seq_max or count * n_ctx > lm.n_ctx or count > lm.info.n_batch:
+        raise TilebeamError(
+            f"{count} windows of {n_ctx} tokens need {count} sequences and {count * n_ctx} cells; the model was "
+            f"loaded with {lm.n_seq_max} sequences, {lm.n_ctx} cells and batches of {lm.info.n_batch}."
+        )
+    inputs = np.stack([windows.inputs(w) for w in wanted])
+    if inputs.min() < 0 or inputs.max() >= lm.n_vocab:
+        raise TilebeamError(f"The text's tokens do not fit this model: its vocabulary has {lm.n_vocab}.")
+    with lm.raw_decode() as context:
+        for start, stop in _steps(n_ctx, first, lm.info.n_batch // count, max(1, lm.max_outputs // count)):
+            n = stop - start
+            total = count * n
+            positions = np.arange(start, stop, dtype=np.int32)
+            context.token[:total] = inputs[:, start:stop].ravel()
+            context.pos[:total] = np.tile(positions, count)
+            context.seq[:total] = np.repeat(np.arange(count, dtype=np.int32), n)
+            context.output[:total] = np.tile(positions >= first, count)
+            lm.check_decode(context.decode(total))
+            # The last position predicts what is not in the window any more.
+            begin, end = max(start, first), min(stop, n_ctx - 1)
+            if begin < end:
+                rows = [context.logits_block(i * n + begin - start, end - begin) for i in range(count)]
+                yield Slice(begin, rows)
+
+
+def _steps(n_ctx: int, first: int, batch: int, outputs: int) -> Iterator[tuple[int, int]]:
+    """Position ranges of successive batches: at most `batch` positions, at most `outputs` of them scored."""
+    start = 0
+    while start < n_ctx:
+        stop = min(n_ctx, start + batch, max(first, start) + outputs)
+        yield start, stop
+        start = stop
+
+
+# --- one prediction ---------------------------------------------------------------------------------------------------
+
+
+class Prediction(Protocol):
+    """The base's prediction of one token."""
+
+    def nll(self, target: int) -> float:
+        """Negative log-likelihood of a token."""
+
+    def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
+        """(the base's likeliest token, KL divergence of softmax(row) from the base).
+
+        Args:
+            row: logits, [n_vocab]; log_sum: the log of the sum of their exponentials.
+            work, weights: scratch, [n_vocab].
+        """
+
+
+def log_sum_exp(row: F32, work: F32) -> tuple[int, float]:
+    """(arg max, log of the sum of exponentials) of float32 logits; exponentials in float32, their sum in float64.
+
+    Raises:
+        TilebeamError: the logits are not numbers.
+    """
+    top = int(row.argmax())
+    highest = float(row[top])
+    if not math.isfinite(highest):
+        raise TilebeamError("The model's logits are not numbers: the file, or what computes it, is broken.")
+    np.subtract(row, row[top], out=work)
+    np.exp(work, out=work)
+    return top, highest + math.log(float(work.sum(dtype=np.float64)))
+
+
+class Logits:
+    """A base's prediction as logits: float32 [n_vocab], with their log_sum_exp."""
+
+    def __init__(self, row: F32, top: int, log_sum: float) -> None:
+        self._row, self._top, self._log_sum = row, top, log_sum
+
+    def nll(self, target: int) -> float:
+        """Negative log-likelihood of a token."""
+        return self._log_sum - float(self._row[target])
+
+    def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
+        """See Prediction. Differences are taken before they are weighed: equal rows diverge by exactly 0."""
+        np.subtract(self._row, np.float32(self._log_sum), out=weights)
+        np.exp(weights, out=weights)
+        np.subtract(self._row, row, out=work)
+        np.multiply(work, weights, out=work)
+        expected = float(work.sum(dtype=np.float64)) / float(weights.sum(dtype=np.float64))
+        return self._top, expected - (self._log_sum - log_sum)
+
+
+class Scorer:
+    """Scores rows of logits on several threads (numpy lets go of the interpreter's lock); a context manager."""
+
+    def __init__(self, n_vocab: int, threads: int) -> None:
+        self._n_vocab = n_vocab
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+        self._local = threading.local()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def logits(self, rows: F32) -> list[Prediction]:
+        """Rows of a base's logits as predictions; keeps views of them."""
+        result: list[Prediction] = []
+
+        def some(part: range) -> list[Logits]:
+            work, _ = self._work()
+            return [Logits(rows[i], *log_sum_exp(rows[i], work)) for i in part]
+
+        for predictions in self._pool.map(some, self._shares(len(rows))):
+            result += predictions
+        return result
+
+    def score(self, rows: F32, targets: I32, base: Sequence[Prediction] | None, out: TokenScores, at: int) -> None:
+        """Score row i against its target, and against base[i], into out[at + i]."""
+
+        def some(part: range) -> None:
+            work, weights = self._work()
+            for i in part:
+                top, log_sum = log_sum_exp(rows[i], work)
+                out.nll[at + i] = log_sum - float(rows[i][targets[i]])
+                if base is not None:
+                    base_top, out.kld[at + i] = base[i].divergence(rows[i], log_sum, work, weights)
+                    out.nll_base[at + i] = base[i].nll(int(targets[i]))
+                    out.same_top[at + i] = top == base_top
+
+        list(self._pool.map(some, self._shares(len(rows))))
+
+    def _work(self) -> tuple[F32, F32]:
+        if not hasattr(self._local, "work"):
+            self._local.work = np.empty(self._n_vocab, np.float32), np.empty(self._n_vocab, np.float32)
+        work: tuple[F32, F32] = self._local.work
+        return work
+
+    def _shares(self, n: int) -> list[range]:
+        share = max(1, -(-n // self._threads))
+        return [range(start, min(n, start + share)) for start in range(0, n, share)]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured. `prepare` is called before each of its turns, to set the options of a shared device."""
+
+    name: str
+    lm: LM
+    prepare: Callable[[], None] = lambda: None
+
+
+class Base(Protocol):
+    """Where the base's predictions come from."""
+
+    n_vocab: int
+
+    def at_once(self, windows: Windows) -> int:
+        """How many windows it can hold."""
+
+    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Prediction]]:
+        """Per wanted window its scored predictions, valid until the next call."""
+
+
+class ModelBase:
+    """A base that is a model; it is decoded when its predictions are asked for."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.n_vocab = subject.lm.n_vocab
+        self._logits: F32 = np.empty((0, 0, 0), np.float32)
+
+    def at_once(self, windows: Windows) -> int:
+        """How many windows its context takes."""
+        return at_once(self._subject.lm, windows)
+
+    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Prediction]]:
+        """Decode the windows and keep their logits."""
+        shape = (len(wanted), windows.scored, self.n_vocab)
+        if self._logits.shape != shape:
+            self._logits = np.empty(shape, np.float32)
+        self._subject.prepare()
+        for piece in decode(self._subject.lm, windows, wanted):
+            begin = piece.position - windows.first
+            for i, rows in enumerate(piece.rows):
+                self._logits[i, begin : begin + len(rows)] = rows
+        return [scorer.logits(self._logits[i]) for i in range(len(wanted))]
+
+
+Progress = Callable[[int, dict[str, TokenScores]], None]
+Sink = Callable[[F32, I32], None]
+
+
+def measure(
+    subjects: Sequence[Subject],
+    windows: Windows,
+    base: Base | None = None,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    sink: Sink | None = None,
+    seconds: dict[str, float] | None = None,
+) -> dict[str, TokenScores]:
+    """Score all windows with each subject, against the base if there is one.
+
+    Args:
+        subjects: models with distinct names; several may share one LM and differ in what `prepare` does.
+        windows: of a text tokenized with these models' vocabulary.
+        base: what to compare with.
+        threads: for the sums over the vocabulary.
+        progress: called after every group of windows with the number of windows done and the scores so far.
+        sink: called with all scored logits of a single subject in text order: (rows [n, n_vocab], targets [n]). Then
+            windows are decoded one at a time.
+        seconds: the time that each subject's decoding took is added here.
+
+    Returns:
+        Scores of every scored token by subject.
+
+    Raises:
+        TilebeamError: vocabularies differ, windows do not fit, decoding fails, or logits are not numbers.
+    """
+    n_vocab = base.n_vocab if base is not None else subjects[0].lm.n_vocab
+    for subject in subjects:
+        if subject.lm.n_vocab != n_vocab:
+            raise TilebeamError(
+                f"{subject.lm.info.path} has a vocabulary of {subject.lm.n_vocab} tokens, what it is compared with has "
+                f"{n_vocab}: only models with the same tokenizer can be compared."
+            )
+    group = min(at_once(s.lm, windows) for s in subjects)
+    if base is not None:
+        group = min(group, base.at_once(windows))
+    if sink is not None:
+        group = 1
+    scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
+    with Scorer(n_vocab, threads) as scorer:
+        for start in range(0, len(windows), group):
+            wanted = range(start, min(len(windows), start + group))
+            expected = base.predictions(windows, wanted, scorer) if base is not None else None
+            for subject in subjects:
+                subject.prepare()
+                for piece in _timed(decode(subject.lm, windows, wanted), subject.name, seconds):
+                    begin = piece.position - windows.first
+                    for i, rows in enumerate(piece.rows):
+                        part = slice(begin, begin + len(rows))
+                        targets = windows.targets(wanted[i])[part]
+                        at = wanted[i] * windows.scored + begin
+                        scorer.score(rows, targets, expected[i][part] if expected else None, scores[subject.name], at)
+                        if sink is not None:
+                            sink(rows, targets)
+            if progress is not None:
+                progress(wanted.stop, scores)
+    return scores
+
+
+def _timed(pieces: Iterator[Slice], name: str, seconds: dict[str, float] | None) -> Iterator[Slice]:
+    """The same pieces; the time until each is there is added to seconds[name]."""
+    while True:
+        started = time.monotonic()
+        piece = next(pieces, None)
+        if seconds is not None:
+            seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
+        if piece is None:
+            return
+        yield piece

@@ -1,0 +1,358 @@
+"""What both sides do while a model runs: a timeline in Chrome's trace format, and a table per kind of op.
+
+The NPU side stamps its messages and each worker's part of each op into shared memory, the plugin and the channel their
+own work (``tilebeam/trace.h``), and this module the calls of llama.cpp. All stamps are of CLOCK_MONOTONIC, one clock
+for all processes. While no `Tracer` is entered nothing is stamped: a graph pays one comparison for it, an op another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam import _ext as ggml_ext
+from tilebeam.errors import TilebeamError
+from tilebeam.measure import peaks as limits
+from tilebeam.model.lm import LM
+from tilebeam.native.control import control
+
+MOST_RECORDS = 2_000_000  # 150 bytes each
+
+Records = npt.NDArray[Any]
+
+
+def _enum(name: str) -> dict[str, int]:
+    return dict(ggml_ext.ffi.typeof(f"enum {name}").relements)
+
+
+_SPAN = _enum("tb_span")
+_OP_NAMES = {code: name.removeprefix("TB_OP_") for name, code in _enum("tb_op_code").items()}
+_TYPE_NAMES = {code: name.removeprefix("TB_") for name, code in _enum("tb_type").items()}
+_REQUESTS = {code: name.removeprefix("TB_REQ_").lower() for name, code in _enum("tb_request_kind").items()}
+# Names in the timeline; (op) and (message) get theirs from the record.
+_CPU_SPANS = {
+    _SPAN["TB_SPAN_GRAPH"]: "graph",
+    _SPAN["TB_SPAN_LOWER"]: "lower",
+    _SPAN["TB_SPAN_SEND"]: "send",
+    _SPAN["TB_SPAN_WAIT"]: "wait for the NPU",
+    _SPAN["TB_SPAN_RECEIVE"]: "check the reply",
+}
+_MESSAGE, _OP, _NOTES = _SPAN["TB_SPAN_MESSAGE"], _SPAN["TB_SPAN_OP"], _SPAN["TB_SPAN_NOTES"]
+_INTEGER_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL")
+
+
+def record_type() -> np.dtype[Any]:
+    """numpy's view of tb_trace_record, made from the C declaration."""
+    kinds = {8: "<u8", 4: "<u4"}
+    names, formats, offsets = [], [], []
+    for name, field in ggml_ext.ffi.typeof("tb_trace_record").fields:
+        size = ggml_ext.ffi.sizeof(field.type)
+        names.append(name)
+        formats.append(f"S{size}" if field.type.kind == "array" else kinds[size])
+        offsets.append(field.offset)
+    return np.dtype(
+        {
+            "names": names,
+            "formats": formats,
+            "offsets": offsets,
+            "itemsize": ggml_ext.ffi.sizeof("tb_trace_record"),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of llama.cpp or of the engine: nanoseconds of CLOCK_MONOTONIC, and the thread's number in the system."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    thread: int
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """All ops of one kind, as a line of the table.
+
+    Attributes:
+        op: e.g. "MUL_MAT"; weights: type of the weights of matrix products and of K in attention, else "".
+        kernel: the kernel that ran, "" if the op has none of its own.
+        count: ops, with those that were fused into another and took no time of their own; seconds: all workers'
+            time, divided by their number (ops that need not wait for each other run side by side).
+        share: of the time in which the NPU worked on messages, 0 to 1.
+        bytes: operands and results, each counted once per op; gbs: 10^9 of them per second.
+        gops: 10^9 operations per second of products, multiply and add counted apart; 0 for other ops.
+        bound: which of the machine's limits it is nearer to, "memory" or "arithmetic".
+        share_of_limit: how near, 1 = at the limit; None if the limits were not measured. Above 1 only where what is
+            read lies in a cache. None for attention too: how many cells it reads is up to the mask; its bytes and
+            operations are those of all cells.
+    """
+
+    op: str
+    weights: str
+    kernel: str
+    count: int
+    seconds: float
+    share: float
+    bytes: int
+    gbs: float
+    gops: float
+    bound: str
+    share_of_limit: float | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine can do at most with this many threads: 10^9 operations, bytes per second."""
+
+    int8_gops: float
+    fma_gflops: float
+    read_gbs: float
+
+    @staticmethod
+    def measure(threads: int) -> Limits:
+        """Each three times; the best counts. Takes a quarter of a second."""
+        probes = (limits.int8_gops, limits.fma_gflops, limits.read_gbs)
+        return Limits(*(max(probe(threads) for _ in range(3)) for probe in probes))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A trace in numbers.
+
+    Attributes:
+        ops: by time, longest first.
+        seconds: time of each kind of span of the CPU side, nested ones counted in their parents too.
+        busy_seconds: time in which the NPU worked on graphs; between_seconds: of it, what no op was running.
+        graphs: messages with graphs.
+        limits: measured with as many threads as the NPU has; None if not.
+        lost: records there was no room for; damaged: stamps of the NPU side that cannot be true.
+    """
+
+    ops: list[OpRow]
+    seconds: dict[str, float]
+    busy_seconds: float
+    between_seconds: float
+    graphs: int
+    limits: Limits | None
+    lost: int
+    damaged: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Tracer:
+    """Traces everything that a model on the NPU does while the context is entered.
+
+    One at a time in a program: the plugin has one collection for all models.
+    """
+
+    _entered = threading.Lock()
+
+    def __init__(self, lm: LM, most_records: int = MOST_RECORDS) -> None:
+        if lm.info.device != "npu":
+            raise TilebeamError("Only a model on the NPU can be traced: load it with device='npu'.")
+        self._lm = lm
+        self._most = most_records
+        self._restore: list[Callable[[], None]] = []
+        self.calls: list[Call] = []
+        self.records: Records = np.zeros(0, record_type())
+        self.lost = 0
+        self.damaged = 0
+
+    def __enter__(self) -> Tracer:
+        if not Tracer._entered.acquire(blocking=False):
+            raise TilebeamError("Another trace is being taken in this program.")
+        engine = self._lm._engine
+        self._wrap(self._lm._context, "decode", "llama_decode")
+        self._wrap(engine, "step", "step")
+        self._wrap(engine, "_build", "build the batch")
+        self._wrap(engine, "_draw", "sampling")
+        control().trace_start(self._most)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        control().trace_stop()
+        for restore in self._restore:
+            restore()
+        raw, self.lost, self.damaged = control().trace_take()
+        self.records = np.frombuffer(raw, record_type())
+        Tracer._entered.release()
+
+    def _wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Time calls of a method of this one object; without a trace the method is the class's own."""
+        method = getattr(owner, attribute)
+
+        def timed(*args: Any) -> Any:
+            begin = time.monotonic_ns()
+            try:
+                return method(*args)
+            finally:
+                self.calls.append(Call(name, begin, time.monotonic_ns(), threading.get_native_id()))
+
+        setattr(owner, attribute, timed)
+        self._restore.append(lambda: delattr(owner, attribute))
+
+    # --- what it tells ----------------------------------------------------------------------------------------------
+
+    def timeline(self) -> dict[str, Any]:
+        """The trace for chrome://tracing and ui.perfetto.dev: the program as one process, each NPU as another."""
+        events: list[dict[str, Any]] = [_label("process_name", 1, 0, "CPU side")]
+        origin = self._origin()
+
+        def span(name: str, pid: int, tid: int, begin: int, end: int, args: Mapping[str, Any]) -> None:
+            ts, duration = (begin - origin) / 1e3, (end - begin) / 1e3
+            events.append({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": duration, "args": args})
+
+        for call in self.calls:
+            span(call.name, 1, call.thread, call.begin_ns, call.end_ns, {})
+        lanes = set()
+        for r in self.records:
+            kind, begin, end = int(r["span"]), int(r["begin_ns"]), int(r["end_ns"])
+            if kind in _CPU_SPANS:
+                span(_CPU_SPANS[kind], 1, int(r["lane"]), begin, end, _about_message(r))
+                continue
+            pid, lane = 1 + int(r["session"]), int(r["lane"])
+            lanes.add((pid, lane))
+            if kind == _NOTES:
+                span("write the trace", pid, lane, begin, end, _about_message(r))
+            elif kind == _MESSAGE:
+                span(_REQUESTS[int(r["code"])], pid, lane, begin, end, _about_message(r))
+            else:
+                span(_OP_NAMES[int(r["code"])], pid, lane, begin, end, _about_op(r))
+        for pid, lane in sorted(lanes):
+            events.append(_label("process_name", pid, 0, f"NPU {pid - 1}"))
+            events.append(_label("thread_name", pid, lane, f"worker {lane}"))
+        return {
+            "traceEvents": events,
+            "displayTimeUnit": "ms",
+            "otherData": {"model": self._lm.description, "lost": self.lost, "damaged": self.damaged},
+        }
+
+    def summary(self, measured: Limits | None = None) -> Summary:
+        """The table; `measured` adds shares of the machine's limits."""
+        of = self.records["span"]
+        messages = self.records[of == _MESSAGE]
+        graphs = messages[np.isin(messages["code"], [k for k, v in _REQUESTS.items() if v in ("compute", "patch")])]
+        busy = float(_durations(graphs).sum()) / 1e9
+        rows = _op_rows(self.records[of == _OP], busy, measured)
+        seconds = {name: float(_durations(self.records[of == kind]).sum()) / 1e9 for kind, name in _CPU_SPANS.items()}
+        for call in self.calls:
+            seconds[call.name] = seconds.get(call.name, 0.0) + (call.end_ns - call.begin_ns) / 1e9
+        within = sum(row.seconds for row in rows)
+        return Summary(rows, seconds, busy, busy - within, len(graphs), measured, self.lost, self.damaged)
+
+    def _origin(self) -> int:
+        begins = [call.begin_ns for call in self.calls]
+        if len(self.records):
+            begins.append(int(self.records["begin_ns"].min()))
+        return min(begins, default=0)
+
+
+@contextmanager
+def tracing(lm: LM, most_records: int = MOST_RECORDS) -> Iterator[Tracer]:
+    """`Tracer` as a function: ``with tracing(lm) as trace: lm.generate(..)``, then ``trace.timeline()``."""
+    tracer = Tracer(lm, most_records)
+    with tracer:
+        yield tracer
+
+
+def _label(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _about_message(r: Any) -> dict[str, Any]:
+    return {"message": int(r["seq"]), "ops": int(r["index"])} if r["seq"] else {"nodes": int(r["index"])}
+
+
+def _about_op(r: Any) -> dict[str, Any]:
+    about = {
+        "tensor": r["name"].decode("utf-8", "replace"),
+        "index": int(r["index"]),
+        "message": int(r["seq"]),
+        "type": _TYPE_NAMES.get(int(r["type"]), "?"),
+        "bytes": int(r["bytes"]),
+    }
+    if r["work"]:
+        about |= {"rows": int(r["rows"]), "operations": int(r["work"])}
+    if r["kernel"]:
+        about["kernel"] = r["kernel"].decode("utf-8", "replace")
+    return about
+
+
+def _durations(records: Records) -> npt.NDArray[np.int64]:
+    """Nanoseconds of each record."""
+    durations: npt.NDArray[np.int64] = (records["end_ns"] - records["begin_ns"]).astype(np.int64)
+    return durations
+
+
+def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
+    """One record per op from those of its workers: begin of the first, end of the last.
+
+    Returns:
+        the records, and for each the workers' time in ns, divided by the number of workers that its session has.
+    """
+    if not len(parts):
+        return parts, np.zeros(0)
+    order = np.lexsort((parts["index"], parts["seq"], parts["session"]))
+    parts = parts[order]
+    keys = np.stack([parts["session"], parts["seq"], parts["index"]])
+    first = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)])
+    whole = parts[first].copy()
+    whole["begin_ns"] = np.minimum.reduceat(parts["begin_ns"], first)
+    whole["end_ns"] = np.maximum.reduceat(parts["end_ns"], first)
+    time = _durations(parts).astype(np.float64)
+    for session in np.unique(parts["session"]):
+        of = parts["session"] == session
+        time[of] /= len(np.unique(parts["lane"][of]))
+    return whole, np.add.reduceat(time, first)
+
+
+def _op_rows(parts: Records, busy_seconds: float, measured: Limits | None) -> list[OpRow]:
+    ops, times = whole_ops(parts)
+    weighted = ops["work"] > 0
+    groups: dict[tuple[int, int, bytes], list[int]] = {}
+    for i, op in enumerate(ops):
+        key = (int(op["code"]), int(op["type"]) if weighted[i] else -1, bytes(op["kernel"]))
+        groups.setdefault(key, []).append(i)
+    rows = []
+    for (code, weights_type, kernel), members in groups.items():
+        chosen = ops[members]
+        seconds = float(times[members].sum()) / 1e9
+        n_bytes, work = int(chosen["bytes"].sum()), int(chosen["work"].sum())
+        per_second = 1e-9 / seconds if seconds > 0 else 0.0
+        name = _TYPE_NAMES.get(weights_type, "")
+        shares = {"memory": 0.0, "arithmetic": 0.0}
+        if measured is not None:
+            # _INTEGER_WEIGHTS under fp16 numerics run a float kernel
+            integer = _OP_NAMES[code] == "MUL_MAT" and name.startswith(_INTEGER_WEIGHTS) and b"f32" not in kernel
+            peak = measured.int8_gops if integer else measured.fma_gflops
+            shares["memory"] = n_bytes * per_second / measured.read_gbs
+            shares["arithmetic"] = work * per_second / peak if peak > 0 else 0.0
+        bound = max(shares, key=lambda k: shares[k])
+        known = measured is not None and _OP_NAMES[code] != "FLASH_ATTN"  # the mask decides what it reads
+        rows.append(
+            OpRow(
+                op=_OP_NAMES[code],
+                weights=name,
+                kernel=kernel.decode("utf-8", "replace"),
+                count=len(members),
+                seconds=seconds,
+                share=seconds / busy_seconds if busy_seconds > 0 else 0.0,
+                bytes=n_bytes,
+                gbs=n_bytes * per_second,
+                gops=work * per_second,
+                bound=bound if known else "",
+                share_of_limit=shares[bound] if known else None,
+            )
+        )
+    return sorted(rows, key=lambda row: -row.seconds)

@@ -1,0 +1,1 @@
+"""A GGUF file becomes a model that generates."""

@@ -1,0 +1,457 @@
+"""A loaded model: text in, samples out. What `tilebeam.load` returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine.dispatcher import Call, Dispatcher
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.reading import ReadHook, Reading, read, read_hidden
+from tilebeam.engine.streams import AsyncStream, Stream, completed, run
+from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context, Model, apply_chat_template, errors_in, log_router
+from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
+from tilebeam.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class LoadInfo:
+    """How a model was loaded.
+
+    Attributes:
+        path: the file.
+        device: "npu" or "cpu".
+        repacked: whether the file holds tiles.
+        tiled_tensors: tensors that the device holds as tiles.
+        n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
+        executor: "thread" or "process", None on the CPU.
+        layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
+        divided: matrices that are cut over several devices.
+    """
+
+    path: str
+    device: str
+    repacked: bool
+    tiled_tensors: int
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    threads: int
+    executor: str | None
+    layers: tuple[int, ...] = ()
+    divided: tuple[str, ...] = ()
+
+
+class LM:
+    """A model with one context, ready to decode many sequences at a time.
+
+    Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
+    asynchronous forms, share batches. `read`, `logits` and `raw_decode` need the context for themselves: they wait
+    until what was asked for before has ended, and what is asked for later waits for them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        info: LoadInfo,
+        on_failure: Callable[[int, str], TilebeamError],
+        resources: ExitStack,
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._context = context
+        self._resources = resources
+        self._failure = on_failure
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._dispatcher = Dispatcher(self._engine)
+        self._lock = threading.Lock()  # of what is counted below
+        self._kept_for = 0  # keep_prefixes() in force
+
+    # --- generation -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        """Generate samples for one or several prompts.
+
+        Args:
+            prompts: texts, or lists of token ids (taken as they are, without a BOS token being added).
+            sampling: for all prompts, or one per prompt.
+            progress: called after every batch; returning False cancels what is not finished.
+
+        Returns:
+            One result per prompt, in their order.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context, or the grammar is none (before anything is
+                decoded); decoding failed; or the model was closed meanwhile. NpuError: the NPU failed; the model must
+                be loaded again.
+        """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, sampling)
+        return run(self._dispatcher, call, progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for coroutines: the event loop goes on meanwhile. Calls of different tasks share batches.
+
+        Cancelling the task aborts the call and frees its KV cells. `progress` is called in the event loop's thread;
+        after several batches at once, if it was busy.
+        """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, sampling)
+        return await completed(self, self._dispatcher, call, progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Stream:
+        """Generate samples for one prompt and get them as they grow.
+
+        Args:
+            prompt: a text, or a list of token ids.
+            sampling: as for `generate`. With n above 1 the deltas of all samples come, each with its index.
+
+        Returns:
+            An iterator of `Delta`; the texts of a sample's deltas make up its text. Also a context manager.
+
+        Raises:
+            TilebeamError: as `generate`; what goes wrong while decoding is raised by the iterator.
+        """
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], sampling)
+        self._dispatcher.submit(call)
+        return Stream(self, self._dispatcher, call)
+
+    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> AsyncStream:
+        """`stream` for coroutines: to be called in one, an async iterator and context manager. The samples grow at
+        once, whether it is read or not."""
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], sampling)
+        stream = AsyncStream(self, self._dispatcher, call)
+        self._dispatcher.submit(call, background=self)
+        return stream
+
+    def _fill(
+        self,
+        call: Call,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> None:
+        """Make requests of prompts, all of them checked before any is submitted."""
+        items = _as_list(prompts)
+        if sampling is None or isinstance(sampling, SamplingParams):
+            params = [sampling or SamplingParams()] * len(items)
+        else:
+            params = list(sampling)
+            if len(params) != len(items):
+                raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            for prompt, p in zip(items, params, strict=True):
+                if isinstance(prompt, str):
+                    text, ids = prompt, vocab.tokenize(prompt, True, True)
+                else:
+                    ids = [int(t) for t in prompt]
+                    self._engine.check(ids)
+                    text = vocab.text(ids)
+                call.add(self._engine.request(text, ids, p, call.progress))
+
+    def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
+        """Logits at every position of one sequence.
+
+        Args:
+            tokens: token ids, at most n_ctx.
+            chunk: tokens per batch; None: as many as fit. 1 decodes token by token.
+
+        Returns:
+            float32 [len(tokens), n_vocab]; row i is the prediction for token i + 1.
+        """
+        ids = [int(t) for t in tokens]
+        with self.raw_decode() as context:
+            if not ids or len(ids) > self._context.n_ctx:
+                raise TilebeamError(f"logits() takes 1 to {self._context.n_ctx} tokens, not {len(ids)}.")
+            if min(ids) < 0 or max(ids) >= self.n_vocab:
+                raise TilebeamError(f"Tokens must lie between 0 and {self.n_vocab - 1}.")
+            result = np.empty((len(ids), self.n_vocab), np.float32)
+            step = min(chunk or context.max_outputs, context.max_outputs)
+            if step < 1:
+                raise TilebeamError(f"chunk must be at least 1, not {chunk}.")
+            for start in range(0, len(ids), step):
+                part = ids[start : start + step]
+                n = len(part)
+                context.token[:n] = part
+                context.pos[:n] = np.arange(start, start + n)
+                context.seq[:n] = 0
+                context.output[:n] = 1
+                self.check_decode(context.decode(n))
+                for i in range(n):
+                    result[start + i] = context.logits(i)
+            return result
+
+    @contextmanager
+    def keep_prefixes(self) -> Iterator[None]:
+        """While this lasts, the KV cells of finished samples stay, as long as there is room: a prompt that begins with
+        one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
+
+        Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
+        give the same texts.
+        """
+        with self._dispatcher.using():
+            self._keep(1)
+        try:
+            yield
+        finally:
+            self._keep(-1)
+
+    def _keep(self, change: int) -> None:
+        with self._lock:
+            before, self._kept_for = self._kept_for, self._kept_for + change
+            if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
+                self._dispatcher.keep(self._kept_for > 0)
+
+    def read(
+        self,
+        prompts: Sequence[Prompt],
+        positions: Sequence[Sequence[int]],
+        tokens: Sequence[int] | None = None,
+        *,
+        progress: ReadHook | None = None,
+    ) -> list[Reading]:
+        """What the model expects after given positions of texts, without generating; see `keep_prefixes`.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            positions: for each prompt, indices into its tokens (negative ones count from the end), in any order.
+            tokens: whose logits are wanted; None: of the whole vocabulary.
+            progress: called after every batch with (tokens decoded, tokens to decode).
+
+        Returns:
+            One `Reading` per prompt: float32 logits [positions, tokens], and what it cost.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
+        """
+        ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+        with self._dispatcher.alone():
+            return read(self._engine, ids, positions, tokens, progress)
+
+    def hidden(
+        self, prompts: Sequence[Prompt], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
+    ) -> list[Reading]:
+        """Hidden states behind the final norm at given positions of texts: what a value head or classifier reads.
+
+        As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
+        """
+        ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+        with self._dispatcher.alone():
+            return read_hidden(self._engine, ids, positions, progress)
+
+    @contextmanager
+    def raw_decode(self) -> Iterator[Context]:
+        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
+
+        What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
+        """
+        with self._dispatcher.alone():
+            self._engine.abort()
+            try:
+                yield self._context
+            finally:
+                self._engine.abort()
+
+    def check_decode(self, code: int) -> None:
+        """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
+        if code != 0:
+            self._engine.fail(code)
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text.
+            add_special: add the BOS (and EOS) token where the model asks for it.
+            parse_special: read control tokens spelled out in the text as such. Turn it off for untrusted text.
+        """
+        with self._dispatcher.using():
+            return self._model.vocab.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; control tokens are left out."""
+        with self._dispatcher.using():
+            return self._model.vocab.text([int(t) for t in tokens])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
+        with self._dispatcher.using():
+            return self._model.vocab.piece(token)
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is no text: BOS, the marks of chat templates .."""
+        with self._dispatcher.using():
+            return self._model.vocab.is_control(token)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
+    ) -> str:
+        """A prompt from messages like {"role": "user", "content": "..."}.
+
+        Args:
+            messages: the turns.
+            add_assistant: end where the assistant speaks.
+            template: a template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
+
+        Raises:
+            TilebeamError: the model has no template (a base model), or one that llama.cpp does not know.
+        """
+        with self._dispatcher.using():
+            template = template or self._model.chat_template()
+        if template is None:
+            raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
+        return apply_chat_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
+
+    def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
+        with self._dispatcher.using():
+            self._engine.request("", list(prompt), sampling, Progress())
+
+    # --- facts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> TilebeamError | None:
+        """Why decoding failed for good, so that the model can only be closed; None: it did not."""
+        return self._engine.broken
+
+    def figures(self) -> Figures:
+        """What the model is doing now. Never waits."""
+        return self._engine.figures()
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._model.vocab.size
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of a hidden state."""
+        return self._model.n_embd
+
+    @property
+    def n_ctx(self) -> int:
+        """KV cells, shared by all sequences."""
+        return self._context.n_ctx
+
+    @property
+    def n_seq_max(self) -> int:
+        """Samples that decode at the same time."""
+        return self.info.n_seq_max
+
+    @property
+    def device(self) -> str:
+        """ "npu" or "cpu"."""
+        return self.info.device
+
+    @property
+    def eos(self) -> int:
+        """The end-of-text token, -1 if the model has none."""
+        return self._model.vocab.eos
+
+    @property
+    def bos(self) -> int:
+        """The begin-of-text token, -1 if the model has none."""
+        return self._model.vocab.bos
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model wants its texts to begin with `bos`."""
+        return self._model.vocab.adds_bos
+
+    @property
+    def max_outputs(self) -> int:
+        """Most positions of one batch that may have logits."""
+        return self._context.max_outputs
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's metadata as text."""
+        with self._dispatcher.using():
+            return self._model.metadata()
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's one-line description of the model."""
+        with self._dispatcher.using():
+            return self._model.description()
+
+    @property
+    def n_params(self) -> int:
+        """Parameters of the model."""
+        return self._model.n_params
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self._model.n_bytes
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model and all it holds. Calls that are under way in other threads or tasks end with an exception.
+        Idempotent."""
+        if self._dispatcher.close():
+            with log_router().capture():
+                self._engine.abort()
+                self._resources.close()
+
+    def __enter__(self) -> LM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        dispatcher = getattr(self, "_dispatcher", None)
+        if dispatcher is not None and not dispatcher.closed:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = (
+            "closed"
+            if self._dispatcher.closed
+            else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        )
+        return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def _failed(self, code: int) -> TilebeamError:
+        return self._failure(code, errors_in(self._dispatcher.log))
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, (int, np.integer)) for item in items):
+        return [cast(Sequence[int], items)]
+    return cast(list[Prompt], items)

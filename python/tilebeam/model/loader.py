@@ -1,0 +1,560 @@
+"""Load a GGUF file, ordinary or repacked, onto the NPU or the CPU; refuse with a sentence whatever cannot work.
+
+llama.cpp aborts on some bad input and computes garbage on other, so the file and all options are checked here first,
+and a repacked file is believed only once the plugin has counted as many tiled tensors as the file lists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tilebeam.errors import TilebeamError
+from tilebeam.model import file_check as checked_files
+from tilebeam.model.file_check import State
+from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
+from tilebeam.native.control import EXECUTORS, Control, TiledTensor, control
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import GGUFFile
+    from tilebeam.model.lm import LM
+
+DEVICES = ("npu", "cpu")
+Verify = Literal["once", "always", "never"]
+VERIFY: tuple[Verify, ...] = get_args(Verify)
+MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+# One load at a time: the count of tiled tensors is compared before and after.
+_loading = threading.Lock()
+# Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
+_LOGITS_BYTES = 256 << 20
+_KV_BYTES = {0: 4.0, 1: 2.0, 8: 34 / 32}  # per element, by ggml type
+
+
+@dataclass
+class _File:
+    """What is known of a model file before llama.cpp sees it."""
+
+    path: str
+    architecture: str  # the real one
+    on_npu: bool
+    weights: Weights
+    repacked: bool = False
+    tensors: list[TiledTensor] = field(default_factory=list)
+
+
+def load(
+    model: str | os.PathLike[str],
+    device: str = "npu",
+    n_ctx: int = 4096,
+    n_seq_max: int = 16,
+    threads: int | None = None,
+    *,
+    n_batch: int = 512,
+    n_ubatch: int | None = None,
+    executor: str | None = None,
+    flash_attn: bool = True,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_gpu_layers: int = -1,
+    devices: int | None = None,
+    memory_limit: int | str | Sequence[int | str] | None = None,
+    verify: Verify | bool | None = None,
+    verbose: bool = False,
+) -> LM:
+    """Load a model.
+
+    Args:
+        model: a GGUF file, ordinary or written by ``gguf-repack``.
+        device: "npu", or "cpu" for llama.cpp's stock CPU backend (ordinary files only).
+        n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
+        n_seq_max: samples that decode at the same time, at most 256.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per usable CPU.
+        n_batch: most tokens per llama_decode; at least n_seq_max.
+        n_ubatch: most tokens per graph; None: n_batch.
+        executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
+            None keeps what is configured (default "thread", or TILEBEAM_NPU).
+        flash_attn: use flash attention; without it attention runs as several slower ops.
+        type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
+        n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
+        devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one, or
+            TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
+        memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
+            has one for each device, and its last entry counts for all further ones. None keeps what is configured
+            (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
+        verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
+            file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
+            TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
+            is remembered as well.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        TilebeamError: with a sentence that says why not; nothing stays loaded.
+    """
+    options = _check_options(
+        device,
+        n_ctx,
+        n_seq_max,
+        threads,
+        n_batch,
+        n_ubatch,
+        executor,
+        flash_attn,
+        type_k,
+        type_v,
+        n_gpu_layers,
+        devices,
+        memory_limit,
+    )
+    file = _inspect(model, _when(verify))
+    if device == "cpu" and file.repacked:
+        raise TilebeamError(
+            f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
+            f"`gguf-repack unpack` it first."
+        )
+    from tilebeam.native.plugin import ggml
+
+    ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
+    with _loading, ExitStack() as stack:
+        loader = _Loader(file, device, options, verbose, stack)
+        return loader.run()
+
+
+@dataclass(frozen=True)
+class _Options:
+    n_ctx: int
+    n_seq_max: int
+    threads: int
+    n_batch: int
+    n_ubatch: int
+    executor: str | None
+    flash_attn: bool
+    type_k: int
+    type_v: int
+    n_gpu_layers: int
+    devices: int | None
+    memory_limit: list[int] | None
+
+
+def _check_options(
+    device: str,
+    n_ctx: int,
+    n_seq_max: int,
+    threads: int | None,
+    n_batch: int,
+    n_ubatch: int | None,
+    executor: str | None,
+    flash_attn: bool,
+    type_k: str,
+    type_v: str,
+    n_gpu_layers: int,
+    devices: int | None,
+    memory_limit: int | str | Sequence[int | str] | None,
+) -> _Options:
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise TilebeamError(what)
+
+    def within(value: object, low: int, high: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    need(device in DEVICES, f'device must be "npu" or "cpu", not {device!r}.')
+    need(within(n_ctx, 1, 2**24), f"n_ctx must lie between 1 and {2**24}, not {n_ctx!r}.")
+    need(within(n_seq_max, 1, 256), f"n_seq_max must lie between 1 and 256 (llama.cpp's limit), not {n_seq_max!r}.")
+    need(threads is None or within(threads, 1, 512), f"threads must lie between 1 and 512, not {threads!r}.")
+    need(within(n_batch, 1, 2**20), f"n_batch must lie between 1 and {2**20}, not {n_batch!r}.")
+    need(n_batch >= n_seq_max, f"n_batch ({n_batch}) must be at least n_seq_max ({n_seq_max}).")
+    need(
+        n_ubatch is None or within(n_ubatch, 1, n_batch), f"n_ubatch must lie between 1 and n_batch, not {n_ubatch!r}."
+    )
+    need(executor in (None, *EXECUTORS), f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}.")
+    for name, kind in (("type_k", type_k), ("type_v", type_v)):
+        need(kind in KV_TYPES, f"{name} must be one of {', '.join(KV_TYPES)}, not {kind!r}.")
+    need(flash_attn or type_v != "q8_0", "A quantized V cache needs flash attention.")
+    need(within(n_gpu_layers, -1, 2**31 - 1), f"n_gpu_layers must be -1 (all) or a count, not {n_gpu_layers!r}.")
+    need(devices is None or within(devices, 1, MAX_DEVICES), f"devices must lie between 1 and {MAX_DEVICES}.")
+    return _Options(
+        n_ctx=(n_ctx + 255) // 256 * 256,
+        n_seq_max=n_seq_max,
+        threads=threads or default_threads(),
+        n_batch=n_batch,
+        n_ubatch=n_ubatch or n_batch,
+        executor=executor,
+        flash_attn=flash_attn,
+        type_k=KV_TYPES[type_k],
+        type_v=KV_TYPES[type_v],
+        n_gpu_layers=n_gpu_layers,
+        devices=devices,
+        memory_limit=None if memory_limit is None else parse_limits(memory_limit),
+    )
+
+
+def default_threads() -> int:
+    text = os.environ.get("TILEBEAM_THREADS")
+    if not text:
+        return len(os.sched_getaffinity(0))
+    if text.isdecimal() and 1 <= int(text) <= 512:
+        return int(text)
+    raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to 512, not {text!r}.")
+
+
+def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
+    """Bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
+
+    Raises:
+        TilebeamError: one of them is no size.
+    """
+    entries = [given] if isinstance(given, int | str) else list(given)
+    sizes = []
+    for entry in entries:
+        match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(entry), re.IGNORECASE)
+        size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
+        if not 0 <= size < 2**63:
+            raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {entry!r}.')
+        sizes.append(size)
+    if not 1 <= len(sizes) <= MAX_DEVICES:
+        raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
+    return sizes
+
+
+def _when(verify: Verify | bool | None) -> Verify:
+    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
+    if isinstance(text, bool):
+        return "once" if text else "never"
+    for choice in VERIFY:
+        if text == choice:
+            return choice
+    name = "TILEBEAM_VERIFY" if verify is None else "verify"
+    raise TilebeamError(f"{name} must be one of {', '.join(VERIFY)}, not {text!r}.")
+
+
+def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
+    path = Path(model)
+    if not path.exists():
+        raise TilebeamError(f"{path} does not exist.")
+    if not path.is_file():
+        raise TilebeamError(f"{path} is not a file.")
+    try:
+        from tilebeam import gguf as gguf_tools
+    except ImportError as error:
+        raise TilebeamError(str(error)) from None
+    try:
+        with gguf_tools.GGUFFile(path) as gguf:
+            state = State.of(gguf.fd)
+            entry = gguf.kv.get("tilebeam.architecture")
+            real = str(entry.value) if entry is not None else gguf.architecture
+            with _once(path, state, "vocabulary", verify) as needed:
+                gguf_tools.check_model(gguf, real, vocabulary=needed)
+            file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
+            if gguf.architecture != gguf_tools.ARCHITECTURE:
+                return file
+            manifest = gguf_tools.read_manifest(gguf)
+            if verify != "never":
+                with _once(path, state, "digests", verify) as needed:
+                    if needed:
+                        gguf_tools.verify(path, deep=False)
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    file.repacked, file.architecture = True, manifest.architecture
+    if not 0 < len(file.architecture.encode()) < 128:
+        raise TilebeamError(f"{path} cannot be loaded: its real architecture is {file.architecture!r}.")
+    for tensor in manifest.tensors:
+        ne = (*tensor.ne, 1, 1, 1)
+        file.tensors.append(TiledTensor(tensor.name, int(tensor.type), (ne[0], ne[1], ne[2], ne[3]), tensor.offset))
+    return file
+
+
+@contextmanager
+def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool]:
+    """Around a check of the file at `path`: gives whether it is needed, and remembers that it was passed."""
+    needed = verify == "always" or not checked_files.known(state, check)
+    yield needed
+    if needed:
+        checked_files.remember(state, path, check)
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping, as the kernel estimates."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
+def _on_npu(gguf: GGUFFile) -> bool:
+    """Whether the NPU takes all weights that are multiplied with."""
+    multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
+    if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):
+        multiplied.append(tied)
+    return all(t.type.name in NPU_WEIGHTS for t in multiplied)
+
+
+class _Loader:
+    """One load: every step puts what it made on the stack, so that a failure frees all of it."""
+
+    def __init__(self, file: _File, device: str, options: _Options, verbose: bool, stack: ExitStack) -> None:
+        import llama_cpp.llama_cpp as capi
+
+        from tilebeam.native import llama
+
+        self._c = capi
+        self._llama = llama
+        self._file = file
+        self._device = device
+        self._o = options
+        self._verbose = verbose
+        self._stack = stack
+        self._control: Control | None = None
+        self._placement = Placement(())
+        self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
+
+    def run(self) -> LM:
+        from tilebeam.model.lm import LM, LoadInfo
+
+        if self._device == "npu":
+            from tilebeam.native.plugin import register
+
+            if complaints := register().complaints:
+                raise TilebeamError(f"The environment asks for what there is not: {'; '.join(complaints)}.")
+            if not register().devices():
+                raise TilebeamError("The NPU plugin is loaded but has no device.")
+            self._control = control()
+            self._placement = self._place(self._control)
+            self._configure(self._control)
+        with self._limits():
+            model, context, tiled = self._start()
+        info = LoadInfo(
+            path=self._file.path,
+            device=self._device,
+            repacked=self._file.repacked,
+            tiled_tensors=tiled,
+            n_ctx=context.n_ctx,
+            n_batch=self._o.n_batch,
+            n_ubatch=self._o.n_ubatch,
+            n_seq_max=self._o.n_seq_max,
+            threads=self._o.threads,
+            executor=self._control.status()["executor"] if self._control else None,
+            layers=self._placement.counts,
+            divided=tuple(d.name for d in self._placement.divisions),
+        )
+        return LM(model, context, info, self._failure, self._stack.pop_all())
+
+    def _start(self) -> tuple[Any, Any, int]:
+        """The model, its context, and how many tensors became tiles."""
+        before = self._held()
+        model = self._logged("load the model", self._load_model)
+        self._stack.callback(model.close)
+        if not model.decodes:
+            raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
+        tiled = self._check_held(before)
+        n_outputs = self._n_outputs(model.vocab.size)
+        self._check_memory(model)
+        context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
+        self._stack.callback(context.close)
+        return model, context, tiled
+
+    def _place(self, npu: Control) -> Placement:
+        """Which layers go to which device; one device for all if nothing else is asked for.
+
+        Raises:
+            TilebeamError: the model does not fit; the running sessions have other limits.
+        """
+        o, options = self._o, npu.options()
+        limits = npu.limits(o.memory_limit) if o.memory_limit is not None else options["memory_limit"]
+        rooms = []
+        for d, limit in enumerate(limits):
+            status = npu.device_status(d)
+            alive = status["session"] == "alive"
+            if alive and (o.devices is None or d < o.devices) and o.memory_limit and status["memory_limit"] != limit:
+                raise TilebeamError(
+                    f"{status['name']} already runs with memory_limit={status['memory_limit']}; close the models that "
+                    "use it first."
+                )
+            limit = status["memory_limit"] if alive else limit
+            rooms.append(max(1, limit - status["memory_used"]) if limit else 0)
+        least = o.devices or options["n_devices"]
+        if least == 1 and not any(rooms[: o.devices]):
+            return Placement((self._file.weights.n_layer + 1,))
+        if o.n_gpu_layers >= 0:
+            raise TilebeamError("Several devices and memory limits need n_gpu_layers=-1: all layers on the NPU.")
+        most = o.devices or (MAX_DEVICES if any(rooms) and options["n_devices"] == 1 else options["n_devices"])
+        weights = self._file.weights
+
+        def planner(n_outputs: int) -> Planner:
+            # llama.cpp also plans for a token of every sequence, however small a batch may be.
+            rows = max(o.n_ubatch, self._n_ids())
+            kv_bytes = _KV_BYTES[o.type_k] + _KV_BYTES[o.type_v]
+            return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
+
+        most_outputs = self._n_outputs(weights.n_vocab)
+        if not any(rooms[:most]):
+            return planner(most_outputs).place(rooms, least, most)
+        # As few devices as do with the fewest rows of logits, then as many rows as these have room for.
+        found = planner(self._n_ids()).place(rooms, o.devices or 1, most)
+        n_outputs = most_outputs
+        while n_outputs > self._n_ids():
+            roomy = planner(n_outputs).on(rooms[: len(found.counts)])
+            if roomy is not None and len(roomy.divisions) <= len(found.divisions):
+                found = roomy
+                break
+            n_outputs = max(self._n_ids(), n_outputs // 2)
+        self._most_outputs = n_outputs
+        return found
+
+    def _load_model(self) -> Any:
+        c = self._c
+        devices = []
+        if self._control is not None:
+            devices = [self._control.device(i) for i in range(len(self._placement.counts))]
+        params = c.llama_model_default_params()
+        array = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        params.devices = ctypes.cast(array, ctypes.c_void_p)
+        params.n_gpu_layers = self._o.n_gpu_layers if devices else 0
+        if len(devices) > 1:
+            # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
+            params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
+        params.load_mode = c.LLAMA_LOAD_MODE_MMAP
+        if self._file.repacked:
+            overrides = (c.llama_model_kv_override * 2)()
+            overrides[0].tag = c.LLAMA_KV_OVERRIDE_TYPE_STR
+            overrides[0].key = b"general.architecture"
+            overrides[0].value.val_str = self._file.architecture.encode()
+            params.kv_overrides = overrides
+        with self._announcement(), self._division():
+            pointer = c.llama_model_load_from_file(os.fsencode(self._file.path), params)
+        return self._llama.Model(pointer) if pointer else None
+
+    def _announcement(self) -> Any:
+        if self._control is None or not self._file.repacked:
+            return nullcontext()
+        return self._control.announced(self._file.path, self._file.tensors)
+
+    def _division(self) -> Any:
+        if self._control is None or not self._placement.divisions:
+            return nullcontext()
+        return self._control.divided(self._placement.divisions)
+
+    def _configure(self, npu: Control) -> None:
+        wanted = self._o.executor
+        for i in range(len(self._placement.counts)):
+            status = npu.device_status(i)
+            if status["session"] == "alive" and wanted not in (None, status["executor"]):
+                raise TilebeamError(
+                    f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
+                    "it first."
+                )
+        npu.configure(executor=wanted, n_threads=self._o.threads)
+
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """The memory limit of this load is for the sessions that it starts, not for later ones."""
+        npu, wanted = self._control, self._o.memory_limit
+        if npu is None or wanted is None:
+            yield
+            return
+        before = npu.options()["memory_limit"]
+        npu.configure(memory_limit=wanted)
+        try:
+            yield
+        finally:
+            npu.configure(memory_limit=before)
+
+    def _held(self) -> tuple[int, int, int]:
+        """Tiled tensors on the devices, of this file and of all models, and buffers that went wrong."""
+        if self._control is None:
+            return 0, 0, 0
+        status = self._control.status()
+        return self._control.tiled_count(self._file.path), status["tiled_tensors"], status["bad_buffers"]
+
+    def _check_held(self, before: tuple[int, int, int]) -> int:
+        """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
+        of_file, of_all, bad = (now - then for now, then in zip(self._held(), before, strict=True))
+        if bad > 0 and self._control is not None:
+            raise TilebeamError(f"{self._file.path} cannot be loaded: {self._control.last_error()}")
+        wanted = len(self._file.tensors)
+        if self._file.repacked and of_file != wanted:
+            raise TilebeamError(
+                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {of_file}: the others would be read as "
+                "something else, so the model is not used. Load it with n_gpu_layers=-1."
+            )
+        return of_all
+
+    def _check_memory(self, model: Any) -> None:
+        """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
+        row = model.n_head_kv * model.head_size(self._file.architecture)
+        wanted = self._o.n_ctx * model.n_layer * row * (_KV_BYTES[self._o.type_k] + _KV_BYTES[self._o.type_v])
+        free = available_memory()
+        if wanted > free:
+            raise TilebeamError(
+                f"A KV cache of {self._o.n_ctx} tokens takes {wanted / 2**30:.1f} GiB, there are "
+                f"{free / 2**30:.1f} GiB of free memory: choose a smaller n_ctx."
+            )
+
+    def _make_context(self, model: Any, n_outputs: int) -> Any:
+        c, o = self._c, self._o
+        params = c.llama_context_default_params()
+        params.n_ctx = o.n_ctx
+        params.n_batch = max(o.n_batch, self._n_ids())
+        params.n_ubatch = o.n_ubatch
+        params.n_seq_max = self._n_ids()
+        params.n_outputs_max = n_outputs
+        params.n_threads = params.n_threads_batch = self._cpu_threads()
+        params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.type_k, params.type_v = o.type_k, o.type_v
+        params.embeddings = False
+        # Hidden states of tokens (`LM.hidden`), also from files that ask for one pooled value per sequence.
+        params.pooling_type = c.LLAMA_POOLING_TYPE_NONE
+        params.kv_unified = True
+        # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
+        params.swa_full = True
+        params.no_perf = True
+        pointer = c.llama_init_from_model(model.pointer, params)
+        return self._llama.Context(pointer, model, o.n_batch, n_outputs) if pointer else None
+
+    def _n_outputs(self, n_vocab: int) -> int:
+        """Positions of one batch that may have logits."""
+        return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
+
+    def _n_ids(self) -> int:
+        """Sequences: one per sample, as many that are kept for others to go on from, and one that keeps a prompt."""
+        return min(self._llama.MAX_SEQUENCES, 2 * self._o.n_seq_max + 1)
+
+    def _cpu_threads(self) -> int:
+        """Threads of llama.cpp's own CPU backend.
+
+        Beside the NPU it only looks up embeddings, and workers that spin between such ops would take the cores from
+        the NPU; unless some weights must stay with it.
+        """
+        all_on_npu = self._control is not None and self._file.on_npu and self._o.n_gpu_layers < 0
+        return 1 if all_on_npu else self._o.threads
+
+    def _logged(self, what: str, step: Callable[[], Any]) -> Any:
+        """Run one step of llama.cpp with its log kept for the error text."""
+        errors = self._control.status()["errors"] if self._control else 0
+        with self._llama.log_router().capture() as log:
+            result = step()
+        if self._verbose:
+            sys.stderr.write("".join(text for _, text in log))
+        if result is None:
+            reasons = [self._llama.errors_in(log)]
+            if self._control is not None and self._control.status()["errors"] > errors:
+                reasons.append(self._control.last_error())
+            detail = "; ".join(r for r in reasons if r) or "no reason was given"
+            raise TilebeamError(f"llama.cpp could not {what} {self._file.path}: {detail}")
+        return result
+
+    def _failure(self, code: int, log: str) -> TilebeamError:
+        """The exception for a failed llama_decode."""
+        if self._control is not None:
+            from tilebeam.engine.engine import npu_failure
+
+            return npu_failure(code, self._control.last_error() or log)
+        return TilebeamError(f"llama_decode failed with code {code}: {log or 'no reason was given'}")

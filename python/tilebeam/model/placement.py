@@ -1,0 +1,310 @@
+"""Which device holds which part of a model, when a device's address space is limited or several devices are asked for.
+
+llama.cpp gives each device a row of neighbouring layers and the last one the output matrix as well. What a device must
+map is known from the file but for the compute buffer, of which an upper bound is used. A matrix that is too large for
+every device is cut between columns over the sessions of several (plugin/division.h): each maps its columns, and the
+rows of input and output of that multiplication.
+
+Sizes are bytes of address space, everything rounded up to pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.native.control import Division
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import GGUFFile
+
+PAGE = 4096
+PANEL = 32  # columns of a tile
+NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
+_MOST_TRIED = 64  # cut matrices of which each is tried whole again
+_FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
+
+
+def pages(size: float) -> int:
+    """`size` in whole pages."""
+    return -(-int(size) // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight matrix that can be cut.
+
+    Attributes:
+        name: as in the file.
+        home: the layer it belongs to; the number of layers for the output matrix.
+        columns: of the matrix, i.e. rows of ggml's tensor.
+        size: bytes on the device.
+        depth: elements of a column.
+    """
+
+    name: str
+    home: int
+    columns: int
+    size: int
+    depth: int
+
+    @property
+    def panel(self) -> int:
+        """Bytes of 32 columns."""
+        return -(-self.size * PANEL // (-(-self.columns // PANEL) * PANEL))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the devices must hold of a file.
+
+    Attributes:
+        layers: bytes of each layer, and last those of the output.
+        matrices: those of them that can be cut.
+        n_embd, n_ff, n_vocab: widths.
+        q_row, kv_row: elements of a token's queries, and of its keys or values, per layer the largest.
+        n_head: query heads.
+        masks: attention masks; 2 with a sliding window.
+    """
+
+    layers: tuple[int, ...]
+    matrices: tuple[Matrix, ...]
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    q_row: int
+    kv_row: int
+    n_head: int
+    masks: int
+
+    @property
+    def n_layer(self) -> int:
+        """Layers without the output."""
+        return len(self.layers) - 1
+
+
+@dataclass(frozen=True)
+class Use:
+    """How the model will be used: context cells, tokens per graph, rows of logits, bytes per element of K and V."""
+
+    n_ctx: int
+    n_ubatch: int
+    n_outputs: int
+    flash_attn: bool
+    kv_bytes: float  # of an element of K and one of V together
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many layers each device gets (the output counts as the last layer), and what is cut.
+
+    Attributes:
+        counts: layers per device, HMX0 first.
+        divisions: matrices cut over sessions.
+        planned: address space that each device needs at most.
+    """
+
+    counts: tuple[int, ...]
+    divisions: tuple[Division, ...] = ()
+    planned: tuple[int, ...] = field(default=())
+
+
+def weights_of(gguf: GGUFFile, architecture: str) -> Weights:
+    """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
+
+    def number(key: str, default: int) -> int:
+        entry = gguf.kv.get(f"{architecture}.{key}")
+        value: Any = entry.value if entry is not None else None
+        if isinstance(value, list):
+            value = max((v for v in value if isinstance(v, int)), default=None)
+        return value if isinstance(value, int) and value > 0 else default
+
+    n_layer = number("block_count", 1)
+    n_embd = number("embedding_length", 1)
+    n_head = number("attention.head_count", 1)
+    head = number("attention.key_length", n_embd // n_head)
+    layers = [0] * (n_layer + 1)
+    matrices = []
+    for name, tensor in gguf.tensors.items():
+        tied = name == "token_embd.weight" and "output.weight" not in gguf.tensors
+        if tensor.type.name not in NPU_WEIGHTS or (name == "token_embd.weight" and not tied):
+            continue
+        block = name.split(".")[1] if name.startswith("blk.") else ""
+        home = int(block) if block.isdigit() and int(block) < n_layer else n_layer
+        rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // PANEL) * PANEL
+        size = pages(rows * tensor.row_bytes) + PAGE
+        layers[home] += size
+        if len(tensor.ne) == 2 and tensor.rows >= 2 * PANEL:
+            matrices.append(Matrix(name, home, tensor.rows, size, tensor.k))
+    vocabulary = [t for t in (gguf.tensors.get("output.weight"), gguf.tensors.get("token_embd.weight")) if t]
+    return Weights(
+        layers=tuple(layers),
+        matrices=tuple(matrices),
+        n_embd=n_embd,
+        n_ff=number("feed_forward_length", 4 * n_embd),
+        n_vocab=max((t.rows for t in vocabulary), default=1),
+        q_row=n_head * head,
+        kv_row=number("attention.head_count_kv", n_head) * max(head, number("attention.value_length", head)),
+        n_head=n_head,
+        masks=2 if number("attention.sliding_window", 0) else 1,
+    )
+
+
+class Planner:
+    """Finds placements of one model for one use."""
+
+    def __init__(self, weights: Weights, use: Use) -> None:
+        self.w = weights
+        self.use = use
+        cache = pages(use.n_ctx * weights.kv_row * use.kv_bytes) + PAGE
+        self._items = [size + (cache if i < weights.n_layer else 0) for i, size in enumerate(weights.layers)]
+        # Intermediate results, as ggml's allocator was seen to need them at most: a tenth is for its fragmentation.
+        rows = 4 * use.n_ubatch
+        mask = use.n_ctx * use.n_ubatch * 2 * weights.masks
+        scores = 0 if use.flash_attn else 2 * rows * use.n_ctx * weights.n_head + mask
+        layer = rows * (3 * weights.n_ff + 4 * weights.n_embd + weights.q_row + weights.kv_row) + scores
+        output = 4 * use.n_outputs * weights.n_vocab + 4 * rows * weights.n_embd
+        small = 16 * PAGE
+        self._compute = pages(1.1 * layer + mask) + small
+        self._compute_last = pages(1.1 * max(layer, output) + mask) + small
+
+    def place(self, limits: Sequence[int], least: int, most: int) -> Placement:
+        """The placement on the fewest devices between `least` and `most`.
+
+        Args:
+            limits: per device, bytes of address space, 0 for none.
+            least, most: how many devices, at most as many as there are limits.
+
+        Raises:
+            TilebeamError: it cannot be done; says what would help.
+        """
+        for n in range(least, most + 1):
+            found = self.on(limits[:n])
+            if found is not None:
+                return found
+        raise TilebeamError(self._advice(limits, most))
+
+    def on(self, limits: Sequence[int]) -> Placement | None:
+        """The most even placement on these devices, cutting as few matrices as possible; None if there is none.
+
+        Cut are those that fit nowhere, then the output matrix, then ever smaller ones: each cut costs a message per
+        part and graph.
+        """
+        whole = sum(self._items) + self._compute_last
+        room = [limit or 2 * whole for limit in limits]
+        cut = [m for m in self.w.matrices if m.size + self._compute > max(room)]
+        found = self._with_cuts(room, cut)
+        output = [m for m in self.w.matrices if m.home == self.w.n_layer]
+        sizes = sorted({m.size for m in self.w.matrices}, reverse=True)
+        for group in (output, *([m for m in self.w.matrices if m.size == size] for size in sizes)):
+            if found is not None or len(room) == 1:
+                break
+            cut = list(dict.fromkeys([*cut, *group]))
+            found = self._with_cuts(room, cut)
+        # Those that came first may not be needed now.
+        for m in list(cut) if found is not None and len(cut) <= _MOST_TRIED else []:
+            fewer = [other for other in cut if other is not m]
+            if (better := self._with_cuts(room, fewer)) is not None:
+                cut, found = fewer, better
+        return found
+
+    def _with_cuts(self, room: list[int], cut: list[Matrix]) -> Placement | None:
+        items = list(self._items)
+        for m in cut:
+            items[m.home] -= m.size
+        # The lower the level that all devices are filled to, the more even; a cut matrix then takes what is left.
+        low, high = 0.0, 1.0
+        best = self._fill(items, room, high)
+        for _ in range(_FILL_STEPS if best else 0):
+            middle = (low + high) / 2
+            tried = self._fill(items, room, middle)
+            if tried is None:
+                low = middle
+            else:
+                best, high = tried, middle
+        if best is None:
+            return None
+        counts, used = best
+        divisions = []
+        for m in cut:
+            parts = self._cut(m, room, used, counts)
+            if parts is None:
+                return None
+            divisions.append(Division(m.name, parts))
+        return Placement(tuple(counts), tuple(divisions), tuple(used))
+
+    def _fill(self, items: list[int], room: list[int], level: float) -> tuple[list[int], list[int]] | None:
+        """Layers in order onto devices in order, each filled to `level` of its room: (counts, bytes used).
+
+        No device stays empty while there are layers for it.
+        """
+        counts, used = [0] * len(room), [0] * len(room)
+        device = 0
+        for i, size in enumerate(items):
+            is_last = i + 1 == len(items)
+            while True:
+                if device == len(room):
+                    return None
+                base = self._compute_last if is_last else self._compute
+                before = used[device] - (self._compute if counts[device] else 0)
+                needed_behind = counts[device] > 0 and len(items) - i <= len(room) - device - 1
+                if not needed_behind and before + size + base <= level * room[device]:
+                    break
+                device += 1
+            used[device] = before + size + base
+            counts[device] += 1
+        return counts, used
+
+    def _cut(
+        self, m: Matrix, room: list[int], used: list[int], counts: list[int]
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Columns of `m` for each device in proportion to the room it has left; `used` grows by what they take."""
+        rows = self.use.n_outputs if m.home == self.w.n_layer else self.use.n_ubatch
+        home = next(d for d in range(len(counts)) if sum(counts[: d + 1]) > m.home)
+        lent = pages(4 * rows * m.columns) + pages(4 * rows * m.depth) + 2 * PAGE
+        free = []
+        for d, size in enumerate(room):
+            left = size - used[d] - 2 * PAGE - (0 if d == home else lent)
+            free.append(max(0, left // m.panel))
+        panels = -(-m.columns // PANEL)
+        if sum(free) < panels:
+            return None
+        parts, done, spare = [], 0, sum(free)
+        for d, most in enumerate(free):
+            # rounded up, so that those who come later never get more than they have room for
+            share = min(most, panels - done, -(-(panels - done) * most // spare) if spare else 0)
+            spare -= most
+            if share == 0:
+                continue
+            columns = min(m.columns - done * PANEL, share * PANEL)
+            parts.append((d, columns))
+            used[d] += pages(share * m.panel) + PAGE + (0 if d == home else lent)
+            done += share
+        return tuple(parts)
+
+    def _advice(self, limits: Sequence[int], most: int) -> str:
+        tightest = min(limit for limit in limits[:most] if limit)
+        what, size = max(
+            [(f"layer {i}", s) for i, s in enumerate(self._items[:-1])] + [("the output", self._items[-1])],
+            key=lambda pair: pair[1],
+        )
+        text = (
+            f"The model does not fit: it takes {_mib(sum(self._items))} with its KV cache of {self.use.n_ctx} cells, "
+            f"and up to {_mib(self._compute_last)} per device for intermediate results; the largest part is {what} "
+            f"with {_mib(size)}. {most} device{'s' if most > 1 else ''} with {_mib(tightest)} of address space left "
+            "cannot hold it."
+        )
+        more = next((n for n in range(most + 1, len(limits) + 1) if self.on(limits[:n])), None)
+        if more is not None:
+            return f"{text} Use devices={more}, a larger memory_limit, or a smaller n_ctx or n_ubatch."
+        low, high = tightest, 2 * (sum(self._items) + self._compute_last)
+        while high - low > max(PAGE, low // 64):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.on([middle] * most) else (middle, high)
+        return f"{text} Use a memory_limit of at least {_mib(high)}, or a smaller n_ctx, n_ubatch or n_seq_max."
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size * 10 // 2**20) / 10:g} MiB"

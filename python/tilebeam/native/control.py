@@ -1,0 +1,293 @@
+"""The plugin's own functions: announce a repacked file, configure the NPU, read its state.
+
+The C declarations come from backend/plugin/control.h itself, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cffi import FFI
+
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext.cdef import declarations
+from tilebeam.errors import TilebeamError
+from tilebeam.native import paths as _paths
+from tilebeam.native.plugin import Registry, register
+
+_STATES = {0: "none", 1: "alive", 2: "dead"}
+EXECUTORS = ("thread", "process", "qemu-hexagon")  # the order of enum tilebeam_executor
+# enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
+NUMERICS = {"int8": 0, "int8-256": 2, "fp16": 1}
+SOFTMAX = {"table": 0, "exact": 16}
+
+
+@dataclass(frozen=True)
+class TiledTensor:
+    """A tensor that a repacked file holds as tiles.
+
+    Attributes:
+        name: as in the file.
+        type: enum tb_type.
+        ne: shape, ggml order, 4 numbers.
+        offset: bytes from the start of the file.
+    """
+
+    name: str
+    type: int
+    ne: tuple[int, int, int, int]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Division:
+    """A weight matrix that is cut over several sessions.
+
+    Attributes:
+        name: as in the file.
+        parts: (device, columns) in order; columns of the matrix, i.e. rows of ggml's tensor. All but the last part
+            fill whole tiles of 32.
+    """
+
+    name: str
+    parts: tuple[tuple[int, int], ...]
+
+
+@cache
+def _ffi() -> FFI:
+    ffi = FFI()
+    ffi.cdef(declarations([_paths.header("control.h", "backend/plugin/control.h")]))
+    return ffi
+
+
+def _numerics(now: int, numerics: str | None, softmax: str | None) -> int:
+    """The field of tilebeam_options with parts of it replaced."""
+    parts = _arithmetic(now)
+    for name, value, known in (("numerics", numerics, NUMERICS), ("softmax", softmax, SOFTMAX)):
+        if value is not None and value not in known:
+            raise TilebeamError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
+    return NUMERICS[numerics or parts["numerics"]] | SOFTMAX[softmax or parts["softmax"]]
+
+
+def _arithmetic(value: int) -> dict[str, str]:
+    """The field's parts by name."""
+    return {
+        "numerics": next(name for name, v in NUMERICS.items() if v == value & 15),
+        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~15),
+    }
+
+
+class Control:
+    """The functions of one registered plugin. All are thread-safe."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._ffi = _ffi()
+        names: tuple[str, ...] = ("announce", "tiled_count", "get_options", "configure", "status", "last_error")
+        names += ("trace_start", "trace_stop", "trace_take")
+        for name in (*names, "device_status", "device", "divide"):
+            address = registry.address(f"tilebeam_{name}")
+            setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
+
+    _announce: Any
+    _tiled_count: Any
+    _get_options: Any
+    _configure: Any
+    _status: Any
+    _last_error: Any
+    _device_status: Any
+    _device: Any
+    _trace_start: Any
+    _trace_stop: Any
+    _trace_take: Any
+    _divide: Any
+
+    def last_error(self) -> str:
+        """The last failure as a sentence, "" if there was none."""
+        return self._text(self._last_error())
+
+    @contextmanager
+    def announced(self, path: str, tensors: Sequence[TiledTensor]) -> Iterator[None]:
+        """While in force, the load that this thread makes maps `path` with these tensors as tiles.
+
+        Raises:
+            TilebeamError: the plugin does not accept the list.
+        """
+        ffi = self._ffi
+        names = [ffi.new("char[]", t.name.encode("utf-8")) for t in tensors]
+        array = ffi.new("tilebeam_tensor[]", len(tensors))
+        for item, name, tensor in zip(array, names, tensors, strict=True):
+            item.name, item.type, item.offset, item.ne = name, tensor.type, tensor.offset, tensor.ne
+        file = ffi.new("char[]", os.fsencode(path))
+        manifest = ffi.new("tilebeam_manifest *", {"path": file, "tensors": array, "n_tensors": len(tensors)})
+        if self._announce(manifest) != 0:
+            raise TilebeamError(f"The plugin refuses {path}: {self.last_error() or 'no reason was given'}")
+        try:
+            yield
+        finally:
+            self._announce(ffi.NULL)
+
+    @contextmanager
+    def divided(self, divisions: Sequence[Division]) -> Iterator[None]:
+        """While in force, the load that this thread makes cuts these matrices over sessions.
+
+        Raises:
+            TilebeamError: the plugin does not accept the list.
+        """
+        ffi = self._ffi
+        names = [ffi.new("char[]", d.name.encode("utf-8")) for d in divisions]
+        parts = [
+            {"name": name, "device": device, "columns": columns}
+            for name, d in zip(names, divisions, strict=True)
+            for device, columns in d.parts
+        ]
+        if self._divide(ffi.new("tilebeam_part[]", parts), len(parts)) != 0:
+            raise TilebeamError(f"The plugin refuses the division: {self.last_error() or 'no reason was given'}")
+        try:
+            yield
+        finally:
+            self._divide(ffi.NULL, 0)
+
+    def tiled_count(self, path: str) -> int:
+        """Tensors of this file that the device holds as tiles now; -1 if the file cannot be found."""
+        return int(self._tiled_count(self._ffi.new("char[]", os.fsencode(path))))
+
+    def options(self) -> dict[str, Any]:
+        """The options in force, by the names of `configure`, and n_devices, npud_path.
+
+        memory_limit has an entry per device, in bytes of address space, 0 for none.
+        """
+        options = self._options()
+        return {
+            "executor": EXECUTORS[options.executor],
+            **_arithmetic(options.numerics),
+            "n_threads": options.n_threads,
+            "deadline_ms": options.deadline_ms,
+            "n_devices": options.n_devices,
+            "memory_limit": list(options.memory_limit),
+            "isa": self._text(options.isa),
+            "npud_path": self._text(options.npud_path),
+        }
+
+    def configure(
+        self,
+        *,
+        executor: str | None = None,
+        n_threads: int | None = None,
+        deadline_ms: int | None = None,
+        memory_limit: int | Sequence[int] | None = None,
+        isa: str | None = None,
+        numerics: str | None = None,
+        softmax: str | None = None,
+    ) -> None:
+        """Change options for sessions started from now on; n_threads, numerics and softmax also change those that run.
+
+        memory_limit is in bytes, 0 for none: one number for all devices, or a list whose last entry counts for all
+        further devices.
+
+        Raises:
+            TilebeamError: a value is not accepted.
+        """
+        options = self._options()
+        if executor is not None:
+            if executor not in EXECUTORS:
+                raise TilebeamError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}.")
+            options.executor = EXECUTORS.index(executor)
+        if n_threads is not None:
+            options.n_threads = n_threads
+        if deadline_ms is not None:
+            options.deadline_ms = deadline_ms
+        if memory_limit is not None:
+            options.memory_limit = self.limits(memory_limit)
+        if isa is not None:
+            options.isa = isa.encode()
+        options.numerics = _numerics(options.numerics, numerics, softmax)
+        if self._configure(options) != 0:
+            raise TilebeamError(f"The NPU cannot be configured so: {self.last_error() or 'no reason was given'}")
+
+    def trace_start(self, most_records: int) -> None:
+        """Trace all graphs from now on; what was collected before is forgotten."""
+        self._trace_start(most_records)
+
+    def trace_stop(self) -> None:
+        """Trace no more; what was collected stays until `trace_take`."""
+        self._trace_stop()
+
+    def trace_take(self) -> tuple[bytearray, int, int]:
+        """Take all records: tb_trace_record structs as bytes; how many were lost, and how many damaged."""
+        size, chunk = ggml_ext.ffi.sizeof("tb_trace_record"), 65536
+        lost, damaged = self._ffi.new("uint64_t *"), self._ffi.new("uint64_t *")
+        room = self._ffi.new("char[]", size * chunk)
+        records = bytearray()
+        while n := self._trace_take(room, chunk, lost, damaged):
+            records += self._ffi.buffer(room)[: n * size]
+        return records, int(lost[0]), int(damaged[0])
+
+    def status(self) -> dict[str, Any]:
+        """Everything in tilebeam_status of control.h, with names for the enums."""
+        status = self._ffi.new("tilebeam_status *")
+        if self._status(status) != 0:
+            raise TilebeamError(f"The NPU tells no status: {self.last_error() or 'no reason was given'}")
+        return {**self._fields(status), **_arithmetic(status.numerics)}
+
+    def device_status(self, index: int) -> dict[str, Any]:
+        """Everything in tilebeam_device_status of control.h, with names for the enums. Starts no session.
+
+        Raises:
+            TilebeamError: there is no such device.
+        """
+        status = self._ffi.new("tilebeam_device_status *")
+        if not 0 <= index < self.max_devices or self._device_status(index, status) != 0:
+            raise TilebeamError(f"There is no device {index}: HMX0 is the first, HMX{self.max_devices - 1} the last.")
+        return self._fields(status)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """`device_status` of the devices that llama.cpp was told of, and of others that have had a session."""
+        every = (self.device_status(i) for i in range(self.max_devices))
+        return [d for d in every if d["listed"] or d["sessions"]]
+
+    def device(self, index: int) -> int:
+        """The ggml_backend_dev_t of a device, for llama_model_params.devices."""
+        return int(self._ffi.cast("uintptr_t", self._device(index)))
+
+    @property
+    def max_devices(self) -> int:
+        """How many devices there can be."""
+        return len(self._ffi.new("tilebeam_options *").memory_limit)
+
+    def limits(self, memory_limit: int | Sequence[int]) -> list[int]:
+        """A limit per device, as `configure` understands its argument."""
+        given = [memory_limit] if isinstance(memory_limit, int) else list(memory_limit)
+        if not given or any(not 0 <= n < 2**64 for n in given):
+            raise TilebeamError(f"memory_limit must be bytes, 0 for none, or a list of them, not {memory_limit!r}.")
+        return (given + [given[-1]] * self.max_devices)[: self.max_devices]
+
+    def _fields(self, status: Any) -> dict[str, Any]:
+        """A status struct as a dict: numbers, texts, and names for `session` and `executor`."""
+        result: dict[str, Any] = {}
+        for name, _ in self._ffi.typeof(status).item.fields:
+            value = getattr(status, name)
+            result[name] = value if isinstance(value, int) else self._text(value)
+        result["session"] = _STATES.get(status.session, str(status.session))
+        result["executor"] = EXECUTORS[status.executor]
+        return result
+
+    def _options(self) -> Any:
+        options = self._ffi.new("tilebeam_options *")
+        if self._get_options(options) != 0:
+            raise TilebeamError(f"The NPU tells no options: {self.last_error() or 'no reason was given'}")
+        return options
+
+    def _text(self, value: Any) -> str:
+        raw = self._ffi.string(value)
+        return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+
+
+@cache
+def control() -> Control:
+    """The plugin's functions; registers the plugin first."""
+    return Control(register())

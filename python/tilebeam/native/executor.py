@@ -1,0 +1,47 @@
+"""The executor and the session as C libraries seen from Python (``libtilebeam_npu.so``, cffi ABI mode).
+
+For tests, ``tilebeam doctor`` and benches; models run through the ggml plugin instead. The C declarations come from
+the headers themselves, so the two cannot drift apart. Types (``tb_op``, ``tb_reply`` ..) are those of
+`tilebeam._ext.ffi`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from cffi import FFI
+
+from tilebeam._ext.cdef import declarations
+from tilebeam.native import paths as _paths
+
+_HEADERS = (
+    ("npu_api.h", "backend/npu/npu_api.h"),
+    ("session_api.h", "backend/session/session_api.h"),
+)
+
+
+@cache
+def load() -> tuple[Any, Any]:
+    """Return ``(ffi, lib)``: the cffi interface and the library.
+
+    Raises:
+        FileNotFoundError: the library or a header is missing.
+        OSError: the library cannot be loaded.
+    """
+    from tilebeam import _ext as ggml_ext
+
+    ffi = FFI()
+    ffi.include(ggml_ext.ffi)
+    for name, source in _HEADERS:
+        ffi.cdef(declarations([_paths.header(name, source)]))
+    return ffi, ffi.dlopen(str(_paths.native("libtilebeam_npu.so")))
+
+
+def isas() -> list[str]:
+    """Return the kernel sets that this CPU can run, best first; the last is ``portable``."""
+    ffi, lib = load()
+    names: list[str] = []
+    while (name := lib.tb_npu_isa_name(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return names

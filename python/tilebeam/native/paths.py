@@ -1,0 +1,49 @@
+"""Where the native files are: the installed package, or a build folder named by ``TILEBEAM_LIB_DIR``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tilebeam._ext import native_file
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
+
+
+def native(name: str) -> Path:
+    """Return the path of a native file of this package, e.g. ``libtilebeam_npu.so`` or ``tilebeam-npud``.
+
+    Raises:
+        FileNotFoundError: the package was built without it, or ``TILEBEAM_LIB_DIR`` names a folder that lacks it.
+    """
+    path = native_file(name)
+    if not path.is_file():
+        named = "TILEBEAM_LIB_DIR" in os.environ
+        hint = "TILEBEAM_LIB_DIR names that folder" if named else "reinstall tilebeam (pip install .)"
+        raise FileNotFoundError(f"{path} is missing: {hint}")
+    return path
+
+
+def built(name: str) -> Path:
+    """Return the path of a program that only a build from a checkout makes, for tests and benches.
+
+    Raises:
+        FileNotFoundError: this build has no such program.
+    """
+    path = Path(os.environ.get("TILEBEAM_LIB_DIR") or _SOURCE / "build" / "editable" / "lib") / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: build with CMake from a checkout (make setup)")
+    return path
+
+
+def header(name: str, source: str) -> Path:
+    """Return the path of a C header: the installed copy, or ``source`` relative to the repository.
+
+    Raises:
+        FileNotFoundError: neither exists.
+    """
+    for path in (_PACKAGE / "include" / name, _SOURCE / source):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"{name} is missing from the package: reinstall tilebeam (pip install .)")

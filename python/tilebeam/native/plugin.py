@@ -1,0 +1,129 @@
+"""Make the NPU known to llama.cpp: load the plugin into the libggml that llama-cpp-python's libllama uses.
+
+The process maps two copies of libggml (the wheel's libggml.so and libggml.so.0 are two files). libllama resolved the
+one with the soname libggml.so.0; a plugin loaded through the other is invisible to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.native import paths as _paths
+
+LLAMA_CPP_PYTHON = "0.3.36"
+PLUGIN = "libggml-tilebeam.so"
+
+_lock = threading.Lock()
+_registered: Registry | None = None
+
+
+class Registry:
+    """The plugin's backend registry inside libggml."""
+
+    def __init__(self, ggml: ctypes.CDLL, pointer: int, path: str, complaints: list[str]) -> None:
+        self._ggml = ggml
+        self.pointer = pointer
+        self.path = path
+        # What the plugin said of environment variables that it cannot use. llama.cpp alone would only log that.
+        self.complaints = complaints
+
+    def address(self, name: str) -> int:
+        """Address of one of the plugin's own functions.
+
+        Raises:
+            TilebeamError: the plugin lacks it, so it is of another version than this package.
+        """
+        address = self._ggml.ggml_backend_reg_get_proc_address(self.pointer, name.encode())
+        if not address:
+            raise TilebeamError(f"{self.path} has no function {name}: it is of another version; reinstall tilebeam.")
+        return int(address)
+
+    def devices(self) -> list[int]:
+        """The NPU devices (ggml_backend_dev_t)."""
+        count = self._ggml.ggml_backend_reg_dev_count(self.pointer)
+        return [int(self._ggml.ggml_backend_reg_dev_get(self.pointer, i)) for i in range(count)]
+
+    def device_names(self) -> list[str]:
+        """Their names: "HMX0" .."""
+        return [self._ggml.ggml_backend_dev_name(d).decode() for d in self.devices()]
+
+
+@cache
+def ggml() -> ctypes.CDLL:
+    """The libggml that libllama uses, with the functions needed here typed.
+
+    Raises:
+        TilebeamError: llama-cpp-python is missing or of another version.
+    """
+    try:
+        version = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        raise TilebeamError(
+            f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        ) from None
+    if version != LLAMA_CPP_PYTHON:
+        raise TilebeamError(
+            f"llama-cpp-python is {version}, but this Tilebeam is built for {LLAMA_CPP_PYTHON}: "
+            f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        )
+    import llama_cpp  # noqa: F401  maps libllama and with it the right libggml
+
+    try:
+        lib = ctypes.CDLL("libggml.so.0")
+    except OSError as error:
+        raise TilebeamError(f"llama-cpp-python's libggml.so.0 cannot be found: {error}") from None
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "ggml_backend_load": (pointer, [text]),
+        "ggml_backend_reg_count": (size, []),
+        "ggml_backend_reg_get": (pointer, [size]),
+        "ggml_backend_reg_name": (text, [pointer]),
+        "ggml_backend_reg_dev_count": (size, [pointer]),
+        "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
+        "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
+        "ggml_backend_dev_name": (text, [pointer]),
+        "ggml_version": (text, []),
+        "ggml_commit": (text, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def register() -> Registry:
+    """Load the plugin, once per process; later calls return the same registry.
+
+    Afterwards stock ``llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=True)`` runs ordinary GGUF files on the NPU.
+
+    Raises:
+        TilebeamError: the plugin is missing, llama-cpp-python is of another version, or the plugin refuses its ggml.
+    """
+    global _registered
+    with _lock:
+        if _registered is not None:
+            return _registered
+        lib = ggml()
+        try:
+            path = str(_paths.native(PLUGIN))
+        except FileNotFoundError as error:
+            raise TilebeamError(f"The NPU plugin cannot be loaded: {error}") from None
+        from tilebeam.native import llama
+
+        with llama.log_router().capture() as log:
+            pointer = lib.ggml_backend_load(os.fsencode(path))
+        if not pointer:
+            reason = " ".join("".join(text for _, text in log).split())
+            built = f"{lib.ggml_version().decode()} ({lib.ggml_commit().decode()})"
+            raise TilebeamError(f"ggml {built} did not take the plugin {path}: {reason or 'no reason was given'}")
+        lines = "".join(text for _, text in log).splitlines()
+        about = "tilebeam: TILEBEAM_"
+        complaints = [x.removeprefix("tilebeam: ").rsplit(":", 1)[0] for x in lines if x.startswith(about)]
+        _registered = Registry(lib, pointer, path, complaints)
+        return _registered

@@ -1,0 +1,172 @@
+"""A generative model as the judge of candidates: any instruction-tuned GGUF model, also the one that wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.scorers import Scorer
+from tilebeam.search.base import check_complete, whole
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+Verdict = Literal["probability", "number"]
+
+VERDICT_TEMPLATE = (
+    "Here is a question and a proposed answer.\n\n"
+    "Question:\n{prompt}\n\nProposed answer:\n{answer}\n\n"
+    "Is the proposed answer correct? Reply with Yes or No.\nReply:"
+)
+NUMBER_TEMPLATE = (
+    "Here is a question and a proposed answer.\n\n"
+    "Question:\n{prompt}\n\nProposed answer:\n{answer}\n\n"
+    "How good is the proposed answer, from {low} (wrong) to {high} (correct and complete)? Reply with a number.\nReply:"
+)
+
+_PLACE = re.compile(r"\{(prompt|answer|low|high)\}")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class LLMJudge(Scorer):
+    """Asks a model what it thinks of a candidate; scores lie between 0 and 1, so they can also weigh votes.
+
+    - "probability": P(good) / (P(good) + P(bad)) of the verdict's first token (Zheng et al., "Judging LLM-as-a-Judge",
+      read off the logits): one position per candidate, nothing is generated.
+    - "number": the model writes a number between `low` and `high`. The last one in a reply counts, of several replies
+      (`samples`) their mean, scaled to 0..1. A reply without a number in that range does not count; a candidate
+      without any reply that counts has 0.
+
+    May be used from any thread. The beginning that all its questions share is decoded once per call.
+
+    Args:
+        lm: the judge.
+        verdict: "probability" or "number".
+        template: with "{answer}", and "{prompt}" if it is to see that; {low} and {high} are the numbers' range. None:
+            one in English.
+        chat: put the template into the model's chat template, as the user's turn.
+        good, bad: spellings of the verdicts, for "probability"; of each the first token counts.
+        low, high: the range of numbers.
+        samples: replies per candidate, for "number".
+        sampling: how replies are drawn. None: greedily if there is one, at temperature 0.7 if there are several; 64
+            tokens at most; with seed 0.
+        question: from a search's prompt to what the judge is shown as {prompt}; for prompts with examples or a chat
+            template around the question.
+
+    Raises:
+        TilebeamError: options that do not fit, or verdicts that begin with the same token.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        verdict: Verdict = "probability",
+        template: str | None = None,
+        chat: bool = False,
+        good: Sequence[str] = ("Yes", " Yes"),
+        bad: Sequence[str] = ("No", " No"),
+        low: float = 0,
+        high: float = 10,
+        samples: int = 1,
+        sampling: SamplingParams | None = None,
+        question: Callable[[str], str] | None = None,
+    ) -> None:
+        if verdict not in get_args(Verdict):
+            raise TilebeamError(f'verdict must be "probability" or "number", not {verdict!r}.')
+        if not low < high:
+            raise TilebeamError(f"low must be less than high, not {low!r} and {high!r}.")
+        self.lm = lm
+        self.verdict = verdict
+        self.template = template or (VERDICT_TEMPLATE if verdict == "probability" else NUMBER_TEMPLATE)
+        self.chat = chat
+        self.low, self.high = low, high
+        self.samples = whole("samples", samples)
+        drawn = sampling or SamplingParams(temperature=0.0 if samples == 1 else 0.7, max_tokens=64, seed=0)
+        self.sampling = replace(drawn, n=samples, logprobs=False)
+        self._question = question
+        if "{answer}" not in self.template:
+            raise TilebeamError('The template of a judge needs "{answer}", where the candidate stands.')
+        self._labels: list[int] = []
+        self._good = 0  # so many of the labels are good ones
+        if verdict == "probability":
+            kinds = [_first_tokens(lm, spellings) for spellings in (good, bad)]
+            common = kinds[0] & kinds[1]  # such as the mark of a word's beginning
+            if not kinds[0] - common or not kinds[1] - common:
+                raise TilebeamError(
+                    f"The verdicts {list(good)} and {list(bad)} begin with the same token: choose others."
+                )
+            self._labels = sorted(kinds[0] - common) + sorted(kinds[1] - common)
+            self._good = len(kinds[0] - common)
+
+    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        """One verdict per candidate."""
+        return self.score_many([prompt], [candidates])[0]
+
+    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+        """One verdict per candidate of each prompt, all in one go; equal texts are judged once."""
+        asked = [[self._ask(prompt, c.text) for c in group] for prompt, group in zip(prompts, groups, strict=True)]
+        different = list(dict.fromkeys(text for group in asked for text in group))
+        verdicts = dict(zip(different, self._judge(different) if different else [], strict=True))
+        return [[verdicts[text] for text in group] for group in asked]
+
+    def _ask(self, prompt: str, answer: str) -> str:
+        """The judge's prompt."""
+        values = {
+            "prompt": self._question(prompt) if self._question else prompt,
+            "answer": answer,
+            "low": f"{self.low:g}",
+            "high": f"{self.high:g}",
+        }
+        # In one go, so that a candidate that holds "{prompt}" is shown as it is.
+        text = _PLACE.sub(lambda place: values[place[1]], self.template)
+        return self.lm.apply_chat_template([{"role": "user", "content": text}]) if self.chat else text
+
+    def _judge(self, texts: list[str]) -> list[float]:
+        return self._probabilities(texts) if self.verdict == "probability" else self._numbers(texts)
+
+    def _probabilities(self, texts: list[str]) -> list[float]:
+        scores = []
+        for reading in self.lm.read(texts, [[-1]] * len(texts), self._labels):
+            logits = reading.logits[0].astype(np.float64)
+            chances = np.exp(logits - logits.max())
+            scores.append(float(chances[: self._good].sum() / chances.sum()))
+            length = reading.decoded_tokens + reading.cached_tokens
+            self.usage += Usage(scored_tokens=reading.decoded_tokens, full_scoring_tokens=length)
+        return scores
+
+    def _numbers(self, texts: list[str]) -> list[float]:
+        outputs = self.lm.generate(texts, self.sampling)
+        check_complete(outputs)
+        scores = []
+        for output in outputs:
+            cost = output.usage
+            decoded = cost.total_tokens - cost.cached_tokens + cost.recomputed_tokens
+            self.usage += Usage(scored_tokens=decoded, full_scoring_tokens=cost.total_tokens)
+            found = [n for reply in output.outputs if (n := self._number(reply.text)) is not None]
+            scores.append(sum(found) / len(found) if found else 0.0)
+        return scores
+
+    def _number(self, reply: str) -> float | None:
+        """The last number of a reply, scaled; None if there is none, or it lies outside."""
+        numbers = _NUMBER.findall(reply)
+        value = float(numbers[-1]) if numbers else None
+        if value is None or not self.low <= value <= self.high:
+            return None
+        return (value - self.low) / (self.high - self.low)
+
+
+def _first_tokens(lm: LM, spellings: Sequence[str]) -> set[int]:
+    if isinstance(spellings, str):
+        spellings = [spellings]
+    first = {lm.tokenize(text, add_special=False)[0] for text in spellings if text}
+    if not first:
+        raise TilebeamError("A judge needs spellings of both verdicts.")
+    return first

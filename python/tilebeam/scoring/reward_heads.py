@@ -1,0 +1,233 @@
+"""Small networks on top of a hidden state: value heads and classifiers, and the files that hold their weights.
+
+llama.cpp drops such layers when it converts a model (or never had a place for them), so they lie beside the GGUF
+file: as .gguf (written by `tilebeam reward-head`), .npz, or .npy for a single layer without bias.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam import gguf as gguf_tools
+    from tilebeam.gguf.split import Source
+
+Output = Literal["sigmoid", "softmax", "none"]
+Floats = npt.NDArray[np.float32]
+
+ARCHITECTURE = "tilebeam-reward-head"
+PREFIX = "reward."
+CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Linear layers with ReLU between them, then a sigmoid, a softmax over labels, or nothing.
+
+    Attributes:
+        layers: (weight [outputs, inputs], bias [outputs]) of each.
+        output: what is made of the last layer.
+        label: whose probability is the score (softmax).
+        preset: the preset that its file names, if any.
+    """
+
+    layers: tuple[tuple[Floats, Floats], ...]
+    output: Output = "sigmoid"
+    label: int = 1
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise TilebeamError("A reward head needs at least one layer.")
+        width = self.n_embd
+        for i, (weight, bias) in enumerate(self.layers):
+            if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+                raise TilebeamError(
+                    f"Layer {i} of the reward head has a weight of shape {weight.shape}, a bias of shape {bias.shape}."
+                )
+            if weight.shape[1] != width:
+                raise TilebeamError(f"Layer {i} of the reward head takes {weight.shape[1]} values but gets {width}.")
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise TilebeamError(f"Layer {i} of the reward head holds values that are not numbers.")
+            width = weight.shape[0]
+        if self.output not in get_args(Output):
+            raise TilebeamError(f"A reward head's output is {', '.join(get_args(Output))}, not {self.output!r}.")
+        if self.output == "softmax":
+            if width < 2 or not 0 <= self.label < width:
+                raise TilebeamError(f"Label {self.label} cannot be read off a softmax over {width} outputs.")
+        elif width != 1:
+            raise TilebeamError(f"The reward head has {width} outputs; a value head has one, labels need a softmax.")
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of the hidden states that it takes."""
+        return int(self.layers[0][0].shape[-1])
+
+    @property
+    def shape(self) -> str:
+        """As in "1536 -> 1536 -> 2"."""
+        return " -> ".join(map(str, [self.n_embd, *(w.shape[0] for w, _ in self.layers)]))
+
+    def __call__(self, hidden: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """Scores [n] of hidden states [n, n_embd]."""
+        y = hidden.astype(np.float32)
+        for i, (weight, bias) in enumerate(self.layers):
+            y = (np.maximum(y, 0) if i else y) @ weight.T + bias
+        x = y.astype(np.float64)
+        if self.output == "softmax":
+            x = np.exp(x - x.max(axis=1, keepdims=True))
+            return np.asarray(x[:, self.label] / x.sum(axis=1))
+        return sigmoid(x[:, 0]) if self.output == "sigmoid" else x[:, 0]
+
+
+def sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """1 / (1 + exp(-x)) without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+
+
+def make_head(
+    arrays: Sequence[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]],
+    output: str | None = None,
+    label: int | None = None,
+    preset: str | None = None,
+) -> Head:
+    """A head of layers as (weight, bias or None); a weight [n] is a layer with one output. `output` None: a sigmoid
+    for one output, a softmax for more."""
+    layers = []
+    for weight, bias in arrays:
+        w = np.atleast_2d(np.asarray(weight, np.float32))
+        b = np.zeros(w.shape[:1], np.float32) if bias is None else np.asarray(bias, np.float32).reshape(-1)
+        layers.append((w, b))
+    wide = bool(layers) and layers[-1][0].shape[0] > 1
+    chosen = output or ("softmax" if wide else "sigmoid")
+    return Head(tuple(layers), cast(Output, chosen), 1 if label is None else label, preset)
+
+
+def load_head(path: str | os.PathLike[str], output: str | None = None, label: int | None = None) -> Head:
+    """The head in a .gguf, .npz or .npy file.
+
+    Args:
+        path: .gguf and .npz files hold arrays named 0.weight, 0.bias, 1.weight ..; a .npy file one weight.
+        output, label: instead of what a .gguf file says or the shape suggests.
+
+    Raises:
+        TilebeamError: the file is missing, is none of these, or its layers do not fit each other.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise TilebeamError(f"The reward head {file} does not exist.")
+    try:
+        if file.suffix == ".gguf":
+            return _load_gguf(file, output, label)
+        data = np.load(file, allow_pickle=False)
+        if isinstance(data, np.ndarray):
+            arrays = {"0.weight": data}
+        else:
+            with data:
+                arrays = {name: data[name] for name in data.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise TilebeamError(f"{file} is no reward head: {error}") from None
+    return make_head(_in_order(arrays, str(file)), output, label)
+
+
+def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
+    from tilebeam import gguf as gguf_tools
+
+    try:
+        with gguf_tools.GGUFFile(file) as gguf:
+            if gguf.architecture != ARCHITECTURE:
+                raise TilebeamError(
+                    f"{file} holds a model of the architecture {gguf.architecture!r}, not a reward head; "
+                    "`tilebeam reward-head` writes one."
+                )
+            arrays = {name: _values(gguf, t) for name, t in gguf.tensors.items()}
+            facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
+    except gguf_tools.GGUFError as error:
+        raise TilebeamError(f"{file} is no reward head: {error}") from None
+    kinds = {"output": str, "label": int, "preset": str}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
+        raise TilebeamError(f"{file} is no reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
+    if output is None:
+        output, label = facts.get("output"), facts.get("label") if label is None else label
+    return make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
+
+
+def _values(gguf: Source, tensor: gguf_tools.TensorInfo) -> Floats:
+    from tilebeam.gguf.weights import has_values, to_float
+
+    if not has_values(tensor.type):
+        raise TilebeamError(f"{gguf.path}: {tensor.name} has the type {tensor.type.name}, which holds no weights.")
+    data = np.empty(tensor.nbytes, np.uint8)
+    gguf.read_tensor(tensor, 0, data)
+    return to_float(tensor.type, data, tensor.k, tensor.rows).reshape(tensor.ne[::-1])
+
+
+def _in_order(
+    arrays: Mapping[str, npt.NDArray[np.floating]], where: str
+) -> list[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]]:
+    layers: list[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating] | None]] = []
+    left = dict(arrays)
+    while (weight := left.pop(f"{len(layers)}.weight", None)) is not None:
+        layers.append((weight, left.pop(f"{len(layers)}.bias", None)))
+    if left or not layers:
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise TilebeamError(f"{where} holds {names[:200]}; a reward head is 0.weight, 0.bias, 1.weight and so on.")
+    if not all(np.issubdtype(a.dtype, np.number) for a in arrays.values()):
+        raise TilebeamError(f"{where} holds something else than numbers.")
+    return layers
+
+
+def save_head(path: str | os.PathLike[str], head: Head) -> None:
+    """Write a head as .gguf; the file appears when it is complete."""
+    import gguf
+
+    file = Path(path)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    try:
+        writer.add_string(PREFIX + "output", head.output)
+        writer.add_uint32(PREFIX + "label", head.label)
+        if head.preset:
+            writer.add_string(PREFIX + "preset", head.preset)
+        for i, (weight, bias) in enumerate(head.layers):
+            writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
+            writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        partial.replace(file)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+
+
+def classifier_of(path: str | os.PathLike[str]) -> Head:
+    """The classifier in a model's own file (cls.output, as for `llama-server --rerank`).
+
+    llama.cpp applies it to a sequence's last token only (pooling RANK); as a head it can be read at every step. Of
+    several labels the first counts, as in llama-server. A classifier with a hidden layer of its own (cls) belongs to
+    encoder models, which Tilebeam does not run.
+
+    Raises:
+        TilebeamError: there is none.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    with gguf_tools.open_gguf(path) as gguf:
+        weight = gguf.tensors.get(CLASSIFIER)
+        if weight is None:
+            raise TilebeamError(f"{path} holds no classifier ({CLASSIFIER}).")
+        bias = gguf.tensors.get(CLASSIFIER.replace("weight", "bias"))
+        return make_head([(_values(gguf, weight), None if bias is None else _values(gguf, bias))], label=0)

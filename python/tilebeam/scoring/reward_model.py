@@ -1,0 +1,335 @@
+"""Reward models: GGUF models that say how good a solution is, step by step or as a whole.
+
+A reward model reads prompt and steps, and its verdict on a step is a token that it expects behind the step, or what a
+small network makes of its hidden state there. Its KV cells are kept, so when a beam grows by a step only that step is
+decoded, and a fork shares what came before.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.scoring.reward_formats import Layout, RewardFormat
+from tilebeam.scoring.reward_heads import Head, sigmoid
+from tilebeam.scoring.scorers import Scorer
+
+if TYPE_CHECKING:
+    from tilebeam.engine.reading import Reading
+    from tilebeam.model.lm import LM
+
+Aggregation = Literal["last", "min", "prod", "mean"]
+
+_AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda scores: scores[-1],
+    "min": min,
+    "prod": math.prod,
+    "mean": lambda scores: sum(scores) / len(scores),
+}
+
+_Solution = tuple[str, tuple[str, ...]]  # a prompt and steps
+
+
+def split_steps(text: str, step_stop: str = "\n") -> list[str]:
+    """The steps of a solution, each with the separator that ends it; a last step without one is a step too."""
+    if not step_stop:
+        raise TilebeamError("The separator of steps must not be empty.")
+    parts = text.split(step_stop)
+    return [part + step_stop for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+@dataclass(frozen=True)
+class RatedText:
+    """A text's steps, their scores, and the score of the whole."""
+
+    steps: list[str]
+    scores: list[float]
+    score: float
+
+
+class StepScorer(Scorer):
+    """Rates solutions step by step; as a `Scorer`, it rates a whole candidate by the aggregate of its steps.
+
+    Args:
+        aggregate: of the steps' scores: "last", "min", "prod" or "mean".
+        step_stop: what ends a step.
+    """
+
+    def __init__(self, *, aggregate: Aggregation = "last", step_stop: str = "\n") -> None:
+        if aggregate not in get_args(Aggregation):
+            raise TilebeamError(f"aggregate must be one of {', '.join(get_args(Aggregation))}, not {aggregate!r}.")
+        self.aggregate = aggregate
+        self.step_stop = step_stop
+        self.usage = Usage()  # spent on scoring since it was last taken
+
+    @abstractmethod
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Scores of every step of every solution; solution i answers prompts[i]."""
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Lasts while solutions grow; what was read of them may be kept."""
+        yield
+
+    def total(self, scores: Sequence[float]) -> float:
+        """The aggregate of a solution's step scores; 0 for a solution without steps."""
+        return float(_AGGREGATIONS[self.aggregate](scores)) if scores else 0.0
+
+    def rate_text(self, prompt: str, text: str) -> RatedText:
+        """A text with the scores of its steps; the score of the whole is that of a candidate with this text."""
+        steps = split_steps(text, self.step_stop)
+        (scores,) = self.score_steps([prompt], [steps])
+        return RatedText(steps, scores, self.total(scores))
+
+    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        """One aggregate per candidate."""
+        return self.score_many([prompt], [candidates])[0]
+
+    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+        """One aggregate per candidate of each prompt, all in one go."""
+        flat = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
+        with self.session():
+            scores = self.score_steps([p for p, _ in flat], [split_steps(c.text, self.step_stop) for _, c in flat])
+        totals = iter([self.total(s) for s in scores])
+        return [[next(totals) for _ in group] for group in groups]
+
+
+class RewardModel(StepScorer):
+    """A GGUF model that rates; what its kinds share. Several threads may use one.
+
+    Args:
+        lm: the reward model; the search's own model or another.
+        format: how it wants prompt and steps to be written.
+        question: from the search's prompt to the question in it, where a chat template stands around that.
+        outcome: it rates a solution as a whole: the tag closes a text instead of standing between steps, a step's score
+            is that of the solution up to it, and a candidate's is that of all of it, whatever the aggregate.
+        aggregate, step_stop: see `StepScorer`.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        format: RewardFormat,
+        *,
+        question: Callable[[str], str] | None = None,
+        outcome: bool = False,
+        aggregate: Aggregation = "last",
+        step_stop: str = "\n",
+    ) -> None:
+        super().__init__(aggregate=aggregate, step_stop=step_stop)
+        self.lm = lm
+        self.format = format
+        self.outcome = outcome
+        self._layout = Layout(lm, format, question)
+        self._known: dict[_Solution, float] = {}
+        self._sessions = 0
+        self._counting = threading.Lock()
+
+    @abstractmethod
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        """What verdicts at these positions are made of."""
+
+    @abstractmethod
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """Scores, one per position."""
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Keeps cells and verdicts."""
+        with self.lm.keep_prefixes():
+            with self._counting:
+                self._sessions += 1
+            try:
+                yield
+            finally:
+                with self._counting:
+                    self._sessions -= 1
+                    if self._sessions == 0:
+                        self._known.clear()
+
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Scores of every step; what is known from earlier calls of a session is not read again."""
+        keys = [(p, tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
+        with self.session():
+            self._ask(keys)
+            return [[self._known[p, steps[: i + 1]] for i in range(len(steps))] for p, steps in keys]
+
+    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+        """One score per candidate of each prompt."""
+        if not self.outcome:
+            return super().score_many(prompts, groups)
+        keys = [
+            [(p, tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
+            for p, group in zip(prompts, groups, strict=True)
+        ]
+        with self.session():
+            self._ask([key for group in keys for key in group], whole=True)
+            return [[self._known[key] for key in group] for group in keys]
+
+    def total(self, scores: Sequence[float]) -> float:
+        """The aggregate; of an outcome reward model the last."""
+        return float(scores[-1]) if self.outcome and scores else super().total(scores)
+
+    def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> None:
+        """Let `_known` hold the verdict on every step of these solutions, or on the whole of each."""
+        asked: set[_Solution] = set()
+        jobs: list[tuple[list[int], list[tuple[int, _Solution]]]] = []
+        for prompt, steps in dict.fromkeys(keys):
+            length = 0
+            for text, names in self._texts(prompt, steps, whole):
+                self._check_length(text)
+                length = len(text)
+                new = [(at, n) for at, n in names if n not in self._known and n not in asked]
+                if new:
+                    jobs.append((text, new))
+                    asked.update(n for _, n in new)
+            self.usage += Usage(full_scoring_tokens=length)  # the last text holds the others
+        readings = self._read([text for text, _ in jobs], [[at for at, _ in names] for _, names in jobs])
+        for reading, (_, names) in zip(readings, jobs, strict=True):
+            for (_, name), value in zip(names, self._verdicts(reading), strict=True):
+                if not math.isfinite(value):
+                    raise TilebeamError("The reward model computed values that are not numbers: it is damaged.")
+                self._known[name] = float(value)
+            self.usage += Usage(
+                scored_tokens=reading.decoded_tokens,
+                cached_tokens=reading.cached_tokens,
+                scoring_seconds=reading.seconds,
+            )
+
+    def _texts(
+        self, prompt: str, steps: tuple[str, ...], whole: bool
+    ) -> Iterator[tuple[list[int], list[tuple[int, _Solution]]]]:
+        """Texts to read, shorter ones first, and which position of each judges what."""
+        layout = self._layout
+        tokens = layout.head(prompt)
+        names: list[tuple[int, _Solution]] = []
+        for i, step in enumerate(steps):
+            tokens = tokens + layout.step(step, first=i == 0)
+            name = (prompt, steps[: i + 1])
+            text = tokens + layout.tag
+            if not text:
+                raise TilebeamError(
+                    "There is nothing to read before the first verdict: prompt, step and tag are empty."
+                )
+            if not self.outcome:
+                tokens = text
+                names.append((len(text) - 1, name))
+            elif not whole or i + 1 == len(steps):
+                yield text, [(len(text) - 1, name)]
+        if names:
+            yield tokens, names
+
+    def _check_length(self, text: list[int]) -> None:
+        if len(text) >= self.lm.n_ctx:
+            raise TilebeamError(
+                f"A solution is {len(text)} tokens for the reward model, whose context has {self.lm.n_ctx}: load it "
+                "with a larger n_ctx, or let solutions be shorter."
+            )
+
+
+class TokenReward(RewardModel):
+    """A reward model that answers with a token: P(good) against P(bad) behind a tag at the end of each step.
+
+    Math-Shepherd (Wang et al. 2023) reads the verdict at the tag " ки"; RLHFlow's models read a chat in which the
+    answer "+" follows each step. `tilebeam.scoring.reward_formats.PRESETS` holds both.
+
+    Args:
+        lm: the reward model; the search's own model or another.
+        tag: instead of the format's.
+        good, bad: the labels; one token each.
+        format: how prompt and steps are written; None: one after the other, each step followed by the tag.
+        template: from the search's prompt to the question (`RewardModel`'s `question`).
+        outcome, aggregate, step_stop: see `RewardModel`.
+
+    Raises:
+        TilebeamError: a label is not one token of this model, or there is no tag.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        tag: str | None = None,
+        good: str = "+",
+        bad: str = "-",
+        format: RewardFormat | None = None,
+        template: Callable[[str], str] | None = None,
+        outcome: bool = False,
+        aggregate: Aggregation = "last",
+        step_stop: str = "\n",
+    ) -> None:
+        form = format or RewardFormat()
+        form = form if tag is None else replace(form, tag=tag)
+        super().__init__(lm, form, question=template, outcome=outcome, aggregate=aggregate, step_stop=step_stop)
+        if not self._layout.tag:
+            raise TilebeamError("The tag has no tokens: a label is read behind a tag.")
+        self._labels = [_one_token(lm, label) for label in (good, bad)]
+        if self._labels[0] == self._labels[1]:
+            raise TilebeamError(f"The labels {good!r} and {bad!r} are the same token of this reward model.")
+
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        return self.lm.read(texts, positions, self._labels)
+
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """P(good) / (P(good) + P(bad))."""
+        return sigmoid(reading.logits[:, 0].astype(np.float64) - reading.logits[:, 1])
+
+
+class HeadReward(RewardModel):
+    """A reward model whose verdict a small network makes of the hidden state behind each step: a value head (Skywork's
+    open PRMs), layers over two labels (Qwen2.5-Math-PRM), or the classifier in the model's own file.
+
+    Args:
+        lm: the reward model.
+        head: the network; see `load_head` and `classifier_of`.
+        format: how prompt and steps are written.
+        question, outcome, aggregate, step_stop: see `RewardModel`.
+
+    Raises:
+        TilebeamError: the head takes other hidden states than this model has.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        head: Head,
+        *,
+        format: RewardFormat | None = None,
+        question: Callable[[str], str] | None = None,
+        outcome: bool = False,
+        aggregate: Aggregation = "last",
+        step_stop: str = "\n",
+    ) -> None:
+        super().__init__(
+            lm, format or RewardFormat(), question=question, outcome=outcome, aggregate=aggregate, step_stop=step_stop
+        )
+        if head.n_embd != lm.n_embd:
+            raise TilebeamError(
+                f"The reward head ({head.shape}) takes hidden states of {head.n_embd} elements, the model's have "
+                f"{lm.n_embd}: it belongs to another model."
+            )
+        self.head = head
+
+    def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:
+        return self.lm.hidden(texts, positions)
+
+    def _verdicts(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """What the head says of each hidden state."""
+        return self.head(reading.hidden)
+
+
+def _one_token(lm: LM, label: str) -> int:
+    tokens = lm.tokenize(label, add_special=False)
+    if len(tokens) != 1:
+        raise TilebeamError(f"The label {label!r} is {len(tokens)} tokens of this reward model; it must be one.")
+    return tokens[0]

@@ -1,0 +1,1 @@
+"""Searches: Best-of-N, votes, beams, adaptive budgets."""

@@ -1,0 +1,269 @@
+"""Voting that stops when it is decided, and lets go of candidates that lead nowhere.
+
+The stopping rule is that of Aggarwal et al., "Let's Sample Step by Step: Adaptive-Consistency for Efficient Reasoning
+and Coding with LLMs" (section 3.2, Beta criterion): with v1 and v2 votes for the two leading answers, the probability
+that the leader would still lead after any number of samples is that of p > 1/2 under Beta(v1 + 1, v2 + 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, ProgressHook, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.search.base import (
+    Algorithm,
+    SearchProgress,
+    StepGenerator,
+    Trajectory,
+    VoteResult,
+    check_complete,
+    checked_budget,
+    sampling_for,
+    whole,
+)
+from tilebeam.search.sampled import heaviest, tally, whole_trajectories
+from tilebeam.search.steps import Beam, Branch, Grower, Task
+
+
+@dataclass
+class AdaptiveResult(VoteResult):
+    """What an adaptive vote found; ``scores`` are the reward model's aggregates, 1 without one.
+
+    Attributes:
+        confidence: that the winner would stay ahead, by the Beta criterion.
+        settled: the vote was decided before the budget was spent.
+    """
+
+    confidence: float
+    settled: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; see `SearchResult.as_dict`."""
+        return super().as_dict() | {"confidence": self.confidence, "settled": self.settled}
+
+
+@dataclass(eq=False)
+class _Poll:
+    """One prompt's vote so far."""
+
+    task: Task
+    candidates: list[CompletionOutput] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
+    answers: list[str | None] = field(default_factory=list)
+    settled: bool = False
+
+    def votes(self) -> dict[str, float]:
+        """Per answer, the most first."""
+        return tally(self.answers, [1.0] * len(self.answers))
+
+
+class Adaptive(Algorithm[AdaptiveResult]):
+    """Draw candidates in waves and stop once their vote is settled; give up candidates that look hopeless.
+
+    A vote is settled when its leader is ahead with the wanted confidence, or when the candidates that are left could
+    not overtake it. Without a scorer, candidates draw with the same seeds as those of `SelfConsistency`.
+
+    With a scorer, candidates grow step by step, and one whose aggregate falls below ``give_up`` is given up: it has no
+    vote, but counts against the budget. `the_one` is the candidate that the scorer likes best among those with the
+    winning answer (without a scorer: the first of them).
+
+    Args:
+        extract, equal: see `SelfConsistency`.
+        scorer: rates steps.
+        confidence: between 1/2 and 1; 1 stops only when nothing could change any more.
+        wave: candidates of a prompt that are drawn at a time. More use the hardware better, fewer stop earlier.
+        give_up: with a scorer: an unfinished candidate whose aggregate is below this is given up.
+        max_steps, step_stop, max_step_tokens: with a scorer: see `BeamSearch`.
+    """
+
+    name: ClassVar[str] = "adaptive"
+
+    def __init__(
+        self,
+        extract: Extractor = last_number,
+        *,
+        scorer: StepScorer | None = None,
+        equal: Equal | None = None,
+        confidence: float = 0.95,
+        wave: int = 4,
+        give_up: float | None = None,
+        max_steps: int | None = None,
+        step_stop: str | None = None,
+        max_step_tokens: int | None = None,
+    ) -> None:
+        for option, value in (("confidence", confidence), ("give_up", give_up)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise TilebeamError(f"{option} must be a number, not {value!r}.")
+        if not 0.5 <= confidence <= 1:
+            raise TilebeamError(f"confidence must lie between 0.5 and 1, not {confidence!r}.")
+        by_steps = {
+            "give_up": give_up,
+            "max_steps": max_steps,
+            "step_stop": step_stop,
+            "max_step_tokens": max_step_tokens,
+        }
+        given = [option for option, value in by_steps.items() if value is not None]
+        if scorer is None and given:
+            raise TilebeamError(f"{given[0]} works only with a scorer: without one, candidates are drawn in one go.")
+        self.extract = extract
+        self.equal = equal or equality_of(extract)
+        self.confidence = confidence
+        self.wave = whole("wave", wave)
+        self.give_up = 0.1 if give_up is None else give_up
+        self.max_steps = whole("max_steps", 10 if max_steps is None else max_steps)
+        self._grower: Grower | None = None
+        if scorer is not None:
+            stop = "\n" if step_stop is None else step_stop
+            self._grower = Grower(scorer, stop, 256 if max_step_tokens is None else max_step_tokens, 0)
+
+    def run(
+        self,
+        lm: StepGenerator,
+        prompts: Sequence[str],
+        budget: int = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+    ) -> list[AdaptiveResult]:
+        """See `Algorithm.run`."""
+        checked_budget(budget)
+        params = sampling_for(prompts, sampling)
+        polls = []
+        for prompt, own in zip(prompts, params, strict=True):
+            ids = lm.tokenize(prompt)
+            polls.append(_Poll(Task(prompt, ids, own, Usage(prompt_tokens=len(ids)))))
+        tell = SearchProgress(progress, budget * len(polls))
+        with ExitStack() as stack:
+            stack.enter_context(self._grower.session(lm) if self._grower else lm.keep_prefixes())
+            while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
+                drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
+                if self._grower:
+                    self._wave_by_steps(lm, self._grower, open_polls, budget, tell, drawn)
+                else:
+                    self._wave(lm, open_polls, budget, tell, drawn)
+                for poll in open_polls:
+                    self._count(poll, budget)
+        return [self._result(p, budget) for p in polls]
+
+    def _wave(self, lm: StepGenerator, polls: list[_Poll], budget: int, tell: SearchProgress, drawn: int) -> None:
+        """A wave of whole candidates for each prompt."""
+        params = [
+            replace(
+                p.task.params,
+                n=min(self.wave, budget - len(p.candidates)),
+                seed=p.task.params.sample_seed(len(p.candidates)),
+            )
+            for p in polls
+        ]
+        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn))
+        check_complete(outputs)
+        for poll, output in zip(polls, outputs, strict=True):
+            poll.task.account(output.usage)
+            first = len(poll.candidates)
+            fresh = [replace(c, index=first + i) for i, c in enumerate(output.outputs)]
+            poll.candidates += fresh
+            poll.trajectories += whole_trajectories(fresh)
+            poll.totals += [1.0] * len(fresh)
+
+    def _wave_by_steps(
+        self, lm: StepGenerator, grower: Grower, polls: list[_Poll], budget: int, tell: SearchProgress, drawn: int
+    ) -> None:
+        """A wave of candidates for each prompt that grow until they end or look hopeless."""
+        grown: dict[_Poll, list[Beam]] = {}
+        for round in range(self.max_steps):
+            branches: list[Branch] = []
+            places: list[tuple[_Poll, int]] = []  # where each branch's first beam goes
+            for poll in polls:
+                first = len(poll.candidates)
+                # Rounds and candidates each draw with a seed of their own.
+                if round == 0:
+                    n = min(self.wave, budget - first)
+                    branches.append(Branch(poll.task, Beam(), n, poll.task.params.sample_seed(first)))
+                    places.append((poll, 0))
+                    grown[poll] = []
+                    continue
+                for i, beam in enumerate(grown[poll]):
+                    if not beam.done and not self._hopeless(grower, beam):
+                        seed = poll.task.params.sample_seed(round * budget + first + i)
+                        branches.append(Branch(poll.task, beam, 1, seed))
+                        places.append((poll, i))
+            if not branches:
+                break
+            fresh: dict[Task, list[Beam]] = {}
+            over = sum(map(len, grown.values())) - len(branches) if round else 0
+            for (poll, at), beams in zip(places, grower.grow(lm, branches, tell.aside(drawn + over)), strict=True):
+                grown[poll][at : at + len(beams)] = beams
+                fresh.setdefault(poll.task, []).extend(beams)
+            grower.rate(lm, fresh, tell)
+        for poll, beams in grown.items():
+            first = len(poll.candidates)
+            for i, beam in enumerate(beams):
+                poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(grower, beam)))
+            poll.trajectories += [beam.trajectory() for beam in beams]
+            poll.totals += [grower.total(beam) for beam in beams]
+
+    def _hopeless(self, grower: Grower, beam: Beam) -> bool:
+        return not beam.done and grower.total(beam) < self.give_up
+
+    def _count(self, poll: _Poll, budget: int) -> None:
+        """Take the new candidates' answers, and see whether more could change the outcome."""
+        poll.answers += [
+            self.extract(c.text) if c.finish_reason != "aborted" else None for c in poll.candidates[len(poll.answers) :]
+        ]
+        poll.answers = merged(poll.answers, self.equal)
+        left = budget - len(poll.candidates)
+        leader, second = _leaders(poll.votes())
+        surely = leader > second + left
+        likely = leader > second and majority_confidence(leader, second) >= self.confidence
+        poll.settled = left > 0 and (surely or (likely and self.confidence < 1))
+
+    def _result(self, poll: _Poll, budget: int) -> AdaptiveResult:
+        votes = poll.votes()
+        winner = next(iter(votes), None)
+        return AdaptiveResult(
+            prompt=poll.task.prompt,
+            candidates=poll.candidates,
+            scores=poll.totals,
+            best_index=_best(poll, winner),
+            usage=poll.task.usage,
+            seed=poll.task.params.seed or 0,
+            budget=budget,
+            trajectories=poll.trajectories,
+            answers=poll.answers,
+            votes=votes,
+            answer=winner,
+            confidence=majority_confidence(*_leaders(votes)),
+            settled=poll.settled,
+        )
+
+
+def _best(poll: _Poll, winner: str | None) -> int:
+    """The candidate to show: with the winning answer; if there is none, rather one that was not given up."""
+    if winner is not None:
+        return heaviest(poll.answers, poll.totals, winner)
+    kept = [c.finish_reason != "aborted" for c in poll.candidates]
+    return max(range(len(kept)), key=lambda i: (kept[i], poll.totals[i], -i))
+
+
+def majority_confidence(leader: int, second: int) -> float:
+    """P(p > 1/2) under Beta(leader + 1, second + 1): how sure it is that the answer with the most votes stays ahead.
+
+    For whole numbers of votes this is the chance that of leader + second + 1 fair coins at most `leader` show heads.
+    """
+    coins = leader + second + 1
+    return sum(math.comb(coins, heads) for heads in range(leader + 1)) / (1 << coins)
+
+
+def _leaders(votes: dict[str, float]) -> tuple[int, int]:
+    """The votes of the two leading answers."""
+    counts = [*map(int, votes.values()), 0, 0]
+    return counts[0], counts[1]

@@ -1,0 +1,318 @@
+"""What a search is: the contract of all algorithms, what they ask of a model, and what they return.
+
+    result = algorithm.infer(lm, "Question: ...", budget=16)         # one prompt
+    results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
+
+Algorithms by name, with options checked: `tilebeam.search.registry`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, Usage
+from tilebeam.sampling_params import SamplingParams
+
+
+class SearchCancelled(TilebeamError):
+    """A progress hook returned False, or something else aborted the search's requests."""
+
+
+class Generator(Protocol):
+    """What a search over whole candidates asks of a model; `tilebeam.LM` is one."""
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        *,
+        progress: ProgressHook | None = None,
+    ) -> list[RequestOutput]:
+        """Samples for each prompt."""
+        ...
+
+
+class StepGenerator(Generator, Protocol):
+    """What a search by steps asks of a model besides; `tilebeam.LM` is one."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of prompt and text at most."""
+        ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids."""
+        ...
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Their text."""
+        ...
+
+    def keep_prefixes(self) -> AbstractContextManager[None]:
+        """Prompts that continue earlier samples fork them while this lasts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """How a text came about, step by step.
+
+    Attributes:
+        steps: its pieces, in order; a text that was drawn in one go is one step.
+        scores: of the steps, under a process reward model; empty where nothing rated steps.
+        finished: whether it came to an end by itself: not cut by a limit, not given up.
+    """
+
+    steps: tuple[str, ...]
+    scores: tuple[float, ...] = ()
+    finished: bool = True
+
+
+@dataclass
+class SearchResult:
+    """What a search found for one prompt.
+
+    Attributes:
+        prompt: the prompt.
+        candidates: the texts that were in the running to the end, in the order of their seeds. One that was given up
+            half-way and still counts against the budget has the finish reason "aborted".
+        scores: one per candidate: what the search chose by.
+        best_index: of the chosen candidate.
+        usage: tokens and seconds spent on this prompt. The seconds of batches that prompts share are shares, and so are
+            the tokens that a scorer decodes for several prompts in one go.
+        seed: what the candidates' seeds derive from.
+        budget: candidates that the search was allowed.
+        trajectories: one per candidate.
+        pruned: beginnings that made room for better ones and are no candidates (searches by steps).
+    """
+
+    prompt: str
+    candidates: list[CompletionOutput]
+    scores: list[float]
+    best_index: int
+    usage: Usage
+    seed: int
+    budget: int
+    trajectories: list[Trajectory]
+    pruned: list[Trajectory] = field(default_factory=list, kw_only=True)
+
+    @property
+    def the_one(self) -> CompletionOutput:
+        """The chosen candidate."""
+        return self.candidates[self.best_index]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all of it but the single tokens' log-probabilities."""
+        return {
+            "prompt": self.prompt,
+            "text": self.the_one.text,
+            "best_index": self.best_index,
+            "scores": self.scores,
+            "candidates": [asdict(replace(c, logprobs=None)) for c in self.candidates],
+            "trajectories": [asdict(t) for t in self.trajectories],
+            "pruned": [asdict(t) for t in self.pruned],
+            "usage": asdict(self.usage) | {"seconds": self.usage.seconds},
+            "seed": self.seed,
+            "budget": self.budget,
+        }
+
+
+@dataclass
+class VoteResult(SearchResult):
+    """What a vote found; ``scores`` are the candidates' weights.
+
+    Attributes:
+        answers: each candidate's answer, None where there was none; of equal answers all have the first one's
+            spelling.
+        votes: total weight per answer, heaviest first.
+        answer: the winner, None if no candidate has an answer.
+    """
+
+    answers: list[str | None]
+    votes: dict[str, float]
+    answer: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; see `SearchResult.as_dict`."""
+        return super().as_dict() | {"answer": self.answer, "answers": self.answers, "votes": self.votes}
+
+
+Result = TypeVar("Result", bound=SearchResult, covariant=True)
+
+
+class Algorithm(ABC, Generic[Result]):
+    """A way to spend more compute on prompts.
+
+    What holds for all of them:
+
+    - `run` takes many prompts and drives them in lock-step, so that they share batches. A prompt's result does not
+      depend on the others but for the last bits of logits that batches of other shapes may change.
+    - The budget is in candidates per prompt: how many texts may be in the running at the same time, for each prompt.
+      No call to the model ever asks for more samples of a prompt. What it came to is in `SearchResult.usage`, in
+      tokens and seconds.
+    - ``sampling`` says how to draw. Its ``n`` is the algorithm's; ``max_tokens`` and ``stop`` bound a whole candidate,
+      however many steps it has; ``seed`` decides all: the same seeds and calls give the same results.
+    - An instance keeps nothing between calls. Scorers it shares with others may be used by several threads only if
+      they say so.
+
+    Attributes:
+        name: under which `tilebeam.search.registry` knows it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(
+        self,
+        lm: StepGenerator,
+        prompts: Sequence[str],
+        budget: int = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+    ) -> list[Result]:
+        """Search for all prompts.
+
+        Args:
+            lm: the model.
+            prompts: texts, as `LM.generate` takes them.
+            budget: candidates per prompt.
+            sampling: how to draw; for all prompts, or one per prompt.
+            progress: called after every batch with the state of the whole search; returning False cancels it.
+                ``finished`` of ``total`` are candidates, or in searches by steps continuations.
+
+        Returns:
+            One result per prompt, in their order.
+
+        Raises:
+            SearchCancelled: by the hook.
+            TilebeamError: a budget that does not fit, a scorer that misbehaves, or what `LM.generate` raises.
+        """
+
+    @overload  # a str is a Sequence[str] too: the first signature that fits counts
+    def infer(  # type: ignore[overload-overlap]
+        self,
+        lm: StepGenerator,
+        prompt: str,
+        budget: int = ...,
+        *,
+        sampling: SamplingParams | None = ...,
+        progress: ProgressHook | None = ...,
+    ) -> Result: ...
+    @overload
+    def infer(
+        self,
+        lm: StepGenerator,
+        prompt: Sequence[str],
+        budget: int = ...,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
+        progress: ProgressHook | None = ...,
+    ) -> list[Result]: ...
+    def infer(
+        self,
+        lm: StepGenerator,
+        prompt: str | Sequence[str],
+        budget: int = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+    ) -> Result | list[Result]:
+        """`run` for one prompt or for several: one result for one prompt, a list for a list."""
+        if isinstance(prompt, str):
+            return self.run(lm, [prompt], budget, sampling=sampling, progress=progress)[0]
+        return self.run(lm, list(prompt), budget, sampling=sampling, progress=progress)
+
+
+# --- for those who write algorithms -----------------------------------------------------------------------------------
+
+
+def checked_budget(budget: int) -> int:
+    """The budget.
+
+    Raises:
+        TilebeamError: it is no whole number of at least 1.
+    """
+    return whole("budget", budget)
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
+    """The value of an option that counts.
+
+    Raises:
+        TilebeamError: it is no whole number of at least `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TilebeamError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    return value
+
+
+def sampling_for(
+    prompts: Sequence[str], sampling: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """One per prompt, each with a seed.
+
+    Raises:
+        TilebeamError: there are more or fewer than prompts.
+    """
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [(sampling or SamplingParams()).resolved() for _ in prompts]
+    if len(sampling) != len(prompts):
+        raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
+    return [params.resolved() for params in sampling]
+
+
+def check_complete(outputs: Sequence[RequestOutput]) -> None:
+    """Raise `SearchCancelled` if a sample was aborted."""
+    if any(c.finish_reason == "aborted" for o in outputs for c in o.outputs):
+        raise SearchCancelled("The search was cancelled.")
+
+
+class SearchProgress:
+    """Makes the progress of a search out of that of its calls to `generate`.
+
+    Args:
+        hook: whom to tell.
+        total: what there is to do.
+    """
+
+    def __init__(self, hook: ProgressHook | None, total: int) -> None:
+        self._hook = hook
+        self._began = time.perf_counter()
+        self._total = total
+        self._finished = 0  # before the present call
+        self._before = Progress()  # of earlier calls, added up
+        self._last = Progress()  # of the present call
+
+    def call(self, finished: int) -> ProgressHook | None:
+        """A hook for the next call to `generate`, before which so much was done."""
+        self._finished = finished
+        self._before.tokens += self._last.tokens
+        self._before.prompt_tokens += self._last.prompt_tokens
+        self._last = Progress()
+        return self._tell if self._hook is not None else None
+
+    def aside(self, finished: int | None = None) -> ProgressHook | None:
+        """A hook for a call that finishes nothing by itself, before which so much was done (None: as before)."""
+        hook = self.call(self._finished if finished is None else finished)
+        return (lambda state: hook(replace(state, finished=0))) if hook else None
+
+    def _tell(self, state: Progress) -> bool | None:
+        assert self._hook is not None
+        self._last = replace(state)
+        return self._hook(
+            replace(
+                state,
+                finished=min(self._total, self._finished + state.finished),
+                total=self._total,
+                tokens=self._before.tokens + state.tokens,
+                prompt_tokens=self._before.prompt_tokens + state.prompt_tokens,
+                seconds=time.perf_counter() - self._began,
+            )
+        )

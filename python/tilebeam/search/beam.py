@@ -1,0 +1,217 @@
+"""Search by steps under a process reward model: beam search and DVTS (diverse verifier tree search).
+
+Both follow Snell et al., "Scaling LLM Test-Time Compute Optimally" and Hugging Face's search-and-learn: a budget of N
+beams, a width of M. Every round each survivor is forked into M continuations of one step; the reward model rates all;
+N / M survive. Beam search lets the best of all survive, DVTS the best of each of N / M independent trees. A beam that
+has ended competes with the others and, if it wins, holds its place without growing; if it loses, it stays a candidate.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import ProgressHook
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.search.base import (
+    Algorithm,
+    SearchProgress,
+    SearchResult,
+    StepGenerator,
+    Trajectory,
+    checked_budget,
+    sampling_for,
+    whole,
+)
+from tilebeam.search.steps import Beam, Branch, Grower, Task
+
+
+@dataclass
+class StepResult(SearchResult):
+    """What a search by steps found; ``scores`` are the aggregates of the steps' scores.
+
+    Attributes:
+        rounds: steps taken.
+    """
+
+    rounds: int
+
+    @property
+    def steps(self) -> list[list[str]]:
+        """Of each candidate: its steps' texts."""
+        return [list(t.steps) for t in self.trajectories]
+
+    @property
+    def step_scores(self) -> list[list[float]]:
+        """Of each candidate: its steps' scores."""
+        return [list(t.scores) for t in self.trajectories]
+
+    @property
+    def finished(self) -> list[bool]:
+        """Of each candidate: whether it came to an end by itself."""
+        return [t.finished for t in self.trajectories]
+
+
+def width_for(beam_width: int, budget: int) -> int:
+    """The width M of a search: a budget below it is one survivor's continuations.
+
+    Raises:
+        TilebeamError: the budget is no multiple of the width.
+    """
+    width = min(beam_width, checked_budget(budget))
+    if budget % width:
+        raise TilebeamError(f"budget must be a multiple of beam_width ({width}), not {budget}.")
+    return width
+
+
+@dataclass(eq=False)
+class _Search:
+    """One prompt's state: the survivors, all that are done (survivors or not), and what was given up."""
+
+    task: Task
+    beams: list[Beam]
+    pool: list[Beam] = field(default_factory=list)
+    pruned: list[Trajectory] = field(default_factory=list)
+    rounds: int = 0
+
+
+class _StepSearch(Algorithm[StepResult]):
+    """What both searches share.
+
+    Args:
+        scorer: rates steps.
+        beam_width: M, continuations of each survivor; a smaller budget is one beam search's whole width.
+        max_steps: rounds at most; what has not ended then is a candidate as it is.
+        step_stop: what ends a step.
+        max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
+        lookahead: rate a continuation by what it leads to: this many further steps are drawn greedily and rated in its
+            stead, then thrown away (Snell et al., "lookahead search").
+    """
+
+    def __init__(
+        self,
+        scorer: StepScorer,
+        beam_width: int = 4,
+        max_steps: int = 10,
+        step_stop: str = "\n",
+        *,
+        max_step_tokens: int = 256,
+        lookahead: int = 0,
+    ) -> None:
+        self.beam_width = whole("beam_width", beam_width)
+        self.max_steps = whole("max_steps", max_steps)
+        self._grower = Grower(scorer, step_stop, max_step_tokens, lookahead)
+
+    def run(
+        self,
+        lm: StepGenerator,
+        prompts: Sequence[str],
+        budget: int = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+    ) -> list[StepResult]:
+        """See `Algorithm.run`. The budget is N, a multiple of beam_width or less than it. `the_one` is the candidate
+        with the best aggregate, those that ended before those that did not."""
+        width = width_for(self.beam_width, budget)
+        tasks = [self._grower.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
+        searches = [_Search(task, [Beam()]) for task in tasks]
+        tell = SearchProgress(progress, self.max_steps * budget * len(prompts))
+        with self._grower.session(lm):
+            for round in range(self.max_steps):
+                if not self._advance(lm, searches, round, budget, width, tell):
+                    break
+        return [self._result(search, budget) for search in searches]
+
+    def _advance(
+        self,
+        lm: StepGenerator,
+        searches: list[_Search],
+        round: int,
+        budget: int,
+        width: int,
+        tell: SearchProgress,
+    ) -> bool:
+        """One round for all prompts. False: nothing is left to do."""
+        active = [(search, i) for search in searches for i, beam in enumerate(search.beams) if not beam.done]
+        if not active:
+            return False
+        # Rounds, beams of a prompt, and continuations each draw with a seed of their own. For the beginnings of all
+        # trees, the prompt itself is sent once.
+        n = budget if round == 0 else width
+        branches = [
+            Branch(s.task, s.beams[i], n, s.task.params.sample_seed(round * budget + i * width)) for s, i in active
+        ]
+        done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
+        grown = self._grower.grow(lm, branches, tell.call(done))
+        fresh: dict[Task, list[Beam]] = {}
+        for branch, children in zip(branches, grown, strict=True):
+            if round == 0:
+                for i, child in enumerate(children):
+                    child.tree = i // width
+            different: dict[tuple[int, ...], Beam] = {}
+            for child in children:
+                different.setdefault((child.tree, *child.tokens), child)
+            fresh.setdefault(branch.task, []).extend(different.values())
+        self._grower.rate(lm, fresh, tell)
+        for search in searches:
+            if search.task not in fresh:
+                continue
+            children = fresh[search.task]
+            search.rounds += 1
+            search.pool += [b for b in children if b.done]
+            rivals = [b for b in search.beams if b.done] + children
+            # In the last round nobody has to make room.
+            search.beams = rivals if round + 1 == self.max_steps else self._survivors(rivals, budget // width)
+            search.pruned += [b.trajectory() for b in children if not b.done and b not in search.beams]
+        return True
+
+    @abstractmethod
+    def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
+        """Of the beams that compete after a round, those that grow on: at most `count`."""
+
+    def _order(self, beams: list[Beam]) -> list[Beam]:
+        """Best first; of equals the first."""
+        return sorted(beams, key=lambda b: -self._grower.total(b))
+
+    def _result(self, search: _Search, budget: int) -> StepResult:
+        beams = search.pool + [b for b in search.beams if not b.done]
+        totals = [self._grower.total(b) for b in beams]
+        return StepResult(
+            prompt=search.task.prompt,
+            candidates=[b.candidate(i) for i, b in enumerate(beams)],
+            scores=totals,
+            best_index=max(range(len(beams)), key=lambda i: (beams[i].ended, totals[i], -i)),
+            usage=search.task.usage,
+            seed=search.task.params.seed or 0,
+            budget=budget,
+            trajectories=[b.trajectory() for b in beams],
+            pruned=search.pruned,
+            rounds=search.rounds,
+        )
+
+
+class BeamSearch(_StepSearch):
+    """The best N / M of all beams survive each round."""
+
+    name: ClassVar[str] = "beam"
+
+    def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
+        return self._order(rivals)[:count]
+
+
+class DVTS(_StepSearch):
+    """N / M trees grow side by side, and of each the best beam survives: diversity that one good start cannot crowd
+    out."""
+
+    name: ClassVar[str] = "dvts"
+
+    def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:  # noqa: ARG002
+        trees: dict[int, list[Beam]] = {}
+        for beam in rivals:
+            trees.setdefault(beam.tree, []).append(beam)
+        return [self._order(tree)[0] for _, tree in sorted(trees.items())]

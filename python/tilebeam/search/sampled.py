@@ -1,0 +1,189 @@
+"""Spend more compute on a prompt: Best-of-N and self-consistency."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, get_args
+
+from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate
+from tilebeam.search.base import (
+    Algorithm,
+    Generator,
+    Result,
+    SearchProgress,
+    SearchResult,
+    Trajectory,
+    VoteResult,
+    check_complete,
+    checked_budget,
+    sampling_for,
+)
+
+Weighting = Literal["plain", "logprob", "reward"]
+
+
+class _WholeSearch(Algorithm[Result]):
+    """Draws all candidates in one go, has them scored, and lets the subclass choose."""
+
+    scorer: Scorer | None = None
+    needs_logprobs: bool = False
+
+    def run(
+        self,
+        lm: Generator,
+        prompts: Sequence[str],
+        budget: int = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+    ) -> list[Result]:
+        """See `Algorithm.run`; of the model, only `generate` is asked."""
+        checked_budget(budget)
+        wants = self.needs_logprobs or (self.scorer is not None and self.scorer.needs_logprobs)
+        params = [replace(p, n=budget, logprobs=p.logprobs or wants) for p in sampling_for(prompts, sampling)]
+        if not prompts:
+            return []
+        hook = SearchProgress(progress, budget * len(prompts)).call(0)
+        outputs = lm.generate(list(prompts), params, progress=hook)
+        check_complete(outputs)
+        scores: Sequence[list[float] | None] = [None] * len(outputs)
+        if self.scorer is not None:
+            scores, costs = rate(self.scorer, outputs)
+            for output, cost in zip(outputs, costs, strict=True):
+                output.usage += cost
+        return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
+
+    @abstractmethod
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
+        """The result, out of a prompt's candidates and, with a scorer, their scores."""
+
+
+class BestOfN(_WholeSearch[SearchResult]):
+    """Draw N candidates, keep the one that the scorer likes best; of equals, the first.
+
+    Args:
+        scorer: a `Scorer`, or a function of prompt and text (see `Verifier`).
+    """
+
+    name: ClassVar[str] = "best-of-n"
+
+    def __init__(self, scorer: Scorer | Callable[[str, str], float | bool]) -> None:
+        self.scorer = as_scorer(scorer)
+
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> SearchResult:
+        assert scores is not None
+        best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+        return SearchResult(
+            output.prompt,
+            output.outputs,
+            scores,
+            best,
+            output.usage,
+            output.seed,
+            len(output.outputs),
+            whole_trajectories(output.outputs),
+        )
+
+
+class SelfConsistency(_WholeSearch[VoteResult]):
+    """Draw N candidates and let their answers vote (Wang et al., "Self-Consistency Improves Chain of Thought
+    Reasoning").
+
+    The heaviest answer wins, of equals the one seen first. `the_one` is the heaviest candidate with that answer, of
+    equals the first; without any answer it is the heaviest candidate.
+
+    Args:
+        extract: from a text to its answer, None if it holds none; see `tilebeam.answers.extract`.
+        weighting: "plain": one vote each. "logprob": exp of the mean log-probability per token. "reward": the
+            scorer's scores, which must not be negative.
+        scorer: for "reward".
+        equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
+            `tilebeam.MathAnswer` has; else equal strings.
+    """
+
+    name: ClassVar[str] = "self-consistency"
+
+    def __init__(
+        self,
+        extract: Extractor = last_number,
+        *,
+        weighting: Weighting = "plain",
+        scorer: Scorer | Callable[[str, str], float | bool] | None = None,
+        equal: Equal | None = None,
+    ) -> None:
+        if weighting not in get_args(Weighting):
+            raise TilebeamError(f'weighting must be "plain", "logprob" or "reward", not {weighting!r}.')
+        if (weighting == "reward") != (scorer is not None):
+            raise TilebeamError('weighting="reward" needs a scorer, and only it takes one.')
+        self.extract = extract
+        self.equal = equal or equality_of(extract)
+        self.weighting = weighting
+        self.scorer = as_scorer(scorer) if scorer is not None else None
+        self.needs_logprobs = weighting == "logprob"
+
+    def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
+        candidates = output.outputs
+        if scores is not None:
+            if any(s < 0 or math.isinf(s) for s in scores):
+                raise TilebeamError(f"Reward-weighted votes need finite scores >= 0, not {min(scores)}.")
+            weights = scores
+        elif self.weighting == "logprob":
+            weights = [math.exp(log_probability(c, per_token=True)) for c in candidates]
+        else:
+            weights = [1.0] * len(candidates)
+        answers = merged([self.extract(c.text) for c in candidates], self.equal)
+        votes = tally(answers, weights)
+        winner = next(iter(votes), None)
+        return VoteResult(
+            output.prompt,
+            candidates,
+            weights,
+            heaviest(answers, weights, winner),
+            output.usage,
+            output.seed,
+            len(candidates),
+            whole_trajectories(candidates),
+            answers,
+            votes,
+            winner,
+        )
+
+
+def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
+    """Total weight per answer, heaviest first, of equals the one seen first."""
+    totals: dict[str, float] = {}
+    for answer, weight in zip(answers, weights, strict=True):
+        if answer is not None:
+            totals[answer] = totals.get(answer, 0.0) + weight
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))  # sorted() is stable
+
+
+def heaviest(answers: Sequence[str | None], weights: Sequence[float], winner: str | None) -> int:
+    """The heaviest candidate with the winning answer, of equals the first; without a winner, of all."""
+    eligible = [i for i, a in enumerate(answers) if winner is None or a == winner]
+    return max(eligible, key=lambda i: (weights[i], -i))
+
+
+def whole_trajectories(candidates: Sequence[CompletionOutput]) -> list[Trajectory]:
+    """Of candidates that were drawn in one go: one step each."""
+    return [Trajectory((c.text,), finished=c.finish_reason == "stop") for c in candidates]
+
+
+def as_scorer(scorer: Scorer | Callable[[str, str], float | bool]) -> Scorer:
+    """The scorer itself, or the `Verifier` of a function.
+
+    Raises:
+        TilebeamError: it is neither.
+    """
+    if isinstance(scorer, Scorer):
+        return scorer
+    if callable(scorer):
+        return Verifier(scorer)
+    raise TilebeamError(f"A scorer must be a tilebeam.Scorer or a function of prompt and text, not {scorer!r}.")

@@ -1,0 +1,246 @@
+"""Texts that grow step by step under a process reward model: what beam search, DVTS and adaptive voting have in common.
+
+A fork shares the KV cells of its beginning, in the model and in the reward model: nothing is sent or decoded twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scorers import shared_costs
+from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory, check_complete, whole
+
+
+@dataclass(eq=False)
+class Beam:
+    """A text so far.
+
+    Attributes:
+        tokens: sampled, also those behind a stop string.
+        steps: the text in pieces.
+        scores: of the steps; empty before they are rated.
+        tree: which of a prompt's beginnings it descends from.
+        seed: its last tokens were drawn with.
+        open: the last step goes on, it was too long for one round.
+        done: nothing follows.
+        ended: and it came to an end by itself, not at a limit.
+        logprobs: of the tokens, if asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    tree: int = 0
+    seed: int = 0
+    open: bool = False
+    done: bool = False
+    ended: bool = False
+    logprobs: list[float] | None = None
+
+    @property
+    def text(self) -> str:
+        """All steps."""
+        return "".join(self.steps)
+
+    def trajectory(self) -> Trajectory:
+        """For the result."""
+        return Trajectory(tuple(self.steps), tuple(self.scores), self.ended)
+
+    def candidate(self, index: int, *, given_up: bool = False) -> CompletionOutput:
+        """For the result."""
+        reason: FinishReason = "aborted" if given_up else "stop" if self.ended else "length"
+        total = None if self.logprobs is None else sum(self.logprobs)
+        return CompletionOutput(index, self.text, self.tokens, reason, self.seed, total, self.logprobs)
+
+
+@dataclass(eq=False)
+class Task:
+    """One prompt's search: its accounts, and what bounds its texts."""
+
+    prompt: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    usage: Usage
+    calls: int = 0  # to the model, for this prompt
+
+    def account(self, usage: Usage) -> None:
+        """Add what one more call cost. The prompt counts once; what a call decoded again was decoded before."""
+        own = replace(usage, prompt_tokens=0, cached_tokens=0)
+        if self.calls:
+            own.recomputed_tokens += usage.prompt_tokens - usage.cached_tokens
+        else:
+            own.cached_tokens = usage.cached_tokens
+        self.usage += own
+        self.calls += 1
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A request for continuations of a beam by one step: `n` of them, drawn with consecutive seeds."""
+
+    task: Task
+    beam: Beam
+    n: int
+    seed: int
+
+
+class Grower:
+    """Draws steps and has them rated.
+
+    Args:
+        scorer: rates steps.
+        step_stop: what ends a step.
+        max_step_tokens: a step that grows longer is rated as it is and goes on in the next round.
+        lookahead: rate a continuation by what it leads to: this many further steps are drawn greedily and rated in its
+            stead, then thrown away (Snell et al., "lookahead search").
+    """
+
+    def __init__(self, scorer: StepScorer, step_stop: str, max_step_tokens: int, lookahead: int) -> None:
+        if not isinstance(scorer, StepScorer):
+            raise TilebeamError(f"A search by steps needs a StepScorer (a process reward model), not {scorer!r}.")
+        if not isinstance(step_stop, str) or not step_stop:
+            raise TilebeamError(f"step_stop must be a text that is not empty, not {step_stop!r}.")
+        self.scorer = scorer
+        self.step_stop = step_stop
+        self.max_step_tokens = whole("max_step_tokens", max_step_tokens)
+        self.lookahead = whole("lookahead", lookahead, 0)
+
+    @contextmanager
+    def session(self, lm: StepGenerator) -> Iterator[None]:
+        """Lasts while texts grow: their cells are kept."""
+        with lm.keep_prefixes(), self.scorer.session():
+            yield
+
+    def task(self, lm: StepGenerator, prompt: str, params: SamplingParams) -> Task:
+        """The search of one prompt."""
+        ids = lm.tokenize(prompt)
+        return Task(prompt, ids, params, Usage(prompt_tokens=len(ids)))
+
+    def grow(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
+        """The continuations of each branch, in the order of their seeds. They are not rated yet."""
+        outputs = self._generate(lm, branches, [self._params(b, n=b.n, seed=b.seed) for b in branches], hook)
+        return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]
+
+    def rate(self, lm: StepGenerator, fresh: dict[Task, list[Beam]], progress: SearchProgress) -> None:
+        """Give each new beam the scores of its steps.
+
+        Raises:
+            TilebeamError: the scorer returned something else than a number for every step.
+        """
+        flat = [(task, beam) for task, beams in fresh.items() for beam in beams]
+        solutions = self._look_ahead(lm, flat, progress)
+        began = time.perf_counter()
+        self.scorer.usage = Usage()
+        rated = self.scorer.score_steps([task.prompt for task, _ in flat], solutions)
+        name = type(self.scorer).__name__
+        if len(rated) != len(flat) or any(len(r) != len(s) for r, s in zip(rated, solutions, strict=True)):
+            raise TilebeamError(f"{name} did not return one score per step.")
+        if any(math.isnan(score) for scores in rated for score in scores):
+            raise TilebeamError(f"{name} returned a score that is not a number.")
+        for (_, beam), scores in zip(flat, rated, strict=True):
+            beam.scores = [float(s) for s in scores[: len(beam.steps)]]
+            if len(scores) > len(beam.steps):  # the end of the look-ahead stands for the step that leads there
+                beam.scores[-1] = float(scores[-1])
+        seconds = time.perf_counter() - began
+        costs = shared_costs(self.scorer, seconds, [len(beams) for beams in fresh.values()])
+        for task, cost in zip(fresh, costs, strict=True):
+            task.usage += cost
+
+    def total(self, beam: Beam) -> float:
+        """What the beam is worth."""
+        return self.scorer.total(beam.scores)
+
+    def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
+        """For one step, within what the whole text may have."""
+        params = branch.task.params
+        limit = self.max_step_tokens
+        if params.max_tokens is not None:
+            limit = min(limit, params.max_tokens - len(branch.beam.tokens))
+        return replace(params, max_tokens=limit, stop=(self.step_stop, *params.stop), **changes)
+
+    def _generate(
+        self,
+        lm: StepGenerator,
+        branches: Sequence[Branch],
+        params: Sequence[SamplingParams],
+        hook: ProgressHook | None,
+    ) -> list[RequestOutput]:
+        """One step from each beam; the accounts are the tasks'."""
+        outputs = lm.generate([b.task.prompt_ids + b.beam.tokens for b in branches], params, progress=hook)
+        check_complete(outputs)
+        for branch, output in zip(branches, outputs, strict=True):
+            branch.task.account(output.usage)
+        return outputs
+
+    def _child(self, lm: StepGenerator, branch: Branch, sample: CompletionOutput) -> Beam:
+        """The beam and one more step, or more of the step that was too long for one round."""
+        task, beam = branch.task, branch.beam
+        tokens = beam.tokens + sample.token_ids
+        params = self._params(branch)
+        full = len(task.prompt_ids) + len(tokens) >= lm.n_ctx
+        full = full or (task.params.max_tokens is not None and len(tokens) >= task.params.max_tokens)
+        step_ended = sample.stop_reason == self.step_stop
+        ended = sample.finish_reason == "stop" and not step_ended
+        # With the separator, and what the token that ends it holds more; without a character that the next token
+        # completes.
+        text = lm.detokenize(tokens).rstrip("\ufffd")
+        before = beam.text
+        # A stop string may span steps: "\n\n" where steps end at "\n".
+        longest = max(map(len, task.params.stop), default=0)
+        found = [at for s in task.params.stop if (at := text.find(s, max(0, len(before) - longest + 1))) >= 0]
+        if found:
+            text, ended = text[: min(found)], True
+        assert params.max_tokens is not None
+        begun = beam.open or not beam.steps or len(text) > len(before)  # else only a part of a character has come
+        done = ended or full or (not step_ended and len(sample.token_ids) < params.max_tokens)
+        return Beam(
+            tokens,
+            _steps(beam.steps, text, beam.open),
+            tree=beam.tree,
+            seed=sample.seed,
+            open=begun and not done and not step_ended,
+            done=done,
+            ended=ended,
+            logprobs=None if sample.logprobs is None else (beam.logprobs or []) + sample.logprobs,
+        )
+
+    def _look_ahead(
+        self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress
+    ) -> list[list[str]]:
+        """The steps of each beam, with what greedy decoding makes of them."""
+        scouts = list(fresh)
+        for _ in range(self.lookahead):
+            going = [i for i, (_, beam) in enumerate(scouts) if not beam.done]
+            if not going:
+                break
+            branches = [Branch(*scouts[i], n=1, seed=scouts[i][0].params.seed or 0) for i in going]
+            params = [self._params(b, n=1, temperature=0.0) for b in branches]
+            outputs = self._generate(lm, branches, params, progress.aside())
+            for i, branch, output in zip(going, branches, outputs, strict=True):
+                scouts[i] = branch.task, self._child(lm, branch, output.outputs[0])
+        return [beam.steps for _, beam in scouts]
+
+
+def _steps(steps: Sequence[str], text: str, joined: bool) -> list[str]:
+    """The steps of a text that begins with those given, or is cut within them.
+
+    Args:
+        steps: of its beginning.
+        text: all of it.
+        joined: what is new belongs to the last step.
+    """
+    known = list(steps[:-1] if joined else steps)
+    start = sum(map(len, known))
+    while known and start > len(text):
+        start -= len(known.pop())
+    rest = text[start:]
+    return known + ([rest] if rest or not known else [])

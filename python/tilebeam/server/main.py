@@ -1,0 +1,160 @@
+"""The process around the server: load, listen, and stop in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from tilebeam.cli import console
+from tilebeam.cli.reward_options import RewardOptions, open_scorer
+from tilebeam.errors import TilebeamError
+from tilebeam.server.app import create_app
+from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.searches import Questions, SearchPool
+from tilebeam.server.service import Service
+from tilebeam.server.settings import Settings
+
+# After the deadline of running requests, seconds until their connections are cut.
+_LAST_WORDS = 5
+# Connections that wait to be accepted.
+_BACKLOG = 1024
+# How long the event loop's thread may keep Python to itself while the decoding thread waits for it.
+_SWITCH_SECONDS = 0.0005
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which on a signal first lets running requests end, up to a deadline."""
+
+    def __init__(self, app: FastAPI, settings: Settings, *, log_level: str = "warning") -> None:
+        config = uvicorn.Config(
+            app,
+            log_level=log_level,
+            access_log=False,
+            timeout_graceful_shutdown=int(settings.shutdown_seconds) + _LAST_WORDS,
+            server_header=False,
+            backlog=_BACKLOG,
+        )
+        super().__init__(config)
+        self._service: Service = app.state.service
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: no new requests, a deadline for the others. The second one ends them, the third does not wait.
+
+        uvicorn's own would have the signal end the process once all is done; an end in good order is exit code 0.
+        """
+        del sig, frame
+        self._signals += 1
+        self.should_exit = True
+        self.force_exit = self._signals > 2
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        seconds = self._settings.shutdown_seconds if self._signals == 1 else 0.0
+        self._service.gate.close()
+        self._draining = asyncio.ensure_future(self._service.gate.drain(seconds))
+
+
+def loader(
+    model: str,
+    load: dict[str, Any],
+    rewards: RewardOptions,
+    step_stop: str,
+    questions: Questions,
+    *,
+    cache_prompt: bool = True,
+) -> Callable[[], Loaded]:
+    """What loads the model and its reward model, again and again.
+
+    Args:
+        model: the file.
+        load: further arguments of `tilebeam.load`.
+        rewards: the reward model, if any.
+        step_stop: what ends a step of the texts that it rates.
+        questions: of searches' prompts.
+        cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
+            conversation's next turn.
+    """
+    import tilebeam
+
+    def make() -> Loaded:
+        with ExitStack() as stack:
+            lm = stack.enter_context(tilebeam.load(model, **load))
+            if cache_prompt:
+                stack.enter_context(lm.keep_prefixes())
+            scorer = None
+            if rewards.given:
+                scorer = stack.enter_context(open_scorer(rewards, step_stop=step_stop, question=questions, **load))
+            return Loaded(lm, scorer, stack.pop_all())
+
+    return make
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket for an address; port 0: the system chooses one.
+
+    Raises:
+        TilebeamError: the address is taken or none of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise TilebeamError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise TilebeamError(f"Cannot listen on {host}:{port}: {error.strerror or error}. Try another --port.") from None
+    return listener
+
+
+def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, *, verbose: bool = False) -> None:
+    """Load the model and serve until a signal comes.
+
+    Raises:
+        TilebeamError: the model cannot be loaded, or nobody can listen there.
+    """
+    listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
+    with listener:
+        loaded = make()
+        _log_to_stderr(verbose)
+        app = create_app(ModelHost(make, loaded), settings, searches)
+        listener.listen(_BACKLOG)  # who reads the line below may ask at once
+        where = settings.host if ":" not in settings.host else f"[{settings.host}]"
+        console.err().print(console.about(loaded.lm), style="dim", highlight=False)
+        console.err().print(f"listening on http://{where}:{listener.getsockname()[1]}/v1", highlight=False)
+        # The thread that decodes needs Python for a moment between two batches: it must not wait for it any longer.
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        Server(app, settings).run(sockets=[listener])
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    log = logging.getLogger("tilebeam.server")
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False

@@ -1,0 +1,271 @@
+"""Answers: how they are found in texts, and which of them are equal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from importlib.util import find_spec
+
+import process_kit
+import pytest
+import tilebeam
+from hypothesis import given
+from hypothesis import strategies as st
+from tilebeam import (
+    CompletionOutput,
+    Majority,
+    SamplingParams,
+    SelfConsistency,
+    TilebeamError,
+    boxed,
+    choice,
+    last_number,
+)
+from tilebeam.answers.extract import equality_of, extractor, merged, plain_math
+
+needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
+
+# --- without math-verify ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", "1/2"),
+        (r"\boxed{\dfrac{-2}{4}}", "-1/2"),
+        (r"\boxed{-\frac{3}{6}}", "-1/2"),
+        (r"\boxed{\frac12}", "1/2"),
+        (r"\boxed{12{,}000}", "12000"),
+        (r"\boxed{\$1,200.50}", "1200.5"),
+        (r"\boxed{50\%}", "50"),
+        (r"\boxed{ 07 }", "7"),
+        (r"\boxed{1} and \boxed{2}", "2"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed {x^{2}+1}", "x^{2}+1"),
+        (r"\fbox{\text{Blue}}", "Blue"),
+        (r"\boxed{\left(1,\ 2\right)}", "(1, 2)"),
+        (r"\boxed{}", None),
+        ("no box: 5", None),
+    ],
+)
+def test_boxed(text: str, answer: str | None) -> None:
+    assert boxed(text) == answer
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 999), st.integers(1, 9))
+def test_latex_fractions_are_reduced(top: int, bottom: int, k: int) -> None:
+    assert plain_math(rf"\frac{{{top * k}}}{{{bottom * k}}}") == str(Fraction(top, bottom))
+
+
+@given(st.text(r"\frac{}12$,. xA", max_size=20))
+def test_any_text_is_some_answer_or_none(text: str) -> None:
+    once = plain_math(text)
+    assert once == once.strip()
+    assert "$" not in once
+    assert boxed(text) is None or r"\boxed" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (B).", "B"),
+        ("The answer is C", "C"),
+        ("**Answer: D**", "D"),
+        ("answer: (d) because (A) is wrong", "D"),
+        ("(A) is wrong, so (e)", "E"),
+        (r"\boxed{\text{(C)}}, not A.", "C"),
+        (r"\boxed{b}", "B"),
+        ("B", "B"),
+        (" c ", "C"),
+        ("A) yes", "A"),
+        ("first B. Then C", "C"),
+        ("A cat sat.", None),
+        ("Answer is A's", None),
+        ("F", None),
+        ("", None),
+    ],
+)
+def test_choice(text: str, letter: str | None) -> None:
+    assert choice()(text) == letter
+
+
+def test_choice_takes_other_letters() -> None:
+    assert choice("ABCDEFGHIJ")("Answer: J") == "J"
+    assert choice("AB")("Answer: C") is None
+    with pytest.raises(TilebeamError, match="capital letters"):
+        choice("a-d")
+
+
+def test_extractors_go_by_name() -> None:
+    assert extractor("last-number")("so 3 and 04.0") == "4"
+    assert extractor("text")("  A b. ") == "a b"
+    assert extractor("boxed")(r"\boxed{3}") == "3"
+    assert extractor("choice")("(A)") == "A"
+    assert extractor(r"= (\d+)")("= 5, = 7") == "7"
+    with pytest.raises(TilebeamError, match=r"'\(' is neither last-number, text, choice, boxed, math, nor"):
+        extractor("(")
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-20, 20).map(str)), max_size=12))
+def test_equal_answers_have_the_first_ones_spelling(answers: list[str | None]) -> None:
+    def equal(a: str, b: str) -> bool:
+        return int(a) % 5 == int(b) % 5
+
+    found = merged(answers, equal)
+    for i, (answer, name) in enumerate(zip(answers, found, strict=True)):
+        assert name == next(
+            (a for a in answers[: i + 1] if a is not None and answer is not None and equal(a, answer)), None
+        )
+    assert merged(answers, equality_of(last_number)) == answers
+
+
+class Parity:
+    """An extractor with an equality of its own."""
+
+    def __call__(self, text: str) -> str | None:
+        return last_number(text)
+
+    def equal(self, a: str, b: str) -> bool:
+        return int(a) % 2 == int(b) % 2
+
+
+def test_votes_and_shares_go_by_the_extractors_equality() -> None:
+    texts = ["1", "2", "4", "3", "8", "none"]
+    candidates = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(texts)]
+    assert Majority(Parity()).score("p", candidates) == [2 / 6, 3 / 6, 3 / 6, 2 / 6, 3 / 6, 0]
+
+    class Says:
+        def generate(self, prompts: list[str], sampling: list[SamplingParams], **_: object) -> list[object]:
+            usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
+            return [tilebeam.RequestOutput(prompts[0], [1], candidates, usage, sampling[0].seed or 0)]
+
+    result = SelfConsistency(Parity()).infer(Says(), "p", budget=6)  # type: ignore[call-overload]
+    assert (result.answer, result.votes) == ("2", {"2": 3.0, "1": 2.0})
+    assert result.answers == ["1", "2", "2", "1", "2", None]
+    own = SelfConsistency(last_number, equal=lambda a, b: abs(int(a) - int(b)) == 1)
+    assert own.infer(Says(), "p", budget=6).votes == {"1": 2.0, "4": 2.0, "8": 1.0}  # type: ignore[call-overload]
+
+
+def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilebeam.answers.math.find_spec", lambda _: None)
+    with pytest.raises(TilebeamError, match=re.escape("pip install 'tilebeam[math]'")):
+        extractor("math")
+
+
+# --- with it ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def math_answer() -> Iterator[tilebeam.MathAnswer]:
+    from tilebeam.answers import math as module
+
+    yield tilebeam.MathAnswer(timeout=2)
+    module._WORKER.close()
+
+
+@needs_math
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{\frac{2}{4}}", "1/2"),
+        ("I say it is 0.5", "0.5"),
+        ("it is 1,234.50.", "1234.5"),
+        ("that is $x^2+2x+1$", "x^2+2x+1"),
+        ("nothing to see", None),
+        ("", None),
+    ],
+)
+def test_math_answers(math_answer: tilebeam.MathAnswer, text: str, answer: str | None) -> None:
+    assert math_answer(text) == answer
+
+
+@needs_math
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("1/2", "0.5", True),
+        (r"\frac{1}{2}", "2/4", True),
+        ("(x+1)^2", "x^2+2x+1", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        ("1/3", "0.33", False),
+        ("x", "y", False),
+        ("2", "3", False),
+        ("(x+1)^2", "x^2+1", False),
+    ],
+)
+def test_math_equality_goes_both_ways(math_answer: tilebeam.MathAnswer, a: str, b: str, same: bool) -> None:
+    assert math_answer.equal(a, b) is math_answer.equal(b, a) is same
+
+
+@needs_math
+def test_answers_that_take_too_long_are_none_and_do_no_harm(math_answer: tilebeam.MathAnswer) -> None:
+    began = time.monotonic()
+    assert math_answer.equal("(10^{9})!", "3") is False
+    assert math_answer.equal("9^{9^{9^{9}}}", "9^{9^{9^{9}}}+1") is False
+    assert time.monotonic() - began < 60
+    assert math_answer.equal("1/2", "0.5") is True
+
+
+@needs_math
+def test_math_answers_in_many_threads(math_answer: tilebeam.MathAnswer) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGALRM)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: math_answer.equal(f"{i}/3", rf"\frac{{{2 * i}}}{{6}}"), range(1, 41)))
+        texts = list(pool.map(lambda i: math_answer(rf"\boxed{{{i}x}}"), range(40)))
+    assert found == [True] * 40
+    assert texts == [f"{i}x" for i in range(40)]
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+@needs_math
+def test_a_lost_process_is_replaced(math_answer: tilebeam.MathAnswer) -> None:
+    from tilebeam.answers import math as module
+
+    assert math_answer.equal("1/16", "0.0625") is True
+    process = module._WORKER._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert math_answer.equal("1/4", "0.25") is True
+    assert module._WORKER._process is not process
+
+
+@needs_math
+def test_a_fork_asks_a_process_of_its_own() -> None:
+    code = """
+import os, sys
+import tilebeam
+answer = tilebeam.MathAnswer()
+assert answer.equal("1/2", "0.5")
+child = os.fork()
+if child == 0:
+    os._exit(0 if answer.equal("1/4", "0.25") else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert answer.equal("1/8", "0.125")
+"""
+    done = process_kit.python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_math
+def test_math_votes() -> None:
+    from tilebeam.search import registry as methods
+
+    class Says:
+        texts = (r"\boxed{0.5}", r"\boxed{3}", r"\boxed{\frac{1}{2}}", r"so it is 2/4", "none", r"\boxed{3}")
+
+        def generate(self, prompts: list[str], sampling: list[SamplingParams], **_: object) -> list[object]:
+            usage = tilebeam.Usage(prompt_tokens=1, completion_tokens=6)
+            outputs = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(self.texts)]
+            return [tilebeam.RequestOutput(prompts[0], [1], outputs, usage, sampling[0].seed or 0)]
+
+    result = methods.create("vote", extract="math").infer(Says(), "p", budget=6)  # type: ignore[call-overload]
+    assert (result.answer, result.votes) == ("1/2", {"1/2": 3.0, "3": 2.0})
+    assert result.best_index == 0

@@ -1,0 +1,113 @@
+"""bench/accuracy.py: its order of windows, and that it goes on where it was killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tilebeam.gguf import synth
+from tilebeam.native.control import control
+
+TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
+N_CTX = 64
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module, with two small groups."""
+    pytest.importorskip("matplotlib")
+    place = Path(__file__).resolve().parents[2] / "bench" / "accuracy.py"
+    if not place.exists():
+        pytest.skip("bench/ is not here")
+    spec = importlib.util.spec_from_file_location("bench_accuracy", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    groups = (
+        module.Group("small", module.STOCK, (module.COLUMN, module.COLUMN_FP16), most=1),
+        module.Group("large", module.SOURCE, (module.COLUMN, module.TILE, module.COLUMN_FP16_EXACT)),
+    )
+    monkeypatch.setattr(module, "GROUPS", groups)
+    monkeypatch.setattr(module, "BLOCK", 1)
+    yield module
+    control().configure(numerics="int8", softmax="table")
+    del sys.modules[spec.name]
+
+
+def test_spread_is_an_order_of_all(bench: Any) -> None:
+    for n in (1, 2, 3, 17, 220):
+        assert sorted(bench.spread(n)) == list(range(n))
+    # Every beginning covers the text: among the first 20 of 220 there is one in each tenth.
+    assert {i // 22 for i in bench.spread(220)[:20]} == set(range(10))
+
+
+def test_the_bench_goes_on_where_it_was_killed(
+    bench: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=2, type="f16", arch="gemma3"))
+    out = tmp_path / "out"
+    arguments = ["accuracy.py", "--out", out, "-m", model, "-f", text, "-c", N_CTX, "--chunks", 3, "-t", 1, "--json"]
+    monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
+    real = bench.measure
+    calls: list[list[str]] = []
+    limit = 2
+
+    def killed(*args: Any, **options: Any) -> Any:
+        if len(calls) == limit:
+            raise KeyboardInterrupt
+        calls.append([s.name for s in args[0]])
+        return real(*args, **options)
+
+    monkeypatch.setattr(bench, "measure", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
+    kept = {p: dict(np.load(p)) for p in (out / "scores").glob("*.npz")}
+    assert len(kept) == 3
+    calls.clear()
+    limit = 99
+    bench.main()
+    assert len(calls) == 2  # the large group's last window, and the small group
+    for path, before in kept.items():
+        with np.load(path) as after:
+            done = np.isfinite(before["nll"])
+            assert done.sum() == 2 * 31
+            assert np.isfinite(after["nll"]).sum() == 3 * 31
+            for name in ("nll", "nll_base", "kld", "same_top"):
+                assert np.array_equal(after[name][done], before[name][done])
+    result = json.loads((out / "accuracy.json").read_text())
+    small, large = result["groups"]
+    assert [row["figures"]["n"] for row in small["rows"]] == [31, 31]
+    assert [row["figures"]["n"] for row in large["rows"]] == [93, 93, 93]
+    by_name = {row["variant"]: row["figures"] for row in large["rows"]}
+    column, tile = by_name[bench.COLUMN.name], by_name[bench.TILE.name]
+    for figure in (column, tile):
+        assert 0 < figure["kld"]["value"] < 1
+    questions = {row["question"]: row for row in result["pairs"]}
+    pair = questions["tile against common groups (the paper's table 4)"]
+    assert pair["log_ratio"]["value"] == pytest.approx(
+        tile["log_ratio"]["value"] - column["log_ratio"]["value"], abs=1e-9
+    )
+    assert pair["log_ratio"]["stderr"] < tile["ppl"]["stderr"]
+    assert "Q4_0 tile, int8" in (out / "accuracy.md").read_text()
+    assert (out / "accuracy.png").stat().st_size > 1000
+    calls.clear()
+    bench.main()
+    assert calls == []
+    text.with_name("other.txt").write_text(TEXT + "more")
+    monkeypatch.setattr(sys, "argv", [str(text.with_name("other.txt") if a == text else a) for a in arguments])
+    with pytest.raises(SystemExit, match="another model, text or context"):
+        bench.main()

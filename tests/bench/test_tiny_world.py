@@ -1,0 +1,402 @@
+"""The tiny world: its checker by definition, its models against PyTorch's logits, and what search makes of them.
+
+The models were trained by `python -m bench.tiny`; nothing here needs PyTorch but the tests that say so.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import random
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
+from tiny_kit import F32, arithmetic, references, stored
+
+MODELS, PRM, SIZES, TEXTS = references.MODELS, references.PRM, references.REASONERS, references.TEXTS
+FILES = sorted(p.stem for p in MODELS.glob("*.gguf"))
+DEVICES = ("cpu", "npu")
+
+
+# --- the exact checker ------------------------------------------------------------------------------------------------
+
+
+def worth(line: str) -> int:
+    """Python's own opinion of an expression."""
+    return int(eval(compile(ast.parse(line, mode="eval"), "line", "eval"), {"__builtins__": {}}))
+
+
+NUMBERS = st.integers(0, 29)
+EXPRESSIONS = st.builds(
+    lambda first, rest: str(first) + "".join(op + str(n) for op, n in rest),
+    st.integers(-29, 29),
+    st.lists(st.tuples(st.sampled_from("+-*"), NUMBERS), min_size=1, max_size=5),
+)
+
+
+def legal_reductions(line: str) -> set[str]:
+    """By brute force: which operation may go first is found by putting it into parentheses and trying the expression's
+    form on other numbers; only what never changes the value keeps it by right and not by chance."""
+    numbers = re.findall(r"(?:^-)?\d+", line)
+    operations = re.findall(r"(?<=\d)[-+*]", line)
+    rng = random.Random(line)
+    found = set()
+    for i in range(len(operations)):
+        keeps = True
+        for _ in range(20):
+            values = [f"({rng.randint(-50, 50)})" for _ in numbers]
+            plain = "".join(v + op for v, op in zip(values, [*operations, ""], strict=True))
+            values[i], values[i + 1] = "(" + values[i], values[i + 1] + ")"
+            grouped = "".join(v + op for v, op in zip(values, [*operations, ""], strict=True))
+            keeps = keeps and worth(plain) == worth(grouped)
+        result = worth(f"({numbers[i]}){operations[i]}({numbers[i + 1]})")
+        if keeps and abs(result) <= arithmetic.LARGEST and (i == 0 or result >= 0):
+            parts = [*numbers[:i], str(result), *numbers[i + 2 :]]
+            found.add("".join(p + op for p, op in zip(parts, [*operations[:i], *operations[i + 1 :], ""], strict=True)))
+    return found
+
+
+@settings(deadline=None)
+@given(EXPRESSIONS)
+def test_value_and_successors_are_those_of_arithmetic(line: str) -> None:
+    assert arithmetic.value(line) == worth(line)
+    assert set(arithmetic.successors(line)) == legal_reductions(line)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(["train", "validation", "test"]))
+def test_solutions_are_right_and_expressions_stay_in_their_set(seed: int, split: Any) -> None:
+    problem = arithmetic.draw(random.Random(seed), split)
+    lines = arithmetic.solution(problem)
+    assert lines is not None
+    assert arithmetic.split_of(problem) == split
+    assert arithmetic.check_lines(problem, lines) == [True] * len(lines)
+    assert arithmetic.is_right(problem, "\n".join(lines) + "\n")
+    assert int(lines[-1]) == worth(problem)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.data())
+def test_a_changed_character_is_found_where_it_is(seed: int, data: st.DataObject) -> None:
+    problem = arithmetic.draw(random.Random(seed), "train")
+    lines = arithmetic.solution(problem) or []
+    row = data.draw(st.integers(0, len(lines) - 1))
+    column = data.draw(st.integers(0, len(lines[row]) - 1))
+    other = data.draw(st.sampled_from([c for c in "0123456789+-*" if c != lines[row][column]]))
+    changed = lines[row][:column] + other + lines[row][column + 1 :]
+    before = [problem, *lines][row]
+    verdicts = arithmetic.check_lines(problem, [*lines[:row], changed, *lines[row + 1 :]])
+    assert verdicts[:row] == [True] * row
+    assert verdicts[row] == (changed in legal_reductions(before))
+    if not verdicts[row]:
+        assert not any(verdicts[row:])
+
+
+@given(st.text("0123456789+-*\n? x", max_size=20))
+def test_nonsense_is_no_expression(text: str) -> None:
+    if not re.fullmatch(r"-?\d{1,3}([-+*]\d{1,3})*", text):
+        assert arithmetic.value(text) is None
+        assert arithmetic.successors(text) == []
+        assert arithmetic.check_lines(text, [text]) == [False]
+    assert arithmetic.check_lines("1+2*3", ["7"]) == [False]  # right, but two operations
+
+
+def test_sets_are_drawn_reproducibly_and_do_not_meet() -> None:
+    sets = {name: arithmetic.draw_many(3, name, 300) for name in ("train", "validation", "test")}
+    assert sets == {name: arithmetic.draw_many(3, name, 300) for name in sets}
+    assert len({p for problems in sets.values() for p in problems}) == 900
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def logits(path: Path, device: str, text: str) -> F32:
+    with tilebeam.load(path, device, n_ctx=256, n_seq_max=1, threads=1) as lm:
+        tokens = lm.tokenize(text)
+        return lm.read([tokens], [range(len(tokens))])[0].logits
+
+
+def divergence(reference: F32, got: F32) -> F32:
+    """KL divergence at every position, in nats."""
+    p, q = (x - np.logaddexp.reduce(x.astype(np.float64), 1, keepdims=True) for x in (reference, got))
+    return np.asarray((np.exp(p) * (p - q)).sum(1), np.float32)
+
+
+def test_the_models_are_there() -> None:
+    assert {f"{name}-{kind}" for name in (*SIZES, PRM) for kind in ("q8_0", "q4_0")} <= set(FILES)
+    assert any(name.endswith("f16") for name in FILES)
+    assert sum(p.stat().st_size for p in MODELS.iterdir()) < 10e6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("file", FILES)
+def test_logits_are_those_of_pytorch(file: str, device: str) -> None:
+    name, kind = file.rsplit("-", 1)
+    most = {"f16": 1e-3, "q8_0": 1e-2, "q4_0": 1.0}[kind]
+    for text, reference in zip(TEXTS, stored(name), strict=True):
+        got = logits(MODELS / f"{file}.gguf", device, references.as_read(name, text))
+        assert got.shape == reference.shape
+        assert divergence(reference, got).mean() < most
+
+
+# --- what the models do -----------------------------------------------------------------------------------------------
+
+PROBLEMS = arithmetic.draw_many(11, "test", 40)
+SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, max_tokens=96, seed=5)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def reasoner(device: str) -> Iterator[LM]:
+    with tilebeam.load(references.file_of("0.5m", "q8_0"), device, n_ctx=4096, n_seq_max=32, threads=1) as lm:
+        yield lm
+
+
+@pytest.fixture(scope="module")
+def reward(device: str) -> Iterator[TokenReward]:
+    with tilebeam.load(references.file_of(PRM, "q8_0"), device, n_ctx=4096, n_seq_max=32, threads=1) as lm:
+        yield TokenReward(lm, tag=references.TAG, good=references.GOOD, bad=references.BAD)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("size", SIZES)
+def test_reasoners_write_sensible_lines(size: str, kind: str, device: str) -> None:
+    with tilebeam.load(references.file_of(size, kind), device, n_ctx=4096, n_seq_max=32, threads=1) as lm:
+        outputs = lm.generate([p + "\n" for p in PROBLEMS], SamplingParams(temperature=0, max_tokens=96))
+    texts = [o.outputs[0].text for o in outputs]
+    lines = [line for text in texts for line in text.removesuffix("\n").split("\n")]
+    assert sum(arithmetic.value(line) is not None for line in lines) >= 0.95 * len(lines)
+    verdicts = [v for p, t in zip(PROBLEMS, texts, strict=True) for v in arithmetic.check_lines(p, t.split("\n")[:1])]
+    least = 0.3 if size == SIZES[0] else 0.7
+    assert sum(verdicts) >= least * len(verdicts)  # first lines
+
+
+def test_reward_model_rates_right_lines_above_wrong_ones(reasoner: LM, reward: TokenReward) -> None:
+    """Over all lines that the reasoner sampled."""
+    outputs = reasoner.generate([p + "\n" for p in PROBLEMS], SAMPLING)
+    solutions = [o.outputs[0].text.splitlines() for o in outputs]
+    good = np.array([v for p, s in zip(PROBLEMS, solutions, strict=True) for v in arithmetic.check_lines(p, s)])
+    steps = [[line + "\n" for line in s] for s in solutions]
+    scores = np.array([s for part in reward.score_steps([p + "\n" for p in PROBLEMS], steps) for s in part])
+    assert (scores[good][:, None] > scores[~good]).mean() > 0.8  # AUC
+
+
+def test_reward_model_reads_what_it_was_trained_on(reward: TokenReward) -> None:
+    """Its score is the softmax over the two labels of PyTorch's logits at each tag."""
+    good, bad, tag = (reward.lm.tokenize(c, add_special=False)[0] for c in "+-?")
+    for text, reference in zip(TEXTS, stored(PRM), strict=True):
+        problem, *lines = text.splitlines(keepends=True)
+        tokens = np.array(reward.lm.tokenize(references.as_read(PRM, text)))
+        margin = reference[tokens == tag, good] - reference[tokens == tag, bad]
+        assert len(margin) == len(lines)
+        assert reward.score_steps([problem], [lines])[0] == pytest.approx(1 / (1 + np.exp(-margin)), abs=0.05)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_votes_beat_single_samples(size: str, device: str) -> None:
+    with tilebeam.load(references.file_of(size, "q8_0"), device, n_ctx=8192, n_seq_max=64, threads=1) as lm:
+        results = SelfConsistency(arithmetic.answer).run(lm, [p + "\n" for p in PROBLEMS], 16, sampling=SAMPLING)
+    single = np.mean([arithmetic.is_right(r.prompt.strip(), c.text) for r in results for c in r.candidates])
+    voted = np.mean([arithmetic.is_right(r.prompt.strip(), r.the_one.text) for r in results])
+    # Over 200 expressions 16 votes bring every model 10 to 12 points; over these 40 they bring the largest 4.
+    assert voted - single > (0.0 if size == SIZES[-1] else 0.05)
+
+
+@pytest.mark.parametrize("method", ["best-of-8", "beam-16"])
+def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward: TokenReward, method: str) -> None:
+    prompts = [p + "\n" for p in PROBLEMS]
+    outputs = reasoner.generate(prompts, replace(SAMPLING, n=8))
+    single = np.mean(
+        [arithmetic.is_right(p, c.text) for p, o in zip(PROBLEMS, outputs, strict=True) for c in o.outputs]
+    )
+    assert 0.35 < single < 0.6
+    if method == "beam-16":
+        results: list[Any] = list(BeamSearch(reward, beam_width=4).run(reasoner, prompts, 16, sampling=SAMPLING))
+    else:
+        results = list(BestOfN(reward).run(reasoner, prompts, 8, sampling=SAMPLING))
+    found = np.mean([arithmetic.is_right(p, r.the_one.text) for p, r in zip(PROBLEMS, results, strict=True)])
+    assert found >= single + 0.1
+
+
+@pytest.fixture(scope="module")
+def demo() -> ModuleType:
+    """bench/demo_tiny.py; scripts of bench/ are no package."""
+    place = Path(__file__).resolve().parents[2] / "bench" / "demo_tiny.py"
+    spec = importlib.util.spec_from_file_location("bench_demo_tiny", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demo_counts_what_its_searches_solved(demo: ModuleType, device: str) -> None:
+    found = demo.search(seed=11, device=device, threads=1, problems=20)
+    assert found.problems == PROBLEMS[:20]
+
+    def ends_right(problem: str, text: str) -> bool:
+        return text.splitlines()[-1:] == [str(worth(problem))]
+
+    pairs = zip(found.problems, found.best_of_n, strict=True)
+    right = np.array([[ends_right(p, c.text) for c in r.candidates] for p, r in pairs])
+    beam = [ends_right(p, r.the_one.text) for p, r in zip(found.problems, found.beam, strict=True)]
+    shares = found.shares()
+    assert shares["pass@1"] == pytest.approx(right.mean())
+    assert shares["pass@16"] == right.any(1).mean()
+    assert shares["best-of-16"] == right[range(20), [np.argmax(r.scores) for r in found.best_of_n]].mean()
+    assert shares["beam@16"] == np.mean(beam)
+    assert shares["best-of-16"] > shares["pass@1"]
+    screen = Console(record=True, width=120, file=io.StringIO())
+    demo.show(screen, found)
+    shown = screen.export_text()
+    for name, share in shares.items():
+        assert re.search(rf"{re.escape(name)} +│ +{share:.0%}", shown)
+
+
+# --- with PyTorch -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch() -> Iterator[Any]:
+    """PyTorch on one thread: its threads spin, and crawl where others want the CPUs too."""
+    module = pytest.importorskip("torch", reason="PyTorch is not installed (pip install tilebeam[bench-train])")
+    threads = module.get_num_threads()
+    module.set_num_threads(1)
+    yield module
+    module.set_num_threads(threads)
+
+
+def test_the_pytorch_model_gives_the_stored_logits(torch: Any) -> None:
+    """Its mathematics, with the F16 file's weights."""
+    import gguf
+
+    from bench.tiny.export import reference_logits
+    from bench.tiny.model import SHAPES, TinyLlama
+
+    name = next(f for f in FILES if f.endswith("f16")).removesuffix("-f16")
+    module = TinyLlama(SHAPES[name])
+    reader = gguf.GGUFReader(references.file_of(name, "f16"))
+    module.load_state_dict({t.name: torch.tensor(t.data.astype(np.float32)) for t in reader.tensors})
+    for text, reference in zip(TEXTS, stored(name), strict=True):
+        assert np.abs(reference_logits(module, text) - reference).max() < 0.05
+
+
+def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
+    """A few steps of a small model: the loss falls, and the file's logits are PyTorch's, for every kind of file."""
+    from bench.tiny import learning, train
+    from bench.tiny.export import export, reference_logits
+    from bench.tiny.model import Shape, TinyLlama, deeper, load_checkpoint, sample, save
+
+    torch.manual_seed(0)
+    module = TinyLlama(Shape(32, 2, 1, 64))
+    examples = [train.example(p) for p in arithmetic.draw_many(0, "train", 64)]
+    losses: list[float] = []
+
+    def report(_: int, facts: str) -> bool:
+        losses.append(float(facts.split("loss ")[1].split(",")[0]))
+        return False
+
+    learning.learn(module, examples, learning.Recipe(tokens=25_000, batch=16, warmup=5), 0, report, every=10)
+    assert losses[-1] < losses[0] - 1
+    save(module, tmp_path / "m.pt")
+    module = load_checkpoint(tmp_path / "m.pt")
+    texts = sample(module, PROBLEMS[:3], 1.0, torch.Generator().manual_seed(1))
+    assert texts == sample(module, PROBLEMS[:3], 1.0, torch.Generator().manual_seed(1))
+    assert np.array_equal(reference_logits(deeper(module, 2), TEXTS[0]), reference_logits(module, TEXTS[0]))
+    for kind, most in (("f16", 1e-3), ("q8_0", 1e-2), ("q4_0", 0.5)):
+        export(module, tmp_path / "m.gguf", kind, "m", "a test")
+        got = logits(tmp_path / "m.gguf", "cpu", TEXTS[0])
+        assert divergence(reference_logits(module, TEXTS[0]), got).mean() < most
+
+
+def test_interrupted_training_goes_on_as_if_it_had_not_been(torch: Any, tmp_path: Path) -> None:
+    from bench.tiny import learning, train
+    from bench.tiny.model import Shape, TinyLlama
+
+    examples = [train.example(p) for p in arithmetic.draw_many(0, "train", 64)]
+    recipe = learning.Recipe(tokens=4_000, batch=8, warmup=3)
+    state = tmp_path / "m.state"
+
+    class Killed(Exception):
+        pass
+
+    def learned(kill_at: int, seed: int = 0) -> tuple[TinyLlama, list[str]]:
+        """The model and the reports' facts up to the speed."""
+        facts: list[str] = []
+
+        def report(step: int, line: str) -> bool:
+            if step == kill_at:
+                raise Killed
+            facts.append(",".join(line.split(",")[:3]))
+            return False
+
+        torch.manual_seed(0)
+        module = TinyLlama(Shape(32, 1, 1, 64))
+        learning.learn(module, examples, recipe, seed, report, every=4, state=state)
+        return module, facts
+
+    whole, facts = learned(kill_at=0)
+    assert len(facts) > 3
+    assert not state.exists()
+    with pytest.raises(Killed):
+        learned(kill_at=8)
+    with pytest.raises(ValueError, match="another training"):
+        learned(kill_at=0, seed=1)
+    resumed, later = learned(kill_at=0)
+    assert later == facts[2:]
+    assert not state.exists()
+    for name, values in whole.state_dict().items():
+        assert torch.equal(values, resumed.state_dict()[name]), name
+
+
+@pytest.mark.usefixtures("torch")
+def test_labels_are_where_the_reward_model_is_read() -> None:
+    from bench.tiny import reward, train
+    from bench.tiny.model import decode
+
+    work = TEXTS[1].partition("\n")[2]
+    ids, targets = reward.example("6*7+5-9", work, [True, False, False])
+    assert decode(ids) == references.as_read(PRM, TEXTS[1])
+    assert [(decode([i]), decode([t])) for i, t in zip(ids, targets, strict=True) if decode([i]) == "?"] == [
+        ("?", "+"),
+        ("?", "-"),
+        ("?", "-"),
+    ]
+    assert decode([t for i, t in zip(ids, targets, strict=True) if decode([i]) != "?" and t > 0]) == "42+5-9\n"
+    # With marks, everything behind the first wrong character is wrong.
+    ids, targets = reward.example("42+5-9", "46-9\n3\n", [False, False], marks=True)
+    wrong, nothing = reward._WRONG, reward.IGNORED
+    expected = [*train.encode("4"), nothing, wrong, wrong, wrong, wrong, *train.encode("-"), wrong, wrong]
+    assert targets == [nothing] * 7 + expected + train.encode("-")
+    # Of a right solution, all but the tags is what a reasoner learns.
+    for problem in PROBLEMS[:10]:
+        lines = arithmetic.solution(problem) or []
+        pairs = zip(*reward.example(problem, "\n".join(lines) + "\n", [True] * len(lines)), strict=True)
+        assert [p for p in pairs if decode([p[0]]) != "?"] == list(zip(*train.example(problem), strict=True))
+
+
+@pytest.mark.usefixtures("torch")
+def test_area_under_the_curve() -> None:
+    from bench.tiny.reward import accuracy, auc
+
+    assert auc([0.9, 0.8, 0.1], [True, True, False]) == 1
+    assert auc([0.1, 0.9, 0.5, 0.5], [True, False, True, False]) == pytest.approx(0.125)
+    assert accuracy([0.9, 0.8, 0.1], [True, False, False]) == pytest.approx(2 / 3)

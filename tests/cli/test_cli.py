@@ -1,0 +1,531 @@
+"""The command line: flags, output formats, and errors as one sentence. Models are tiny and random."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from tilebeam.cli import bench as bench_cli
+from tilebeam.cli import main as cli
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf import synth
+from tilebeam.gguf.repack import pack
+from tilebeam.measure import selftest
+from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
+from typer.testing import CliRunner
+
+COMMANDS = {
+    "doctor": ["--json"],
+    "generate": [
+        "--model",
+        "--prompt",
+        "--file",
+        "--n-predict",
+        "--n-samples",
+        "--temp",
+        "--top-p",
+        "--top-k",
+        "--min-p",
+        "--seed",
+        "--stop",
+        "--chat",
+        "--device",
+        "--threads",
+        "--ctx-size",
+        "--parallel",
+        "--executor",
+        "--json",
+    ],
+    "best-of-n": [
+        "--model",
+        "--prompt",
+        "--file",
+        "--n-predict",
+        "--n-samples",
+        "--scorer",
+        "--temp",
+        "--seed",
+        "--device",
+        "--json",
+    ],
+    "vote": [
+        "--model",
+        "--prompt",
+        "--file",
+        "--n-predict",
+        "--n-samples",
+        "--extract",
+        "--temp",
+        "--seed",
+        "--device",
+        "--json",
+    ],
+    "bench": [
+        "--model",
+        "-m",
+        "--n-prompt",
+        "-p",
+        "--n-gen",
+        "-n",
+        "--n-parallel",
+        "-npl",
+        "--batch-size",
+        "-b",
+        "--ubatch-size",
+        "-ub",
+        "--threads",
+        "-t",
+        "--repetitions",
+        "-r",
+        "--output",
+        "-o",
+        "--device",
+        "--n-depth",
+        "-d",
+    ],
+    "perplexity": [
+        "--model",
+        "--file",
+        "--kl-base",
+        "--kl-divergence-base",
+        "--save-all-logits",
+        "--device",
+        "--numerics",
+        "--softmax",
+        "--ctx-size",
+        "--batch-size",
+        "--ubatch-size",
+        "--threads",
+        "--cache-type-k",
+        "--cache-type-v",
+        "--chunks",
+        "--json",
+    ],
+    "trace": [
+        "--model",
+        "-m",
+        "--out",
+        "-o",
+        "--prompt",
+        "-p",
+        "--file",
+        "--n-prompt",
+        "--n-predict",
+        "-n",
+        "--n-samples",
+        "-N",
+        "--threads",
+        "-t",
+        "--ctx-size",
+        "--parallel",
+        "--executor",
+        "--json",
+    ],
+}
+GENERATING = ("generate", "best-of-n", "vote")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synth.write_model(tmp_path_factory.mktemp("cli") / "tiny.gguf", synth.preset("tiny", n_layer=2))
+
+
+@pytest.fixture(scope="module")
+def repacked(model: Path) -> Path:
+    path = model.with_name("tiny-tiles.gguf")
+    pack(model, path)
+    return path
+
+
+class Ran:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, *arguments: object, stdin: str | None = None) -> None:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments], input=stdin)
+        self.code, self.out, self.err = result.exit_code, result.stdout, result.stderr
+        self.exception = result.exception
+
+    def fails_with(self, *words: str, code: int = 1) -> None:
+        assert self.code == code, (self.out, self.err)
+        assert self.exception is None or isinstance(self.exception, SystemExit)
+        assert "Traceback" not in self.out + self.err
+        for word in words:
+            assert word in self.err, self.err
+        if code == 1:
+            assert self.err.startswith("tilebeam: ")
+            assert self.err.count("\n") == 1
+            assert self.out == ""
+
+
+def ok(*arguments: object, stdin: str | None = None) -> Ran:
+    ran = Ran(*arguments, stdin=stdin)
+    assert ran.code == 0, (ran.out, ran.err, ran.exception)
+    return ran
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_every_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    text = ok(command, "--help").out
+    words = set(text.replace(",", " ").split())
+    for flag in COMMANDS[command]:
+        assert flag in words
+
+
+def test_help_names_all_commands_and_needs_no_native_library(tmp_path: Path) -> None:
+    environment = os.environ | {"TILEBEAM_LIB_DIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tilebeam", "--help"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    for command in COMMANDS:
+        assert command in ran.stdout
+
+
+def test_version() -> None:
+    import tilebeam
+
+    assert ok("--version").out == f"tilebeam {tilebeam.__version__}\n"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", GENERATING)
+def test_missing_model(command: str, tmp_path: Path) -> None:
+    Ran(command, "-m", tmp_path / "no.gguf", "-p", "x", "--device", "cpu").fails_with("no.gguf", "does not exist")
+
+
+def test_bench_missing_model(tmp_path: Path) -> None:
+    Ran("bench", "-m", tmp_path / "no.gguf").fails_with("no.gguf", "does not exist")
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_file_that_is_no_model(device: str, tmp_path: Path) -> None:
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"no model at all")
+    Ran("generate", "-m", junk, "-p", "x", "--device", device).fails_with("junk.gguf")
+
+
+@pytest.mark.parametrize("command", GENERATING)
+def test_prompt_is_needed_once(command: str, model: Path, tmp_path: Path) -> None:
+    Ran(command, "-m", model).fails_with("-p", "-f")
+    Ran(command, "-m", model, "-p", "x", "-f", tmp_path / "f").fails_with("-p", "-f")
+    Ran(command, "-m", model, "-f", tmp_path / "missing.txt").fails_with("missing.txt")
+    Ran(command, "-m", model, "-p", "").fails_with("empty")
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("{", "line 2"), ('{"question": "x"}', "line 2"), ("3", "line 2"), ('{"prompt": ""}', "line 2")]
+)
+def test_bad_prompt_lines_are_named(line: str, word: str, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "a"}}\n{line}\n')
+    Ran("vote", "-m", model, "-f", file).fails_with("prompts.jsonl", word)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--nonsense"], ["--device", "gpu"], ["-n", "many"], ["--temp", "-1"], ["-np", "257"], []]
+)
+def test_bad_flags_are_usage_errors(flags: list[str], model: Path) -> None:
+    base = ["generate", "-p", "x"] + (["-m", str(model)] if flags else [])
+    Ran(*base, *flags).fails_with("Usage", code=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--device", "cpu,gpu"], ["--device", "cpu and npu"]),
+        (["--device", "cpu,cpu"], ["twice"]),
+        (["-p", "5x"], ["-p", "5x"]),
+        (["-n", "1-8*1"], ["-n"]),
+        (["-n", "8-1"], ["-n"]),
+        (["-npl", "0"], ["sequences"]),
+        (["-npl", "1,300", "-b", "512"], ["256"]),
+        (["-npl", "16", "-b", "8"], ["-b 8", "16"]),
+        (["-p", "0", "-n", "0"], ["nothing"]),
+        (["-r", "0"], ["-r"]),
+        (["-n", "1-1000000"], ["-n", "1000"]),
+    ],
+)
+def test_bench_flags_that_make_no_sense(flags: list[str], words: list[str], model: Path) -> None:
+    Ran("bench", "-m", model, *flags).fails_with(*words)
+
+
+def test_unknown_scorer_and_bad_expression(model: Path) -> None:
+    Ran("best-of-n", "-m", model, "-p", "x", "--scorer", "vibes").fails_with("vibes", "logprob", code=2)
+    Ran("vote", "-m", model, "-p", "x", "--extract", "(").fails_with("--extract", "last-number", "regular expression")
+
+
+def test_repacked_file_on_the_cpu_is_refused(repacked: Path) -> None:
+    Ran("generate", "-m", repacked, "-p", "x", "--device", "cpu").fails_with("repacked")
+
+
+def test_base_model_has_no_chat_template(model: Path) -> None:
+    ran = Ran("generate", "-m", model, "-p", "x", "--chat", "--device", "cpu")
+    assert ran.code == 1
+    assert "chat template" in ran.err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEBEAM_DEBUG", "1")
+    assert isinstance(Ran("bench", "-m", tmp_path / "no.gguf").exception, TilebeamError)
+
+
+# --- generate, best-of-n, vote ----------------------------------------------------------------------------------------
+
+
+def test_generate_prints_prompt_and_text_and_repeats_with_its_seed(model: Path) -> None:
+    flags = ["generate", "-m", model, "-p", "the cat", "-n", 8, "--seed", 5, "--device", "cpu", "-t", 1]
+    first, second = ok(*flags), ok(*flags)
+    assert first.out == second.out
+    assert first.out.startswith("the cat")
+    assert "seed 5" in first.err
+    assert "8 sampled tokens" in first.err
+    record = json.loads(ok(*flags, "--json").out)
+    assert first.out == "the cat" + record["outputs"][0]["text"] + "\n"
+    assert record["seed"] == 5
+
+
+def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
+    flags = ["generate", "-m", model, "-p", "-", "-n", 4, "-N", 3, "--device", "npu", "-t", 1, "--json"]
+    record = json.loads(ok(*flags, stdin="the dog").out)
+    assert record["prompt"] == "the dog"
+    assert [o["index"] for o in record["outputs"]] == [0, 1, 2]
+    assert record["usage"]["completion_tokens"] == sum(len(o["token_ids"]) for o in record["outputs"])
+
+
+def test_best_of_n_chooses_the_highest_score(model: Path) -> None:
+    record = json.loads(ok("best-of-n", "-m", model, "-p", "the cat", "-n", 4, "-N", 5, "-t", 1, "--json").out)
+    assert len(record["candidates"]) == len(record["scores"]) == 5
+    assert record["scores"][record["best_index"]] == max(record["scores"])
+    assert record["text"] == record["candidates"][record["best_index"]]["text"]
+    logprobs = [c["cumulative_logprob"] / len(c["token_ids"]) for c in record["candidates"]]
+    assert record["scores"] == pytest.approx(logprobs)
+
+
+def test_vote_counts_answers_of_every_prompt_of_a_file(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the cat"}\n\n"the dog"\n')
+    out = ok("vote", "-m", model, "-f", file, "-n", 3, "-N", 4, "-t", 1, "--extract", "text", "--json").out
+    records: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert [r["prompt"] for r in records] == ["the cat", "the dog"]
+    for record in records:
+        assert sum(record["votes"].values()) == sum(a is not None for a in record["answers"])
+        assert record["votes"][record["answer"]] == max(record["votes"].values())
+
+
+def test_tables_show_every_candidate(model: Path) -> None:
+    for command in ("best-of-n", "vote"):
+        out = ok(command, "-m", model, "-p", "the cat", "-n", 3, "-N", 3, "-t", 1, "-s", 4, "--device", "cpu").out
+        rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+        assert [row.removeprefix(">") for row in rows if row] == ["0", "1", "2"]
+        assert sum(row.startswith(">") for row in rows) == 1
+        assert max(map(cell_len, out.splitlines())) <= 100
+
+
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "model_filename": str,
+    "model_type": str,
+    "model_size": int,
+    "model_n_params": int,
+    "device": str,
+    "n_batch": int,
+    "n_ubatch": int,
+    "n_threads": int,
+    "n_parallel": int,
+    "n_prompt": int,
+    "n_gen": int,
+    "n_depth": int,
+    "test_time": str,
+    "avg_ns": int,
+    "stddev_ns": int,
+    "avg_ts": float,
+    "stddev_ts": float,
+    "ratio_vs_cpu": float,
+    "samples_ns": list,
+    "samples_ts": list,
+}
+SHORT = ["-p", "8", "-n", "2", "-t", "1"]
+
+
+def test_bench_json(model: Path) -> None:
+    rows = json.loads(ok("bench", "-m", model, *SHORT, "-npl", "1,3", "-r", 2, "-o", "json", "-b", 64, "-ub", 32).out)
+    assert [(r["n_prompt"], r["n_gen"], r["n_parallel"], r["device"]) for r in rows] == [
+        (p, n, npl, device) for npl in (1, 3) for p, n in ((8, 0), (0, 2)) for device in ("cpu", "npu")
+    ]
+    for row in rows:
+        for name, kind in FIELDS.items():
+            assert isinstance(row[name], kind), (name, row[name])
+        assert (row["n_batch"], row["n_ubatch"], row["n_threads"]) == (64, 32, 1)
+        assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
+        tokens = row["n_parallel"] * (row["n_prompt"] + row["n_gen"])
+        for nanoseconds, speed in zip(row["samples_ns"], row["samples_ts"], strict=True):
+            assert speed == pytest.approx(tokens / nanoseconds * 1e9, rel=1e-3)
+        assert row["avg_ts"] == pytest.approx(sum(row["samples_ts"]) / 2)
+    for cpu, npu in zip(rows[::2], rows[1::2], strict=True):
+        assert cpu["ratio_vs_cpu"] == 1.0
+        pairs = sorted(a / b for a, b in zip(npu["samples_ts"], cpu["samples_ts"], strict=True))
+        assert npu["ratio_vs_cpu"] == pytest.approx(sum(pairs) / 2)
+        assert (npu["ratio_vs_cpu_min"], npu["ratio_vs_cpu_max"]) == pytest.approx((pairs[0], pairs[1]))
+        assert cpu["executor"] is None
+        assert npu["executor"] in ("thread", "process")
+
+
+def test_bench_other_formats(model: Path) -> None:
+    common = ["bench", "-m", model, *SHORT, "-r", 1, "--device", "cpu", "-o"]
+    lines = [json.loads(line) for line in ok(*common, "jsonl").out.splitlines()]
+    table = list(csv.DictReader(io.StringIO(ok(*common, "csv").out)))
+    markdown = ok(*common, "md").out.splitlines()
+    assert [r["n_gen"] for r in lines] == [0, 2]
+    assert [r["n_gen"] for r in table] == ["0", "2"]
+    assert set(table[0]) == {k for k in lines[0] if not k.startswith("samples_")}
+    assert markdown[0].startswith("| model")
+    assert "pp8" in markdown[2]
+    assert "tg2" in markdown[3]
+    assert len({line.count("|") for line in markdown[:4]}) == 1
+
+
+def test_bench_repacked_file_beside_the_ordinary_one(model: Path, repacked: Path) -> None:
+    flags = [*SHORT, "-r", 1, "-o", "json", "--cpu-model", model]
+    rows = json.loads(ok("bench", "-m", repacked, *flags).out)
+    assert {(r["device"], Path(r["model_filename"]).name) for r in rows} == {
+        ("cpu", "tiny.gguf"),
+        ("npu", "tiny-tiles.gguf"),
+    }
+    Ran("bench", "-m", repacked, *SHORT).fails_with("repacked")
+
+
+def test_number_lists() -> None:
+    assert bench_cli.numbers("512", "-p") == [512]
+    assert bench_cli.numbers("1,2, 4", "-p") == [1, 2, 4]
+    assert bench_cli.numbers("1-4", "-p") == [1, 2, 3, 4]
+    assert bench_cli.numbers("1-8+3,9", "-p") == [1, 4, 7, 9]
+    assert bench_cli.numbers("1-16*2", "-p") == [1, 2, 4, 8, 16]
+    for bad in ("", "a", "1-", "-3", "1,,2", "1-4*1", "0-4*2", "4-1", "1-4+0", "1.5"):
+        with pytest.raises(TilebeamError, match="-p"):
+            bench_cli.numbers(bad, "-p")
+
+
+# --- throughput -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_alternate_and_leave_the_model_usable(model: Path) -> None:
+    import tilebeam
+
+    order: list[tuple[str, bool]] = []
+    with (
+        tilebeam.load(model, device="cpu", n_ctx=256, n_seq_max=4, threads=1) as a,
+        tilebeam.load(model, device="npu", n_ctx=256, n_seq_max=4, threads=1) as b,
+    ):
+        params = tilebeam.SamplingParams(max_tokens=6, temperature=0)
+        before = b.generate("the cat", params)[0].outputs[0].token_ids
+        case = Case(n_prompt=5, n_gen=3, n_parallel=4, n_depth=7, shared=True)
+        seconds = compare({"a": a, "b": b}, case, 3, on_run=lambda name, s: order.append((name, s is None)))
+        assert b.generate("the cat", params)[0].outputs[0].token_ids == before
+        assert {name: len(s) for name, s in seconds.items()} == {"a": 3, "b": 3}
+        assert all(s > 0 for times in seconds.values() for s in times)
+        assert order == [("a", True), ("b", True)] + [("a", False), ("b", False)] * 3
+        with pytest.raises(TilebeamError, match="cells"):
+            Runner(a).run(Case(n_prompt=300))
+        with pytest.raises(TilebeamError, match="sequences"):
+            Runner(a).run(Case(n_gen=1, n_parallel=5))
+
+
+def test_cases() -> None:
+    assert Case(512).name == "pp512"
+    assert Case(0, 128, 4).name == "tg128"
+    assert Case(8, 4, 2, 100, True).name == "pp8+tg4 @ d100 shared"
+    assert Case(8, 4, 2, 100).tokens == 24
+    assert Case(8, 4, 2, 100).cells == 224
+    assert Case(8, 4, 2, 100, True).cells == 124
+
+
+def test_pairwise_ratio() -> None:
+    ratio = pairwise_ratio([2, 9, 4], [1, 3, 4])
+    assert (ratio.median, ratio.min, ratio.max) == (2, 1, 3)
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_json() -> None:
+    report = json.loads(ok("doctor", "--json").out)
+    assert report["healthy"] is True
+    assert report["versions"]["llama-cpp-python"] == "0.3.36"
+    assert report["abi"]["match"] is True
+    assert [d["name"] for d in report["devices"]] == ["HMX0"]
+    assert report["kernel_sets"][-1] == "portable"
+    assert {"thread", "process"} <= set(report["executors"]) <= {"thread", "process", "qemu-hexagon"}
+    assert report["executors"]["process"]["own_process"] is True
+    assert report["executors"]["thread"]["own_process"] is False
+    process = report["executors"]["process"]
+    assert process["guards"]["private"] is process["guards"]["parent"] is True
+    assert not any(report["executors"]["thread"]["guards"].values())
+    assert process["requests"] >= process["answers_while_spinning"]
+    assert len(set(report["builds"].values())) == 1
+    tested = {k["isa"] for k in report["kernels"]}
+    assert tested == set(report["kernel_sets"])
+    assert all(k["ok"] and k["nmse"] < report["nmse_limit"] for k in report["kernels"])
+
+
+def test_doctor_text() -> None:
+    out = ok("doctor").out
+    assert "Everything works." in out
+    assert "FAIL" not in out
+    assert "HMX0" in out
+
+
+def test_doctor_says_what_to_do(tmp_path: Path) -> None:
+    environment = os.environ | {"TILEBEAM_LIB_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tilebeam", "doctor"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 1
+    assert "FAIL" in ran.stdout
+    assert "TILEBEAM_LIB_DIR" in ran.stdout
+    assert "Traceback" not in ran.stdout + ran.stderr
+    ran = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment, check=False)
+    report = json.loads(ran.stdout)
+    assert report["healthy"] is False
+    assert all(c["advice"] for c in report["checks"] if not c["ok"])
+
+
+def test_doctor_notices_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = selftest.KernelResult("portable", "mul_mat q4_0_col, 1 row", "gemm_x", 0.3)
+    monkeypatch.setattr(selftest, "run", lambda: [wrong])
+    ran = Ran("doctor", "--json")
+    assert ran.code == 1
+    [kernels] = [c for c in json.loads(ran.out)["checks"] if c["name"] == "kernels"]
+    assert kernels["ok"] is False
+    assert "mul_mat q4_0_col" in kernels["detail"]
+    assert "TILEBEAM_ISA" in kernels["advice"]
+
+
+def test_load_of_other_programs_is_told_from_the_own() -> None:
+    with OtherLoad() as mine:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+    assert 0 <= mine.share <= 1
+    assert busy_note(0.05) is None
+    note = busy_note(0.42)
+    assert note is not None
+    assert "42%" in note

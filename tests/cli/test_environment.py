@@ -1,0 +1,75 @@
+"""TILEBEAM_NPU and TILEBEAM_THREADS against their Python arguments, and what a wrong value leads to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import process_kit
+import pytest
+from tilebeam.gguf import synth
+
+SCRIPT = """
+import json, sys, tilebeam
+from tilebeam.native.control import control
+try:
+    with tilebeam.load(sys.argv[1], n_ctx=256, n_seq_max=1, **json.loads(sys.argv[2])) as lm:
+        lm.generate("the", tilebeam.SamplingParams(max_tokens=2))
+        threads = control().status()["n_threads"] if lm.info.device == "npu" else 0
+        print(json.dumps([lm.info.executor, lm.info.threads, threads]))
+except tilebeam.TilebeamError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synth.write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", synth.preset("tiny", n_layer=1))
+
+
+def load(model: Path, environment: dict[str, str], **arguments: object) -> object:
+    """What a fresh program finds: [executor, threads asked for, threads that the NPU has], or the error."""
+    clean = {k: v for k, v in process_kit.environment().items() if k not in ("TILEBEAM_NPU", "TILEBEAM_THREADS")}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model), json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        env=clean | environment,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
+def test_the_variables_are_defaults(model: Path) -> None:
+    cpus = len(os.sched_getaffinity(0))
+    assert load(model, {}) == ["thread", cpus, cpus]
+    assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3]
+    assert load(model, {"TILEBEAM_THREADS": "3"}, device="cpu") == [None, 3, 0]
+
+
+def test_arguments_come_first(model: Path) -> None:
+    environment = {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}
+    assert load(model, environment, executor="thread", threads=1) == ["thread", 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "told"),
+    [
+        ({"TILEBEAM_NPU": "proces"}, {}, "TILEBEAM_NPU=proces"),
+        ({"TILEBEAM_THREADS": "many"}, {}, "TILEBEAM_THREADS must be a number from 1 to 512, not 'many'"),
+        ({"TILEBEAM_THREADS": "0"}, {"device": "cpu"}, "not '0'"),
+        ({"TILEBEAM_THREADS": "513"}, {"threads": 1}, "TILEBEAM_THREADS=513"),
+        ({}, {"executor": "gpu"}, "executor must be one of"),
+        ({}, {"threads": 0}, "threads must lie between 1 and 512"),
+    ],
+)
+def test_wrong_values_are_errors(
+    model: Path, environment: dict[str, str], arguments: dict[str, object], told: str
+) -> None:
+    error = load(model, environment, **arguments)
+    assert isinstance(error, str)
+    assert told in error

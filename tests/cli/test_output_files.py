@@ -1,0 +1,240 @@
+"""Files that programs write: whole or not there, and errors that say which file it was. A full disk is played by a
+limit on the size of files, and by /dev/full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import process_kit
+import pytest
+from tilebeam.evaluation.config import ModelFile, Setting
+from tilebeam.evaluation.log import Log
+from tilebeam.evaluation.tasks import TaskOptions
+from tilebeam.gguf import synth
+from tilebeam.gguf.whole_file import check_target, naming, whole_file
+
+LIMIT = 1 << 12  # bytes that a file may have
+TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synth.write_model(tmp_path_factory.mktemp("output") / "m.gguf", synth.preset("tiny", n_layer=1))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "t.txt"
+    path.write_text(TEXT * 20)
+    return path
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# --- the means --------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with whole_file(path) as partial:
+        partial.write_text("one")
+        assert listed(tmp_path) == [partial.name]
+        assert partial != path
+    assert path.read_text() == "one"
+
+    def interrupted() -> None:
+        with whole_file(path) as partial:
+            partial.write_text("tw")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(ZeroDivisionError), whole_file(path):
+        raise ZeroDivisionError  # before anything was written
+    assert (listed(tmp_path), path.read_text()) == (["f"], "one")
+    link = tmp_path / "link"
+    link.symlink_to("f")
+    with whole_file(link) as partial:
+        partial.write_text("three")
+    assert link.is_symlink()
+    assert path.read_text() == "three"
+    long = tmp_path / ("n" * 255)
+    with whole_file(long) as partial:
+        partial.write_text("four")
+    assert long.read_text() == "four"
+
+
+def test_devices_and_pipes_are_written_to_themselves(tmp_path: Path) -> None:
+    with whole_file("/dev/null") as partial:
+        partial.write_text("nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with whole_file(pipe) as partial:
+            partial.write_text("through it")
+        assert os.read(reader, 100) == b"through it"
+    finally:
+        os.close(reader)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), whole_file("/dev/full") as partial:
+        partial.write_text("x" * 10000)
+
+
+def test_only_errors_without_a_name_get_one(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="full") as caught, naming(tmp_path / "full"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "full"))
+    (tmp_path / "part").mkdir()
+    with pytest.raises(OSError, match="full") as caught, naming(tmp_path / "full", tmp_path / "part"):
+        (tmp_path / "part").write_text("a folder cannot be written")
+    assert (caught.value.errno, caught.value.filename) == (errno.EISDIR, str(tmp_path / "full"))
+    with pytest.raises(OSError, match="other") as caught, naming(tmp_path / "full"):
+        raise OSError(errno.ENOSPC, "No space left on device", "other")
+    with pytest.raises(OSError, match="Input/output error") as caught, naming(tmp_path / "full"):
+        raise OSError(errno.EIO, "Input/output error")  # of what was read, perhaps
+    assert caught.value.filename is None
+
+
+def test_targets_are_looked_at_before_the_work(tmp_path: Path) -> None:
+    check_target(tmp_path / "new")
+    check_target("/dev/null")
+    for path, kind in ((tmp_path, IsADirectoryError), (tmp_path / "no" / "file", FileNotFoundError)):
+        with pytest.raises(kind):
+            check_target(path)
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(PermissionError):
+            check_target(tmp_path / "new")
+        tmp_path.chmod(0o700)
+
+
+# --- no room ----------------------------------------------------------------------------------------------------------
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+
+
+def fails(program: str, *args: str | Path, **options: Any) -> str:
+    """Run it, in a folder without room if nothing else is said; its one sentence."""
+    done = process_kit.run(program, *args, **options)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_a_file_without_room_is_named_and_not_left(model: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "importance.gguf").write_text("as it was")
+    common = ("-m", model, "-f", text, "-c", "64", "-t", "1")
+    logits = ("perplexity", *common, "--device", "cpu", "--save-all-logits", tmp_path / "all.logits")
+    importance = ("imatrix", *common, "-o", tmp_path / "importance.gguf")
+    for args in (logits, importance):
+        assert f"{args[-1]}: File too large" in fails("tilebeam", *args, preexec_fn=limited)
+    assert listed(tmp_path) == ["importance.gguf"]
+    assert (tmp_path / "importance.gguf").read_text() == "as it was"
+    timeline = ("trace", "-m", model, "-p", "the", "-n", "4", "-t", "1", "-o", "/dev/full")
+    assert "/dev/full: No space left on device" in fails("tilebeam", *timeline)
+
+
+@pytest.mark.parametrize("what", ["folder", "nowhere"])
+def test_targets_that_cannot_be_are_refused_before_the_model_is_loaded(
+    what: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / ("folder" if what == "folder" else "nowhere/file")
+    reason = "Is a directory" if what == "folder" else "No such file or directory"
+    for args in (
+        ("perplexity", "-m", model, "-f", text, "--save-all-logits", target),
+        ("trace", "-m", model, "-p", "the", "-o", target),
+        ("imatrix", "-m", model, "-f", text, "-o", target),
+    ):
+        said = fails("tilebeam", *args)
+        assert reason in said
+        assert "threads" not in said  # what is printed of a model that was loaded
+
+
+def test_output_without_room_is_said(model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        for args in (
+            ("tilebeam", "generate", "-m", model, "-p", "the", "-n", "2", "-t", "1"),
+            ("tilebeam", "bench", "-m", model, "-p", "4", "-n", "0", "-r", "1", "-t", "1", "-o", "json"),
+            ("gguf-repack", "inspect", model),
+        ):
+            assert "standard output: No space left on device" in fails(*args, stdout=full)
+
+
+def setting() -> Setting:
+    return Setting(
+        models=(ModelFile("m", "m.gguf", "x"),),
+        devices=("cpu",),
+        task=TaskOptions("jsonl:t.jsonl"),
+        task_digest="d",
+        methods=("best-of-n",),
+        budgets=(1, 2),
+        scorers=("logprob",),
+        seeds=(1,),
+        sampling={},
+    )
+
+
+def test_a_log_without_room_keeps_what_was_whole(tmp_path: Path) -> None:
+    """The program that finds no room says so and ends; the next one goes on behind the last whole line."""
+    path = tmp_path / "log.jsonl"
+    code = f"""
+import resource, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "kits")!r}]
+from pathlib import Path
+from test_output_files import Log, limited, setting
+with Log(Path({str(path)!r}), setting()) as log:
+    limited()
+    for i in range(1000):
+        log.add({{"unit": f"u{{i}}", "text": "x" * 1000}})
+"""
+    done = process_kit.python(code)
+    assert done.returncode == 1
+    assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
+    assert path.stat().st_size == LIMIT
+    with Log(path, setting()) as log:
+        kept = len(log.records)
+        assert 0 < kept < 4
+        log.add({"unit": "next", "text": "y"})
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["unit"] for line in lines[1:]] == [*(f"u{i}" for i in range(kept)), "next"]
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_partial_file(model: Path, text: Path, tmp_path: Path, number: signal.Signals) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text(text.read_text() * 100)
+    out = tmp_path / "out"
+    out.mkdir()
+    args = ("-m", model, "-f", long, "-c", "64", "-t", "1", "--save-all-logits", out / "all.logits")
+    process = process_kit.start("tilebeam", "perplexity", *args)
+    until(lambda: listed(out) or process.poll() is not None)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, stderr
+    assert "Traceback" not in stderr
+    assert listed(out) == []

@@ -1,0 +1,279 @@
+"""tilebeam best-of-n, vote, beam, dvts, adaptive: options, output, and errors. Models are tiny and random."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from rich.cells import cell_len
+from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResult
+from tilebeam.cli import main as cli
+from tilebeam.cli import search_view
+from tilebeam.cli.options import grouped
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.search.adaptive import AdaptiveResult
+from typer.testing import CliRunner
+
+SEARCHES = ("best-of-n", "vote", "beam", "dvts", "adaptive")
+PRM = ["--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"]
+QUICK = ["-n", 8, "-t", 1, "--device", "cpu", "-s", 3, "-c", 1024]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("cli") / "tiny.gguf", preset("tiny", arch="qwen3", n_layer=2))
+
+
+class Ran:
+    def __init__(self, *arguments: object) -> None:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        self.code, self.out, self.err, self.exception = (
+            result.exit_code,
+            result.stdout,
+            result.stderr,
+            result.exception,
+        )
+
+    def fails_with(self, *words: str) -> None:
+        assert self.code == 1, (self.out, self.err)
+        assert "Traceback" not in self.out + self.err
+        assert self.out == ""
+        assert self.err.startswith("tilebeam: ")  # before a model is loaded
+        for word in words:
+            assert word in " ".join(self.err.split()), self.err
+
+
+def ok(*arguments: object) -> Ran:
+    ran = Ran(*arguments)
+    assert ran.code == 0, (ran.out, ran.err, ran.exception)
+    return ran
+
+
+def record(*arguments: object) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(ok(*arguments, "--json").out)
+    return result
+
+
+# --- what they do -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["beam", "dvts"])
+def test_search_by_steps(command: str, model: Path) -> None:
+    flags = [command, "-m", model, "--prm", model, *PRM, "-p", "the cat", "-N", 4, "--beam-width", 2, "--max-steps", 3]
+    flags += ["--step-stop", "e", "--max-step-tokens", 3, "--aggregate", "prod", *QUICK]
+    found = record(*flags)
+    assert found["device"] == "cpu"
+    assert found["budget"] == 4
+    assert len(found["candidates"]) == len(found["scores"]) == len(found["trajectories"])
+    for candidate, trajectory, score in zip(found["candidates"], found["trajectories"], found["scores"], strict=True):
+        assert "".join(trajectory["steps"]) == candidate["text"]
+        assert len(candidate["token_ids"]) <= 8
+        assert score == pytest.approx(math.prod(trajectory["scores"]))
+        assert all(0 < s < 1 for s in trajectory["scores"])
+    rivals = [s for s, t in zip(found["scores"], found["trajectories"], strict=True) if t["finished"]]
+    assert found["scores"][found["best_index"]] == max(rivals or found["scores"])
+    assert found["usage"]["scored_tokens"] > 0
+    text = ok(*flags)
+    assert "scored" in text.err
+    lines = [line for line in text.out.splitlines() if "[" in line]
+    assert sum("> " in line for line in lines) == 1
+    for i, score in enumerate(found["scores"]):
+        assert sum(f"{i}: {score:.3f}, " in line for line in lines) == 1
+    assert text.out.count("pruned") == len(found["pruned"])
+
+
+def test_best_of_n_and_vote_with_a_reward_model(model: Path) -> None:
+    reward = ["--prm", model, *PRM, "--aggregate", "min", "--step-stop", "e"]
+    best = record("best-of-n", "-m", model, *reward, "-p", "the cat", "-N", 4, *QUICK)
+    assert best["scores"][best["best_index"]] == max(best["scores"])
+    assert all(0 < s < 1 for s in best["scores"])
+    vote = record("vote", "-m", model, *reward, "-p", "the cat", "-N", 4, "--extract", "text", *QUICK)
+    assert vote["scores"] == pytest.approx(best["scores"])
+    assert sum(vote["votes"].values()) == pytest.approx(sum(vote["scores"]))
+    assert "weight" in ok("vote", "-m", model, *reward, "-p", "the cat", "-N", 3, "--extract", "text", *QUICK).out
+
+
+def test_adaptive_stops_and_gives_up(model: Path) -> None:
+    flags = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", r"(?s).*()", *QUICK]
+    settled = record(*flags, "--wave", 2, "--confidence", 0.9)
+    assert settled["answer"] is None  # an empty group is no answer
+    assert len(settled["candidates"]) == 12
+    greedy = ["adaptive", "-m", model, "-p", "the cat", "-N", 12, "--extract", "text", "--temp", 0, *QUICK]
+    found = record(*greedy)
+    assert (len(found["candidates"]), found["settled"]) == (4, True)
+    assert found["confidence"] == 1 - 0.5**5
+    assert "settled after 4 of 12 candidates, confidence 0.969" in " ".join(ok(*greedy).out.split())
+    steps = ["--prm", model, *PRM, "--step-stop", "e", "--max-step-tokens", 2, "--give-up", 1.0]
+    assert {c["finish_reason"] for c in record(*flags, *steps)["candidates"]} == {"aborted"}
+
+
+@pytest.mark.parametrize("verdict", ["probability", "number"])
+def test_judges(verdict: str, model: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.txt"
+    template.write_text("{prompt}{answer} good? ")
+    judge = ["--judge-verdict", verdict, "--judge-template", template]
+    best = record("best-of-n", "-m", model, "-p", "the cat", "-N", 3, "--scorer", "judge", *judge, *QUICK)
+    assert best["usage"]["scored_tokens"] > 0
+    assert all(0 <= s <= 1 for s in best["scores"])
+    judge += ["--judge-model", model]
+    vote = record(
+        "vote", "-m", model, "-p", "the cat", "-N", 3, "--weighting", "judge", *judge, "--extract=text", *QUICK
+    )
+    assert vote["scores"] == pytest.approx(best["scores"], abs=1e-3)
+
+
+def test_other_scorers_and_weights(model: Path) -> None:
+    flags = ["-m", model, "-p", "the cat", "-N", 4, *QUICK]
+    majority = record("best-of-n", *flags, "--scorer", "majority", "--extract", "text", "--temp", 0)
+    assert majority["scores"] == [1.0] * 4
+    total = record("best-of-n", *flags, "--scorer", "logprob-sum")
+    assert total["scores"] == pytest.approx([c["cumulative_logprob"] for c in total["candidates"]])
+    vote = record("vote", *flags, "--weighting", "logprob", "--extract", "text")
+    assert vote["scores"] == pytest.approx(
+        [math.exp(c["cumulative_logprob"] / len(c["token_ids"])) for c in vote["candidates"]]
+    )
+
+
+@pytest.mark.parametrize("command", SEARCHES)
+def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the cat"}\n\n"the\u2028dog"\n', encoding="utf-8")
+    flags = [command, "-m", model, "-f", file, "-N", 4, *QUICK, "--json"]
+    if command in ("beam", "dvts"):
+        flags += ["--prm", model, *PRM, "--max-steps", 2]
+    first, again = ([json.loads(line) for line in ok(*flags).out.splitlines()] for _ in range(2))
+    assert [r["prompt"] for r in first] == ["the cat", "the\u2028dog"]
+    assert [r["candidates"] for r in first] == [r["candidates"] for r in again]
+    assert {r["seed"] for r in first} == {3}
+
+
+# --- what they refuse -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["beam"], ["process reward model", "--prm"]),
+        (["dvts", "--orm", "MODEL", *PRM], ["process reward model", "--prm"]),
+        (["beam", "--prm", "MODEL"], ["--reward-kind"]),
+        (["beam", "--prm", "no.gguf"], ["no.gguf", "does not exist"]),
+        (["beam", "--prm", "MODEL", *PRM, "-N", 6], ["multiple of beam_width (4), not 6"]),
+        (["best-of-n", "--prm", "MODEL", *PRM, "--scorer", "judge"], ["not both"]),
+        (["best-of-n", "--reward-tag", "?"], ["none is given", "--prm"]),
+        (["best-of-n", "--aggregate", "min"], ["--aggregate", "none is given"]),
+        (["best-of-n", "--extract", "text"], ["--scorer majority"]),
+        (["best-of-n", "--judge-verdict", "number"], ["--scorer judge"]),
+        (["best-of-n", "--step-stop", "."], ["--step-stop", "--prm"]),
+        (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),
+        (["vote", "--weighting", "reward"], ["--prm or --orm"]),
+        (["vote", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
+        (["adaptive", "--give-up", 0.5], ["--give-up", "--prm"]),
+        (["adaptive", "--max-steps", 3], ["--prm"]),
+        (["adaptive", "--extract", "["], ["--extract", "regular expression"]),
+    ],
+)
+def test_options_that_do_not_fit(flags: list[Any], words: list[str], model: Path) -> None:
+    command, *rest = (model if f == "MODEL" else f for f in flags)
+    Ran(command, "-m", model, "-p", "x", *QUICK, *rest).fails_with(*words)
+
+
+@pytest.mark.parametrize("command", SEARCHES)
+def test_help_teaches(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    text = ok(command, "--help").out
+    assert f"tilebeam {command} -m model.gguf" in text
+    for flag in ("--model", "--prompt", "--n-samples", "--budget", "--prm", "--seed", "--parallel", "--json"):
+        assert flag in text.replace(",", " ").split()
+
+
+# --- how results look -------------------------------------------------------------------------------------------------
+
+
+def candidates(*texts: str) -> list[CompletionOutput]:
+    return [CompletionOutput(i, t, [1, 2], "stop" if i else "aborted", i) for i, t in enumerate(texts)]
+
+
+def shown(result: SearchResult) -> list[str]:
+    from tilebeam.cli import console
+
+    screen = console.out()
+    with screen.capture() as capture:
+        search_view.show(screen, result)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert max(map(cell_len, lines)) <= screen.width
+    return lines
+
+
+def test_steps_that_candidates_share_are_one_branch() -> None:
+    result = SearchResult(
+        "what [is] 1+1?",
+        candidates("a\nb\n", "a\nc\n", "a\nc\nd"),
+        [0.2, 0.5, 0.9],
+        2,
+        Usage(),
+        0,
+        4,
+        [
+            Trajectory(("a\n", "b\n"), (0.7, 0.2), False),
+            Trajectory(("a\n", "c\n"), (0.7, 0.5)),
+            Trajectory(("a\n", "c\n", "d"), (0.7, 0.5, 0.9)),
+        ],
+        pruned=[Trajectory(("[x]\n",), (0.1,), False)],
+    )
+    assert shown(result) == [
+        "what [is] 1+1?",
+        "├── 0.700 a",
+        "│   ├── 0.500 c  [1: 0.500, ended]",
+        "│   │   └── 0.900 d  [> 2: 0.900, ended]",
+        "│   └── 0.200 b  [0: 0.200, given up]",
+        "└── 0.100 [x]  [pruned]",
+    ]
+
+
+def test_votes_show_their_tally() -> None:
+    same = {"usage": Usage(), "seed": 0, "budget": 8, "trajectories": [Trajectory((t,)) for t in "xyz"]}
+    vote = VoteResult(
+        "p", candidates(*"xyz"), [1.0] * 3, 1, **same, answers=[None, "7", "7"], votes={"7": 2.0}, answer="7"
+    )
+    lines = shown(vote)
+    assert lines[-1] == "answer: 7  (7 x2)"
+    assert "weight" not in lines[2]
+    assert sum(">1 │" in line and "7" in line for line in lines) == 1
+    settled = AdaptiveResult(**vars(vote), confidence=0.96875, settled=True)
+    assert shown(settled)[-1].endswith("settled after 3 of 8 candidates, confidence 0.969")
+
+
+# --- groups of options ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    one: Annotated[int, typer.Option("--one")]
+    two: Annotated[str, typer.Option("--two")] = "b"
+
+
+def test_groups_are_options_to_typer_and_dataclasses_to_the_command() -> None:
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    @grouped
+    def command(pair: Pair, three: Annotated[bool, typer.Option("--three")] = False) -> None:
+        seen.append((pair, three))
+
+    run = CliRunner().invoke
+    assert run(app, ["--one", "1", "--three"]).exit_code == 0
+    assert run(app, ["--two", "c", "--one", "2"]).exit_code == 0
+    assert seen == [(Pair(1), True), (Pair(2, "c"), False)]
+    assert run(app, ["--two", "c"]).exit_code == 2  # --one is required
+    assert run(app, ["--one", "x"]).exit_code == 2
+
+    with pytest.raises(TypeError, match="two options one"):
+
+        @grouped
+        def twice(pair: Pair, one: Annotated[int, typer.Option("--one")] = 1) -> None:
+            del pair, one

@@ -1,0 +1,112 @@
+"""Texts while they grow: what deltas make up, and that a stream which is given up loses no KV cell."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from streaming_kit import LONG, PROMPT, add_up, idle, tokens
+from tilebeam import LM, Delta, SamplingParams, Stream, TilebeamError
+from tilebeam.engine.detokenizer import TextStream
+
+
+@pytest.mark.parametrize("n", [1, 3, 11])
+def test_deltas_make_up_the_samples(lm: LM, n: int) -> None:
+    params = SamplingParams(n=n, max_tokens=25, seed=5, logprobs=True, top_logprobs=3)
+    expected = lm.generate(PROMPT, params)[0]
+    stream = lm.stream(PROMPT, params)
+    with pytest.raises(TilebeamError, match="not ended"):
+        _ = stream.output
+    deltas = list(stream)
+    assert len(deltas) >= sum(len(s.token_ids) for s in expected.outputs) - n
+    for got, s in zip(add_up(deltas, n), expected.outputs, strict=True):
+        assert (got["text"], got["ids"], got["end"]) == (s.text, s.token_ids, (s.finish_reason, s.stop_reason))
+        np.testing.assert_allclose(got["logprobs"], s.logprobs, atol=1e-4)
+        assert [list(t) for t in got["top"]] == [list(t) for t in s.top_logprobs or []]
+    assert [s.token_ids for s in stream.output.outputs] == [s.token_ids for s in expected.outputs]
+    assert stream.output.usage.completion_tokens == expected.usage.completion_tokens
+    assert list(stream) == []
+    assert idle(lm)
+
+
+def test_no_delta_shows_what_a_stop_string_cuts(lm: LM) -> None:
+    whole = lm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=30))[0].outputs[0].text
+    for at in (len(whole) // 3, len(whole) // 2):
+        stop = whole[at : at + 7]
+        deltas = list(lm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=30, stop=stop)))
+        assert "".join(d.text for d in deltas) == whole[: whole.index(stop)]
+        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+
+
+def test_text_is_held_back_only_where_it_may_be_cut() -> None:
+    stream = TextStream(["aab", "xyz"])
+    shown = []
+    for piece in ("a", "a", "a", "x", "y", "a", "aq", "xyz"):
+        stream.feed(piece.encode())
+        shown.append(stream.settled())
+    assert shown == [0, 0, 1, 3, 3, 5, 8, 8]
+    assert stream.text == "aaaxyaaq"
+    split = TextStream()
+    split.feed("é".encode()[:1])
+    assert (split.text, split.settled()) == ("", 0)
+    split.feed("é".encode()[1:])
+    assert (split.text, split.settled()) == ("é", 1)
+
+
+def test_bad_requests_are_refused_at_once(lm: LM) -> None:
+    with pytest.raises(TilebeamError, match="no tokens"):
+        lm.stream([])
+    with pytest.raises(TilebeamError, match="grammar"):
+        lm.stream(PROMPT, SamplingParams(grammar="root ::= nothing"))
+    assert idle(lm)
+
+
+def leave(stream: Stream) -> None:
+    """Read three deltas and drop the iterator."""
+    for i, _ in enumerate(stream):
+        if i == 2:
+            break
+
+
+@pytest.mark.parametrize("how", ["cancel", "with", "drop"])
+def test_a_stream_given_up_frees_its_cells(lm: LM, how: str) -> None:
+    expected = tokens(lm, PROMPT, LONG)
+    if how == "cancel":
+        stream = lm.stream(PROMPT, LONG)
+        leave(stream)
+        stream.cancel()
+        stream.cancel()
+        rest = list(stream)
+        assert [d.finish_reason for d in rest if d.finish_reason] == ["aborted", "aborted"]
+        output = stream.output
+        assert [s.finish_reason for s in output.outputs] == ["aborted"] * 2
+        for sample, whole in zip(output.outputs, expected, strict=True):
+            assert 0 < len(sample.token_ids) < len(whole)
+            assert sample.token_ids == whole[: len(sample.token_ids)]
+            assert sample.text == lm.detokenize(sample.token_ids).rstrip("\ufffd")
+    elif how == "with":
+        with lm.stream(PROMPT, LONG) as stream:
+            leave(stream)
+        assert [s.finish_reason for s in stream.output.outputs] == ["aborted"] * 2
+    else:
+        leave(lm.stream(PROMPT, LONG))
+        gc.collect()
+    assert idle(lm)
+    assert tokens(lm, PROMPT, LONG) == expected
+
+
+def test_streams_side_by_side_in_one_thread(lm: LM) -> None:
+    params = [SamplingParams(n=2, max_tokens=20, seed=s, ignore_eos=True) for s in range(5)]
+    expected = [tokens(lm, PROMPT, p) for p in params]
+    streams = [lm.stream(PROMPT, p) for p in params]
+    deltas: list[list[Delta]] = [[] for _ in streams]
+    alive = set(range(len(streams)))
+    while alive:
+        for i in sorted(alive):
+            try:
+                deltas[i].append(next(streams[i]))
+            except StopIteration:
+                alive.remove(i)
+    assert [[s["ids"] for s in add_up(d, 2)] for d in deltas] == expected
+    assert idle(lm)

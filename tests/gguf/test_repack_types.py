@@ -1,0 +1,567 @@
+"""gguf-repack: every source type to every target, rules and presets, tied embeddings, split models, --against."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as gguf_dequantize
+from gguf_kit import gaussian, only_files
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import gguf as gguf_tools
+from tilebeam._ext import Type, column_type, dequantize, quantize, source_type
+from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, ggml_values, gguf_write, weights
+from tilebeam.gguf.imatrix import Sums, save_imatrix
+from typer.testing import CliRunner
+
+Q = gguf.GGMLQuantizationType
+U8 = np.ndarray[Any, np.dtype[np.uint8]]
+
+FLOATS = (Q.F32, Q.F16, Q.BF16)
+LEGACY = (Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.IQ4_NL)
+K_QUANTS = (Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K)
+OTHERS = (Q.IQ4_XS, Q.IQ3_S, Q.IQ2_XXS, Q.TQ1_0, Q.MXFP4)
+TARGETS = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "iq4_nl": Type.IQ4_NL}
+N, K = 64, 256
+
+
+def rows(type: gguf.GGMLQuantizationType, n: int, k: int, seed: int) -> U8:
+    """Rows of any type, uint8 (n, row bytes). All bytes of blocks lie below 0x3c, so that their halves are below 1."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 0.05, (n, k)).astype(np.float32)
+    if type == Q.F32:
+        return x.view(np.uint8)
+    if type == Q.F16:
+        return x.astype(np.float16).view(np.uint8)
+    if type == Q.BF16:
+        return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    block, size = gguf.GGML_QUANT_SIZES[type]
+    data = rng.integers(0, 0x3C, (n, k // int(block), int(size))).astype(np.uint8)
+    if type == Q.MXFP4:
+        data[..., 0] = 120  # an exponent, 127 is 1
+    return data.reshape(n, -1)
+
+
+def write_model(
+    path: Path, tensors: dict[str, tuple[gguf.GGMLQuantizationType, U8]], arch: str = "llama", **values: Any
+) -> Path:
+    """A GGUF of these tensors and metadata."""
+    w = gguf.GGUFWriter(path, arch)
+    w.add_block_count(1)
+    for key, value in values.items():
+        key = key.replace("__", ".")
+        if key.startswith("split."):
+            w.add_uint16(key, value) if key != "split.tensors.count" else w.add_int32(key, value)
+        else:
+            w.add_array(key, value)
+    for name, (type, data) in tensors.items():
+        if type == Q.F32:
+            w.add_tensor(name, data.view(np.float32))
+        elif type == Q.F16:
+            w.add_tensor(name, data.view(np.float16))
+        else:
+            w.add_tensor(name, data, raw_dtype=type)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def stored(path: Path, name: str) -> U8:
+    with gguf_tools.GGUFFile(path) as f:
+        t = f.tensors[name]
+        return f.read(t.offset, t.nbytes)
+
+
+def layouts(path: Path) -> dict[str, str]:
+    """Type and grouping of each tensor of a repacked file."""
+    return {t["name"]: t["layout"] or t["type"] for t in gguf_tools.inspect(path)["tensors"]}
+
+
+def values(type: gguf.GGMLQuantizationType, data: U8) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The gguf package's reading of (n, row bytes)."""
+    return np.ascontiguousarray(gguf_dequantize(data, type), np.float32).reshape(len(data), -1)
+
+
+# ---- sources and targets
+
+
+@pytest.mark.parametrize("type", [*LEGACY, *K_QUANTS, *OTHERS], ids=lambda t: t.name)
+def test_values_are_those_of_the_gguf_package(type: gguf.GGMLQuantizationType) -> None:
+    data = rows(type, 5, 512, 1)
+    x = ggml_values.to_float(type, data.reshape(-1), 5 * 512).reshape(5, 512)
+    np.testing.assert_allclose(x, values(type, data), rtol=2e-7, atol=0)
+    assert np.array_equal(weights.to_float(type, data.reshape(-1), 512, 5), x)
+
+
+@pytest.mark.parametrize("type", [Q.I8, Q.I32, Q.F64], ids=lambda t: t.name)
+def test_types_without_values(type: gguf.GGMLQuantizationType) -> None:
+    assert not weights.has_values(type)
+    with pytest.raises(ValueError, match="are not 32 values"):
+        ggml_values.to_float(type, np.zeros(32, np.uint8), 32)
+
+
+@pytest.mark.parametrize("grouping", ["column", "tile"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("type", [*FLOATS, *LEGACY, *K_QUANTS, *OTHERS], ids=lambda t: t.name)
+def test_every_source_to_every_target(
+    tmp_path: Path, type: gguf.GGMLQuantizationType, target: str, grouping: str
+) -> None:
+    data = rows(type, N, K, 7)
+    model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (type, data)})
+    report = gguf_tools.pack(model, tmp_path / "p.gguf", type=target, grouping=grouping)
+    x = values(type, data)
+    tiled = Type[f"{target.upper()}_{'COL' if grouping == 'column' else 'TILE'}"]
+    exact = type.name.lower() == target and grouping == "column"
+    tiles = stored(tmp_path / "p.gguf", "blk.0.attn_q.weight")
+    y = dequantize(tiled, tiles, K, N)
+    assert layouts(tmp_path / "p.gguf") == {"blk.0.attn_q.weight": tiled.label}
+    assert report.lossless == exact
+    limit = {"q4_0": 1 / 8, "q8_0": 0.5 / 127, "iq4_nl": 14 / 127}[target]
+    assert np.abs(x - y).max() <= np.abs(x).max() * (limit + 2**-10)
+    (made,) = report.tensors
+    if exact:
+        assert np.array_equal(x, y)
+        assert made.error is None
+        gguf_tools.unpack(tmp_path / "p.gguf", tmp_path / "back.gguf")
+        assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    else:
+        # ggml's conversions and gguf's differ in the last bit of some values
+        assert np.mean(tiles != quantize(tiled, x)) < 1e-3
+        exact_error = float(np.linalg.norm((y - x).astype(np.float64)) / np.linalg.norm(x.astype(np.float64)))
+        assert made.error == pytest.approx(exact_error, rel=1e-4)
+    said = any("changed the weights by" in note for note in report.notes)
+    assert said == (type not in FLOATS and not exact)
+    found = gguf_tools.verify(tmp_path / "p.gguf", against=model)
+    assert found.exact == exact
+    assert found.errors == ({} if exact else {"blk.0.attn_q.weight": pytest.approx(made.error, rel=1e-4)})
+
+
+def test_searched_scales_err_less_and_importance_moves_the_error(tmp_path: Path) -> None:
+    data = rows(Q.F32, N, K, 3)
+    model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (Q.F32, data)})
+    importance = np.where(np.arange(K) % 4 == 0, 100, 0.01).astype(np.float32)
+    x, errors = data.view(np.float32), {}
+    for name, options in {
+        "nearest": {},
+        "search": {"search": True},
+        "imatrix": {"importance": {"blk.0.attn_q.weight": importance}},
+    }.items():
+        gguf_tools.pack(model, tmp_path / f"{name}.gguf", type="q4_0", grouping="tile", **options)  # type: ignore[arg-type]
+        y = dequantize(Type.Q4_0_TILE, stored(tmp_path / f"{name}.gguf", "blk.0.attn_q.weight"), K, N)
+        errors[name] = np.square(x - y).mean(axis=0)
+        assert gguf_tools.manifest(tmp_path / f"{name}.gguf").scales == name
+        assert gguf_tools.verify(tmp_path / f"{name}.gguf", against=model).against
+    assert errors["search"].sum() < 0.95 * errors["nearest"].sum()
+    important = importance > 1
+    assert errors["imatrix"][important].sum() < 0.95 * errors["search"][important].sum()
+
+
+def test_importance_of_a_stack_is_per_matrix(tmp_path: Path) -> None:
+    """Each matrix of a stack is quantized as it would be alone."""
+    data = rows(Q.F32, 3 * 32, K, 4)
+    rng = np.random.default_rng(5)
+    importance = rng.uniform(0, 1, (3, K)).astype(np.float32) ** 6
+    name = "blk.0.attn_k_b.weight"
+    path, w = tmp_path / "m.gguf", gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    w.add_tensor(name, data.view(np.float32).reshape(3, 32, K))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance})
+    alone = [
+        quantize(Type.Q4_0_COL, data.view(np.float32)[32 * i : 32 * i + 32].copy(), search=True, weights=importance[i])
+        for i in range(3)
+    ]
+    assert np.array_equal(stored(tmp_path / "p.gguf", name), np.concatenate(alone))
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=path).against
+    with pytest.raises(GGUFError, match="knows none of the tensors"):
+        gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={"blk.1.attn_k_b.weight": importance})
+    with pytest.raises(GGUFError, match="belongs to another model"):
+        gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", importance={name: importance[:, :32]})
+
+
+# ---- rules, presets
+
+
+def small(tmp_path: Path, **types: gguf.GGMLQuantizationType) -> Path:
+    """A model with one matrix of each role, of the given types; F32 by default."""
+    roles = {
+        "attn_q": "blk.0.attn_q",
+        "ffn_up": "blk.0.ffn_up",
+        "ffn_down": "blk.0.ffn_down",
+        "norm": "blk.0.attn_norm",
+    }
+    tensors = {}
+    for i, (role, name) in enumerate({"token_embd": "token_embd", **roles, "output": "output"}.items()):
+        if role == "output" and role not in types:
+            continue
+        type = types.get(role, Q.F32)
+        n = 1 if role == "norm" else N
+        tensors[f"{name}.weight"] = (type, rows(type, n, K, i)[0 if role == "norm" else slice(None)])
+    return write_model(tmp_path / "m.gguf", tensors)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"preset": "paper"}, {"attn_q": "q4_0_tile", "ffn_down": "q8_0_tile", "token_embd": "f32"}),
+        ({"preset": "paper", "grouping": "column"}, {"attn_q": "q4_0_col", "ffn_down": "q8_0_col"}),
+        ({"preset": "paper", "type": "iq4_nl"}, {"attn_q": "iq4_nl_tile", "ffn_down": "q8_0_tile"}),
+        ({"type": "q8_0", "tensor_types": ["ffn=q4_0:tile"]}, {"attn_q": "q8_0_col", "ffn_up": "q4_0_tile"}),
+        ({"type": "q4_0", "tensor_types": ["ffn_up=keep", "ffn=q8_0"]}, {"ffn_up": "f32", "ffn_down": "q8_0_col"}),
+        ({"tensor_types": [r"^blk\.0\.ffn_(up|down)=IQ4_NL"]}, {"attn_q": "f32", "ffn_down": "iq4_nl_col"}),
+        ({"type": "q4_0", "tensor_types": ["attn_q=f16"]}, {"attn_q": "f16", "ffn_up": "q4_0_col"}),
+        ({"type": "q4_0", "token_embedding_type": "q8_0"}, {"token_embd": "q8_0", "attn_q": "q4_0_col"}),
+        ({"type": "q4_0", "output_tensor_type": "q8_0"}, {"output": "q8_0_col", "attn_q": "q4_0_col"}),
+    ],
+)
+def test_policies(tmp_path: Path, options: dict[str, Any], expected: dict[str, str]) -> None:
+    model = small(tmp_path, output=Q.F32)
+    gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy.make(**options))
+    found = layouts(tmp_path / "p.gguf")
+    for role, layout in expected.items():
+        assert next(v for name, v in found.items() if f"{role}.weight" in name) == layout
+    assert found["blk.0.attn_norm.weight"] == "f32"
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).against
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"preset": "lossless", "type": "q4_0"}, "changes no type"),
+        ({"preset": "lossless", "grouping": "tile"}, "changes no type"),
+        ({"preset": "fast"}, "not one of lossless, paper"),
+        ({"type": "q2_k"}, "'q2_k' is not one of keep, q4_0"),
+        ({"grouping": "row"}, "not one of column, tile"),
+        ({"output_weight": "both"}, "not one of auto"),
+        ({"tensor_types": ["ffn"]}, "is not REGEX=TYPE"),
+        ({"tensor_types": ["=q4_0"]}, "is not REGEX=TYPE"),
+        ({"tensor_types": ["ffn=q5_1"]}, "the type is one of"),
+        ({"tensor_types": ["ffn=q4_0:row"]}, "the grouping is one of"),
+        ({"tensor_types": ["ffn(=q4_0"]}, "is not a regular expression"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Policy.make(**options)
+
+
+def test_a_rule_that_cannot_be_followed(tmp_path: Path) -> None:
+    model = small(tmp_path)
+    with pytest.raises(GGUFError, match="no weight matrix for the rule fnn_up=q8_0"):
+        gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy(rules=(Rule.parse("fnn_up=q8_0"),)))
+    odd = write_model(tmp_path / "odd.gguf", {"blk.0.ffn_up.weight": (Q.F32, gaussian(32, 40, 1).view(np.uint8))})
+    with pytest.raises(GGUFError, match="rows of 40, which are not whole Q8_0 blocks"):
+        gguf_tools.pack(odd, tmp_path / "p.gguf", policy=Policy(rules=(Rule.parse("ffn_up=q8_0"),)))
+    only_files(tmp_path, "m.gguf", "odd.gguf")
+
+
+def test_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -> None:
+    model = small(tmp_path, ffn_up=Q.Q6_K)
+    plan = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0", dry_run=True)
+    only_files(tmp_path, "m.gguf")
+    real = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0")
+    assert (plan.written, real.written) == (False, True)
+    assert (plan.size, plan.n_tiled, plan.n_requantized) == (real.size, real.n_tiled, real.n_requantized)
+    assert [(t.name, t.type, t.nbytes) for t in plan.tensors] == [(t.name, t.type, t.nbytes) for t in real.tensors]
+    assert real.size == (tmp_path / "p.gguf").stat().st_size
+
+
+# ---- tied embeddings
+
+
+@pytest.mark.parametrize(
+    ("embedding", "options", "expected"),
+    [
+        (Q.F16, {"type": "q4_0"}, "q4_0_col"),
+        (Q.Q6_K, {"type": "q8_0", "grouping": "tile"}, "q8_0_tile"),
+        (Q.Q6_K, {"preset": "paper"}, "q4_0_tile"),
+        (Q.Q6_K, {"type": "q4_0", "output_tensor_type": "q8_0"}, "q8_0_col"),
+        (Q.Q8_0, {"type": "q4_0"}, None),  # the device tiles it at load time
+        (Q.Q8_0, {"type": "q4_0", "output_weight": "split"}, "q4_0_col"),
+        (Q.Q8_0, {"output_weight": "split"}, "q8_0_col"),
+        (Q.Q6_K, {"output_weight": "split"}, "q8_0_col"),
+        (Q.Q6_K, {"type": "q4_0", "output_weight": "runtime"}, None),
+        (Q.Q6_K, {}, None),
+    ],
+)
+def test_output_matrix_of_a_tied_model(
+    tmp_path: Path, embedding: gguf.GGMLQuantizationType, options: dict[str, Any], expected: str | None
+) -> None:
+    model = small(tmp_path, token_embd=embedding, attn_q=Q.Q8_0)
+    packed, back = tmp_path / "p.gguf", tmp_path / "back.gguf"
+    report = gguf_tools.pack(model, packed, policy=Policy.make(**options))
+    found = layouts(packed)
+    assert found.get("output.weight") == expected
+    assert found["token_embd.weight"] == embedding.name.lower()
+    assert gguf_tools.manifest(packed).added == (("output.weight",) if expected else ())
+    assert any("output.weight is made from them" in n for n in report.notes) == bool(expected)
+    checked = gguf_tools.verify(packed, against=model)
+    assert checked.n_tensors == 5 + bool(expected)
+    if expected is not None:
+        tiled = Type[expected.upper()]
+        y = dequantize(tiled, stored(packed, "output.weight"), K, N)
+        x = values(embedding, rows(embedding, N, K, 0))
+        assert np.linalg.norm(x - y) < 0.2 * np.linalg.norm(x)
+    gguf_tools.unpack(packed, back)
+    with gguf_tools.GGUFFile(back) as f, gguf_tools.GGUFFile(model) as g:
+        assert list(f.tensors) == list(g.tensors)
+        assert np.array_equal(stored(back, "token_embd.weight"), stored(model, "token_embd.weight"))
+    if report.lossless:
+        assert back.read_bytes() == model.read_bytes()
+        assert gguf_tools.verify(packed).unpacks
+
+
+def test_models_that_cannot_get_an_output_matrix(tmp_path: Path) -> None:
+    data = {"token_embd.weight": (Q.F16, rows(Q.F16, N, K, 1)), "blk.0.attn_q.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 2))}
+    split = Policy(output_weight="split", type="q8_0")
+    for arch, n, why in (("gemma2", N, "gemma2, has no place"), ("llama", 40, "do not fill whole tiles")):
+        data["token_embd.weight"] = (Q.F16, rows(Q.F16, n, K, 1))
+        model = write_model(tmp_path / "m.gguf", data, arch)
+        with pytest.raises(GGUFError, match=why):
+            gguf_tools.pack(model, tmp_path / "p.gguf", policy=split)
+        gguf_tools.pack(model, tmp_path / "p.gguf", type="q8_0")
+        assert "output.weight" not in layouts(tmp_path / "p.gguf")
+    model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": data["blk.0.attn_q.weight"]})
+    with pytest.raises(GGUFError, match=r"no token_embd.weight"):
+        gguf_tools.pack(model, tmp_path / "p.gguf", policy=split)
+
+
+# ---- split models
+
+
+def parts(folder: Path, stem: str = "m", count: int = 3) -> tuple[list[Path], Path]:
+    """A model in parts, as llama-gguf-split writes it, and the same in one file."""
+    tensors = {f"blk.{i}.attn_q.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, i)) for i in range(5)}
+    names = list(tensors)
+    cuts = [names[i::count] for i in range(count)]
+    paths = []
+    for i, own in enumerate(cuts):
+        path = folder / f"{stem}-{i + 1:05}-of-{count:05}.gguf"
+        values = {"split__no": i, "split__count": count, "split__tensors__count": len(names)}
+        if i == 0:
+            values = {"tokenizer.ggml.tokens": ["a", "b"], **values}
+        paths.append(write_model(path, {name: tensors[name] for name in own}, **values))
+    ordered = {name: tensors[name] for own in cuts for name in own}
+    return paths, write_model(folder / "whole.gguf", ordered, **{"tokenizer.ggml.tokens": ["a", "b"]})
+
+
+@pytest.mark.parametrize("named", [0, 1, 2])
+def test_split_model_packs_to_one_file(tmp_path: Path, named: int) -> None:
+    paths, whole = parts(tmp_path)
+    packed, of_whole, back = tmp_path / "p.gguf", tmp_path / "w.gguf", tmp_path / "back.gguf"
+    report = gguf_tools.pack(paths[named], packed)
+    assert report.lossless
+    gguf_tools.pack(whole, of_whole)
+    assert packed.read_bytes() == of_whole.read_bytes()
+    gguf_tools.unpack(packed, back)
+    assert back.read_bytes() == whole.read_bytes()
+    for against in (*paths, whole):
+        assert gguf_tools.verify(packed, against=against).exact == 5
+    gguf_tools.convert(paths[named], tmp_path / "c.gguf", type="q4_0")
+    gguf_tools.convert(whole, tmp_path / "cw.gguf", type="q4_0")
+    assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "cw.gguf").read_bytes()
+    with pytest.raises(GGUFError, match="is the source itself"):
+        gguf_tools.pack(paths[0], paths[1])
+
+
+def test_split_models_that_are_not_whole(tmp_path: Path) -> None:
+    paths, _ = parts(tmp_path)
+    out = tmp_path / "out.gguf"
+
+    def refused(why: str) -> None:
+        with pytest.raises(GGUFError, match=why):
+            gguf_tools.pack(paths[0], out)
+        assert not out.exists()
+
+    lost = paths[1].rename(tmp_path / "lost")
+    refused("00002-of-00003.gguf is missing")
+    shutil.copy(paths[2], paths[1])
+    refused("does not say that it is part 2 of 3")
+    paths[1].unlink()
+    write_model(
+        paths[1],
+        {"blk.0.attn_q.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 0))},
+        split__no=1,
+        split__count=3,
+    )
+    refused("occurs in another part, too")
+    paths[1].unlink()
+    write_model(paths[1], {"x": (Q.Q8_0, rows(Q.Q8_0, N, K, 0))}, split__no=1, split__count=3)
+    refused("has 5 tensors, its parts 4")
+    lost.rename(paths[1])
+    renamed = paths[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(GGUFError, match=r"not called NAME-00001-of-00003\.gguf"):
+        gguf_tools.pack(renamed, out)
+    renamed.rename(paths[0])
+    data = paths[2].read_bytes()
+    paths[2].write_bytes(data[:-4000])
+    refused("truncated")
+    paths[2].write_bytes(data)
+    assert gguf_tools.pack(paths[0], out).n_tensors == 5
+
+
+# ---- bounds
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tiled=st.sampled_from([t for t in Type if t.name.endswith(("_COL", "_TILE"))]),
+    kt=st.integers(1, 3),
+    nt=st.integers(1, 2),
+    scale=st.sampled_from([1e-7, 1e-4, 1.0, 300.0]),
+    heavy=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_bounds_hold_for_what_quantizing_gives_and_for_nothing_else(
+    tiled: Type, kt: int, nt: int, scale: float, heavy: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    k, n = 32 * kt, 32 * nt
+    x = (rng.standard_normal((n, k)) * scale).astype(np.float32)
+    if heavy:
+        x *= np.exp(rng.normal(size=(n, k)) * 2).astype(np.float32)
+    x = np.clip(x, -5e4, 5e4)
+    type, tile = weights.GGML_TYPE[source_type(tiled)], tiled != column_type(source_type(tiled))
+    w = rng.uniform(0, 1, k).astype(np.float32) ** 8
+    made = {
+        "nearest": quantize(tiled, x),
+        "search": quantize(tiled, x, search=True),
+        "imatrix": quantize(tiled, x, search=True, weights=w),
+    }
+    for scales, tiles in made.items():
+        y = dequantize(tiled, tiles, k, n)
+        assert bounds.worst(x, y, type, tile, scales) <= 1
+    y = dequantize(tiled, made["nearest"], k, n)
+    at = np.unravel_index(np.abs(x).argmax(), x.shape)
+    y[at] = -y[at]  # a sign is lost where it hurts most
+    if abs(x[at]) > 1e-3:  # below, scales may round to zero
+        assert bounds.worst(x, y, type, tile, "nearest") > 1
+    y[at] = np.nan
+    assert bounds.worst(x, y, type, tile, "imatrix") > 1
+
+
+def test_values_of_another_model_are_noticed(tmp_path: Path) -> None:
+    data = rows(Q.F32, N, K, 3)
+    model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (Q.F32, data)})
+    gguf_tools.pack(model, tmp_path / "p.gguf", type="q8_0")
+    x = data.view(np.float32).copy()
+    x[5, 6] *= 1.0001  # within the error of the type, but not the source
+    write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
+    with pytest.raises(GGUFError, match="its contents differ"):
+        gguf_tools.verify(tmp_path / "p.gguf", against=model)
+    x[5, 6] += 0.1
+    write_model(model, {"blk.0.attn_q.weight": (Q.F32, x.view(np.uint8))})
+    with pytest.raises(GGUFError, match=r"'blk.0.attn_q.weight' is not what"):
+        gguf_tools.verify(tmp_path / "p.gguf", against=model)
+
+
+# ---- the command line
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(a) for a in args])
+
+
+def test_command_line(tmp_path: Path) -> None:
+    model, packed = small(tmp_path, attn_q=Q.Q4_K, token_embd=Q.Q6_K), tmp_path / "p.gguf"
+    for out in ("-", "-o-"):
+        result = run("pack", model, out)
+        assert result.exit_code == 2
+        assert "cannot write to a pipe" in result.stderr
+    assert run("pack", model).exit_code == 2
+    assert run("pack", model, packed, "-o", packed).exit_code == 2
+    assert run("pack", model, packed, "--preset", "lossless", "--type", "q4_0").exit_code == 2
+    only_files(tmp_path, "m.gguf")
+    planned = json.loads(run("pack", model, "-o", packed, "--preset", "paper", "--dry-run", "--json").stdout)
+    only_files(tmp_path, "m.gguf")
+    result = run("pack", model, "-o", packed, "--preset", "paper", "--search", "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert made["written"]
+    assert not planned["written"]
+    assert made["size"] == planned["size"] == packed.stat().st_size
+    assert {t["name"]: t["type"] for t in made["tensors"]} == {
+        "token_embd.weight": "q6_k",
+        "blk.0.attn_q.weight": "q4_0_tile",
+        "blk.0.ffn_up.weight": "q4_0_tile",
+        "blk.0.ffn_down.weight": "q8_0_tile",
+        "blk.0.attn_norm.weight": "f32",
+        "output.weight": "q4_0_tile",
+    }
+    assert "changed the weights by" in result.stderr
+    checked = json.loads(run("verify", packed, "--against", model, "--json").stdout)
+    assert (checked["exact"], len(checked["errors"])) == (2, 4)
+    text = run("verify", packed, "--against", model).stdout
+    assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
+    sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
+    save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
+    assert run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    assert gguf_tools.manifest(packed).scales == "imatrix"
+    result = run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf")
+    assert "does not know 3 of the quantized tensors" in result.stderr
+    assert run("pack", model, packed, "--type", "q4_0", "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
+    assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
+
+
+def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
+    model, packed = small(tmp_path, attn_q=Q.Q4_K, ffn_up=Q.Q8_0, token_embd=Q.Q8_0), tmp_path / "p.gguf"
+    policy = Policy.make(tensor_types=["ffn_down=q4_0:tile", "ffn_up=q8_0"])
+    gguf_tools.pack(model, packed, policy=policy)
+    result = run("inspect", packed)
+    assert result.exit_code == 0
+    words = [line.split() for line in result.stdout.splitlines()]
+    rows_ = {line[0]: line[1:] for line in words if line and line[0].endswith(".weight")}
+    assert rows_ == {
+        "token_embd.weight": ["q8_0", "256", "x", "64", "17,408", "CPU,", "NPU"],
+        "blk.0.attn_q.weight": ["q4_k", "256", "x", "64", "9,216", "CPU"],
+        "blk.0.ffn_up.weight": ["q8_0", "column", "256", "x", "64", "17,408", "NPU"],
+        "blk.0.ffn_down.weight": ["q4_0", "tile", "256", "x", "64", "9,216", "NPU"],
+        "blk.0.attn_norm.weight": ["f32", "256", "1,024", "NPU"],
+    }
+    paths, _ = parts(tmp_path)
+    assert len(json.loads(run("inspect", paths[1], "--json").stdout)["tensors"]) == 5
+    experts = {"blk.0.ffn_up_exps.weight": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
+    (of_experts,) = gguf_tools.inspect(write_model(model, experts))["tensors"]
+    assert of_experts["device"] == "NPU"
+    biases = {"blk.0.ffn_up_exps.bias": (Q.Q8_0, rows(Q.Q8_0, N, K, 1))}
+    (of_biases,) = gguf_tools.inspect(write_model(model, biases))["tensors"]
+    assert of_biases["device"] == "CPU"
+
+
+def test_heat_map_of_the_errors(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model, packed, png = small(tmp_path), tmp_path / "p.gguf", tmp_path / "heat.png"
+    report = gguf_tools.pack(model, packed, type="q4_0")
+    assert run("inspect", packed, "--heat-map", png).exit_code == 2
+    result = run("inspect", packed, "--heat-map", png, "--against", model, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+    errors = json.loads(result.stdout)["errors"]
+    made = {t.name: t.error for t in report.tensors if t.error is not None and t.name != "output.weight"}
+    assert made
+    for name, error in made.items():
+        assert errors[name] == pytest.approx(error, rel=1e-4)
+
+
+def test_a_matrix_too_wide_for_memory_is_left_as_it_is(tmp_path: Path) -> None:
+    """Rows of more than 2**18 elements are no weights: 32 of them would be held at a time."""
+    path, wide = tmp_path / "m.gguf", (1 << 19, 32)
+    tensors = [("blk.0.ffn_up.weight", Q.Q8_0, wide), ("blk.0.attn_q.weight", Q.Q8_0, (1 << 18, 32))]
+    kv = [gguf_write.kv_text("general.architecture", "llama")]
+    head, _, size = gguf_write.header(3, kv, tensors, 32)
+    with path.open("wb") as f:
+        f.write(head)
+        f.truncate(size)
+    report = gguf_tools.pack(path, tmp_path / "p.gguf", type="q4_0", threads=16)
+    assert [t.type for t in report.tensors] == ["q8_0", "q4_0_col"]
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=path, threads=16).exact == 1

@@ -1,0 +1,310 @@
+"""MUL_MAT by hand: random weights of every type, their values from the bytes, and the int8 numerics, all in numpy.
+
+Nothing here calls the code under test, except :class:`Device`, which runs one MUL_MAT through ``libtilebeam_npu.so``.
+Weights have K inputs and N outputs: ggml's ``ne = [K, N]``, numpy's shape ``(N, K)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+from tilebeam.native import executor as _npu
+
+Array = npt.NDArray[Any]
+
+IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+FLAG_FP16 = 1
+FLAG_INT8_256 = 4
+FLOATS = (Type.F32, Type.F16, Type.BF16)
+BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
+COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
+TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE)
+
+
+@dataclass
+class Weights:
+    """One weight matrix: ``data`` as the device gets it, ``values`` (N, K) in float64, and for quantized types the
+    integers ``q`` and scales ``d``, both (N, K)."""
+
+    type: Type
+    k: int
+    n: int
+    data: Array
+    values: Array
+    q: Array | None = None
+    d: Array | None = None
+
+
+def _blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Random blocks of a plain type as bytes (N, K/32, block), and their integers and scales (N, K)."""
+    nb = k // 32
+    scales = rng.uniform(-1, 1, (n, nb)).astype(np.float16)
+    if type == Type.Q8_0:
+        q = rng.integers(-128, 128, (n, nb, 32))
+        quants = q.astype(np.int8).view(np.uint8)
+    else:
+        nibbles = rng.integers(0, 16, (n, nb, 32))
+        quants = (nibbles[..., :16] | nibbles[..., 16:] << 4).astype(np.uint8)
+        q = IQ4_NL_VALUES[nibbles] if type == Type.IQ4_NL else nibbles - 8
+    data = np.concatenate([scales[..., None].view(np.uint8), quants], axis=2)
+    d = np.repeat(scales.astype(np.float64), 32, axis=1)
+    return np.ascontiguousarray(data), q.reshape(n, k), d
+
+
+def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """`tile`-grouped data of random weights, and their integers and scales (N, K), read by design.md's formulas."""
+    spread = np.exp2(rng.integers(-3, 1, (n, k)))
+    if type == Type.IQ4_NL_TILE:  # random quants and scales
+        tiles = rng.integers(0, 256, ((n + 31) // 32, k // 32, 576)).astype(np.uint8)
+        scales = (rng.standard_normal((*tiles.shape[:2], 32)) / 64).astype(np.float16)
+        tiles[..., 512:] = scales.view(np.uint8)
+        data = tiles.reshape(-1)
+    else:
+        data = ggml_ext.quantize(type, (rng.standard_normal((n, k)) * spread).astype(np.float32))
+    tile = data.reshape((n + 31) // 32, k // 32, -1)
+    kk, nn = np.meshgrid(np.arange(k), np.arange(n), indexing="ij")
+    local_k, local_n = kk % 32, nn % 32
+    v, p = local_k // 2, local_k % 2
+    if type == Type.Q8_0_TILE:
+        byte = tile[nn // 32, kk // 32, 128 * (local_k // 4) + 4 * local_n + 2 * p + v % 2]
+        q = byte.view(np.int8).astype(np.int64)
+    else:
+        byte = tile[nn // 32, kk // 32, 128 * (local_k // 8) + 4 * local_n + 2 * p + v % 2]
+        nibble = np.where(v & 2, byte >> 4, byte & 15).astype(np.int64)
+        q = IQ4_NL_VALUES[nibble] if type == Type.IQ4_NL_TILE else nibble - 8
+    scales = np.ascontiguousarray(tile[:, :, -64:]).view(np.float16)
+    d = scales[nn // 32, kk // 32, (v * 64 + 2 * local_n + p) // 32].astype(np.float64)
+    return data, q.T, d.T
+
+
+def float_product(w: Weights, x: Array, isa: str) -> tuple[Array, Array]:
+    """Products of float weights with what a kernel set multiplies them with, and how far float32 sums may be from them.
+
+    Set avx512bf16 rounds activations to BF16 where weights are BF16.
+    """
+    if w.type == Type.BF16 and isa == "avx512bf16":
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        x = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    exact = x.astype(np.float64) @ w.values.T
+    return exact, (np.abs(x).astype(np.float64) @ np.abs(w.values).T) * 2.0**-23 * (w.k + 2)
+
+
+def make_weights(type: Type, k: int, n: int, rng: np.random.Generator) -> Weights:
+    """Random weights of any type."""
+    if type in FLOATS:
+        values = rng.standard_normal((n, k)).astype(np.float32)
+        if type == Type.F16:
+            data: Array = values.astype(np.float16)
+        elif type == Type.BF16:
+            data = (values.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            data = values
+        exact = (data.astype(np.uint32) << 16).view(np.float32) if type == Type.BF16 else data
+        return Weights(type, k, n, data, exact.astype(np.float64))
+    if type in TILE:
+        data, q, d = _tile_group(type, k, n, rng)
+    else:
+        plain = type if type in BLOCKS else ggml_ext.source_type(type)
+        data, q, d = _blocks(plain, k, n, rng)
+        if type in COLUMN:
+            data = ggml_ext.pack(type, data.reshape(-1), k, n)
+    return Weights(type, k, n, data, q * d, q, d)
+
+
+def quantize_rows(x: Array) -> tuple[Array, Array]:
+    """int8 activations and their scales, both (M, K): absolute maximum per 32 k, ties to even."""
+    blocks = x.astype(np.float32).reshape(x.shape[0], -1, 32)
+    amax = np.abs(blocks).max(axis=2, keepdims=True)
+    live = amax >= np.float32(2.0**-110)
+    safe = np.where(live, amax, np.float32(1))
+    q = np.where(live, np.rint(blocks * (np.float32(127) / safe)), 0)
+    scale = np.where(live, amax / np.float32(127), 0)
+    shape = (x.shape[0], x.shape[1])
+    return q.reshape(shape).astype(np.int64), np.repeat(scale, 32, axis=2).reshape(shape).astype(np.float64)
+
+
+def requantize(w: Weights) -> tuple[Array, Array]:
+    """What `tile` grouping becomes on the way to the integer kernels: q and d (N, K), one d per column and 32 k."""
+    assert w.q is not None
+    assert w.d is not None
+    n, k = w.q.shape
+    full = (n + 31) // 32 * 32
+    scale = np.zeros((full, k), np.float32)
+    scale[:n] = w.d
+    # one common scale per 16 columns and 32 k; rows past n hold zeros, which change no maximum
+    blocks = np.abs(scale).reshape(full // 16, 16, k // 32, 32)
+    smax = blocks.max(axis=(1, 3), keepdims=True)
+    d = smax if w.type != Type.Q4_0_TILE else smax * np.float32(np.float32(8) / np.float32(127))
+    d = np.broadcast_to(d, blocks.shape).reshape(full, k)[:n]
+    inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
+    shift = 11 if w.type == Type.Q4_0_TILE else 14
+    ratio = np.rint(w.d.astype(np.float32) * inverse * np.float32(1 << shift)).astype(np.int64)
+    q = (w.q.astype(np.int64) * (1 << (15 - shift)) * ratio + (1 << 14)) >> 15
+    return q, d.astype(np.float64)
+
+
+def int8_product(w: Weights, x: Array) -> tuple[Array, Array]:
+    """The int8 numerics in float64, and the sum of the magnitudes that float rounding acts on; both (M, N)."""
+    q, d = requantize(w) if w.type in TILE else (w.q, w.d)
+    assert q is not None
+    assert d is not None
+    a, s = quantize_rows(x)
+    m, nb = x.shape[0], x.shape[1] // 32
+    dots = np.einsum("mbk,nbk->mnb", a.reshape(m, nb, 32), q.reshape(w.n, nb, 32))
+    terms = dots * (s[:, None, ::32] * d[None, :, ::32])
+    return terms.sum(axis=2), np.abs(terms).sum(axis=2)
+
+
+def int8_error_bound(w: Weights, x: Array) -> Array:
+    """How far the int8 numerics may be from exact arithmetic, (M, N): half a step of each rounded operand."""
+    _, s = quantize_rows(x)
+    bound = (s / 2) @ np.abs(w.values).T
+    if w.type in TILE:
+        _, d = requantize(w)
+        # half a step, and what rounding the fixed-point ratio adds
+        bound = bound + (np.abs(x.astype(np.float64)) + s / 2) @ (d * 0.51).T
+    return bound * 1.001 + 1e-30
+
+
+def coarse_rows(x: Array) -> tuple[Array, Array]:
+    """Activations of the coarse numerics, both (M, K): as :func:`quantize_rows`, per 256 k."""
+    parts = []
+    for first in range(0, x.shape[1], 256):
+        block = x[:, first : first + 256].astype(np.float32)
+        amax = np.abs(block).max(axis=1, keepdims=True)
+        q = np.rint(block * (np.float32(127) / amax))
+        parts.append((q, np.broadcast_to(amax / np.float32(127), q.shape)))
+    q, s = (np.concatenate(p, axis=1) for p in zip(*parts, strict=True))
+    return q.astype(np.int64), s.astype(np.float64)
+
+
+def coarse_weights(w: Weights) -> tuple[Array, Array]:
+    """Weights of the coarse numerics: q and d (N, K), one d per column and 256 k (the formulas of gemm.h)."""
+    assert w.q is not None
+    assert w.d is not None
+    parts = []
+    for first in range(0, w.k, 256):
+        d = w.d[:, first : first + 256].astype(np.float32)
+        q = w.q[:, first : first + 256].astype(np.int64)
+        common = np.take_along_axis(d, np.abs(d).argmax(axis=1)[:, None], axis=1)
+        if w.type == Type.Q4_0_COL:
+            r = np.minimum(np.rint(d * (np.float32(-32768) / common)).astype(np.int64), 32639)
+            q, common = (-16 * q * r + (1 << 14)) >> 15, common / np.float32(16)
+        else:
+            r = np.maximum(np.rint(d * (np.float32(16384) / common)).astype(np.int64), -16319)
+            q = (2 * q * r + (1 << 14)) >> 15
+        assert np.all((q >= -128) & (q <= 127))
+        parts.append((q, np.broadcast_to(common, q.shape)))
+    q, d = (np.concatenate(p, axis=1) for p in zip(*parts, strict=True))
+    return q, d.astype(np.float64)
+
+
+def coarse_product(w: Weights, x: Array) -> tuple[Array, Array]:
+    """The coarse numerics in float64, and the sum of the magnitudes that float rounding acts on; both (M, N)."""
+    (a, s), (q, d) = coarse_rows(x), coarse_weights(w)
+    total, magnitude = np.zeros((x.shape[0], w.n)), np.zeros((x.shape[0], w.n))
+    for first in range(0, w.k, 256):
+        part = slice(first, first + 256)
+        term = (a[:, part] @ q[:, part].T) * (s[:, [first]] * d[:, first])
+        total, magnitude = total + term, magnitude + np.abs(term)
+    return total, magnitude
+
+
+def coarse_error_bound(w: Weights, x: Array) -> Array:
+    """How far the coarse numerics may be from exact arithmetic, (M, N): half a step of each rounded operand, and what
+    keeps the weights in 8 bits."""
+    (_, s), (_, d) = coarse_rows(x), coarse_weights(w)
+    weights_off = np.abs(d) * 0.51 + np.abs(w.values) / 250
+    return ((s / 2) @ np.abs(w.values).T + (np.abs(x.astype(np.float64)) + s / 2) @ weights_off.T) * 1.001 + 1e-30
+
+
+class Device:
+    """One executor. ``mul_mat`` runs a single op on copies of its operands."""
+
+    def __init__(self, isa: str, threads: int) -> None:
+        self.ffi, self.lib = _npu.load()
+        self.npu = self.lib.tb_npu_create(threads, isa.encode())
+        assert self.npu != self.ffi.NULL
+
+    def _tensor(self, t: Any, buffer: int, type: Type, ne: Sequence[int], nb: Sequence[int]) -> None:
+        t.buffer, t.type, t.offset = buffer, type, 0
+        for i in range(4):
+            t.ne[i], t.nb[i] = ne[i], nb[i]
+
+    def mul_mat(
+        self,
+        weights: Array,
+        w_type: Type,
+        w_ne: Sequence[int],
+        w_nb: Sequence[int],
+        x: Array,
+        *,
+        dst_pad: int = 0,
+        flags: int = 0,
+        name: list[str] | None = None,
+    ) -> Array:
+        """``weights``: the bytes behind the descriptor. ``x``: F32 or F16, shape (b3, b2, M, K), any strides over an
+        array that owns its memory. Result (b3, b2, M, N); rows of dst are ``dst_pad`` floats apart and must keep what
+        they held there."""
+        ffi = self.ffi
+        root = x if x.base is None else x.base
+        assert isinstance(root, np.ndarray)
+        b3, b2, m, _ = x.shape
+        n = w_ne[1]
+        dst = np.full((b3, b2, m, n + dst_pad), -7777.0, np.float32)
+        op = ffi.new("tb_op *")
+        op.code, op.flags, op.n_src = self.lib_const("TB_OP_MUL_MAT"), flags, 2
+        self._tensor(op.src[0], 0, w_type, w_ne, w_nb)
+        x_type = Type.F16 if x.dtype == np.float16 else Type.F32
+        self._tensor(op.src[1], 1, x_type, x.shape[::-1], x.strides[::-1])
+        op.src[1].offset = x.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        self._tensor(op.dst, 2, Type.F32, (n, m, b2, b3), dst.strides[::-1])
+        arrays = [np.ascontiguousarray(weights).reshape(-1).view(np.uint8), root, dst]
+        # mapped memory is aligned as tiles want it
+        aligned = []
+        for a in arrays:
+            raw = np.empty(a.nbytes + 128, np.uint8)
+            start = -raw.__array_interface__["data"][0] % 128
+            body = raw[start : start + a.nbytes]
+            body[:] = np.frombuffer(a.tobytes(), np.uint8)
+            aligned.append(body)
+        if name is not None:
+            name.append(ffi.string(self.lib.tb_npu_kernel_name(self.npu, op)).decode())
+        for i, body in enumerate(aligned):
+            status = self.lib.tb_npu_map(self.npu, i, ffi.cast("void *", ffi.from_buffer(body)), body.nbytes, i == 2)
+            assert status == 0
+        reply = ffi.new("tb_reply *")
+        status = self.lib.tb_npu_run(self.npu, op, 1, reply)
+        for i in range(3):
+            assert self.lib.tb_npu_unmap(self.npu, i) == 0
+        assert status == 0, ffi.string(reply.why).decode()
+        result = aligned[2].view(np.float32).reshape(dst.shape)
+        assert np.all(result[..., n:] == -7777.0)
+        return result[..., :n]
+
+    def lib_const(self, name: str) -> int:
+        """Value of an enumerator of the C headers."""
+        return int(getattr(ggml_ext.lib, name))
+
+    def product(self, w: Weights, x: Array, *, flags: int = 0, name: list[str] | None = None) -> Array:
+        """One matrix, ``x`` (M, K): (M, N)."""
+        if w.type in FLOATS or w.type in BLOCKS:
+            row = w.data.nbytes // w.n
+            nb = (int(ggml_ext.lib.tb_type_size(w.type)), row, row * w.n, row * w.n)
+        else:
+            nb = (1, 1, w.data.nbytes, w.data.nbytes)
+        out = self.mul_mat(w.data, w.type, (w.k, w.n, 1, 1), nb, x[None, None], flags=flags, name=name)
+        return out[0, 0]
+
+
+@cache
+def device(isa: str, threads: int) -> Device:
+    """An executor that lives as long as the test run."""
+    return Device(isa, threads)

@@ -1,0 +1,545 @@
+"""Perplexity and divergence: against a plain implementation over stock `Llama` logits, and against llama-perplexity.
+
+llama-perplexity itself is compared where TILEBEAM_LLAMA_PERPLEXITY names the executable (built from the sources of the
+same llama.cpp as the installed llama-cpp-python).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+import tilebeam
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tilebeam.cli import main as cli
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf import convert, synth
+from tilebeam.gguf.repack import pack
+from tilebeam.measure import logits_file as perplexity_file
+from tilebeam.measure.logits_file import LogitsFile, LogitsWriter
+from tilebeam.measure.perplexity import (
+    Logits,
+    ModelBase,
+    Scorer,
+    Subject,
+    Windows,
+    cut,
+    decode,
+    log_sum_exp,
+    measure,
+    windows_of,
+)
+from tilebeam.measure.perplexity_stats import TokenScores, figures, mean, perplexity
+from tilebeam.model.lm import LM
+from tilebeam.native.control import control
+from typer.testing import CliRunner
+
+TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
+N_CTX = 64
+F64 = NDArray[np.float64]
+EXACT: dict[str, Any] = {"flash_attn": False, "type_k": "f32", "type_v": "f32"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("perplexity")
+
+
+@pytest.fixture(scope="module")
+def quantized(folder: Path) -> Path:
+    return synth.write_model(folder / "q4.gguf", synth.preset("tiny", n_layer=2))
+
+
+@pytest.fixture(scope="module")
+def exact(quantized: Path) -> Path:
+    """The same weights in float32. With EXACT nothing is rounded to fewer bits, so that batches of any shape agree."""
+    path = quantized.with_name("f32.gguf")
+    convert(quantized, path, type="f32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> Path:
+    path = folder / "text.txt"
+    path.write_text(TEXT + "\n")
+    return path
+
+
+def load(path: Path, **options: Any) -> LM:
+    defaults: dict[str, Any] = {"device": "cpu", "n_ctx": 4 * N_CTX, "n_seq_max": 4, "n_batch": 4 * N_CTX, "threads": 1}
+    return tilebeam.load(path, **(defaults | options))
+
+
+@pytest.fixture(scope="module")
+def cpu(exact: Path) -> Iterator[LM]:
+    with load(exact, **EXACT) as lm:
+        yield lm
+
+
+@pytest.fixture(scope="module")
+def windows(cpu: LM) -> Windows:
+    found = windows_of(cpu, TEXT, N_CTX)
+    assert len(found) > 8
+    return found
+
+
+def log_softmax(x: Any) -> F64:
+    x = np.asarray(x, np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
+
+
+def stock(path: Path, text: str, n_ctx: int) -> tuple[NDArray[np.int32], F64]:
+    """The windows of a text and the log-probabilities [windows, scored, vocabulary] of them, with stock Llama only."""
+    llama = llama_cpp.Llama(
+        str(path), n_ctx=n_ctx, n_batch=n_ctx, logits_all=True, n_threads=1, type_k=0, type_v=0, verbose=False
+    )
+    tokens = llama.tokenize(text.encode(), add_bos=True, special=False)
+    n = len(tokens) // n_ctx
+    rows = []
+    for i in range(n):
+        window = list(tokens[i * n_ctx : (i + 1) * n_ctx])
+        llama.reset()
+        llama.eval([llama.token_bos(), *window[1:]])
+        rows.append(log_softmax(llama.scores[n_ctx // 2 : n_ctx - 1]))
+    llama.close()
+    return np.asarray(tokens[: n * n_ctx], np.int32).reshape(n, n_ctx), np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def oracle(exact: Path) -> tuple[NDArray[np.int32], F64]:
+    return stock(exact, TEXT, N_CTX)
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(8, 300), n_ctx=st.integers(4, 70), chunks=st.sampled_from([-1, 1, 2, 99]), bos=st.booleans())
+@settings(deadline=None)
+def test_windows_are_cut_as_llama_perplexity_cuts_them(n: int, n_ctx: int, chunks: int, bos: bool) -> None:
+    tokens = list(range(100, 100 + n))
+    if n < 2 * n_ctx:
+        with pytest.raises(TilebeamError, match=f"{n} tokens"):
+            cut(tokens, n_ctx, 1, chunks)
+        return
+    found = cut(tokens, n_ctx, 1 if bos else None, chunks)
+    assert len(found) == (n // n_ctx if chunks < 0 else min(chunks, n // n_ctx))
+    for i in range(len(found)):
+        own = tokens[i * n_ctx : (i + 1) * n_ctx]
+        assert found.inputs(i).tolist() == ([1, *own[1:]] if bos else own)
+        assert found.targets(i).tolist() == own[n_ctx // 2 + 1 :]
+        assert len(found.targets(i)) == found.scored == n_ctx - 1 - n_ctx // 2
+
+
+@pytest.mark.parametrize(("n_ctx", "chunks"), [(3, -1), (8, 0), (8, -2)])
+def test_impossible_windows(n_ctx: int, chunks: int) -> None:
+    with pytest.raises(TilebeamError):
+        cut(list(range(100)), n_ctx, None, chunks)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_negative_log_likelihoods_are_those_of_stock_llama(cpu: LM, windows: Windows, oracle: Any) -> None:
+    tokens, expected = oracle
+    assert np.array_equal(windows.tokens, tokens)
+    scores = measure([Subject("m", cpu)], windows, threads=2)["m"]
+    wanted = -np.take_along_axis(expected, tokens[:, N_CTX // 2 + 1 :, None].astype(np.int64), 2)[:, :, 0]
+    assert np.allclose(scores.nll.reshape(wanted.shape), wanted, atol=2e-4)
+    assert figures(scores).ppl.value == pytest.approx(math.exp(wanted.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": N_CTX, "n_seq_max": 1, "n_batch": N_CTX},  # one window a batch
+        {"n_ctx": N_CTX, "n_seq_max": 1, "n_batch": 23},  # a window in several batches
+        {"n_ubatch": 17},  # several windows a batch, cut across
+    ],
+)
+def test_batching_changes_nothing(cpu: LM, exact: Path, windows: Windows, options: dict[str, Any]) -> None:
+    wanted = measure([Subject("m", cpu)], windows)["m"]
+    with load(exact, **EXACT, **options) as lm:
+        found = measure([Subject("m", lm)], windows, threads=3)["m"]
+    assert np.allclose(found.nll, wanted.nll, atol=2e-4)
+
+
+def test_a_model_does_not_diverge_from_itself(cpu: LM, windows: Windows) -> None:
+    scores = measure([Subject("m", cpu)], windows.part(0, 5), ModelBase(Subject("b", cpu)), threads=2)["m"]
+    assert np.all(scores.kld == 0)
+    assert np.all(scores.same_top)
+    assert np.array_equal(scores.nll, scores.nll_base)
+
+
+def test_divergence_is_the_kl_divergence(quantized: Path, cpu: LM, windows: Windows, oracle: Any) -> None:
+    tokens, base = oracle
+    with load(quantized, n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
+        got = np.stack([np.concatenate([p.rows[0].copy() for p in decode(lm, windows, [w])]) for w in range(4)])
+        scores = measure([Subject("m", lm)], windows.part(0, 4), ModelBase(Subject("b", cpu)))["m"]
+    model = log_softmax(got)
+    kld = (np.exp(base[:4]) * (base[:4] - model)).sum(axis=-1)
+    assert kld.mean() > 1e-5
+    assert np.allclose(scores.kld, kld.ravel(), atol=1e-6 + 1e-3 * kld.mean())
+    assert np.mean(scores.same_top == (base[:4].argmax(-1) == model.argmax(-1)).ravel()) > 0.99
+    wanted = -np.take_along_axis(base[:4], tokens[:4, N_CTX // 2 + 1 :, None].astype(np.int64), 2).ravel()
+    assert np.allclose(scores.nll_base, wanted, atol=2e-4)
+
+
+@given(seed=st.integers(0, 2**31), n=st.sampled_from([2, 33, 1024]), spread=st.sampled_from([0.0, 1.0, 60.0]))
+@settings(deadline=None, max_examples=40)
+def test_one_prediction_against_float64(seed: int, n: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    base = (rng.standard_normal(n) * spread + 10).astype(np.float32)
+    row = (base + rng.standard_normal(n) * 0.3).astype(np.float32)
+    work, weights = np.empty(n, np.float32), np.empty(n, np.float32)
+    top, log_sum = log_sum_exp(row, work)
+    b, r = log_softmax(base), log_softmax(row)
+    assert top == row.argmax()
+    assert log_sum - row[0] == pytest.approx(-r[0], abs=1e-5 + 1e-6 * abs(r[0]))
+    prediction = Logits(base, *log_sum_exp(base, work))
+    base_top, kld = prediction.divergence(row, log_sum, work, weights)
+    assert base_top == base.argmax()
+    assert kld == pytest.approx((np.exp(b) * (b - r)).sum(), abs=2e-5)
+    assert prediction.nll(0) == pytest.approx(-b[0], abs=1e-5 + 1e-6 * abs(b[0]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers(value: float) -> None:
+    row = np.full(8, value, np.float32)
+    if not np.isneginf(value):
+        row[:4] = 1
+    with Scorer(8, 2) as scorer, pytest.raises(TilebeamError, match="not numbers"):
+        scorer.score(row[None].repeat(3, 0), np.zeros(3, np.int32), None, TokenScores.empty(3, False), 0)
+
+
+def test_models_with_other_vocabularies_are_not_compared(cpu: LM, windows: Windows, tmp_path: Path) -> None:
+    path = synth.write_model(tmp_path / "other.gguf", synth.preset("tiny", n_layer=1, n_vocab=1056))
+    with load(path) as lm, pytest.raises(TilebeamError, match="vocabulary of 1056"):
+        measure([Subject("m", lm)], windows, ModelBase(Subject("b", cpu)))
+
+
+def test_windows_that_do_not_fit(cpu: LM, windows: Windows) -> None:
+    with pytest.raises(TilebeamError, match="5 windows"):
+        next(decode(cpu, windows, range(5)))
+    with pytest.raises(TilebeamError, match="tokens do not fit"):
+        next(decode(cpu, Windows(windows.tokens + 1000, None), [0]))
+
+
+# --- the NPU ----------------------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_changes_between_the_turns_of_one_model(quantized: Path, cpu: LM, windows: Windows) -> None:
+    """Subjects that share a model and differ in options give what each gives alone, in any order."""
+    kinds = [("int8", "table"), ("int8-256", "table"), ("fp16", "table"), ("fp16", "exact"), ("int8", "exact")]
+    part = windows.part(0, 4)
+    before = control().options()
+
+    def subject(lm: LM, numerics: str, softmax: str) -> Subject:
+        return Subject(f"{numerics} {softmax}", lm, lambda: control().configure(numerics=numerics, softmax=softmax))
+
+    try:
+        alone: dict[str, TokenScores] = {}
+        for kind in kinds:
+            with load(quantized, device="npu", n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
+                alone |= measure([subject(lm, *kind)], part, ModelBase(Subject("b", cpu)))
+        with load(quantized, device="npu", n_ctx=N_CTX, n_seq_max=1, n_batch=N_CTX) as lm:
+            together = measure([subject(lm, *kind) for kind in kinds], part, ModelBase(Subject("b", cpu)))
+    finally:
+        control().configure(numerics=before["numerics"], softmax=before["softmax"])
+    means = {name: float(scores.kld.mean()) for name, scores in together.items()}
+    for name, scores in together.items():
+        assert np.array_equal(scores.nll, alone[name].nll), name
+    assert len({scores.nll.tobytes() for scores in together.values()}) == len(kinds)
+    # FP16 operands are much nearer to float32 than 8-bit activations are; exact exponentials change little.
+    assert means["fp16 table"] < 0.1 * means["int8 table"]
+    assert means["fp16 exact"] < 0.1 * means["int8 table"]
+
+
+# --- llama.cpp's file -------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, lm: LM, windows: Windows) -> None:
+    with LogitsWriter(path, windows, lm.n_vocab) as writer:
+        measure([Subject("m", lm)], windows, sink=writer.add)
+
+
+def test_the_file_holds_what_its_format_says(cpu: LM, windows: Windows, oracle: Any, tmp_path: Path) -> None:
+    path = tmp_path / "logits.dat"
+    part = windows.part(0, 3)
+    write(path, cpu, part)
+    raw = path.read_bytes()
+    assert raw[:8] == b"_logits_"
+    n_ctx, n_vocab, n = struct.unpack_from("<3i", raw, 8)
+    assert (n_ctx, n_vocab, n) == (N_CTX, cpu.n_vocab, 3)
+    assert np.array_equal(np.frombuffer(raw, "<i4", n * n_ctx, 20).reshape(n, n_ctx), part.tokens)
+    words = np.frombuffer(raw, "<u2", offset=20 + 4 * n * n_ctx).reshape(n, part.scored, -1)
+    assert words.shape[2] == 2 * ((n_vocab + 1) // 2) + 4
+    expected = oracle[1]
+    for w in range(n):
+        for i in range(part.scored):
+            scale, lowest = words[w, i, :4].copy().view("<f4")
+            wanted = np.maximum(expected[w, i], expected[w, i].max() - 16)
+            assert np.allclose(words[w, i, 4 : 4 + n_vocab] * scale + lowest, wanted, atol=5e-4)
+    assert len(raw) == perplexity_file.bytes_needed(part, n_vocab)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_as_good_a_base_as_its_model(quantized: Path, cpu: LM, windows: Windows, tmp_path: Path) -> None:
+    path = tmp_path / "logits.dat"
+    write(path, cpu, windows.part(0, 6))
+    base = LogitsFile(path, windows.bos)
+    assert base.windows.inputs(2).tolist() == windows.inputs(2).tolist()
+    with load(quantized) as lm:
+        by_file = measure([Subject("m", lm)], base.windows, base, threads=2)["m"]
+        by_model = measure([Subject("m", lm)], windows.part(0, 6), ModelBase(Subject("b", cpu)))["m"]
+        fewer = measure([Subject("m", lm)], base.windows.part(0, 2), base)["m"]
+    assert np.allclose(by_file.nll, by_model.nll, atol=1e-6)
+    assert np.allclose(by_file.nll_base, by_model.nll_base, atol=5e-4)
+    assert np.allclose(by_file.kld, by_model.kld, atol=3e-4)
+    assert np.mean(by_file.same_top == by_model.same_top) > 0.98
+    assert np.array_equal(fewer.nll, by_file.nll[: len(fewer)])
+
+
+def test_files_that_cannot_be_a_base(cpu: LM, windows: Windows, tmp_path: Path) -> None:
+    path = tmp_path / "logits.dat"
+    write(path, cpu, windows.part(0, 2))
+    raw = path.read_bytes()
+    for bad, words in (
+        (b"GGUF" + raw[4:], "not a file of log-probabilities"),
+        (raw[:15], "not a file of log-probabilities"),
+        (raw[:-1], "not written to its end"),
+        (raw[:8] + struct.pack("<3i", N_CTX, 2**31 - 1, 2**31 - 1) + raw[20:], "not written to its end"),
+        (raw[:8] + struct.pack("<3i", -1, 5, 5) + raw[20:], "says it has"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(TilebeamError, match=words):
+            LogitsFile(path, None)
+    path.write_bytes(raw)
+    base = LogitsFile(path, windows.bos)
+    with pytest.raises(TilebeamError, match="another text"):
+        measure([Subject("m", cpu)], windows.part(1, 3), base)
+
+
+def test_a_writer_that_fails_leaves_the_old_file(cpu: LM, windows: Windows, tmp_path: Path) -> None:
+    path = tmp_path / "logits.dat"
+    path.write_bytes(b"old")
+
+    def interrupted() -> None:
+        with LogitsWriter(path, windows, cpu.n_vocab):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(2, 400), base=st.booleans())
+@settings(deadline=None)
+def test_figures_are_llama_perplexitys(seed: int, n: int, base: bool) -> None:
+    """By the sums that llama-perplexity keeps."""
+    rng = np.random.default_rng(seed)
+    nll = rng.exponential(3, n)
+    scores = TokenScores.empty(n, base)
+    scores.nll[:] = nll
+    if base:
+        scores.nll_base[:] = nll + rng.normal(0, 0.2, n)
+        scores.kld[:] = rng.exponential(0.01, n)
+        scores.same_top[:] = rng.random(n) < 0.9
+    f = figures(scores)
+    average = nll.sum() / n
+    variance = (nll**2).sum() / n - average**2
+    assert f.n == n
+    assert f.ppl.value == pytest.approx(math.exp(average))
+    assert f.ppl.error == pytest.approx(math.exp(average) * math.sqrt(variance / (n - 1)), rel=1e-6)
+    if not base:
+        assert f.kld is None
+        assert set(f.as_dict()) == {"n", "ppl"}
+        return
+    other = scores.nll_base
+    covariance = ((nll * other).sum() / n - average * other.mean()) / (n - 1)
+    errors = [float(mean(x).error) for x in (nll, other)]
+    assert f.log_ratio is not None
+    assert f.log_ratio.value == pytest.approx(average - other.mean(), abs=1e-12)
+    spread = errors[0] ** 2 + errors[1] ** 2 - 2 * covariance
+    assert f.log_ratio.error**2 == pytest.approx(spread, rel=1e-6, abs=1e-12)
+    if errors[0] * errors[1] > 1e-9:
+        assert f.correlation == pytest.approx(covariance / (errors[0] * errors[1]), abs=1e-6)
+    assert f.kld_percentiles is not None
+    ordered = np.sort(scores.kld)
+    for percent, value in f.kld_percentiles.items():
+        at = percent / 100 * (n - 1)
+        low = int(at)
+        wanted = ordered[low] + (at - low) * (ordered[min(low + 1, n - 1)] - ordered[low])
+        assert value == pytest.approx(wanted)
+    share = scores.same_top.mean()
+    assert f.same_top is not None
+    assert f.same_top.error == pytest.approx(math.sqrt(share * (1 - share) / (n - 1)))
+    json.dumps(f.as_dict())
+
+
+def test_unmeasured_tokens_do_not_count() -> None:
+    scores = TokenScores.empty(6, False)
+    scores.nll[:4] = 1.0, 2.0, 3.0, 4.0
+    assert figures(scores).n == 4
+    assert figures(scores).ppl == perplexity(np.array([1.0, 2.0, 3.0, 4.0]))
+    both = TokenScores.joined([scores.part(0, 2), scores.part(2, 4)])
+    assert figures(both) == figures(scores)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, ["perplexity", *map(str, arguments)])
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    return result
+
+
+def test_command_prints_figures(quantized: Path, exact: Path, text: Path, cpu: LM, windows: Windows) -> None:
+    common = ("-f", text, "-c", N_CTX, "-t", 1)
+    wanted = figures(measure([Subject("m", cpu)], windows)["m"])
+    plain = json.loads(run("-m", exact, *common, "-dev", "cpu", "--json").stdout)
+    assert plain["chunks"] == len(windows)
+    assert plain["figures"]["ppl"]["value"] == pytest.approx(wanted.ppl.value, rel=1e-3)
+    words = run("-m", exact, *common, "--device", "cpu").stdout
+    estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", words)
+    assert estimate is not None, words
+    assert float(estimate[1]) == pytest.approx(plain["figures"]["ppl"]["value"], abs=1e-4)
+    assert float(estimate[2]) == pytest.approx(plain["figures"]["ppl"]["stderr"], abs=1e-5)
+    found = json.loads(
+        run(
+            *("-m", quantized, *common, "--kl-base", exact, "-dev", "npu", "--numerics", "fp16", "--softmax", "exact"),
+            *("-ctk", "q8_0", "-ctv", "q8_0", "-b", 2 * N_CTX, "-ub", 32, "--chunks", 4, "--json"),
+        ).stdout
+    )["figures"]
+    assert 0 < found["kld"]["value"] < 1e-3
+    assert found["same_top"]["value"] > 0.9
+    # Measuring leaves the NPU as it was.
+    assert (control().options()["numerics"], control().options()["softmax"]) == ("int8", "table")
+    assert "Same top p" in run("-m", quantized, *common, "--kl-base", exact, "--chunks", 2).stdout
+
+
+def test_what_was_configured_counts_where_nothing_is_asked_for(quantized: Path, exact: Path, text: Path) -> None:
+    options = ("-m", quantized, "-f", text, "-c", N_CTX, "--chunks", 2, "--kl-base", exact, "--json")
+    asked = json.loads(run(*options, "--numerics", "fp16").stdout)["figures"]
+    control().configure(numerics="fp16")
+    try:
+        configured = json.loads(run(*options).stdout)["figures"]
+        assert control().options()["numerics"] == "fp16"
+    finally:
+        control().configure(numerics="int8")
+    assert configured == asked
+
+
+def test_command_writes_and_reads_llama_cpps_file(quantized: Path, exact: Path, text: Path, tmp_path: Path) -> None:
+    path = tmp_path / "logits.dat"
+    common = ("-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
+    run("-m", exact, "-f", text, *common, "--save-all-logits", path, "--chunks", 5)
+    by_file = json.loads(run("-m", quantized, "--kl-divergence-base", path, *common).stdout)
+    by_model = json.loads(run("-m", quantized, "-f", text, "--kl-base", exact, "--chunks", 5, *common).stdout)
+    assert by_file["chunks"] == 5
+    for name in ("ppl", "kld", "ppl_base"):
+        assert by_file["figures"][name]["value"] == pytest.approx(by_model["figures"][name]["value"], rel=0.05)
+
+
+def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
+    tiles = quantized.with_name("tiles.gguf")
+    pack(quantized, tiles)
+    options = ("-f", text, "-c", N_CTX, "--chunks", 3, "--json")
+    ordinary, packed = (json.loads(run("-m", m, *options).stdout)["figures"] for m in (quantized, tiles))
+    assert ordinary == packed
+    # As a base it runs on the NPU by itself.
+    against = json.loads(run("-m", quantized, *options, "--kl-base", tiles).stdout)["figures"]
+    assert against["kld"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-dev", "cpu", "--numerics", "fp16"], "options of the NPU"),
+        (["-c", "4096"], "windows of 4096 need at least 8192"),
+        (["--kl-base", "missing.gguf"], "missing.gguf"),
+        (["--chunks", "0"], "--chunks must be positive"),
+    ],
+)
+def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Path, text: Path) -> None:
+    error = run("-m", exact, "-f", text, *arguments, code=1).stderr
+    assert words in " ".join(error.split())
+
+
+def test_command_needs_a_text(exact: Path) -> None:
+    assert "-f" in run("-m", exact, code=1).stderr
+
+
+# --- llama-perplexity itself ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("TILEBEAM_LLAMA_PERPLEXITY" not in os.environ, reason="TILEBEAM_LLAMA_PERPLEXITY is not set")
+def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path: Path) -> None:
+    libraries = Path(llama_cpp.__file__).parent / "lib"
+
+    def theirs(*arguments: object, last: str) -> str:
+        # Its log has a thread of its own, which the exit sometimes overtakes: ask again until the last line is there.
+        said = ""
+        for _ in range(5):
+            ran = subprocess.run(
+                [os.environ["TILEBEAM_LLAMA_PERPLEXITY"], *map(str, arguments), "-c", str(N_CTX), "-t", "1"],
+                env=os.environ | {"LD_LIBRARY_PATH": str(libraries)},
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=300,
+            )
+            said = ran.stdout + ran.stderr
+            if last in said:
+                return said
+        raise AssertionError(said)
+
+    path, own = tmp_path / "theirs.dat", tmp_path / "own.dat"
+    options = ("-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
+    theirs("-m", exact, "-f", text, "--save-all-logits", path, last="")
+    run("-m", exact, "-f", text, *options, "--save-all-logits", own)
+    said = theirs("-m", exact, "-f", text, last="Final estimate")
+    estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", said)
+    assert estimate is not None
+    found = json.loads(run("-m", exact, "-f", text, *options).stdout)["figures"]["ppl"]
+    assert found["value"] == pytest.approx(float(estimate[1]), rel=1e-4)
+    assert found["stderr"] == pytest.approx(float(estimate[2]), rel=1e-3)
+
+    assert own.stat().st_size == path.stat().st_size
+    one, other = (LogitsFile(p, None) for p in (own, path))
+    assert np.array_equal(one.windows.tokens, other.windows.tokens)
+
+    # Another model in float32: 8-bit activations would round differently in batches of another shape.
+    other_model = tmp_path / "other.gguf"
+    convert(
+        synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model, type="f32"
+    )
+    said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
+    found = json.loads(run("-m", other_model, "--kl-base", path, *options).stdout)["figures"]
+    for name, pattern in (
+        ("ppl", r"Mean PPL\(Q\) +: +([\d.]+) "),
+        ("ppl_base", r"Mean PPL\(base\) +: +([\d.]+) "),
+        ("kld", r"Mean +KLD: +([\d.]+) "),
+        ("same_top", r"Same top p: +([\d.]+) "),
+    ):
+        number = re.search(pattern, said)
+        assert number is not None, said
+        scale = 0.01 if name == "same_top" else 1.0
+        assert found[name]["value"] == pytest.approx(float(number[1]) * scale, rel=1e-3, abs=2e-6), name

@@ -1,0 +1,435 @@
+"""Loading: what works, and that everything else is a clear exception that leaves nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import process_kit
+import pytest
+import tilebeam
+from tilebeam import NpuError, SamplingParams, TilebeamError, register
+from tilebeam import gguf as gguf_tools
+from tilebeam._ext._library import native_file
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.native import llama
+from tilebeam.native.control import Control, control
+
+PROMPT = "the question is how many"
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def ordinary(folder: Path) -> Path:
+    return write_model(folder / "ordinary.gguf", preset("tiny", arch="qwen2", type="q4_0"))
+
+
+@pytest.fixture(scope="module")
+def repacked(ordinary: Path, folder: Path) -> Path:
+    gguf_tools.pack(ordinary, folder / "repacked.gguf")
+    return folder / "repacked.gguf"
+
+
+def say(lm: tilebeam.LM) -> list[int]:
+    return lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+
+def held() -> tuple[int, int]:
+    status = control().status()
+    return status["buffers"], status["tiled_tensors"]
+
+
+# --- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_ordinary_and_repacked_files_say_the_same(ordinary: Path, repacked: Path) -> None:
+    before = held()
+    with tilebeam.load(ordinary, **SMALL) as a, tilebeam.load(str(repacked), **SMALL) as b:
+        assert say(a) == say(b)
+        assert (a.info.repacked, b.info.repacked) == (False, True)
+        listed = len(gguf_tools.manifest(repacked).tensors)
+        # the ordinary model's tied output matrix is tiled too, in a file it cannot be
+        assert b.info.tiled_tensors == listed <= a.info.tiled_tensors
+        with tilebeam.load(repacked, **SMALL) as again:
+            assert again.info.tiled_tensors == listed
+    assert held() == before
+
+
+def test_cpu_does_not_touch_a_registered_npu(ordinary: Path) -> None:
+    register()
+    before = control().status()
+    with tilebeam.load(ordinary, "cpu", **SMALL) as lm:
+        assert lm.info.tiled_tensors == 0
+        say(lm)
+        after = control().status()
+    assert (after["graphs"], after["buffers"]) == (before["graphs"], before["buffers"])
+
+
+def test_stock_llama_runs_ordinary_files_on_the_npu(ordinary: Path) -> None:
+    import llama_cpp
+
+    assert register() is register()
+    assert register().device_names() == ["HMX0"]
+    before = control().status()["graphs"]
+    with tilebeam.load(ordinary, **SMALL) as lm:
+        expected = say(lm)
+    stock = llama_cpp.Llama(str(ordinary), n_gpu_layers=-1, flash_attn=True, n_ctx=256, n_threads=1, verbose=False)
+    try:
+        tokens = list(islice(stock.generate(stock.tokenize(PROMPT.encode()), temp=0.0, repeat_penalty=1.0), 10))
+    finally:
+        stock.close()
+    assert tokens == expected
+    assert control().status()["graphs"] > before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"type_k": "q8_0", "type_v": "q8_0"},
+        {"type_k": "f32", "type_v": "f32"},
+        {"flash_attn": False},
+        {"n_gpu_layers": 0},
+        {"n_gpu_layers": 2},
+        {"n_batch": 2},
+        {"n_batch": 64, "n_ubatch": 5},
+        {"n_seq_max": 256},
+        {"n_ctx": 1},
+    ],
+)
+def test_other_options_work_too(ordinary: Path, options: dict[str, Any]) -> None:
+    with tilebeam.load(ordinary, **{**SMALL, **options}) as lm:
+        assert len(say(lm)) == 10
+        assert lm.n_ctx == 256
+        result = lm.generate(PROMPT, SamplingParams(n=lm.n_seq_max, max_tokens=2))[0]
+        assert {len(s.token_ids) for s in result.outputs} == {2}
+
+
+def test_log_is_shown_only_when_asked_for(ordinary: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tilebeam.load(ordinary, "cpu", **SMALL).close()
+    assert capfd.readouterr() == ("", "")
+    tilebeam.load(ordinary, "cpu", verbose=True, **SMALL).close()
+    assert "llama_model_loader" in capfd.readouterr().err
+
+
+# --- failing closed ---------------------------------------------------------------------------------------------------
+
+
+def test_stock_llama_refuses_a_repacked_file_by_name(repacked: Path) -> None:
+    import llama_cpp
+
+    with llama.log_router().capture() as log, pytest.raises(ValueError, match="Failed to load model"):
+        llama_cpp.Llama(str(repacked), n_gpu_layers=-1)
+    assert "unknown model architecture: 'tilebeam'" in llama.errors_in(log)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, 3])
+def test_too_few_layers_of_a_repacked_file_are_refused(repacked: Path, layers: int) -> None:
+    before = held()
+    with pytest.raises(TilebeamError, match="n_gpu_layers=-1"):
+        tilebeam.load(repacked, n_gpu_layers=layers, **SMALL)
+    assert held() == before
+
+
+def test_cpu_is_refused_for_a_repacked_file(repacked: Path) -> None:
+    with pytest.raises(TilebeamError, match="gguf-repack unpack"):
+        tilebeam.load(repacked, "cpu", **SMALL)
+
+
+def test_a_plugin_that_did_not_get_the_list_is_noticed(repacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An override without the announcement loads "well" and would compute garbage; the count tells."""
+    from contextlib import nullcontext
+
+    before = held()
+    monkeypatch.setattr(Control, "announced", lambda *_: nullcontext())
+    with pytest.raises(TilebeamError, match="the NPU has 0"):
+        tilebeam.load(repacked, **SMALL)
+    assert held() == before
+
+
+def test_a_missing_plugin_is_a_sentence(ordinary: Path, tmp_path: Path) -> None:
+    sister = native_file("libtilebeam_ext.so")
+    (tmp_path / sister.name).symlink_to(sister.resolve())
+    code = f"""
+import tilebeam
+lm = tilebeam.load({str(ordinary)!r}, "cpu", n_ctx=256)
+lm.close()
+try:
+    tilebeam.load({str(ordinary)!r}, "npu")
+except tilebeam.TilebeamError as error:
+    print(error)
+"""
+    run = process_kit.python(code, TILEBEAM_LIB_DIR=str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert "libggml-tilebeam.so is missing" in run.stdout
+
+
+def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilebeam.native.plugin import ggml
+
+    monkeypatch.setattr(metadata, "version", lambda _: "0.3.35")
+    with pytest.raises(TilebeamError, match=r"pip install llama-cpp-python==0\.3\.36"):
+        ggml.__wrapped__()
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(TilebeamError, match="not installed"):
+        ggml.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"n_seq_max": 257}, "n_seq_max must lie between 1 and 256"),
+        ({"n_seq_max": 0}, "n_seq_max"),
+        ({"n_ctx": 0}, "n_ctx"),
+        ({"n_ctx": "4096"}, "n_ctx"),
+        ({"n_ctx": 2**24}, "smaller n_ctx"),
+        ({"threads": 0}, "threads"),
+        ({"n_batch": 8}, "at least n_seq_max"),
+        ({"n_ubatch": 1000}, "n_ubatch"),
+        ({"device": "gpu"}, "device"),
+        ({"executor": "qemu"}, "executor"),
+        ({"type_k": "q3"}, "type_k"),
+        ({"type_v": "q8_0", "flash_attn": False}, "flash attention"),
+        ({"n_gpu_layers": -2}, "n_gpu_layers"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_bad_options_are_named(ordinary: Path, device: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TilebeamError, match=said):
+        tilebeam.load(ordinary, **{"device": device, **options})
+
+
+def cut(data: bytearray) -> bytes:
+    return bytes(data[: len(data) // 2])
+
+
+def empty(_: bytearray) -> bytes:
+    return b""
+
+
+def text(_: bytearray) -> bytes:
+    return b"This is no model.\n" * 99
+
+
+def flip_data(data: bytearray) -> bytes:
+    data[-5000] ^= 4
+    return bytes(data)
+
+
+def flip_metadata(data: bytearray) -> bytes:
+    at = data.index(b"tilebeam.architecture") + 40
+    data[at] ^= 1
+    return bytes(data)
+
+
+def other_layout(data: bytearray) -> bytes:
+    at = data.index(b"tilebeam.layout_version") + len("tilebeam.layout_version") + 4
+    data[at] = 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("damage", [cut, empty, text, flip_data, flip_metadata, other_layout])
+def test_damaged_files_are_refused(
+    repacked: Path, tmp_path: Path, damage: Callable[[bytearray], bytes], device: str
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(damage(bytearray(repacked.read_bytes())))
+    with pytest.raises(TilebeamError, match=r"bad\.gguf cannot be loaded"):
+        tilebeam.load(bad, device, **SMALL)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(TilebeamError, match="does not exist"):
+        tilebeam.load(tmp_path / "none.gguf")
+    with pytest.raises(TilebeamError, match="not a file"):
+        tilebeam.load(tmp_path)
+
+
+def test_a_model_llama_cpp_does_not_take_is_refused_with_its_reason(ordinary: Path, tmp_path: Path) -> None:
+    data = bytearray(ordinary.read_bytes())
+    at = data.index(b"qwen2", data.index(b"general.architecture"))
+    data[at : at + 5] = b"qwen9"
+    (tmp_path / "odd.gguf").write_bytes(data)
+    for device in ("cpu", "npu"):
+        before = held()
+        with pytest.raises(TilebeamError, match="unknown model architecture: 'qwen9'"):
+            tilebeam.load(tmp_path / "odd.gguf", device, **SMALL)
+        assert held() == before
+
+
+# --- executors and failure --------------------------------------------------------------------------------------------
+
+
+def test_executors_agree_and_do_not_mix(ordinary: Path, repacked: Path) -> None:
+    with tilebeam.load(repacked, executor="thread", **SMALL) as lm:
+        expected = say(lm)
+        with pytest.raises(TilebeamError, match="already runs"):
+            tilebeam.load(ordinary, executor="process", **SMALL)
+    with tilebeam.load(repacked, executor="process", **SMALL) as lm:
+        assert lm.info.executor == "process"
+        assert control().status()["npu_pid"] != os.getpid()
+        assert say(lm) == expected
+    with tilebeam.load(ordinary, executor="thread", **SMALL) as lm:
+        assert say(lm) == expected
+
+
+def test_a_killed_npu_is_an_npu_error_and_the_next_load_works(repacked: Path) -> None:
+    with tilebeam.load(repacked, executor="process", **SMALL) as lm:
+        expected = say(lm)
+        os.kill(control().status()["npu_pid"], signal.SIGKILL)
+        time.sleep(0.1)
+        with pytest.raises(NpuError, match="Load the model again"):
+            lm.generate(PROMPT, GREEDY)
+        with pytest.raises(NpuError):
+            lm.logits([1, 2, 3])
+        with tilebeam.load(repacked, executor="process", **SMALL) as fresh:
+            assert say(fresh) == expected
+    with tilebeam.load(repacked, executor="thread", **SMALL) as lm:
+        assert say(lm) == expected
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, tilebeam; print([m for m in ('llama_cpp', 'numpy', 'cffi', 'typer') if m in sys.modules])"
+    assert process_kit.python(code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
+def test_other_platforms_get_one_sentence(system: str, machine: str) -> None:
+    code = f"""
+import platform, sys
+sys.platform = {system!r}
+platform.machine = lambda: {machine!r}
+try:
+    import tilebeam
+except ImportError as error:
+    print(error)
+"""
+    said = process_kit.python(code).stdout.strip()
+    assert said.startswith("Tilebeam runs on Linux on x86-64 and aarch64; this is")
+    assert machine in said
+
+
+def test_public_names_exist() -> None:
+    for name in tilebeam.__all__:
+        assert getattr(tilebeam, name) is not None
+    assert set(tilebeam.__all__) <= set(dir(tilebeam))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = tilebeam.nonsense  # type: ignore[attr-defined]
+
+
+def test_no_module_hides_a_public_name() -> None:
+    code = """
+import importlib, pkgutil, tilebeam
+modules = {m.name for m in pkgutil.iter_modules(tilebeam.__path__)}
+print(sorted(modules & set(tilebeam.__all__)))
+"""
+    assert process_kit.python(code).stdout.strip() == "[]"
+
+
+def test_version_is_that_of_the_project() -> None:
+    assert tilebeam.__version__ == metadata.version("tilebeam")
+
+
+def test_libllama_sees_the_device() -> None:
+    """The plugin must be in the libggml that libllama resolved, not in the wheel's second copy."""
+    import llama_cpp
+
+    register()
+    assert llama_cpp.llama_supports_gpu_offload()
+    lib = ctypes.CDLL("libggml.so.0")
+    lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+    assert lib.ggml_backend_dev_by_name(b"HMX0")
+    assert tilebeam.register().devices() == [lib.ggml_backend_dev_by_name(b"HMX0")]
+
+
+def pair(kind: int, value: int) -> bytes:
+    """A metadata value as in the file: its type (4 is uint32) and itself."""
+    return struct.pack("<II", kind, value)
+
+
+def damaged_metadata(gguf_path: Path, key: str, old: bytes, new: bytes) -> bytes:
+    data = bytearray(gguf_path.read_bytes())
+    at = data.index(old, data.index(key.encode()) + len(key))
+    data[at : at + len(old)] = new
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "said"),
+    [
+        ("qwen2.block_count", pair(4, 4), pair(4, 0), "block_count is 0,"),
+        ("qwen2.block_count", pair(4, 4), pair(4, 513), "block_count is 513,"),
+        (
+            "qwen2.attention.head_count_kv",
+            (2).to_bytes(4, "little"),
+            (3).to_bytes(4, "little"),
+            "head_count_kv is 3, no divisor",
+        ),
+        ("qwen2.attention.head_count_kv", pair(4, 2), pair(4, 0), "head_count_kv is 0,"),
+        ("tokenizer.ggml.tokens", b"the", b"her", "a token twice"),
+    ],
+)
+def test_metadata_that_would_end_the_process_is_refused(
+    ordinary: Path, tmp_path: Path, key: str, old: bytes, new: bytes, said: str
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(damaged_metadata(ordinary, key, old, new))
+    with pytest.raises(TilebeamError, match=said):
+        tilebeam.load(bad, "cpu", **SMALL)
+
+
+def test_packed_weights_lie_in_huge_pages(tmp_path: Path) -> None:
+    """Where the kernel gives shared memory huge pages on demand, nearly all tiles are in some, on one side at least."""
+    model = write_model(tmp_path / "small.gguf", preset("small", arch="qwen2", type="q4_0"))
+    result = process_kit.python(
+        f"""
+import ctypes, os, re
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+page = 2 << 20
+fd = os.memfd_create("probe")
+os.ftruncate(fd, page)
+reserved = libc.mmap(None, 2 * page, 0, 0x22, -1, 0)  # private, anonymous
+start = libc.mmap(reserved + -reserved % page, page, 3, 0x11, fd, 0)  # shared, at that address
+ctypes.memset(start, 0, 1)
+if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(page), 25):
+    print("refused")
+    raise SystemExit
+import tilebeam
+lm = tilebeam.load({str(model)!r}, device="npu", n_ctx=256)
+huge = name = 0
+for line in open("/proc/self/smaps"):
+    if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+        name = "memfd:tilebeam" in line
+    elif name and line.startswith("ShmemPmdMapped"):
+        huge += int(line.split()[1])
+print(huge)
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    answer = result.stdout.split()[-1]
+    if answer == "refused":
+        pytest.skip("this kernel gives no huge pages to shared memory on demand")
+    assert int(answer) >= 4 << 10  # KiB, of 8 MiB of tiles: what is left begins or ends inside a page

@@ -1,0 +1,171 @@
+"""Placements: what goes to which device, from a file's header and limits; refusals that say what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+from devices_kit import GREEDY, KIB, PROMPT, SMALL, VOCAB, held, write_files
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tilebeam import TilebeamError
+from tilebeam import gguf as gguf_tools
+from tilebeam.model import loader as loading
+from tilebeam.model.placement import PAGE, Matrix, Placement, Planner, Use, Weights, weights_of
+from tilebeam.native.control import control
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_files(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = held()
+    yield
+    assert held() == before
+
+
+def needs(w: Weights, use: Use, p: Placement) -> list[int]:
+    """Bytes of each device for weights and KV cache alone, counted anew: what every placement must leave room for."""
+    home = [d for d, count in enumerate(p.counts) for _ in range(count)]
+    used = [0] * len(p.counts)
+    cut = {d.name for d in p.divisions}
+    for i, size in enumerate(w.layers):
+        used[home[i]] += size - sum(m.size for m in w.matrices if m.home == i and m.name in cut)
+        if i < w.n_layer:
+            used[home[i]] += int(use.n_ctx * w.kv_row * use.kv_bytes)
+    for division in p.divisions:
+        m = next(m for m in w.matrices if m.name == division.name)
+        for device, columns in division.parts:
+            used[device] += m.size * columns // m.columns
+    return used
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Weights, Use, list[int]]:
+    n_layer = draw(st.integers(1, 6))
+    layers, matrices = [], []
+    for home in range(n_layer + 1):
+        total = draw(st.integers(1, 40)) * PAGE
+        for i in range(draw(st.integers(0, 2))):
+            columns = draw(st.integers(64, 3000))
+            size = columns * draw(st.sampled_from([36, 144, 544]))
+            matrices.append(Matrix(f"m{home}.{i}", home, columns, size, 64))
+            total += size
+        layers.append(total)
+    w = Weights(tuple(layers), tuple(matrices), 64, 128, 512, 64, 32, 2, draw(st.integers(1, 2)))
+    use = Use(256, draw(st.integers(1, 64)), draw(st.integers(1, 32)), draw(st.booleans()), 4.0)
+    one = st.integers(200_000, 6_000_000)
+    limits = draw(st.one_of(st.just([0] * 15), st.lists(one, min_size=15, max_size=15), one.map(lambda n: [n] * 15)))
+    return w, use, limits
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases(), st.integers(1, 15))
+def test_placements_keep_their_promises(case: tuple[Weights, Use, list[int]], n: int) -> None:
+    w, use, limits = case
+    p = Planner(w, use).on(limits[:n])
+    if p is None:
+        assert any(limits), "without a limit everything fits"
+        return
+    assert len(p.counts) == n
+    assert sum(p.counts) == len(w.layers)
+    if not any(limits):
+        assert not p.divisions
+        # no device idles while another could give it a layer
+        assert 0 not in p.counts or max(p.counts) == 1
+    for division in p.divisions:
+        m = next(m for m in w.matrices if m.name == division.name)
+        assert sum(columns for _, columns in division.parts) == m.columns
+        assert all(columns % 32 == 0 for _, columns in division.parts[:-1])
+        assert [d for d, _ in division.parts] == sorted({d for d, _ in division.parts})
+    for least, planned, limit in zip(needs(w, use, p), p.planned, limits, strict=False):
+        assert least <= planned + PAGE
+        assert limit == 0 or planned <= limit
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["ordinary", "repacked", "tied", "float output"]), st.integers(500, 4000), st.integers(8, 64))
+def test_what_is_planned_can_be_loaded(files: dict[str, Path], name: str, limit: int, n_batch: int) -> None:
+    """Any limit either gives a model that works within it, or a refusal by the plan: never a failure half way."""
+    try:
+        lm = tilebeam.load(files[name], **{**SMALL, "n_batch": n_batch}, memory_limit=limit * KIB)
+    except TilebeamError as error:
+        if "does not fit" not in str(error):
+            raise
+        return
+    with lm:
+        assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        assert all(d["memory_used"] <= limit * KIB for d in control().devices() if d["session"] == "alive")
+
+
+def test_the_advice_of_a_refusal_works(files: dict[str, Path]) -> None:
+    with pytest.raises(TilebeamError, match="does not fit") as refusal:
+        tilebeam.load(files["ordinary"], **SMALL, devices=2, memory_limit="1540KiB")
+    advice = str(refusal.value)
+    assert "the output" in advice
+    devices = int(advice.partition("devices=")[2].partition(",")[0])
+    with tilebeam.load(files["ordinary"], **SMALL, devices=devices, memory_limit="1540KiB") as lm:
+        assert len(lm.info.layers) == devices
+    with pytest.raises(TilebeamError, match="Use a memory_limit of at least") as refusal:
+        tilebeam.load(files["ordinary"], **SMALL, devices=1, memory_limit="300KiB")
+    least = float(str(refusal.value).partition("at least ")[2].partition(" MiB")[0])
+    with tilebeam.load(files["ordinary"], **SMALL, devices=1, memory_limit=int(least * 2**20)) as lm:
+        assert lm.info.layers == (5,)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"devices": 0}, "between 1 and 15"),
+        ({"devices": 16}, "between 1 and 15"),
+        ({"memory_limit": "much"}, "size such as"),
+        ({"memory_limit": -1}, "size such as"),
+        ({"memory_limit": []}, "between 1 and 15 sizes"),
+        ({"devices": 2, "n_gpu_layers": 1}, "n_gpu_layers=-1"),
+    ],
+)
+def test_bad_options(files: dict[str, Path], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TilebeamError, match=text):
+        tilebeam.load(files["ordinary"], **SMALL, **options)
+
+
+def test_sizes() -> None:
+    assert loading.parse_limits("2GiB") == [2 << 30]
+    assert loading.parse_limits(["512M", "1kb", 7, "0"]) == [512 << 20, 1024, 7, 0]
+
+
+def test_a_limit_is_for_one_load(files: dict[str, Path]) -> None:
+    before = control().options()["memory_limit"]
+    with tilebeam.load(files["ordinary"], **SMALL, memory_limit="8MiB") as limited:
+        assert limited.info.layers == (5,)
+        used = control().device_status(0)["memory_used"]
+        assert control().options()["memory_limit"] == before
+        # what is left of a running session's limit counts for the next model
+        with tilebeam.load(files["tied"], **SMALL) as second:
+            assert len(second.info.layers) == 2
+            assert used < control().device_status(0)["memory_used"] <= 8 << 20
+        with pytest.raises(TilebeamError, match="HMX0 already runs with memory_limit=8388608"):
+            tilebeam.load(files["tied"], **SMALL, memory_limit="9MiB")
+    with tilebeam.load(files["ordinary"], **SMALL) as free:
+        assert free.info.layers == (5,)
+        assert control().device_status(0)["memory_limit"] == before[0]
+
+
+def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
+    with gguf_tools.GGUFFile(files["ordinary"]) as gguf:
+        w = weights_of(gguf, "llama")
+        sizes = {t.name: t.nbytes for t in gguf.tensors.values()}
+    assert w.n_layer == 4
+    assert (w.n_embd, w.n_ff, w.n_vocab, w.q_row, w.kv_row) == (256, 512, VOCAB, 256, 128)
+    for i in range(4):
+        exact = sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}."))
+        assert exact <= w.layers[i] <= exact + 2 * PAGE * 9
+    output = sizes["output.weight"] + sizes["output_norm.weight"]
+    assert output <= w.layers[4] <= output + 4 * PAGE
+    assert {m.name for m in w.matrices if m.home == 4} == {"output.weight"}

@@ -1,0 +1,309 @@
+"""MUL_MAT on every kernel set against numpy: int8 numerics, float weights, FP16 numerics, layouts, hostile input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gemm_reference import (
+    BLOCKS,
+    COLUMN,
+    FLAG_FP16,
+    FLAG_INT8_256,
+    FLOATS,
+    TILE,
+    Weights,
+    coarse_error_bound,
+    coarse_product,
+    device,
+    float_product,
+    int8_error_bound,
+    int8_product,
+    make_weights,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+from tilebeam.native import executor as _npu
+
+ISAS = _npu.isas()
+QUANTIZED = (*BLOCKS, *COLUMN, *TILE)
+isas = pytest.mark.parametrize("isa", ISAS)
+dims = {
+    "k": st.sampled_from([32, 64, 96, 160, 1024, 1056, 2080]),
+    "n": st.sampled_from([1, 3, 31, 32, 33, 64, 96, 130]),
+    "m": st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 33, 50]),
+    "threads": st.integers(1, 3),
+    "seed": st.integers(0, 2**32 - 1),
+}
+
+
+def check_int8(w: Weights, x: np.ndarray, out: np.ndarray) -> None:
+    model, magnitude = int8_product(w, x)
+    # float32 sums over K/32 terms, each a product of rounded factors
+    assert np.all(np.abs(out - model) <= magnitude * (2.0**-23) * (w.k / 32 + 4) + 1e-30)
+    exact = x.astype(np.float64) @ w.values.T
+    assert np.all(np.abs(out - exact) <= int8_error_bound(w, x) + magnitude * 1e-5)
+
+
+@isas
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.label)
+@settings(max_examples=12, deadline=None)
+@given(**dims)
+def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    w = make_weights(type, k, n, rng)
+    x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
+    out = device(isa, threads).product(w, x)
+    check_int8(w, x, out)
+    other = device("portable", 1).product(w, x)
+    _, magnitude = int8_product(w, x)
+    assert np.all(np.abs(out - other) <= magnitude * (2.0**-22) * (k / 32 + 4) + 1e-30)
+
+
+@isas
+@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+@settings(max_examples=8, deadline=None)
+@given(
+    **{
+        **dims,
+        "k": st.sampled_from([32, 224, 256, 288, 1024, 1056, 3104]),
+        "m": st.sampled_from([1, 63, 64, 65, 100, 131, 300]),
+    }
+)
+def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
+    """One scale per 256 k from 64 rows on, where the set has kernels for it; else the numerics of int8, bit for bit."""
+    rng = np.random.default_rng(seed)
+    w = make_weights(type, k, n, rng)
+    x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
+    name: list[str] = []
+    out = device(isa, threads).product(w, x, flags=FLAG_INT8_256, name=name)
+    if "q8k" not in name[0]:
+        assert m < 64 or isa not in ("portable", "avx512vnni", "avx512bf16")
+        np.testing.assert_array_equal(out, device(isa, threads).product(w, x))
+        return
+    assert m >= 64
+    model, magnitude = coarse_product(w, x)
+    assert np.all(np.abs(out - model) <= magnitude * (2.0**-23) * (k / 256 + 5) + 1e-30)
+    exact = x.astype(np.float64) @ w.values.T
+    assert np.all(np.abs(out - exact) <= coarse_error_bound(w, x) + magnitude * 1e-5)
+
+
+@isas
+@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
+    """Zero rows give zeros; a NaN or infinity spoils its row, or of a scale its column, and nothing else."""
+    rng = np.random.default_rng(8)
+    w = make_weights(type, 512, 64, rng)
+    x = rng.standard_normal((70, 512)).astype(np.float32)
+    x[1] = 0
+    x[2, 300] = np.nan
+    x[3, 511] = -np.inf
+    x[4] = 1e-45
+    data = w.data.copy()
+    data.reshape(2, 16, -1)[1, 3, -64:].view(np.float16)[5] = np.inf
+    out = device(isa, 2).product(Weights(type, w.k, w.n, data, w.values), x, flags=FLAG_INT8_256)
+    bad_rows, bad_columns = np.isin(np.arange(70), [2, 3]), np.arange(64) == 37
+    np.testing.assert_array_equal(np.isfinite(out), ~(bad_rows[:, None] | bad_columns[None, :]))
+    assert np.all(out[np.ix_([1, 4], ~bad_columns)] == 0)
+
+
+@isas
+@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+def test_plain_rows_and_tiles_agree_bit_for_bit(isa: str, type: Type) -> None:
+    rng = np.random.default_rng(5)
+    plain = make_weights(ggml_ext.source_type(type), 2080, 70, rng)
+    tiles = Weights(type, plain.k, plain.n, ggml_ext.pack(type, plain.data.reshape(-1), plain.k, plain.n), plain.values)
+    for m in (1, 6, 19):
+        x = rng.standard_normal((m, plain.k)).astype(np.float32)
+        np.testing.assert_array_equal(device(isa, 2).product(plain, x), device(isa, 2).product(tiles, x))
+
+
+@isas
+def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
+    k, n = 64, 32
+    x = np.full((3, k), 127, np.float32)
+    x[1, ::2] = -127
+    x[2] = -127
+    for value in (-128, -127, 127):
+        blocks = np.zeros((n, k // 32, 34), np.uint8)
+        blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+        blocks[..., 2:] = np.int8(value).view(np.uint8)
+        w = Weights(Type.Q8_0, k, n, blocks, np.full((n, k), float(value)))
+        np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
+    for nibble in (0, 15):
+        blocks = np.zeros((n, k // 32, 18), np.uint8)
+        blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+        blocks[..., 2:] = nibble * 17
+        w = Weights(Type.Q4_0, k, n, blocks, np.full((n, k), nibble - 8.0))
+        np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
+
+
+@isas
+@pytest.mark.parametrize("type", FLOATS, ids=lambda t: t.label)
+@settings(max_examples=12, deadline=None)
+@given(
+    **{
+        **dims,
+        "k": st.sampled_from([1, 2, 7, 16, 31, 64, 100, 257, 300, 530]),
+        "m": st.sampled_from([1, 2, 4, 5, 9, 50, 97, 101, 130]),
+    }
+)
+def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    w = make_weights(type, k, n, rng)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    exact, bound = float_product(w, x, isa)
+    assert np.all(np.abs(device(isa, threads).product(w, x) - exact) <= bound)
+    if type == Type.F16:
+        half = x.astype(np.float16)
+        out = device(isa, threads).product(w, half)
+        assert np.all(np.abs(out - half.astype(np.float64) @ w.values.T) <= bound * 1.01)
+
+
+@isas
+@pytest.mark.parametrize("type", [*QUANTIZED, *FLOATS], ids=lambda t: t.label)
+@settings(max_examples=8, deadline=None)
+@given(**dims)
+def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    w = make_weights(type, k, n, rng)
+    x = (rng.standard_normal((m, k)) / 16).astype(np.float32)
+    out = device(isa, threads).product(w, x, flags=FLAG_FP16)
+    a = x.astype(np.float16).astype(np.float64)
+    b = w.values.astype(np.float32).astype(np.float16).astype(np.float64)
+    np.testing.assert_array_equal(out, out.astype(np.float16).astype(np.float32))
+    exact, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
+    assert np.all(np.abs(out - exact) <= np.abs(exact) * 2.0**-11 + magnitude * 2.0**-22 * k + 2.0**-24)
+
+
+@isas
+@settings(max_examples=25, deadline=None)
+@given(
+    type=st.sampled_from([Type.F16, Type.F32, Type.Q4_0, Type.Q8_0, Type.Q4_0_COL, Type.Q8_0_TILE]),
+    half=st.booleans(),
+    b2=st.integers(1, 3),
+    b3=st.integers(1, 2),
+    r2=st.integers(1, 3),
+    r3=st.integers(1, 2),
+    m=st.sampled_from([1, 2, 5, 18]),
+    n=st.sampled_from([5, 32, 77]),
+    order=st.permutations([0, 1, 2]),
+    pad=st.sampled_from([0, 32]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_batches_and_strides(
+    isa: str,
+    type: Type,
+    half: bool,
+    b2: int,
+    b3: int,
+    r2: int,
+    r3: int,
+    m: int,
+    n: int,
+    order: list[int],
+    pad: int,
+    threads: int,
+    seed: int,
+) -> None:
+    """src0 broadcasts over dimensions 2 and 3; src1 has any order of its outer dimensions, and gaps between rows."""
+    rng = np.random.default_rng(seed)
+    k = 96
+    matrices = [[make_weights(type, k, n, rng) for _ in range(b2)] for _ in range(b3)]
+    stack = np.stack([[w.data.reshape(-1) for w in row] for row in matrices]).view(np.uint8)
+    size = stack.shape[2]
+    row = size // n if type in FLOATS or type in BLOCKS else 1
+    nb = (int(ggml_ext.lib.tb_type_size(type)) or 1, row, size, size * b2)
+
+    outer = (b3 * r3, b2 * r2, m)
+    x_type = np.float16 if half and type == Type.F16 else np.float32
+    memory = rng.standard_normal((*(outer[i] for i in order), k + pad)).astype(x_type)
+    x = memory.transpose(*(order.index(i) for i in range(3)), 3)[..., :k]
+    out = device(isa, threads).mul_mat(stack, type, (k, n, b2, b3), nb, x, dst_pad=pad)
+    for i3 in range(outer[0]):
+        for i2 in range(outer[1]):
+            w, rows = matrices[i3 // r3][i2 // r2], x[i3, i2]
+            if type in FLOATS:
+                exact = rows.astype(np.float64) @ w.values.T
+                np.testing.assert_allclose(out[i3, i2], exact, rtol=0, atol=2e-4)
+            else:
+                check_int8(w, rows, out[i3, i2])
+
+
+@isas
+@pytest.mark.parametrize("type", [Type.F16, Type.F32, Type.Q8_0], ids=lambda t: t.label)
+def test_weight_rows_with_gaps(isa: str, type: Type) -> None:
+    """K and V views of attention without flash: rows of one head, heads interleaved."""
+    rng = np.random.default_rng(11)
+    k, n, heads = 64, 40, 3
+    matrices = [make_weights(type, k, n, rng) for _ in range(heads)]
+    rows = np.stack([w.data.reshape(n, -1).view(np.uint8) for w in matrices], axis=1)  # (n, heads, bytes)
+    row = rows.shape[2]
+    nb = (int(ggml_ext.lib.tb_type_size(type)), row * heads, row, row * heads * n)
+    for m in (1, 9):
+        x = rng.standard_normal((1, heads, m, k)).astype(np.float32)
+        out = device(isa, 2).mul_mat(rows, type, (k, n, heads, 1), nb, x)
+        for h, w in enumerate(matrices):
+            if type == Type.Q8_0:
+                check_int8(w, x[0, h], out[0, h])
+            else:
+                np.testing.assert_allclose(out[0, h], x[0, h].astype(np.float64) @ w.values.T, rtol=0, atol=2e-4)
+
+
+@isas
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.label)
+def test_hostile_activations(isa: str, type: Type) -> None:
+    """A zero row gives zeros. NaN or infinity in a row gives NaN in that row, and nowhere else."""
+    rng = np.random.default_rng(3)
+    w = make_weights(type, 96, 40, rng)
+    x = rng.standard_normal((7, 96)).astype(np.float32)
+    x[1] = 0
+    x[2, 50] = np.nan
+    x[3, 95] = np.inf
+    x[4, 0] = -np.inf
+    x[5] = 1e-45
+    x[6] *= np.float32(1e34)
+    out = device(isa, 2).product(w, x)
+    assert np.all(out[1] == 0)
+    assert np.all(out[5] == 0)
+    assert np.all(np.isnan(out[2:5]))
+    check_int8(w, x[[0, 6]], out[[0, 6]])
+    one_by_one = np.concatenate([device(isa, 1).product(w, x[i : i + 1]) for i in range(7)])
+    np.testing.assert_array_equal(out, one_by_one)
+
+
+@isas
+@pytest.mark.parametrize("type", TILE, ids=lambda t: t.label)
+def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
+    """A file may hold any bits: a NaN or infinite scale spoils the columns that share it, and no others."""
+    rng = np.random.default_rng(4)
+    w = make_weights(type, 64, 64, rng)
+    for bad in (np.nan, np.inf):
+        data = w.data.copy()
+        data.reshape(2, 2, -1)[1, 0, -64:].view(np.float16)[5] = bad  # row pair 2, columns 16 to 31 of panel 1
+        out = device(isa, 1).product(
+            Weights(type, w.k, w.n, data, w.values), rng.standard_normal((3, 64)).astype(np.float32)
+        )
+        assert np.all(np.isnan(out[:, 48:]))
+        assert np.all(np.isfinite(out[:, :48]))
+
+
+@isas
+def test_kernel_names(isa: str) -> None:
+    rng = np.random.default_rng(6)
+    seen = set()
+    for type in (*QUANTIZED, *FLOATS):
+        for m in (1, 128):
+            name: list[str] = []
+            x = rng.standard_normal((m, 64)).astype(np.float32)
+            device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
+            assert name[0].startswith("gemm_")
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON; AVX512-BF16 products with BF16
+            base = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}.get(isa, isa)
+            assert name[0].endswith(("_" + isa, "_" + base))
+            seen.add(name[0])
+    tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith("avx512") else {"q8p"}  # read as it is, or prepared
+    floats = {"f32d", "f16d", "bf16d", "f32"}
+    assert {name.split("_")[1] for name in seen} == {"q4c", "q8c", "nlc"} | floats | tile_grouping

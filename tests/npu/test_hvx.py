@@ -1,0 +1,504 @@
+"""The HVX kernels: on qemu-hexagon (v66), and over emulated intrinsics on the host, there as v66 and as v73.
+
+The program of tests/hexagon/hvx_cases.cpp is started once per test with all its cases. What it answers on qemu-hexagon
+is compared bit for bit with the portable kernels of the host; the emulated intrinsics are compared with qemu's one by
+one, so that the kernels with HVX floating point (v73), which no emulator here runs, can be checked through them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench_module(name: str) -> Any:
+    """A script of bench/ as a module. They put their folder in front of the search path, where some names are those of
+    modules in tests/: the path is put back."""
+    if name not in sys.modules:
+        path = list(sys.path)
+        spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.path[:] = path
+    return sys.modules[name]
+
+
+guest = bench_module("hvx_guest")
+HVX, PORTABLE, Op, Request = guest.HVX, guest.PORTABLE, guest.Op, guest.Request
+
+Array = npt.NDArray[Any]
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+needs_qemu = pytest.mark.skipif(guest.missing() is not None, reason=str(guest.missing()))
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler for the emulated kernels")
+
+FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3}  # enum gemm_format
+QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024}
+TILED = [
+    Type.Q4_0_COL,
+    Type.Q8_0_COL,
+    Type.IQ4_NL_COL,
+    Type.Q4_0_TILE,
+    Type.Q8_0_TILE,
+    Type.IQ4_NL_TILE,
+]
+
+
+def _build(arch: int, folder: Path) -> list[str]:
+    kernels = ROOT / "backend" / "npu" / "kernels"
+    sources = [
+        ROOT / "tests" / "hexagon" / "hvx_cases.cpp",
+        *sorted((kernels / "hvx").glob("*.cpp")),
+        *sorted((kernels / "portable").glob("*.cpp")),
+        *(ROOT / "ggml_ext" / "src" / name for name in ("layout.c", "types.c")),
+    ]
+    places = ("tests/hexagon/emulated", "backend/npu", "ggml_ext/include", "ggml_ext/src")
+    flags = ["-O0", "-ffp-contract=off", "-Wno-psabi", f"-D__HVX_ARCH__={arch}", *(f"-I{ROOT / p}" for p in places)]
+
+    def compile_one(numbered: tuple[int, Path]) -> str:
+        number, source = numbered
+        target = str(folder / f"{number}.o")
+        language = ["-x", "c", "-std=c11"] if source.suffix == ".c" else ["-std=c++17"]
+        subprocess.run([str(COMPILER), *flags, *language, "-c", str(source), "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, enumerate(sources)))
+    program = str(folder / "hvx_cases")
+    subprocess.run([str(COMPILER), *objects, "-o", program], check=True)
+    return [program]
+
+
+@pytest.fixture(scope="module")
+def host66(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The portable kernels, and v66 over emulated intrinsics."""
+    return _build(66, tmp_path_factory.mktemp("v66"))
+
+
+@pytest.fixture(scope="module")
+def host73(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """v73 over emulated intrinsics."""
+    return _build(73, tmp_path_factory.mktemp("v73"))
+
+
+def programs(request: pytest.FixtureRequest, v73: bool = True) -> dict[str, list[str]]:
+    """Every way to run the HVX kernels that there is here."""
+    found: dict[str, list[str]] = {"emulated v66": request.getfixturevalue("host66")}
+    if v73:
+        found["emulated v73"] = request.getfixturevalue("host73")
+    if guest.missing() is None:
+        found["qemu"] = guest.command()
+    return found
+
+
+def tiles(quants: int, n: int, rng: np.random.Generator, float_scales: bool = False) -> Array:
+    """Random tiles: any quants; scales of any size and sign, zeros among them."""
+    size = np.exp2(rng.uniform(-12, 3, (n, 32))) * rng.choice([-1, 1, 1, 0], (n, 32))
+    scales = size.astype(np.float32 if float_scales else np.float16)
+    data = rng.integers(0, 256, (n, quants), np.uint8)
+    return np.concatenate([data, scales.view(np.uint8)], axis=1)
+
+
+# ---- the emulation itself
+
+
+@needs_qemu
+@needs_compiler
+def test_emulated_intrinsics_are_those_of_qemu(host66: list[str]) -> None:
+    count = int.from_bytes(
+        guest.ask(host66, [Request(Op.INTRINSIC, params=(1000,), operands=(np.zeros(1, np.uint8),))])[0], "little"
+    )
+    assert count > 30
+    rng = np.random.default_rng(1)
+    requests = []
+    for number in range(count):
+        for case in range(12):
+            operands = rng.integers(0, 2**32, (4, 32), np.uint32)
+            if case % 2:
+                operands[1] = operands[1] & 0x3F3F3F3F | rng.integers(0, 2, 32, np.uint32) * 0xFFFFFFC0  # shifts
+            if case % 3 == 0:
+                operands[0, ::2] = operands[1, ::2]  # equal numbers
+            scalar = int(rng.integers(-(2**31), 2**31)) if case % 4 else case // 4
+            requests.append(Request(Op.INTRINSIC, params=(number, scalar), operands=(operands,)))
+    emulated = guest.ask(host66, requests)
+    real = guest.ask(guest.command(), requests)
+    wrong = {r.params[0] for r, a, b in zip(requests, real, emulated, strict=True) if a != b}
+    assert not wrong
+
+
+# ---- int8 GEMM
+
+
+def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for case in range(cases):
+        name = list(FORMATS)[case % 4]
+        rows = int(rng.integers(1, 17)) if case >= 64 else case // 4 + 1
+        k_tiles = int(rng.integers(1, 7))
+        panel = tiles(QUANTS[name], k_tiles, rng, float_scales=name == "prepared")
+        x = (rng.standard_normal((rows, 32 * k_tiles)) * np.exp2(rng.integers(-20, 20))).astype(np.float32)
+        if case % 5 == 0:
+            x[rng.integers(rows), :32] = 0
+        if case % 7 == 0:
+            x[rng.integers(rows), rng.integers(32 * k_tiles)] = rng.choice([np.nan, np.inf])
+        if case % 11 == 0:  # the largest sums there can be
+            panel[:, : QUANTS[name]] = rng.choice([0x00, 0x80, 0xFF, 0x7F])
+            x[:] = 3.0
+        out = rng.standard_normal((rows, 32)).astype(np.float32)
+        params, operands = (FORMATS[name], rows, k_tiles, case % 2), (panel, x, out)
+        found.append((name, Request(Op.GEMM, HVX, params, operands), Request(Op.GEMM, PORTABLE, params, operands)))
+    return found
+
+
+@needs_compiler
+def test_gemm_has_the_portable_bits(request: pytest.FixtureRequest, host66: list[str]) -> None:
+    cases = _gemm_cases(2, 160)
+    want = guest.ask(host66, [portable for _, _, portable in cases])
+    for way, command in programs(request, v73=False).items():
+        got = guest.ask(command, [hvx for _, hvx, _ in cases])
+        for (name, hvx, _), a, b in zip(cases, got, want, strict=True):
+            same = np.array_equal(np.frombuffer(a, np.float32), np.frombuffer(b, np.float32), equal_nan=True)
+            assert same, f"{way}: {name} {hvx.params}"
+
+
+@needs_compiler
+def test_gemm_with_hvx_floating_point(host66: list[str], host73: list[str]) -> None:
+    cases = _gemm_cases(3, 96)
+    want = guest.ask(host66, [portable for _, _, portable in cases])
+    got = guest.ask(host73, [hvx for _, hvx, _ in cases])
+    for (name, hvx, _), a, b in zip(cases, got, want, strict=True):
+        x, y = np.frombuffer(a, np.float32), np.frombuffer(b, np.float32)
+        scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
+        assert np.allclose(x, y, rtol=1e-5, atol=1e-5 * scale, equal_nan=True), f"{name} {hvx.params}"
+
+
+# ---- dequantization
+
+
+def hmx_order(values: Array) -> Array:
+    """(n, 32, 32) tiles as [k][column] to the order of the matrix unit: each two rows interleaved."""
+    n = values.shape[0]
+    return values.reshape(n, 16, 2, 32).transpose(0, 1, 3, 2).reshape(n, 1024)
+
+
+def dequantized(kind: Type, data: Array) -> Array:
+    """FP16 tiles (n, [k][column]) by the contract's reference code."""
+    n = data.shape[0]
+    values = ggml_ext.dequantize(kind, data.reshape(-1), 32 * n, 32)  # (32, 32 n)
+    with np.errstate(over="ignore"):
+        return values.reshape(32, n, 32).transpose(1, 2, 0).astype(np.float16)
+
+
+def same_halves(a: Array, b: Array) -> bool:
+    """Equal bits, but any NaN is as good as another."""
+    nan = np.isnan(a.view(np.float16)) & np.isnan(b.view(np.float16))
+    return bool(np.all((a.view(np.uint16) == b.view(np.uint16)) | nan))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", TILED, ids=lambda k: k.name)
+def test_dequantization_is_exact(kind: Type, request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(int(kind))
+    quants = ggml_ext.tile_bytes(kind) - 64
+    data = tiles(quants, 24, rng)
+    # every size of scale: subnormal, largest, infinite, not a number
+    bits = rng.integers(0, 65536, (8, 32), np.uint16)
+    bits[0, :6] = [0x0001, 0x03FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E00]
+    data[16:, quants:] = bits.view(np.uint8)
+    want = dequantized(kind, data)
+    for way, command in programs(request).items():
+        single, several, floats = guest.ask(
+            command,
+            [
+                Request(Op.TILES, params=(kind, 1), operands=(data[:1],)),
+                Request(Op.TILES, params=(kind, len(data)), operands=(data,)),
+                Request(Op.DEQUANTIZE, params=(kind, len(data)), operands=(data,)),
+            ],
+        )
+        ordered = hmx_order(want)
+        assert same_halves(np.frombuffer(several, np.float16).reshape(-1, 1024), ordered), way
+        assert same_halves(np.frombuffer(single, np.float16), ordered[0]), way
+        wide = np.frombuffer(floats, np.float32).reshape(want.shape)
+        assert np.array_equal(wide, want.astype(np.float32), equal_nan=True), way
+
+
+def q4_layouts(q: Array, scales: Array) -> dict[int, Array]:
+    """The same kind of weights in the layouts that bench/hvx_packets.py compares. ``q`` (n, 1024) 0..15; ``scales``
+    (n, 32) FP16, one per 32 consecutive quants. The meaning of "consecutive" is the layout's own."""
+    n = len(q)
+    groups = q.reshape(n, 32, 32)
+    blocks = np.concatenate(
+        [scales[..., None].view(np.uint8), (groups[..., :16] | groups[..., 16:] << 4).astype(np.uint8)], axis=2
+    )
+    super_blocks = q.reshape(n, 4, 4, 32, 2)  # of 256: row pair, column, row; quad order
+    first, second, third, fourth = (super_blocks[:, :, v] for v in range(4))
+    packed = np.stack([first | third << 4, second | fourth << 4], axis=-1).astype(np.uint8).reshape(n, 4, 128)
+    with_scales = np.concatenate([scales.reshape(n, 4, 8).view(np.uint8), packed], axis=2)
+    ordinary = blocks.reshape(n, -1)
+    return {
+        guest.CONVENTIONAL: ordinary,
+        guest.CONVENTIONAL_TUNED: ordinary,
+        guest.CONVENTIONAL_ARITHMETIC: ordinary,
+        guest.TILE_GROUPS: ordinary,
+        guest.SUPER_BLOCKS: with_scales.reshape(n, -1),
+    }
+
+
+@needs_compiler
+def test_compared_layouts_are_correct(request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(5)
+    q = rng.integers(0, 16, (3, 1024))
+    scales = (np.exp2(rng.uniform(-8, 2, (3, 32))) * rng.choice([-1, 1], (3, 32))).astype(np.float16)
+    values = ((q - 8).astype(np.float32) * np.repeat(scales, 32, axis=1).astype(np.float32)).astype(np.float16)
+    columns = hmx_order(values.reshape(3, 32, 32).transpose(0, 2, 1))  # 32 consecutive: one column's k
+    for way, command in programs(request).items():
+        for layout, data in q4_layouts(q, scales).items():
+            if layout == guest.CONVENTIONAL_ARITHMETIC and way != "emulated v73":
+                continue
+            padded = np.concatenate([data.reshape(-1), np.zeros(128, np.uint8)])
+            (got,) = guest.ask(command, [Request(Op.LAYOUT, params=(layout, 3), operands=(padded,))])
+            want = values if layout in (guest.TILE_GROUPS, guest.SUPER_BLOCKS) else columns
+            assert same_halves(np.frombuffer(got, np.float16).reshape(3, 1024), want), f"{way}: layout {layout}"
+        data = tiles(512, 3, rng)
+        (copied,) = guest.ask(command, [Request(Op.LAYOUT, params=(guest.COPY, 3), operands=(data,))])
+        assert np.array_equal(np.frombuffer(copied, np.uint8).reshape(3, 512), data[:, :512]), way
+
+
+# ---- exponent and softmax
+
+
+@needs_compiler
+def test_exponent_of_every_fp16_number(request: pytest.FixtureRequest) -> None:
+    x = np.arange(65536, dtype=np.uint16)
+    v = x.view(np.float16).astype(np.float64)
+    with np.errstate(all="ignore"):
+        want = np.exp2(np.where(v > 0, 0, v)).astype(np.float16)
+    for way, command in programs(request, v73=False).items():
+        requests = [Request(Op.EXP2, operands=(x,)), Request(Op.EXP2, operands=(x[:77],))]
+        requests.append(Request(Op.GATHER, operands=(x[32768:],)))
+        whole, part, gathered = (np.frombuffer(a, np.float16) for a in guest.ask(command, requests))
+        assert same_halves(whole, want), way
+        assert same_halves(part, want[:77]), way
+        assert same_halves(gathered, want[32768:]), way
+
+
+@needs_compiler
+def test_polynomial_exponents(host73: list[str]) -> None:
+    bits = np.arange(0x8000, 0xFC00, dtype=np.uint16)  # finite, not positive; a whole number of vectors
+    x = bits.view(np.float16).astype(np.float64)
+    want = np.exp2(x)
+    requests = [Request(Op.POLYNOMIAL, params=(way,), operands=(bits,)) for way in (0, 1)]
+    half, single = (np.frombuffer(a, np.float16).astype(np.float64) for a in guest.ask(host73, requests))
+    large = x >= -14
+    assert np.max(np.abs(half[large] / want[large] - 1)) < 3e-3
+    assert np.max(np.abs(single[large] / want[large] - 1)) < 5e-4  # half a unit of FP16's last place
+    assert not np.any(half[~large])
+    assert not np.any(single[~large])
+
+
+def _softmax_request(kind: int, rng: np.random.Generator, cells: int, softcap: float, special: bool) -> Any:
+    visible = int(rng.integers(0, 2**63)) if special else (1 << cells) - 1
+    head = np.array([visible], np.uint64).view(np.uint8)
+    numbers = np.array([0.2, softcap, -np.inf if special else 1.5, 0.0 if special else 0.25], np.float32)
+    s = (rng.standard_normal(64) * 20).astype(np.float32)
+    if special:
+        s[rng.integers(cells)] = -np.inf
+    bias = rng.standard_normal(64).astype(np.float32)
+    return Request(Op.SOFTMAX, kind, (cells, int(rng.integers(2))), (head, numbers, s, bias))
+
+
+@needs_compiler
+def test_softmax(request: pytest.FixtureRequest, host66: list[str]) -> None:
+    cases = [(cells, cap, special) for cells in range(1, 65) for cap in (0.0, 5.0) for special in (False, True)]
+    make = lambda kind: [  # noqa: E731
+        _softmax_request(kind, np.random.default_rng(i), *case) for i, case in enumerate(cases)
+    ]
+    want = guest.ask(host66, make(PORTABLE))
+    for way, command in programs(request, v73=False).items():
+        for case, a, b in zip(cases, guest.ask(command, make(HVX)), want, strict=True):
+            x, y = np.frombuffer(a, np.float32), np.frombuffer(b, np.float32)
+            # Hexagon's own tanh and exp2 may round differently; then a p may be the next FP16 number
+            tolerance = 0 if way == "emulated v66" else 2e-3 if case[1] else 1e-6
+            assert np.allclose(x, y, rtol=tolerance, atol=tolerance * 1e-3), f"{way}: {case}"
+
+
+# ---- conversions
+
+
+@needs_compiler
+def test_conversions(request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(7)
+    halves = np.arange(65536, dtype=np.uint16)
+    edges = (halves[:0x7C00].astype(np.uint32) << 13) + (112 << 23)  # every FP16 number as float, and what is near
+    bits = np.concatenate(
+        [edges, edges + 0x0FFF, edges + 0x1000, edges + 0x1001, rng.integers(0, 2**32, 50_013, np.uint32)]
+    )
+    tiny = np.exp2(rng.uniform(-30, -12, 5000)).astype(np.float32).view(np.uint32)
+    floats = np.concatenate([bits, tiny, tiny | 0x80000000]).astype(np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        rounded = floats.astype(np.float16)
+    for way, command in programs(request, v73=False).items():
+        requests = [
+            Request(Op.TO_FLOAT, operands=(halves,)),
+            Request(Op.TO_HALF, operands=(floats,)),
+            Request(Op.ROUND, operands=(floats,)),
+        ]
+        wide, narrow, both = guest.ask(command, requests)
+        assert np.array_equal(
+            np.frombuffer(wide, np.float32), halves.view(np.float16).astype(np.float32), equal_nan=True
+        ), way
+        assert same_halves(np.frombuffer(narrow, np.float16), rounded), way
+        assert np.array_equal(np.frombuffer(both, np.float32), rounded.astype(np.float32), equal_nan=True), way
+
+
+# ---- the matrix unit's model
+
+
+@needs_compiler
+def test_matrix_unit_model(request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(8)
+    cases = [(rows, n) for rows in (1, 7, 16, 32) for n in (1, 3)]
+    requests, want = [], []
+    for rows, n in cases:
+        x = rng.standard_normal((rows, 32 * n)).astype(np.float16)
+        w = rng.standard_normal((32 * n, 32)).astype(np.float16)
+        full = np.zeros((32, 32 * n), np.float16)
+        full[:rows] = x
+        x_tiles = hmx_order(full.reshape(32, n, 32).transpose(1, 0, 2))
+        w_tiles = hmx_order(w.reshape(n, 32, 32))
+        requests.append(Request(Op.HMX, params=(rows, n), operands=(x_tiles, w_tiles)))
+        total = np.zeros((rows, 32), np.float32)  # float32 accumulation, k ascending
+        for k in range(32 * n):
+            total += x[:, k, None].astype(np.float32) * w[k].astype(np.float32)
+        product = np.zeros((32, 32), np.float16)
+        product[:rows] = total
+        want.append(hmx_order(product[None])[0])
+    for way, command in programs(request, v73=False).items():
+        for case, a, b in zip(cases, guest.ask(command, requests), want, strict=True):
+            assert same_halves(np.frombuffer(a, np.float16), b), f"{way}: {case}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", TILED, ids=lambda k: k.name)
+def test_fp16_numerics_on_tiles(kind: Type, request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(100 + int(kind))
+    requests, want = [], []
+    for rows, n in [(1, 1), (5, 3), (32, 2)]:
+        data = tiles(ggml_ext.tile_bytes(kind) - 64, n, rng)
+        x = rng.standard_normal((rows, 32 * n)).astype(np.float32)
+        requests.append(Request(Op.FP16, params=(kind, rows, n), operands=(data, x)))
+        w = dequantized(kind, data).reshape(32 * n, 32).astype(np.float32)
+        total = np.zeros((rows, 32), np.float32)
+        for k in range(32 * n):
+            total += x[:, k, None].astype(np.float16).astype(np.float32) * w[k]
+        with np.errstate(over="ignore"):
+            want.append(total.astype(np.float16).astype(np.float32))
+    for way, command in programs(request).items():
+        for a, b in zip(guest.ask(command, requests), want, strict=True):
+            assert np.array_equal(np.frombuffer(a, np.float32).reshape(b.shape), b), way
+
+
+@needs_qemu
+def test_dispatch_picks_the_hvx_kernels() -> None:
+    (names,) = guest.ask(guest.command(), [Request(Op.NAMES)])
+    isa, *kernels = names.decode().split()
+    assert isa == "hvx"
+    assert len(kernels) == 6
+    assert all("_hvx" in name for name in kernels)
+
+
+# ---- what is compiled and counted
+
+
+def cannot_count() -> str | None:
+    """Why nothing can be disassembled here, None if it can."""
+    try:
+        guest.library_v73()
+    except FileNotFoundError:
+        return "this build has no hexagon/libhvx_v73.a: it needs clang-19, lld-19 and libc++-19-dev"
+    return None if guest.objdump() else "no llvm-objdump for Hexagon (package llvm-19)"
+
+
+needs_objdump = pytest.mark.skipif(cannot_count() is not None, reason=str(cannot_count()))
+
+
+@needs_objdump
+def test_counted_loops_are_the_kernels() -> None:
+    bench = bench_module("hvx_packets")
+    loops = bench.static_loops()
+    assert set(loops) == set(bench.DEQUANTIZATION) | set(bench.EXPONENTS)
+    for name, loop in loops.items():
+        # what a loop writes, it must have read, and multiplied in HVX floating point
+        assert loop.count(r"= vmemu?\(") >= 1, name
+        if name != "exp2, table":
+            assert loop.count("qf16|qf32") >= loop.written // 64, name
+        assert ":endloop0" in loop.packets[-1]
+        assert not any(":endloop0" in p for p in loop.packets[:-1])
+    # a tile of 4 bits is five vectors; it becomes sixteen by eight look-ups, scaled by one vector or by sixteen
+    for name, spreads in (("q4_0 column", 1), ("iq4_nl column", 1), ("q4_0 tile", 16)):
+        assert loops[name].written == 1024
+        assert loops[name].count(r"= vmemu\(") == 5
+        assert loops[name].count("vlut16") == 8
+        assert loops[name].count("vdelta") == spreads
+    for name in bench.DEQUANTIZATION:
+        assert loops[name].least <= len(loops[name].packets), name
+    conventional = loops["conventional"]
+    assert conventional.count("vscatter") * 32 == conventional.written
+    assert loops["conventional, tuned"].count("vscatter") * 64 == loops["conventional, tuned"].written
+    assert loops["conventional, no tables"].count("vlut16") == 0
+    table = loops["exp2, table"]
+    assert table.count("vgather") * 64 == table.written
+
+
+@needs_objdump
+def test_gemm_loops_multiply_every_weight() -> None:
+    bench = bench_module("hvx_packets")
+    for format in ("q4", "q8", "iq4nl"):
+        for rows in (1, 8):
+            loop = bench.inner_loop(guest.library_v73(), bench.gemm_function(format, rows), "vrmpy")
+            unrolled = loop.count("vrmpy") // (8 * rows)  # tiles per iteration
+            assert loop.count("vrmpy") == 8 * rows * unrolled > 0
+            assert loop.count("vlut32") == (8 * unrolled if format == "iq4nl" else 0)
+            assert loop.count("qf32") > 0
+
+
+@needs_objdump
+def test_column_needs_no_more_packets_than_the_papers_best() -> None:
+    bench = bench_module("hvx_packets")
+    rows = {r["name"]: r for r in bench.static_rows(bench.static_loops())}
+    assert rows["q4_0 column"]["value"] <= rows["tile groups, super-blocks"]["value"]
+    assert rows["q4_0 column"]["value"] <= rows["q4_0 tile"]["value"]
+    assert rows["q4_0 column"]["least"] <= rows["tile groups, super-blocks"]["least"]
+    assert rows["exp2, table"]["value"] < rows["exp2, polynomial in FP16"]["value"]
+
+
+@needs_objdump
+@needs_qemu
+def test_bench_prints_its_rows() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "hvx_packets.py"), "--json", "--quick"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, cwd=ROOT)
+    report = json.loads(result.stdout)
+    assert report["bench"] == "hvx_packets"
+    rows = {r["name"]: r for r in report["rows"]}
+    static = rows["q4_0 column"]
+    assert static["value"] == round(static["packets"] / static["numbers"], 5)
+    # executed and counted agree where both exist: the table's loop is the same for v66 and v73
+    assert rows["exp2, table, v66"]["value"] == pytest.approx(rows["exp2, table"]["value"], rel=0.1)
+    assert rows["gemm q4_0 column, 8 rows, v66"]["ratio"] > 1

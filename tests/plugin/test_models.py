@@ -1,0 +1,198 @@
+"""Whole models on the NPU against the stock CPU backend: random models of every architecture and type.
+
+Two questions are asked of the logits at 256 positions and more. Are they those of the stock CPU backend on the same
+file: KL divergence and top-1. And are they as good: the error against a float32 run of the dequantized weights may be
+at most 1.1 times the stock backend's own. The thresholds for random models: mean KL below 1e-3 nats (the stock backend
+itself is 0.6e-3 to 1e-3 away from float32 on them), top-1 agreement of at least 90 %: their logits are noise, so near
+ties are common, the stock backend agrees with float32 in 95 to 98 %, and two backends that each differ from float32 in
+up to 5 % may differ from one another in twice that.
+
+All runs are made once, in `runs`, in a handful of processes; the tests look at the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import accuracy
+import numpy as np
+import pytest
+from accuracy import Figures, Job, Result, WorkerError, compare, got
+from tilebeam import gguf as gguf_tools
+from tilebeam.gguf.synth import ARCHITECTURES, SynthConfig, write_model
+
+MODES = ("prefill", "decode", "parallel")
+TYPES = ("q4_0", "q8_0", "iq4_nl", "f16")
+TILED = ("q4_0", "q8_0", "iq4_nl")
+KL_LIMIT = 1e-3
+TOP1_LIMIT = 0.90
+ERROR_RATIO = 1.1
+SMALL = SynthConfig(n_layer=3)
+
+# Shapes, types and options beyond the plain grid: one model each.
+VARIANTS: dict[str, SynthConfig] = {
+    "llama-bias-freqs": replace(SMALL, arch="llama", bias=True, rope_factors=True, type="q4_0"),
+    "llama-yarn": replace(SMALL, arch="llama", yarn_factor=4.0, type="q8_0"),
+    "llama-mixed-roles": replace(SMALL, arch="llama", type="q4_0", types={"ffn_down": "q8_0", "attn_v": "f16"}),
+    "qwen2-odd-vocabulary": replace(SMALL, arch="qwen2", n_vocab=1001, type="q8_0"),
+    "qwen3-head-128": replace(SMALL, arch="qwen3", n_head=4, n_head_kv=1, head_dim=128, type="q4_0"),
+    "gemma3-head-256": replace(SMALL, arch="gemma3", n_head=2, n_head_kv=1, head_dim=256, type="q8_0"),
+    "llama-head-80": replace(SMALL, arch="llama", n_embd=320, head_dim=80, type="iq4_nl"),
+    "qwen3-head-96": replace(SMALL, arch="qwen3", head_dim=96, type="q8_0"),
+    "qwen2-float32": replace(SMALL, arch="qwen2", type="f32"),
+}
+
+# Ways to run a model that is otherwise plain: changes to the job, on both devices.
+SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+    "small batches": ("llama-q4_0", {"n_batch": 48, "n_ubatch": 17}),
+    "long context": ("qwen3-q8_0", {"n_positions": 700, "n_ctx": 1024}),
+    "window cache": ("gemma3-q8_0", {"n_positions": 400, "swa_full": False, "n_batch": 64, "n_ubatch": 64}),
+    "one stream per sequence": ("llama-q8_0", {"mode": "streams", "kv_unified": False, "n_ctx": 16 * 256}),
+    "shifted cache": ("llama-q8_0", {"mode": "decode", "shift": 60}),
+    "shifted window cache": ("gemma3-q8_0", {"mode": "decode", "shift": 60}),
+    "without flash attention": ("llama-q4_0", {"flash": False}),
+    "float32 cache": ("llama-q4_0", {"kv": "f32"}),
+    "quantized cache": ("llama-q4_0", {"kv": "q8_0"}),
+    "two layers of three on the device": ("qwen2-q4_0", {"n_gpu_layers": 2}),
+    "only the output on the device": ("qwen2-q4_0", {"n_gpu_layers": 1}),
+    "nothing on the device": ("qwen2-q4_0", {"n_gpu_layers": 0}),
+}
+
+
+class Runs:
+    """Results by (model, what): what is "stock", "exact" (float32), "npu", "process", "repacked" .. and the mode."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs: dict[tuple[str, ...], Job] = {}
+        self.results: dict[tuple[str, ...], Result | WorkerError] = {}
+
+    def add(self, key: tuple[str, ...], job: Job) -> None:
+        self.jobs[key] = job
+
+    def run(self) -> None:
+        answers = accuracy.run(list(self.jobs.values()), self.folder / "logits")
+        self.results = dict(zip(self.jobs, answers, strict=True))
+
+    def __getitem__(self, key: tuple[str, ...]) -> Result:
+        return got(self.results[key])
+
+    def figures(self, reference: tuple[str, ...], other: tuple[str, ...]) -> Figures:
+        return compare(self[reference].logits, self[other].logits)
+
+
+def _stock(job: Job) -> Job:
+    # One thread: two of ggml's spin against each other for ages when the machine is busy.
+    return replace(job, device="cpu", n_threads=1)
+
+
+def _exact(job: Job, path: Path) -> Job:
+    return replace(_stock(job), model=str(path), kv="f32", flash=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("models")
+    r = Runs(folder)
+    configs = {f"{arch}-{t}": replace(SMALL, arch=arch, type=t) for arch in ARCHITECTURES for t in TYPES} | VARIANTS
+    for name, cfg in configs.items():
+        path = write_model(folder / f"{name}.gguf", cfg)
+        exact = gguf_tools.convert(path, folder / f"{name}-exact.gguf", type="f32").path
+        packed = folder / f"{name}-packed.gguf"
+        if cfg.type in TILED:
+            gguf_tools.pack(path, packed)
+        modes = MODES if name not in VARIANTS else ("prefill", "parallel")
+        for mode in modes:
+            job = Job(str(path), device="npu", mode=mode)
+            r.add((name, "stock", mode), _stock(job))
+            r.add((name, "exact", mode), _exact(job, exact))
+            r.add((name, "npu", mode), job)
+            if cfg.type in TILED:
+                r.add((name, "repacked", mode), replace(job, model=str(packed)))
+                r.add((name, "repacked process", mode), replace(job, model=str(packed), executor="process"))
+    for name, (model, changes) in SETTINGS.items():
+        job = replace(Job(str(folder / f"{model}.gguf"), device="npu"), **changes)
+        r.add((name, "stock"), _stock(job))
+        r.add((name, "exact"), _exact(job, folder / f"{model}-exact.gguf"))
+        r.add((name, "npu"), job)
+    r.run()
+    return r
+
+
+GRID = [f"{arch}-{t}" for arch in ARCHITECTURES for t in TYPES]
+CASES = [(name, mode) for name in GRID for mode in MODES] + [(n, m) for n in VARIANTS for m in ("prefill", "parallel")]
+TILED_CASES = [(n, m) for n, m in CASES if (VARIANTS[n].type if n in VARIANTS else n.split("-")[1]) in TILED]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_whole_graph_runs_on_the_device(runs: Runs, name: str, mode: str) -> None:
+    result = runs[name, "npu", mode]
+    assert result.logits.shape[0] >= 256
+    # Two splits: the CPU looks the embeddings up, everything else is one graph on the device.
+    assert result.splits == (2, 2)
+    assert result.failures == 0
+    calls = {"prefill": 1, "decode": 256, "parallel": 17}[mode]
+    assert result.graphs == calls
+    n_layer = VARIANTS[name].n_layer if name in VARIANTS else SMALL.n_layer
+    # At least seven matrices, two norms and an attention per layer.
+    assert result.ops >= calls * n_layer * 10
+    assert runs[name, "stock", mode].graphs == 0
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_logits_are_those_of_the_stock_backend(runs: Runs, name: str, mode: str) -> None:
+    figures = runs.figures((name, "stock", mode), (name, "npu", mode))
+    assert figures.kl < KL_LIMIT, figures
+    assert figures.top1 >= TOP1_LIMIT, figures
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_logits_are_as_good_as_the_stock_backends(runs: Runs, name: str, mode: str) -> None:
+    _assert_as_good(runs, (name, "exact", mode), (name, "stock", mode), (name, "npu", mode))
+
+
+def _assert_as_good(runs: Runs, exact: tuple[str, ...], stock: tuple[str, ...], npu: tuple[str, ...]) -> None:
+    theirs, ours = runs.figures(exact, stock), runs.figures(exact, npu)
+    # float32 weights: what is left is the rounding inside attention, 1000 times below that of quantized activations.
+    floor = 1e-7
+    assert ours.nmse <= ERROR_RATIO * theirs.nmse + floor, (ours, theirs)
+    assert ours.kl <= ERROR_RATIO * theirs.kl + floor, (ours, theirs)
+    # 257 near-tie coin flips: three standard deviations of a 5 % share are 4 %.
+    assert ours.top1 >= theirs.top1 - 0.04, (ours, theirs)
+
+
+@pytest.mark.parametrize(("name", "mode"), TILED_CASES)
+def test_repacked_file_gives_the_same_bits(runs: Runs, name: str, mode: str) -> None:
+    np.testing.assert_array_equal(runs[name, "repacked", mode].logits, runs[name, "npu", mode].logits)
+
+
+@pytest.mark.parametrize(("name", "mode"), TILED_CASES)
+def test_process_executor_gives_the_same_bits(runs: Runs, name: str, mode: str) -> None:
+    thread, process = runs[name, "repacked", mode], runs[name, "repacked process", mode]
+    assert process.executor == "process"
+    assert process.npu_pid not in (0, process.pid)
+    assert thread.executor == "thread"
+    assert thread.npu_pid == thread.pid
+    assert process.graphs == thread.graphs
+    np.testing.assert_array_equal(process.logits, thread.logits)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(runs: Runs, name: str) -> None:
+    result = runs[name, "npu"]
+    assert result.failures == 0
+    offloaded = SETTINGS[name][1].get("n_gpu_layers") != 0
+    assert (result.graphs > 0) == offloaded
+    figures = runs.figures((name, "stock"), (name, "npu"))
+    assert figures.kl < KL_LIMIT, figures
+    assert figures.top1 >= TOP1_LIMIT, figures
+    _assert_as_good(runs, (name, "exact"), (name, "stock"), (name, "npu"))
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_decode_and_prefill_agree(runs: Runs, name: str) -> None:
+    """The kernels for one row and for many are different code."""
+    figures = runs.figures((name, "npu", "prefill"), (name, "npu", "decode"))
+    assert figures.kl < KL_LIMIT, figures
+    assert figures.top1 >= TOP1_LIMIT, figures

@@ -1,0 +1,609 @@
+"""The plugin as ggml sees it: registration, buffers as bytes, placement rules, mapped files, failures."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ggml_kit as kit
+import numpy as np
+import numpy.typing as npt
+import pytest
+from ggml_kit import F16, F32, FAILED, I32, IQ4_NL, Q4_0, Q8_0, SUCCESS, Context, Device, ffi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import TilebeamError
+from tilebeam._ext import Type, column_type, dequantize, pack, quantize, tiled_bytes
+from tilebeam.gguf import synth
+from tilebeam.native import paths as _paths
+from tilebeam.native.control import TiledTensor
+
+PLAIN = {Q4_0: Type.Q4_0, Q8_0: Type.Q8_0, IQ4_NL: Type.IQ4_NL}
+KINDS = st.sampled_from(sorted(PLAIN))
+
+
+def column(kind: int) -> Type:
+    found = column_type(PLAIN[kind])
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return kit.device()
+
+
+@contextmanager
+def options(device: Device, **changes: Any) -> Iterator[None]:
+    """Options of the NPU for a while."""
+    before = device.control.options()
+    device.control.configure(**changes)
+    try:
+        yield
+    finally:
+        device.control.configure(**{name: before[name] for name in changes})
+
+
+# ---- registration
+
+
+def test_device_properties(device: Device) -> None:
+    props = device.props()
+    assert ffi.string(props.name) == b"HMX0"
+    assert ffi.string(props.description).startswith(b"Tilebeam NPU (")
+    assert props.type == kit.GPU
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert props.memory_total == physical
+    assert 0 < props.memory_free <= physical
+    assert not any(getattr(props, name) for name in ("async", "host_buffer", "events"))
+    assert props.buffer_from_host_ptr
+    assert props.mmap_support
+
+
+def test_buffer_types_are_not_host_memory(device: Device) -> None:
+    for buft, name in ((device.plain, b"HMX0"), (device.tiled, b"HMX0_TILED")):
+        assert ffi.string(kit.lib.ggml_backend_buft_name(buft)) == name
+        assert not kit.lib.ggml_backend_buft_is_host(buft)
+        assert kit.lib.ggml_backend_dev_supports_buft(device.pointer, buft)
+    assert not kit.lib.ggml_backend_dev_supports_buft(device.pointer, kit.lib.ggml_backend_cpu_buffer_type())
+
+
+def plugin_check(version: str | None, commit: str | None) -> str:
+    library = ctypes.CDLL(str(_paths.native("libggml-tilebeam.so")))
+    library.tilebeam_check_ggml.restype = ctypes.c_char_p
+    library.tilebeam_check_ggml.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    encoded = [text.encode() if text is not None else None for text in (version, commit)]
+    return str(library.tilebeam_check_ggml(*encoded).decode())
+
+
+def test_only_the_ggml_it_was_built_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEBEAM_ALLOW_UNKNOWN_COMMIT", raising=False)
+    status = device.control.status()
+    version, commit = status["ggml_version"], status["ggml_commit"]
+    assert plugin_check(None, None) == ""
+    for good in (commit, commit[:7], commit[:12], commit[:7] + "-dirty"):
+        assert plugin_check(version, good) == ""
+    flipped = ("1" if commit[0] != "1" else "2") + commit[1:]
+    for bad in (flipped, flipped[:7], flipped[:7] + "-dirty"):
+        assert "commit " + bad in plugin_check(version, bad)
+    assert version in plugin_check("9.9.9", commit)
+    assert "9.9.9" in plugin_check("9.9.9", commit)
+    for unknown in ("unknown", "", commit[:6], "not-a-commit"):
+        text = plugin_check(version, unknown)
+        assert "install git" in text
+        assert "reinstall" in text
+    monkeypatch.setenv("TILEBEAM_ALLOW_UNKNOWN_COMMIT", "1")
+    assert plugin_check(version, "unknown") == ""
+    assert plugin_check(version, flipped) != ""
+    assert plugin_check("9.9.9", "unknown") != ""
+
+
+def test_a_plugin_for_another_commit_does_not_load(device: Device, tmp_path: Path) -> None:
+    """The real plugin with one digit of its built-in commit changed, as if it came from another build."""
+    commit = device.control.status()["ggml_commit"].encode()
+    other = (b"1" if commit[:1] != b"1" else b"2") + commit[1:]
+    image = _paths.native("libggml-tilebeam.so").read_bytes()
+    assert image.count(commit + b"\0") == 1
+    copy = tmp_path / "libggml-tilebeam.so"
+    copy.write_bytes(image.replace(commit + b"\0", other + b"\0"))
+    code = (
+        "import ctypes, sys, llama_cpp; lib = ctypes.CDLL('libggml.so.0');"
+        "lib.ggml_backend_load.restype = ctypes.c_void_p; lib.ggml_backend_load.argtypes = [ctypes.c_char_p];"
+        "print('pointer', lib.ggml_backend_load(sys.argv[1].encode()), llama_cpp.llama_supports_gpu_offload())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.split() == ["pointer", "None", "False"]
+    assert f"Tilebeam was built for ggml {device.control.status()['ggml_version']}" in done.stderr
+
+
+# ---- tiled buffers are bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(KINDS, st.integers(1, 3), st.integers(1, 70), st.integers(1, 2), st.integers(1, 2), st.data())
+def test_any_byte_range_of_a_tiled_tensor(kind: int, kt: int, n: int, n2: int, n3: int, data: st.DataObject) -> None:
+    shape = (32 * kt, n, n2, n3)
+    with Context() as c:
+        t = c.tensor(kind, *shape)
+        buffer = c.allocate(c.device.tiled)
+        kit.lib.ggml_backend_buffer_clear(buffer, data.draw(st.sampled_from([0, 0x5A])))
+        size = kit.lib.ggml_nbytes(t)
+        want = kit.get(t).copy()
+        assert np.unique(want).size == 1
+        rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+        for _ in range(data.draw(st.integers(1, 8))):
+            offset = data.draw(st.integers(0, size - 1))
+            length = data.draw(st.integers(1, size - offset))
+            if data.draw(st.booleans()):
+                piece = rng.integers(0, 256, length, dtype=np.uint8)
+                kit.put(t, piece, offset)
+            else:
+                piece = np.full(length, rng.integers(0, 256), np.uint8)
+                kit.lib.ggml_backend_tensor_memset(t, int(piece[0]), offset, length)
+            want[offset : offset + length] = piece
+        assert np.array_equal(kit.get(t), want)
+        offset = data.draw(st.integers(0, size - 1))
+        length = data.draw(st.integers(1, size - offset))
+        assert np.array_equal(kit.get(t, offset, length), want[offset : offset + length])
+        # What lies in memory is the packer's own result, one padded matrix after the other.
+        tiles = np.concatenate([pack(column(kind), m, 32 * kt, n) for m in want.reshape(n2 * n3, -1)])
+        assert kit.lib.ggml_backend_buft_get_alloc_size(c.device.tiled, t) == tiles.size
+        raw = np.frombuffer(ffi.buffer(ffi.cast("uint8_t *", t.data), tiles.size), np.uint8)
+        assert np.array_equal(raw, tiles)
+
+
+def test_a_large_tensor_is_packed_by_several_threads() -> None:
+    rng = np.random.default_rng(3)
+    with Context() as c:
+        t = c.tensor(Q4_0, 2048, 12001)
+        c.allocate(c.device.tiled)
+        data = kit.blocks(rng, Q4_0, (2048, 12001))
+        kit.put(t, data)
+        assert np.array_equal(kit.get(t), data)
+        # Rows seen through a view are the same bytes.
+        row = 2048 // 32 * 18
+        view = kit.lib.ggml_view_2d(c.ctx, t, 2048, 5, row, 33 * row)
+        view.buffer, view.data = t.buffer, ffi.cast("uint8_t *", t.data) + view.view_offs
+        assert np.array_equal(kit.get(view), data[33 * row : 38 * row])
+
+
+@pytest.mark.parametrize("kind", [F32, F16])
+def test_floats_in_a_tiled_buffer_stay_as_they_are(device: Device, kind: int) -> None:
+    """llama.cpp puts the matrices of a LoRA adapter into the buffer type of the weight that they belong to."""
+    rng = np.random.default_rng(8)
+    k, n, rank, m = 64, 96, 5, 7
+    real: Any = {F32: np.float32, F16: np.float16}[kind]
+    weights, x = kit.blocks(rng, Q4_0, (k, n)), rng.standard_normal((m, k)).astype(np.float32)
+    a, b = (rng.standard_normal(shape).astype(real) for shape in ((rank, k), (n, rank)))
+    with Context() as cw, Context() as c:
+        w, ta, tb = cw.tensor(Q4_0, k, n), cw.tensor(kind, k, rank), cw.tensor(kind, rank, n)
+        cw.allocate(device.tiled)
+        before = device.control.status()["tiled_tensors"]
+        for t, data in ((w, weights), (ta, a), (tb, b)):
+            kit.put(t, data)
+        assert np.array_equal(kit.get(ta).view(real).reshape(rank, k), a)
+        kit.lib.ggml_backend_tensor_memset(tb, 0, 6, 20)
+        b.reshape(-1).view(np.uint8)[6:26] = 0
+        assert np.array_equal(kit.get(tb).view(real).reshape(n, rank), b)
+        kit.put(tb, b[3:5], 3 * rank * b.itemsize)
+        y = c.tensor(F32, k, m)
+        low = kit.lib.ggml_mul_mat(c.ctx, ta, y)
+        high, base = kit.lib.ggml_mul_mat(c.ctx, tb, low), kit.lib.ggml_mul_mat(c.ctx, w, y)
+        out = kit.lib.ggml_add(c.ctx, base, high)
+        assert all(device.supports(op) for op in (low, high, base, out))
+        c.allocate(device.plain)
+        kit.put(y, x)
+        assert c.compute(out) == SUCCESS
+        assert np.array_equal(kit.get(w), weights)
+        got, plain = kit.floats(out)[0, 0], kit.floats(base)[0, 0]
+        assert device.control.status()["tiled_tensors"] == before
+    want = x.astype(np.float64) @ a.astype(np.float64).T @ b.astype(np.float64).T
+    assert np.abs(got - plain - want).max() < 0.02 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("target", ["plain", "tiled"])
+def test_copies_between_host_and_device(device: Device, target: str) -> None:
+    rng = np.random.default_rng(4)
+    data = kit.blocks(rng, Q8_0, (96, 40))
+    with Context() as host, Context() as far, Context() as back:
+        h, f, b = host.tensor(Q8_0, 96, 40), far.tensor(Q8_0, 96, 40), back.tensor(Q8_0, 96, 40)
+        host.allocate(kit.lib.ggml_backend_cpu_buffer_type())
+        far.allocate(getattr(device, target))
+        back.allocate(device.plain)
+        kit.put(h, data)
+        kit.lib.ggml_backend_tensor_copy(h, f)
+        kit.lib.ggml_backend_tensor_copy(f, b)
+        assert np.array_equal(kit.get(f), data)
+        assert np.array_equal(kit.get(b), data)
+
+
+# ---- placement: the loader's questions
+
+
+def test_where_weights_may_go(device: Device) -> None:
+    with Context() as c:
+
+        def matmul(kind: int, k: int, n: int, buft: Any, ne2: int = 1) -> bool:
+            w = c.tensor(kind, k, n, ne2)
+            c.probe(w, buft)
+            return device.supports(kit.lib.ggml_mul_mat(c.ctx, w, c.tensor(F32, k, 512, ne2)))
+
+        for kind in PLAIN:
+            assert matmul(kind, 64, 100, device.tiled)
+            assert matmul(kind, 64, 96, device.tiled, 3)
+            assert not matmul(kind, 64, 100, device.plain)
+        for kind in (F32, F16):
+            assert matmul(kind, 64, 100, device.plain)
+            assert not matmul(kind, 64, 100, device.tiled)
+
+        def add(buft: Any) -> bool:
+            w = c.tensor(F32, 64)
+            c.probe(w, buft)
+            return device.supports(kit.lib.ggml_add(c.ctx, c.tensor(F32, 64), w))
+
+        assert add(device.plain)
+        assert not add(device.tiled)
+
+        w = c.tensor(F32, 32)
+        c.probe(w, device.plain)
+        x, positions = c.tensor(F32, 64, 4, 512), c.tensor(I32, 512)
+        assert device.supports(kit.lib.ggml_rope_ext(c.ctx, x, positions, w, *[0] * 9))
+
+        w = c.tensor(Q4_0, 64, 100)
+        c.probe(w, device.tiled)
+        assert not device.supports(kit.lib.ggml_get_rows(c.ctx, w, c.tensor(I32, 512)))
+
+        experts = c.tensor(Q4_0, 64, 32, 4)
+        x, ids = c.tensor(F32, 64, 2, 512), c.tensor(I32, 2, 512)
+        for buft, wanted in ((device.tiled, True), (device.plain, False)):
+            c.probe(experts, buft)
+            assert device.supports(kit.lib.ggml_mul_mat_id(c.ctx, experts, x, ids)) == wanted
+        assert not device.supports(kit.lib.ggml_sin(c.ctx, c.tensor(F32, 64)))
+
+
+def test_a_view_of_a_tiled_tensor_is_not_for_the_device(device: Device) -> None:
+    with Context() as c:
+        w = c.tensor(Q4_0, 64, 96)
+        c.allocate(device.tiled)
+        view = kit.lib.ggml_view_2d(c.ctx, w, 64, 32, 36, 32 * 36)
+        x = c.tensor(F32, 64, 4)
+        assert device.supports(kit.lib.ggml_mul_mat(c.ctx, w, x))
+        assert not device.supports(kit.lib.ggml_mul_mat(c.ctx, view, x))
+
+
+# ---- computing
+
+
+def reference(kind: int, weights: npt.NDArray[np.uint8], k: int, n: int, x: npt.NDArray[np.float32]) -> Any:
+    return x.astype(np.float64) @ dequantize(PLAIN[kind], weights, k, n).astype(np.float64).T
+
+
+@settings(max_examples=12, deadline=None)
+@given(KINDS, st.integers(1, 4), st.integers(1, 80), st.integers(1, 20), st.integers(0, 1 << 30))
+def test_tiled_and_plain_weights_give_the_same_numbers(kind: int, kt: int, n: int, m: int, seed: int) -> None:
+    rng, k = np.random.default_rng(seed), 32 * kt
+    weights = kit.blocks(rng, kind, (k, n))
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    results = []
+    for buft in (kit.device().tiled, kit.device().plain):
+        with Context() as cw, Context() as c:
+            w = cw.tensor(kind, k, n)
+            cw.allocate(buft)
+            kit.put(w, weights)
+            b = c.tensor(F32, k, m)
+            y = kit.lib.ggml_mul_mat(c.ctx, w, b)
+            c.allocate(c.device.plain)
+            kit.put(b, x)
+            assert c.compute(y) == SUCCESS
+            results.append(kit.floats(y)[0, 0])
+    assert np.array_equal(results[0], results[1])
+    want = reference(kind, weights, k, n, x)
+    # int8 activations: half a step of amax/127 per element, against weights of at most 128 * 0.02.
+    scale = np.abs(dequantize(PLAIN[kind], weights, k, n)).astype(np.float64).sum(1)
+    assert (np.abs(results[0] - want) <= np.abs(x).max() / 127 * 0.51 * scale[None, :] + 1e-4).all()
+
+
+def test_counters_and_status(device: Device) -> None:
+    before = device.control.status()
+    with Context() as cw, Context() as c:
+        w = cw.tensor(Q4_0, 64, 64)
+        cw.allocate(device.tiled)
+        kit.put(w, kit.blocks(np.random.default_rng(0), Q4_0, (64, 64)))
+        x = c.tensor(F32, 64, 2)
+        y = kit.lib.ggml_mul_mat(c.ctx, w, x)
+        z = kit.lib.ggml_add(c.ctx, y, y)
+        c.allocate(device.plain)
+        kit.put(x, np.ones((2, 64), np.float32))
+        assert c.compute(z) == SUCCESS
+        during = device.control.status()
+        assert during["session"] == "alive"
+        assert during["isa"]
+        assert during["n_threads"] >= 1
+        assert during["graphs"] == before["graphs"] + 1
+        assert during["ops"] == before["ops"] + 2
+        assert during["tiled_tensors"] == before["tiled_tensors"] + 1
+        assert during["buffers"] == before["buffers"] + 2
+        assert during["buffer_bytes"] >= before["buffer_bytes"] + 64 * 64 // 32 * 18
+    after = device.control.status()
+    for name in ("buffers", "buffer_bytes", "tiled_tensors", "failures"):
+        assert after[name] == before[name]
+
+
+def test_an_impossible_allocation_fails_with_a_reason(device: Device) -> None:
+    kit.device()
+    assert kit.lib.ggml_backend_buft_alloc_buffer(device.plain, 1 << 60) == ffi.NULL
+    assert "cannot allocate" in device.control.last_error()
+
+
+def test_wrong_options_change_nothing(device: Device) -> None:
+    before = device.control.options()
+    bad: list[dict[str, Any]] = [{"n_threads": -1}, {"n_threads": 10**6}, {"deadline_ms": 0}, {"isa": "sse9"}]
+    bad += [{"numerics": "int4"}, {"softmax": "log2"}]
+    for changes in bad:
+        with pytest.raises(TilebeamError):
+            device.control.configure(**changes)
+    assert device.control.options() == before
+
+
+# ---- mapped files
+
+
+class Mapped:
+    """A file with one tiled and one plain matrix, mapped as llama.cpp maps a model."""
+
+    K, N = 128, 96
+
+    def __init__(self, path: Path, tiled: Type, blocks: npt.NDArray[np.uint8], tiles: npt.NDArray[np.uint8]) -> None:
+        self.path, self.start = path, 4096 * 3 + 256
+        self.blocks, self.tiled = blocks, tiled
+        self.plain_at = self.start + tiles.size
+        path.write_bytes(bytes(self.start) + tiles.tobytes() + blocks.tobytes() + bytes(100))
+        self.file = path.open("rb")
+        self.map = mmap.mmap(self.file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        self.view = ffi.from_buffer(self.map)
+        self.base = ffi.cast("uint8_t *", self.view)
+
+    def manifest(self, **changes: Any) -> list[TiledTensor]:
+        fields = {"name": "w", "type": int(self.tiled), "ne": (self.K, self.N, 1, 1), "offset": self.start}
+        return [TiledTensor(**{**fields, **changes})]
+
+    def buffer(self, first: int | None = None, size: int | None = None) -> Any:
+        first = self.start if first is None else first
+        size = self.plain_at + self.blocks.size - first if size is None else size
+        return kit.lib.ggml_backend_dev_buffer_from_host_ptr(kit.device().pointer, self.base + first, size, size)
+
+    def close(self) -> None:
+        ffi.release(self.view)
+        self.map.close()
+        self.file.close()
+
+
+@pytest.fixture(params=["column", "tile"])
+def mapped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapped]:
+    blocks = kit.blocks(np.random.default_rng(5), Q4_0, (Mapped.K, Mapped.N))
+    if request.param == "column":
+        tiled = Type.Q4_0_COL
+        tiles = pack(tiled, blocks, Mapped.K, Mapped.N)
+    else:
+        tiled = Type.Q4_0_TILE
+        tiles = quantize(tiled, dequantize(Type.Q4_0, blocks, Mapped.K, Mapped.N))
+    m = Mapped(tmp_path / "model.bin", tiled, blocks, tiles)
+    yield m
+    m.close()
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_mapped_tiles_compute_without_a_copy(device: Device, mapped: Mapped, executor: str) -> None:
+    k, n = mapped.K, mapped.N
+    x = np.random.default_rng(6).standard_normal((5, k)).astype(np.float32)
+    with options(device, executor=executor), Context() as cw, Context() as c:
+        before = device.control.status()
+        with device.control.announced(str(mapped.path), mapped.manifest()):
+            probe = cw.tensor(Q4_0, k, n, name="w")
+            cw.probe(probe, device.plain)
+            assert device.supports(kit.lib.ggml_mul_mat(cw.ctx, probe, cw.tensor(F32, k, 512)))
+            buffer = cw.keep_buffer(mapped.buffer())
+            w, plain = cw.tensor(Q4_0, k, n, name="w"), cw.tensor(Q4_0, k, n, name="other")
+            assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start) == SUCCESS
+            assert kit.lib.ggml_backend_tensor_alloc(buffer, plain, mapped.base + mapped.plain_at) == SUCCESS
+        during = device.control.status()
+        assert during["executor"] == executor
+        assert during["mapped_bytes"] == before["mapped_bytes"] + mapped.plain_at + mapped.blocks.size - mapped.start
+        assert device.control.tiled_count(str(mapped.path)) == 1
+        b = c.tensor(F32, k, 5)
+        y, z = kit.lib.ggml_mul_mat(c.ctx, w, b), kit.lib.ggml_mul_mat(c.ctx, plain, b)
+        c.allocate(device.plain)
+        kit.put(b, x)
+        assert c.compute(y, z) == SUCCESS
+        want = reference(Q4_0, mapped.blocks, k, n, x)
+        assert np.abs(kit.floats(z)[0, 0] - want).max() < 0.02 * np.abs(want).max()
+        if mapped.tiled == Type.Q4_0_COL:
+            assert np.array_equal(kit.floats(y), kit.floats(z))
+            assert np.array_equal(kit.get(w), mapped.blocks)
+        else:
+            assert np.abs(kit.floats(y)[0, 0] - want).max() < 0.25 * np.abs(want).max()
+        assert np.array_equal(kit.get(plain), mapped.blocks)
+    assert device.control.tiled_count(str(mapped.path)) == 0
+
+
+def test_tiles_read_instead_of_mapped(device: Device, mapped: Mapped) -> None:
+    """A load without mmap: the file's bytes come through set_tensor and are tiles already."""
+    k, n = mapped.K, mapped.N
+    tiles = np.frombuffer(mapped.map, np.uint8, tiled_bytes(mapped.tiled, k, n), mapped.start).copy()
+    results = []
+    for kind in ("read", "mapped"):
+        with Context() as cw, Context() as c:
+            w = cw.tensor(Q4_0, k, n, name="w")
+            with device.control.announced(str(mapped.path), mapped.manifest()):
+                if kind == "read":
+                    cw.allocate(device.plain)
+                    kit.put(w, tiles[:1000])
+                    kit.put(w, tiles[1000:], 1000)
+                else:
+                    buffer = cw.keep_buffer(mapped.buffer())
+                    kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start)
+            assert device.control.tiled_count(str(mapped.path)) == 1
+            b = c.tensor(F32, k, 3)
+            y = kit.lib.ggml_mul_mat(c.ctx, w, b)
+            c.allocate(device.plain)
+            kit.put(b, np.random.default_rng(7).standard_normal((3, k)).astype(np.float32))
+            assert c.compute(y) == SUCCESS
+            results.append(kit.floats(y))
+    assert np.array_equal(*results)
+
+
+def test_mapping_fails_closed(device: Device, mapped: Mapped, tmp_path: Path) -> None:
+    k, n = mapped.K, mapped.N
+    control = device.control
+    # Memory that is no file.
+    memory = mmap.mmap(-1, 8192, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = ffi.from_buffer(memory)
+    pointer = ffi.cast("uint8_t *", view)
+    assert kit.lib.ggml_backend_dev_buffer_from_host_ptr(device.pointer, pointer, 4096, 4096) == ffi.NULL
+    assert "not a mapping of one file" in control.last_error()
+    ffi.release(view)
+    memory.close()
+    # Another file than the announced one.
+    other = tmp_path / "other.bin"
+    other.write_bytes(mapped.path.read_bytes())
+    with control.announced(str(other), mapped.manifest()):
+        assert mapped.buffer() == ffi.NULL
+        assert "announced" in control.last_error()
+    # The announced tensor lies elsewhere, or has another shape: its graphs fail.
+    for changes, shape in (({"offset": mapped.start + 64}, (k, n)), ({}, (k, n // 2))):
+        with Context() as cw, Context() as c, control.announced(str(mapped.path), mapped.manifest(**changes)):
+            buffer = cw.keep_buffer(mapped.buffer())
+            w = cw.tensor(Q4_0, *shape, name="w")
+            assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start) != SUCCESS
+            assert control.tiled_count(str(mapped.path)) == 0
+            y = kit.lib.ggml_mul_mat(c.ctx, w, c.tensor(F32, k, 2))
+            c.allocate(device.plain)
+            assert c.compute(y) == FAILED
+            assert "not what was announced" in control.last_error()
+    # Nonsense in the list itself.
+    huge = 1 << 62
+    for bad in (
+        {"type": int(Type.Q4_0)},
+        {"type": 99},
+        {"ne": (k, n + 1, 1, 1)},
+        {"ne": (k + 1, n, 1, 1)},
+        {"ne": (k, huge, 1, 1)},
+        {"ne": (k, n, 0, 1)},
+        {"offset": huge},
+        {"name": ""},
+        {"name": "x" * 64},
+    ):
+        with pytest.raises(TilebeamError), control.announced(str(mapped.path), mapped.manifest(**bad)):
+            pass
+    with pytest.raises(TilebeamError), control.announced(str(mapped.path), mapped.manifest() * 2):
+        pass
+    with pytest.raises(TilebeamError), control.announced(str(tmp_path / "none"), []):
+        pass
+    assert control.tiled_count(str(tmp_path / "none")) == -1
+
+
+def test_a_truncated_file_is_not_mapped(device: Device, mapped: Mapped) -> None:
+    os.truncate(mapped.path, mapped.start + 100)
+    assert mapped.buffer() == ffi.NULL
+    assert "truncated" in device.control.last_error()
+
+
+def test_writing_to_a_mapped_file_is_an_error(device: Device, mapped: Mapped) -> None:
+    before = mapped.path.read_bytes()
+    with Context() as cw, Context() as c:
+        buffer = cw.keep_buffer(mapped.buffer())
+        w = cw.tensor(Q4_0, mapped.K, mapped.N, name="w")
+        kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.plain_at)
+        kit.put(w, np.zeros(10, np.uint8))
+        y = kit.lib.ggml_mul_mat(c.ctx, w, c.tensor(F32, mapped.K, 2))
+        c.allocate(device.plain)
+        assert c.compute(y) == FAILED
+        assert "write to the mapped model file" in device.control.last_error()
+    assert mapped.path.read_bytes() == before
+
+
+# ---- whole graphs of stock llama-cpp-python
+
+GRAPHS = """
+import sys, llama_cpp, tilebeam
+tilebeam.register()
+for path in sys.argv[1:]:
+    for flash in (True, False):
+        print("model", path, flash, file=sys.stderr, flush=True)
+        m = llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=flash, n_ctx=256, n_batch=64, verbose=True)
+        m.eval(list(range(3, 40)))
+        m.eval([5])
+        m.close()
+for kind in (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q5_1):
+    try:
+        m = llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=True, n_ctx=256, type_k=kind, type_v=kind, verbose=False)
+        m.eval([5, 6, 7])
+        m.close()
+        print("cache", kind, "works")
+    except ValueError:
+        print("cache", kind, "refused")
+"""
+
+
+def test_whole_graphs_run_on_the_device(tmp_path: Path) -> None:
+    """Two parts per graph: the token look-up on the CPU, all the rest on HMX0, with KV and weights there too."""
+    models = [synth.preset("tiny", arch=arch, type="q8_0") for arch in synth.ARCHITECTURES]
+    models.append(synth.preset("tiny", arch="llama", type="q4_0", bias=True, rope_factors=True))
+    paths = [synth.write_model(tmp_path / f"{i}.gguf", model) for i, model in enumerate(models)]
+    env = {**os.environ, "GGML_SCHED_DEBUG": "2"}
+    command = [sys.executable, "-c", GRAPHS, *map(str, paths)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[:2] == ["cache 8 works", "cache 7 refused"]
+    logs = done.stderr.split("model " + str(tmp_path))[1:]
+    assert len(logs) == 2 * len(paths)
+    for log in logs:
+        splits = [line.split()[2:4] for line in log.splitlines() if line.startswith("## SPLIT")]
+        assert len(splits) >= 4
+        assert splits[-4:] == [["#0:", "CPU"], ["#1:", "HMX0"]] * 2
+        assert all(device in ("CPU", "HMX0") for _, device in splits)
+        assert "HMX0 KV buffer size" in log
+        assert "CPU KV buffer size" not in log
+        assert "HMX0_TILED model buffer size" in log
+
+
+# ---- a dead NPU
+
+
+def test_a_killed_npu_fails_the_graph_and_the_next_buffer_gets_a_new_one(device: Device) -> None:
+    def graph(c: Context) -> Any:
+        x = c.tensor(F32, 64, 2)
+        y = kit.lib.ggml_add(c.ctx, x, x)
+        c.allocate(device.plain)
+        kit.put(x, np.ones((2, 64), np.float32))
+        return y
+
+    with options(device, executor="process"):
+        with Context() as c:
+            y = graph(c)
+            assert c.compute(y) == SUCCESS
+            status = device.control.status()
+            assert status["executor"] == "process"
+            assert status["npu_pid"] != os.getpid()
+            os.kill(status["npu_pid"], signal.SIGKILL)
+            assert c.compute(y) == FAILED
+            assert device.control.status()["session"] == "dead"
+            assert device.control.last_error()
+            assert c.compute(y) == FAILED
+            with Context() as fresh:
+                z = graph(fresh)
+                assert fresh.compute(z) == SUCCESS
+                assert (kit.floats(z) == 2).all()
+                assert device.control.status()["sessions"] == status["sessions"] + 1
+                assert c.compute(y) == FAILED
+        with Context() as again:
+            assert again.compute(graph(again)) == SUCCESS

@@ -1,0 +1,572 @@
+"""What reward models are made of on disk: heads in three formats, published models taken apart, and the options of the
+command line that name them; bad ones are refused before a model is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
+from tilebeam import gguf as gguf_tools
+from tilebeam.cli.main import app
+from tilebeam.cli.reward_options import RewardOptions, open_scorer
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.scoring.hf_reward_model import extract_head, write_body
+from tilebeam.scoring.reward_formats import KINDS, PRESETS, preset_of
+from tilebeam.scoring.reward_heads import Head, make_head, save_head
+from typer.testing import CliRunner
+
+F32 = np.float32
+
+
+def random_layers(sizes: list[int], seed: int = 0) -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    pairs = zip(sizes[1:], sizes, strict=False)
+    return [(rng.standard_normal((n, k)).astype(F32) / k**0.5, rng.standard_normal(n).astype(F32)) for n, k in pairs]
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.sampled_from([1, 2, 5]), st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_a_head_is_what_torch_makes_of_it(widths: list[int], outputs: int, seed: int) -> None:
+    torch = pytest.importorskip("torch")
+    layers = random_layers([*widths, outputs], seed)
+    label = seed % outputs
+    head = make_head(layers, label=label)
+    parts: list[Any] = []
+    for weight, bias in layers:
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=torch.float64)
+        linear.weight.data = torch.tensor(weight, dtype=torch.float64)
+        linear.bias.data = torch.tensor(bias, dtype=torch.float64)
+        parts += [torch.nn.ReLU(), linear] if parts else [linear]
+    x = np.random.default_rng(seed).standard_normal((7, widths[0])).astype(F32)
+    raw = torch.nn.Sequential(*parts)(torch.tensor(x, dtype=torch.float64)).detach()
+    want = torch.sigmoid(raw)[:, 0] if outputs == 1 else torch.softmax(raw, -1)[:, label]
+    np.testing.assert_allclose(head(x), want.numpy(), atol=1e-5)
+    if outputs == 1:
+        np.testing.assert_allclose(make_head(layers, "none")(x), raw[:, 0].numpy(), atol=1e-4)
+
+
+def test_large_values_do_not_overflow() -> None:
+    one = make_head([(np.array([1.0]), None)])
+    np.testing.assert_array_equal(one(np.array([[-1e4], [0.0], [1e4]])), [0.0, 0.5, 1.0])
+    two = make_head([(np.array([[0.0], [1.0]]), None)])
+    np.testing.assert_array_equal(two(np.array([[-1e4], [0.0], [1e4]])), [0.0, 0.5, 1.0])
+
+
+def same(a: Head, b: Head) -> bool:
+    pairs = zip(a.layers, b.layers, strict=True)
+    alike = all(np.array_equal(w, v) and np.array_equal(p, q) for (w, p), (v, q) in pairs)
+    return alike and (a.output, a.label, a.preset) == (b.output, b.label, b.preset)
+
+
+def test_heads_come_back_from_their_files(tmp_path: Path) -> None:
+    layers = random_layers([8, 8, 2])
+    head = make_head(layers, label=0, preset="trl")
+    save_head(tmp_path / "h.gguf", head)
+    assert same(load_head(tmp_path / "h.gguf"), head)
+    assert load_head(tmp_path / "h.gguf", "softmax", 1).label == 1
+    arrays = {f"{i}.{part}": layer[j] for i, layer in enumerate(layers) for j, part in enumerate(("weight", "bias"))}
+    np.savez(tmp_path / "h.npz", **arrays)
+    assert same(load_head(tmp_path / "h.npz", label=0), make_head(layers, label=0))
+    np.save(tmp_path / "h.npy", layers[0][0][0])
+    single = load_head(tmp_path / "h.npy")
+    assert same(single, make_head([(layers[0][0][:1], None)]))
+    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda _: None, "does not exist"),
+        (lambda p: p.write_bytes(b"GGUF nonsense"), "no reward head"),
+        (lambda p: write_model(p, preset("tiny", n_layer=1)), "not a reward head"),
+        (lambda p: save_head(p, make_head(random_layers([4, 3]))) or p.write_bytes(p.read_bytes()[:-80]), "no reward"),
+    ],
+)
+def test_bad_gguf_heads_are_refused(write: Any, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "h.gguf"
+    write(path)
+    with pytest.raises(TilebeamError, match=says):
+        load_head(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"weight": np.ones(4)}, r"a reward head is 0\.weight"),
+        ({}, "holds nothing"),
+        ({"0.weight": np.ones((2, 4)), "1.weight": np.ones((1, 3))}, "takes 3 values but gets 2"),
+        ({"0.weight": np.ones((1, 4)), "0.bias": np.ones(2)}, "a bias of shape"),
+        ({"0.weight": np.ones((1, 4, 4))}, "weight of shape"),
+        ({"0.weight": np.array([1.0, np.nan])}, "not numbers"),
+        ({"0.weight": np.array(["a", "b"])}, "something else than numbers"),
+    ],
+)
+def test_bad_arrays_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "h.npz", **arrays)
+    with pytest.raises(TilebeamError, match=says):
+        load_head(tmp_path / "h.npz")
+
+
+def test_other_bad_heads_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "h.npz").write_bytes(b"PK nothing")
+    (tmp_path / "h.npy").write_bytes(b"")
+    (tmp_path / "object.npy").touch()
+    np.save(tmp_path / "object.npy", np.array([{}]), allow_pickle=True)
+    for name in ("h.npz", "h.npy", "object.npy"):
+        with pytest.raises(TilebeamError, match="no reward head"):
+            load_head(tmp_path / name)
+    wide = make_head(random_layers([4, 2]))
+    for output, label, says in (("sigmoid", 1, "2 outputs"), ("softmax", 2, "Label 2"), ("tanh", 1, "'tanh'")):
+        with pytest.raises(TilebeamError, match=says):
+            Head(wide.layers, output, label)  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="at least one"):
+        make_head([])
+
+
+# --- published models -------------------------------------------------------------------------------------------------
+
+
+def bf16(x: Any) -> Any:
+    """The upper halves of float32 values, which these here fit exactly."""
+    return (np.asarray(x, F32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, (dtype, values) in tensors.items():
+        raw = (bf16(values) if dtype == "BF16" else np.asarray(values)).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def coarse(*shape: int, seed: int = 1) -> Any:
+    """Numbers that BF16 and F16 hold exactly."""
+    return (np.random.default_rng(seed).integers(-64, 64, shape) / 64).astype(F32)
+
+
+BODY = {"model.layers.0.q.weight": ("BF16", coarse(8, 8, seed=5)), "model.norm.weight": ("F32", coarse(8, seed=6))}
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F16"])
+def test_a_value_head_comes_out_of_a_folder(dtype: str, tmp_path: Path) -> None:
+    """TRL's layout, as Skywork's open PRMs have it, in two files."""
+    kind = np.float16 if dtype == "F16" else F32
+    weight, bias = coarse(1, 8).astype(kind), coarse(1).astype(kind)
+    write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {**BODY, "v_head.summary.bias": (dtype, bias)})
+    write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"v_head.summary.weight": (dtype, weight)})
+    head = extract_head(tmp_path)
+    assert same(head, make_head([(weight, bias)]))
+    assert (head.output, head.shape) == ("sigmoid", "8 -> 1")
+    assert extract_head(tmp_path, output="none").output == "none"
+
+
+def test_a_two_label_head_comes_out_of_a_file(tmp_path: Path) -> None:
+    """Qwen2.5-Math-PRM's layout: layers 0 and 2, a ReLU between them."""
+    a, b, c, d = coarse(8, 8), coarse(8, seed=2), coarse(2, 8, seed=3), coarse(2, seed=4)
+    names = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {**BODY, **{n: ("BF16", x) for n, x in zip(names, (a, b, c, d), strict=True)}})
+    head = extract_head(path, preset="qwen2.5-math-prm")
+    assert same(head, make_head([(a, b), (c, d)], preset="qwen2.5-math-prm"))
+    x = coarse(3, 8, seed=9)
+    hidden = np.maximum(x @ a.T + b, 0) @ c.T + d
+    want = np.exp(hidden[:, 1]) / np.exp(hidden).sum(axis=1)
+    np.testing.assert_allclose(head(x), want, rtol=1e-6)
+
+
+def test_a_classifier_of_sequences_scores_as_it_is(tmp_path: Path) -> None:
+    """transformers' sequence classification has no sigmoid; a value head of the same shape has."""
+    write_safetensors(tmp_path / "model.safetensors", {**BODY, "score.weight": ("F32", coarse(1, 8))})
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
+    assert extract_head(tmp_path).output == "none"
+    assert extract_head(tmp_path, output="sigmoid").output == "sigmoid"
+    assert extract_head(tmp_path / "model.safetensors").output == "sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "says"),
+    [
+        (BODY, {}, r"no head in these files.*model\.norm\.weight"),
+        ({"score.weight": ("F32", coarse(1, 8)), "v_head.weight": ("F32", coarse(1, 8))}, {}, "several heads"),
+        ({"score.weight": ("F32", coarse(1, 8))}, {"name": "v_head"}, "no v_head"),
+        ({"score.bias": ("F32", coarse(1))}, {}, r"bias score\.bias, but no weight"),
+        ({"score.weight": ("I64", coarse(1, 8).astype(np.int64))}, {}, "type I64"),
+        ({"score.weight": ("F64", coarse(1, 8))}, {}, "its shape"),
+        ({"score.weight": ("F32", coarse(1, 8))}, {"preset": "none"}, "no reward preset 'none'"),
+    ],
+)
+def test_models_without_a_readable_head_are_refused(tensors: Any, options: Any, says: str, tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(TilebeamError, match=says):
+        extract_head(tmp_path, **options)
+
+
+def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(TilebeamError, match="does not exist"):
+        extract_head(path)
+    with pytest.raises(TilebeamError, match=r"no \.safetensors files"):
+        extract_head(tmp_path)
+    write_safetensors(path, {"score.weight": ("F32", coarse(1, 8))})
+    whole = path.read_bytes()
+    for raw in (whole[:4], whole[:40], whole[:-4], b"\xff" * 16, whole[:8] + b"[" * (len(whole) - 8)):
+        path.write_bytes(raw)
+        with pytest.raises(TilebeamError, match=r"no safetensors file|not complete"):
+            extract_head(path)
+
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "BF16", "I8", "", 5, None]),
+        "shape": st.sampled_from([[1, 8], [8], [], [-1, 8], ["8"], [2**62, 8], 3, None]),
+        "data_offsets": st.sampled_from(
+            [[0, 32], [0, 16], [8, 8], [16, 0], [-4, 4], [0, 2**70], ["0", "4"], [0], {}, None]
+        ),
+    }
+)
+
+
+@given(
+    st.one_of(
+        st.dictionaries(st.sampled_from(["score.weight", "v_head.bias", "__metadata__", "x"]), ENTRY | st.none()),
+        st.lists(st.integers(), max_size=3),
+        st.just("text"),
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_any_header_is_read_or_refused(header: Any) -> None:
+    text = json.dumps(header).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(32))
+        with contextlib.suppress(TilebeamError):
+            assert extract_head(path).n_embd == 8
+
+
+def test_a_head_file_with_other_facts_is_refused(tmp_path: Path) -> None:
+    for key, value in (("output", 3), ("label", "x"), ("preset", 7)):
+        path = tmp_path / f"{key}.gguf"
+        writer = gguf.GGUFWriter(path, "tilebeam-reward-head")
+        if isinstance(value, int):
+            writer.add_uint32(f"reward.{key}", value)
+        else:
+            writer.add_string(f"reward.{key}", value)
+        writer.add_tensor("0.weight", np.ones((1, 8), F32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(TilebeamError, match=rf"reward\.{key} is"):
+            load_head(path)
+
+
+def test_a_body_is_the_model_without_its_head(tmp_path: Path) -> None:
+    source = tmp_path / "prm"
+    source.mkdir()
+    write_safetensors(source / "model-1.safetensors", {**BODY, "score.0.weight": ("F32", coarse(2, 8))})
+    write_safetensors(source / "model-2.safetensors", {"lm_head.weight": ("BF16", coarse(16, 8))})
+    weight_map = dict.fromkeys([*BODY, "score.0.weight"], "model-1.safetensors")
+    weight_map["lm_head.weight"] = "model-2.safetensors"
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    config = {"architectures": ["Qwen2ForProcessRewardModel"], "auto_map": {"AutoModel": "x.py"}, "hidden_size": 8}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "tokenizer.json").write_text("{}")
+    (source / "x.py").write_text("1")
+    seen: list[tuple[int, int]] = []
+    write_body(source, tmp_path / "body", lambda done, total: seen.append((done, total)))
+    body = tmp_path / "body"
+    assert sorted(p.name for p in body.iterdir()) == [
+        "config.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    assert json.loads((body / "config.json").read_text()) == {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 8}
+    index = json.loads((body / "model.safetensors.index.json").read_text())["weight_map"]
+    assert set(index) == {*BODY, "lm_head.weight"}
+    raw = (body / "model-1.safetensors").read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    assert set(header) == {*BODY, "__metadata__"}
+    for name, (dtype, values) in BODY.items():
+        begin, end = header[name]["data_offsets"]
+        stored = raw[8 + length :][begin:end]
+        assert stored == (bf16(values) if dtype == "BF16" else values).tobytes()
+        assert (header[name]["dtype"], header[name]["shape"]) == (dtype, list(values.shape))
+    assert seen[-1][0] == sum(v.nbytes // (2 if d == "BF16" else 1) for d, v in BODY.values()) + 16 * 8 * 2
+    with pytest.raises(TilebeamError, match="exists already"):
+        write_body(source, body)
+    with pytest.raises(TilebeamError, match="no folder"):
+        write_body(source / "config.json", tmp_path / "other")
+    (source / "config.json").write_text("{}")
+    with pytest.raises(TilebeamError, match="names no architecture"):
+        write_body(source, tmp_path / "other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["body", "prm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("Qwen2ForProcessRewardModel", "Qwen2ForCausalLM"),
+        ("Qwen2ForPrmModel", "Qwen2ForCausalLM"),
+        ("Qwen2ForRewardModel", "Qwen2ForCausalLM"),
+        ("LlamaForSequenceClassification", "LlamaForCausalLM"),
+        ("Qwen3ForTokenClassification", "Qwen3ForCausalLM"),
+        ("MistralForCausalLM", "MistralForCausalLM"),
+    ],
+)
+def test_bodies_have_architectures_that_are_known(name: str, body: str, tmp_path: Path) -> None:
+    source = tmp_path / "prm"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", {**BODY, "score.weight": ("F32", coarse(1, 8))})
+    (source / "config.json").write_text(json.dumps({"architectures": [name]}))
+    write_body(source, tmp_path / "body")
+    assert json.loads((tmp_path / "body" / "config.json").read_text())["architectures"] == [body]
+
+
+def test_the_command_writes_head_and_body(tmp_path: Path) -> None:
+    source = tmp_path / "Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", {**BODY, "v_head.summary.weight": ("BF16", coarse(1, 8))})
+    (source / "config.json").write_text('{"architectures": ["Qwen2ForPrmModel"]}')
+    head, body = tmp_path / "prm.head.gguf", tmp_path / "body"
+    done = CliRunner().invoke(app, ["reward-head", str(source), "-o", str(head), "--body", str(body), "--json"])
+    assert done.exit_code == 0, done.output
+    about = json.loads(done.stdout)
+    assert about == {
+        "head": str(head),
+        "layers": "8 -> 1",
+        "output": "sigmoid",
+        "preset": "skywork-o1-prm",
+        "body": str(body),
+    }
+    assert same(load_head(head), make_head([(coarse(1, 8), None)], preset="skywork-o1-prm"))
+    assert (body / "model.safetensors").exists()
+    bad = CliRunner().invoke(app, ["reward-head", str(source), "-o", str(tmp_path / "head.npy")])
+    assert bad.exit_code == 1
+    assert "should end in .gguf" in bad.output
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reward models of every kind, with what tells them in different places."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, options in {"plain": {}, "cls": {"labels": ("yes", "no")}}.items():
+        write_model(folder / f"{name}.gguf", preset("tiny", arch="qwen3", type="q8_0", n_layer=1, **options))
+    plain = folder / "plain.gguf"
+    for name, sizes in {"value": [256, 1], "two": [256, 16, 2]}.items():
+        (folder / f"{name}.gguf").symlink_to(plain)
+        save_head(folder / f"{name}.head.gguf", make_head(random_layers(sizes)))
+    (folder / "named.gguf").symlink_to(plain)
+    save_head(folder / "named.head.gguf", make_head(random_layers([256, 1]), preset="skywork-o1-prm"))
+    (folder / "Qwen2.5-Math-PRM-7B.Q8_0.gguf").symlink_to(plain)
+    save_head(folder / "Qwen2.5-Math-PRM-7B.Q8_0.head.gguf", make_head(random_layers([256, 2])))
+    reward = folder / "told.gguf"
+    with_metadata(plain, reward, {"kind": "token", "tag": "?", "good": "1", "bad": "2"})
+    gguf_tools.pack(reward, folder / "told.tb.gguf")
+    np.savez(folder / "small.npz", **{"0.weight": np.ones((1, 64))})
+    return folder
+
+
+def with_metadata(source: Path, target: Path, facts: dict[str, str]) -> None:
+    """A copy of a model that says what it is."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "qwen3")
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        if kind == gguf.GGUFValueType.ARRAY:
+            writer.add_array(key, field.contents())
+        else:
+            writer.add_key_value(key, field.contents(), kind)
+    for key, value in facts.items():
+        writer.add_string(f"reward.{key}", value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+STEPS = [["the first is it\n", "the last is it\n"]]
+NPU: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "device": "npu", "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "tag"),
+    [
+        ({"prm": "told.gguf"}, TokenReward, "?"),
+        ({"prm": "told.tb.gguf"}, TokenReward, "?"),
+        ({"prm": "told.gguf", "tag": "!\\n", "labels": "3,4"}, TokenReward, "!\n"),
+        ({"prm": "plain.gguf", "tag": "?", "labels": "1,2"}, TokenReward, "?"),
+        ({"prm": "value.gguf"}, HeadReward, ""),
+        ({"prm": "two.gguf", "tag": "?"}, HeadReward, "?"),
+        ({"prm": "plain.gguf", "head": "two.head.gguf", "kind": "two-label"}, HeadReward, ""),
+        ({"prm": "named.gguf"}, HeadReward, "\n"),
+        ({"prm": "Qwen2.5-Math-PRM-7B.Q8_0.gguf"}, HeadReward, "<extra_0>"),
+        ({"prm": "cls.gguf"}, HeadReward, ""),
+        ({"orm": "cls.gguf"}, HeadReward, ""),
+        ({"orm": "value.gguf", "preset": "chatml-outcome"}, HeadReward, "<|im_end|>\n"),
+        ({"orm": "plain.gguf", "preset": "rlhflow-orm", "labels": "1,2"}, TokenReward, None),
+    ],
+)
+def test_what_the_options_leave_open_is_found(models: Path, options: dict[str, str], kind: type, tag: str) -> None:
+    paths = {k: models / v if k in ("prm", "orm", "head") else v for k, v in options.items()}
+    with open_scorer(RewardOptions(**paths), **NPU) as scorer:  # type: ignore[arg-type]
+        assert type(scorer) is kind
+        assert tag is None or scorer.format.tag == tag
+        assert scorer.outcome == ("orm" in options)
+        [first, last] = scorer.score_steps(["the question"], STEPS)[0]
+        assert first != last
+        if "cls.gguf" in options.values():
+            assert same(scorer.head, classifier_of(models / "cls.gguf"))  # type: ignore[attr-defined]
+
+
+def test_an_outcome_from_a_process_model_is_its_last_verdict(models: Path) -> None:
+    with open_scorer(RewardOptions(orm=models / "named.gguf", aggregate="min"), **NPU) as scorer:
+        assert (scorer.outcome, scorer.aggregate) == (False, "last")
+    with open_scorer(RewardOptions(prm=models / "named.gguf", aggregate="min"), **NPU) as scorer:
+        assert scorer.aggregate == "min"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "either with --prm or with --orm"),
+        ({"prm": "told.gguf", "orm": "cls.gguf"}, "either with --prm or with --orm"),
+        ({"prm": "none.gguf"}, "does not exist"),
+        ({"prm": "small.npz"}, "cannot be loaded as a reward model"),
+        ({"prm": "plain.gguf"}, "does not say what kind"),
+        ({"prm": "plain.gguf", "preset": "mine"}, "no reward preset 'mine'"),
+        ({"prm": "plain.gguf", "kind": "magic"}, "no kind of reward model 'magic'"),
+        ({"prm": "plain.gguf", "kind": "token"}, "needs a tag"),
+        ({"prm": "plain.gguf", "tag": "?", "labels": "1"}, "two labels"),
+        ({"prm": "plain.gguf", "tag": "?", "labels": "no such token,2"}, "it must be one"),
+        ({"prm": "plain.gguf", "kind": "value-head"}, r"needs its head's weights.*plain\.head\.gguf"),
+        ({"prm": "plain.gguf", "kind": "classifier"}, "holds no classifier"),
+        ({"prm": "plain.gguf", "head": "small.npz"}, "belongs to another model"),
+        ({"prm": "plain.gguf", "head": "plain.gguf", "kind": "value-head"}, "not a reward head"),
+        ({"prm": "two.gguf", "kind": "value-head"}, "two-label"),
+        ({"prm": "value.gguf", "kind": "two-label"}, "softmax over 1"),
+        ({"prm": "value.gguf", "preset": "chatml-outcome"}, "with --orm"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, str], says: str) -> None:
+    paths = {k: models / v if k in ("prm", "orm", "head") else v for k, v in options.items()}
+    with pytest.raises(TilebeamError, match=says), open_scorer(RewardOptions(**paths), **NPU):  # type: ignore[arg-type]
+        pass
+
+
+def test_options_are_checked_without_loading(models: Path) -> None:
+    RewardOptions().check()
+    RewardOptions(prm=models / "value.gguf").check()
+    with pytest.raises(TilebeamError, match="none is given"):
+        RewardOptions(tag="?").check()
+    with pytest.raises(TilebeamError, match="does not say what kind"):
+        RewardOptions(prm=models / "plain.gguf").check()
+
+
+@pytest.mark.parametrize(
+    ("name", "preset_name"),
+    [
+        ("math-shepherd-mistral-7b-prm.Q4_K_M.gguf", "math-shepherd"),
+        ("Llama3.1-8B-PRM-Deepseek-Data-Q8_0.gguf", "rlhflow"),
+        ("Llama3.1 8B ORM Mistral Data", "rlhflow-orm"),
+        ("Qwen2.5-Math-PRM-72B.i1-Q4_K_M.gguf", "qwen2.5-math-prm"),
+        ("Skywork_o1_Open_PRM_Qwen_2.5_7B.gguf", "skywork-o1-prm"),
+        ("Qwen2.5-1.5B-Instruct-Q8_0.gguf", None),
+    ],
+)
+def test_names_tell_presets(name: str, preset_name: str | None) -> None:
+    assert preset_of(name) == preset_name
+
+
+def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Path) -> None:
+    texts = ["the first is it\nthe last is it", "the first is it\n"]
+    file = tmp_path / "texts.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": "the question", "text": t, "id": i}) + "\n" for i, t in enumerate(texts))
+    )
+    command = [
+        "score",
+        "--prm",
+        str(models / "two.gguf"),
+        "-f",
+        str(file),
+        "-t",
+        "1",
+        "-c",
+        "256",
+        "--aggregate",
+        "mean",
+    ]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    with open_scorer(RewardOptions(prm=models / "two.gguf"), **NPU) as scorer:
+        for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
+            rated = scorer.rate_text("the question", text)
+            assert (line["id"], line["steps"]) == (i, rated.steps)
+            assert line["scores"] == pytest.approx(rated.scores, abs=1e-3)
+            assert line["score"] == pytest.approx(np.mean(line["scores"]))
+    shown = CliRunner().invoke(app, command)
+    assert f"{lines[0]['scores'][1]:.4f}  the last is it" in shown.output
+    for content, says in (
+        ("", "holds no texts"),
+        ("[1]\n", "line 1 must be"),
+        ('{"prompt": "x"\n', "line 1 is not JSON"),
+        ("[" * 100000, "line 1 is not JSON"),
+    ):
+        file.write_text(content)
+        bad = CliRunner().invoke(app, command)
+        assert bad.exit_code == 1
+        assert says in " ".join(bad.output.split())
+    file.write_bytes(b'{"prompt": "\xff", "text": "a"}\n')
+    assert "is not UTF-8" in " ".join(CliRunner().invoke(app, command).output.split())
+    file.write_text('{"prompt": "one\u2028line", "text": "a\u0085b"}\n')  # line breaks to str.splitlines, not to JSON
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_the_manuals_example_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manual = Path(__file__).parents[2] / "docs" / "reward-models.md"
+    (example,) = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name, source in {"model.gguf": "plain", "prm.gguf": "plain", "prm.head.gguf": "value.head"}.items():
+        (tmp_path / name).symlink_to(models / f"{source}.gguf")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert 0 < names["best"].usage.scored_tokens <= names["best"].usage.full_scoring_tokens
+    for name in ("prm", "lm"):
+        names[name].close()
+
+
+def test_the_manual_names_every_preset_and_option() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "reward-models.md").read_text(encoding="utf-8")
+    help_text = CliRunner().invoke(app, ["score", "--help"], terminal_width=200, color=False).output
+    for word in [*PRESETS, *KINDS]:
+        assert f"`{word}`" in manual
+    for option in set(re.findall(r"--(?:prm|orm|reward-\w+)\b", manual)):
+        assert option in help_text

@@ -1,0 +1,269 @@
+"""Searches over a scripted model with known best answers; scorers and answer extraction by their definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+from hypothesis import given
+from hypothesis import strategies as st
+from tilebeam import (
+    BestOfN,
+    CompletionOutput,
+    LogProb,
+    Majority,
+    RequestOutput,
+    SamplingParams,
+    Scorer,
+    SelfConsistency,
+    TilebeamError,
+    Usage,
+    Verifier,
+    after,
+    last_number,
+    normalize_answer,
+    regex,
+)
+
+
+@dataclass
+class Scripted:
+    """A model that says, for every prompt, the next lines of its script."""
+
+    script: dict[str, list[tuple[str, float]]]
+    calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
+
+    def generate(
+        self, prompts: Sequence[str], params: Sequence[SamplingParams], *, progress: Any = None
+    ) -> list[RequestOutput]:
+        self.calls.append((list(prompts), params[0]))
+        results = []
+        for prompt, sampling in zip(prompts, params, strict=True):
+            outputs = []
+            for i, (text, logprob) in enumerate(self.script[prompt][: sampling.n]):
+                n = max(1, len(text.split()))
+                total = logprob * n if sampling.logprobs else None
+                outputs.append(CompletionOutput(i, text, [0] * n, "stop", i, total))
+            usage = Usage(prompt_tokens=3, completion_tokens=sum(len(o.token_ids) for o in outputs))
+            results.append(RequestOutput(prompt, [1, 2, 3], outputs, usage, 0))
+        if progress is not None and progress(tilebeam.Progress()) is False:
+            results[0].outputs[-1].finish_reason = "aborted"
+        return results
+
+
+LINES = st.lists(
+    st.tuples(st.sampled_from(["it is 1", "so 2", "3", "no idea", "4.0 = 4"]), st.floats(-5, 0)), min_size=1, max_size=9
+)
+
+
+@given(LINES, st.lists(st.floats(-10, 10), min_size=9, max_size=9))
+def test_best_of_n_takes_the_first_of_the_best(lines: list[tuple[str, float]], points: list[float]) -> None:
+    lm = Scripted({"p": [(f"{i} {text}", lp) for i, (text, lp) in enumerate(lines)]})
+    result = BestOfN(lambda _, text: points[int(text.split()[0])]).infer(lm, "p", budget=len(lines))
+    assert result.scores == points[: len(lines)]
+    assert result.best_index == result.scores.index(max(result.scores))
+    assert result.the_one is result.candidates[result.best_index]
+    assert lm.calls[0][1].n == len(lines) == len(result.candidates)
+    assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.candidates)
+
+
+@given(LINES, st.sampled_from(["plain", "logprob", "reward"]))
+def test_votes_add_up(lines: list[tuple[str, float]], weighting: Any) -> None:
+    lm = Scripted({"p": lines})
+    scorer = Verifier(lambda _, text: len(text)) if weighting == "reward" else None
+    result = SelfConsistency(weighting=weighting, scorer=scorer).infer(lm, "p", budget=len(lines))
+    expected: dict[str, float] = {}
+    for text, lp in lines:
+        if text != "no idea":
+            answer = "4" if "4" in text else text[-1]
+            weight = {"plain": 1.0, "logprob": math.exp(lp), "reward": len(text)}[weighting]
+            expected[answer] = expected.get(answer, 0) + weight
+    assert result.votes == pytest.approx(expected)
+    assert list(result.votes.values()) == sorted(result.votes.values(), reverse=True)
+    assert result.answer == next(iter(result.votes), None)
+    if expected:
+        assert result.votes[result.answer or ""] == pytest.approx(max(expected.values()))
+        assert result.answers[result.best_index] == result.answer
+        mates = [i for i, a in enumerate(result.answers) if a == result.answer]
+        assert result.scores[result.best_index] == max(result.scores[i] for i in mates)
+    else:
+        assert result.answer is None
+        assert result.scores[result.best_index] == max(result.scores)
+
+
+def test_weightings_disagree_where_they_should() -> None:
+    lm = Scripted({"p": [("7", -0.01), ("8", -3.0), ("8.0", -3.0)]})
+    assert SelfConsistency().infer(lm, "p", budget=3).answer == "8"
+    assert SelfConsistency(weighting="logprob").infer(lm, "p", budget=3).answer == "7"
+    rewarded = SelfConsistency(weighting="reward", scorer=lambda _, text: 9 if text == "7" else 1)
+    assert rewarded.infer(lm, "p", budget=3).answer == "7"
+    with pytest.raises(TilebeamError, match=">= 0"):
+        SelfConsistency(weighting="reward", scorer=lambda *_: -1).infer(lm, "p", budget=3)
+    with pytest.raises(TilebeamError, match="needs a scorer"):
+        SelfConsistency(weighting="reward")
+    with pytest.raises(TilebeamError, match="needs a scorer"):
+        SelfConsistency(scorer=LogProb())
+    with pytest.raises(TilebeamError, match="weighting"):
+        SelfConsistency(weighting="best")  # type: ignore[arg-type]
+
+
+def test_ties_go_to_the_answer_seen_first() -> None:
+    lm = Scripted({"p": [("2", 0), ("1", 0), ("1", 0), ("2", 0)]})
+    result = SelfConsistency().infer(lm, "p", budget=4)
+    assert (result.answer, result.best_index) == ("2", 0)
+
+
+def test_several_prompts_share_one_call() -> None:
+    lm = Scripted({"a": [("1", 0), ("2", 0)], "b": [("2", 0), ("1", 0)]})
+    a, b = BestOfN(lambda _, text: float(text)).infer(lm, ["a", "b"], budget=2)
+    assert (a.prompt, a.the_one.text, b.prompt, b.the_one.text) == ("a", "2", "b", "2")
+    assert [prompts for prompts, _ in lm.calls] == [["a", "b"]]
+    assert BestOfN(LogProb()).infer(lm, [], budget=2) == []
+
+
+def test_log_probabilities_are_asked_for_only_when_needed() -> None:
+    lm = Scripted({"p": [("a b c d", -0.5), ("a", -0.6), ("a b", -0.4)]})
+    per_token = BestOfN(LogProb()).infer(lm, "p", budget=3)
+    in_total = BestOfN(LogProb(per_token=False)).infer(lm, "p", budget=3)
+    BestOfN(Majority()).infer(lm, "p", budget=3)
+    assert (per_token.best_index, in_total.best_index) == (2, 1)
+    assert per_token.scores == pytest.approx([-0.5, -0.6, -0.4])
+    assert [params.logprobs for _, params in lm.calls] == [True, True, False]
+    bare = CompletionOutput(0, "x", [1], "stop", 0)
+    with pytest.raises(TilebeamError, match="logprobs=True"):
+        LogProb().score("p", [bare])
+
+
+def test_majority_scores_by_share() -> None:
+    lm = Scripted({"p": [("1", 0), ("is 2", 0), ("2", 0), ("none", 0)]})
+    assert BestOfN(Majority()).infer(lm, "p", budget=4).scores == [0.25, 0.5, 0.5, 0.0]
+
+
+def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
+    lm = Scripted({"p": [("1", 0)] * 3})
+    BestOfN(Majority()).infer(lm, "p", budget=3, sampling=SamplingParams(n=1, temperature=0.3, stop="x", seed=4))
+    assert lm.calls[0][1] == SamplingParams(n=3, temperature=0.3, stop="x", seed=4)
+    for budget in (0, -1, True, 2.0):
+        with pytest.raises(TilebeamError, match="budget"):
+            BestOfN(Majority()).infer(lm, "p", budget=budget)  # type: ignore[call-overload]
+    with pytest.raises(TilebeamError, match="cancelled"):
+        BestOfN(Majority()).infer(lm, "p", budget=3, progress=lambda _: False)
+
+
+def test_misbehaving_scorers_are_named() -> None:
+    lm = Scripted({"p": [("1", 0)] * 2})
+
+    class Short(Scorer):
+        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+            return [float(len(prompt))] * (len(candidates) - 1)
+
+    with pytest.raises(TilebeamError, match="Short returned 1 scores for 2"):
+        BestOfN(Short()).infer(lm, "p", budget=2)
+    with pytest.raises(TilebeamError, match="not a number"):
+        BestOfN(lambda *_: float("nan")).infer(lm, "p", budget=2)
+    with pytest.raises(TilebeamError, match="scorer must be"):
+        BestOfN("logprob")  # type: ignore[arg-type]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("3 + 4 = 7", "7"),
+        ("so it is 1,234.50.", "1234.5"),
+        ("= -5", "-5"),
+        ("8-3", "3"),
+        ("(1)-2", "2"),
+        ("it costs $1,000", "1000"),
+        ("007", "7"),
+        ("+3.0", "3"),
+        ("-0.00", "0"),
+        ("1e3", "1000"),
+        (".5", "0.5"),
+        ("1,2,3", "3"),
+        ("1234,567", "567"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_last_number(text: str, answer: str | None) -> None:
+    assert last_number(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [
+        ("  The  Cat. ", "the cat"),
+        ("$12.00", "12"),
+        ("50%", "50"),
+        ("2/4", "1/2"),
+        ("4/2", "2"),
+        ("-2/4", "-1/2"),
+        ("1/0", "1/0"),
+        ("7.", "7"),
+        ("1,000,000", "1000000"),
+        ("(B)", "(b)"),
+        ("", ""),
+    ],
+)
+def test_normalized_answers(answer: str, same: str) -> None:
+    assert normalize_answer(answer) == same
+
+
+@given(st.fractions().filter(lambda f: f.denominator < 10**6 and abs(f.numerator) < 10**12), st.integers(1, 9))
+def test_equal_fractions_are_equal_strings(value: Fraction, k: int) -> None:
+    assert normalize_answer(f"{value.numerator * k}/{value.denominator * k}") == str(value)
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 4))
+def test_spellings_of_a_number_are_equal(value: int, zeros: int) -> None:
+    plain = str(value)
+    spelled = [f"{value:,}", f"{value:+}", plain + "." + "0" * zeros, f" {plain} "]
+    assert {normalize_answer(s) for s in spelled} == {plain}
+    assert last_number(f"I say it is {value:,}.") == plain
+
+
+def test_marked_answers() -> None:
+    extract = after("answer is")
+    assert extract("The answer is: 12.0\nThe Answer is 13.\nQ") == "13"
+    assert extract("the answer is Blue Cheese.") == "blue cheese"
+    assert extract("the answer is\n") is None
+    assert extract("nothing") is None
+    assert after("A:", stop=".")("a: yes. A: no. ") == "no"
+    assert regex(r"<a>(.*?)</a>")("<a>1</a><a> 02 </a>") == "2"
+    assert regex(r"\d+")("1 22") == "22"
+    assert regex(r"(?P<x>\w)-(?P<y>\w)", "y")("a-b") == "b"
+    assert regex(r"x")("y") is None
+
+
+# --- with a real model ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilebeam.LM]:
+    from tilebeam.gguf.synth import preset, write_model
+
+    path: Path = write_model(tmp_path_factory.mktemp("m") / "m.gguf", preset("tiny", arch="qwen3", type="q8_0"))
+    with tilebeam.load(path, "npu", n_ctx=1024, n_seq_max=4, threads=1) as model:
+        yield model
+
+
+def test_a_search_with_a_real_model_is_reproducible(lm: tilebeam.LM) -> None:
+    params = SamplingParams(max_tokens=8, seed=1)
+    first = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
+    again = BestOfN(LogProb()).infer(lm, ["the number", "one more"], budget=6, sampling=params)
+    assert [r.scores for r in first] == [r.scores for r in again]
+    assert [r.the_one.text for r in first] == [r.the_one.text for r in again]
+    assert first[0].scores == [c.cumulative_logprob / len(c.token_ids) for c in first[0].candidates]  # type: ignore[operator]
+    assert first[0].usage.completion_tokens == sum(len(c.token_ids) for c in first[0].candidates)
+    assert first[0].usage.scoring_seconds > 0
+    vote = SelfConsistency(lambda text: text[-1:] or None).infer(lm, "the number", budget=6, sampling=params)
+    assert sum(vote.votes.values()) == 6

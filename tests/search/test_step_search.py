@@ -1,0 +1,423 @@
+"""Search by steps: over a scripted model with a known best path, and over real models whose cells are shared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import (
+    DVTS,
+    LM,
+    BeamSearch,
+    BestOfN,
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    StepScorer,
+    TilebeamError,
+    TokenReward,
+    Usage,
+)
+from tilebeam.engine.detokenizer import TextStream
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.scoring.reward_model import split_steps
+
+END = ord("$")
+
+
+class Scripted:
+    """A model over characters: in round r every beam is continued by one of `letters`, the sample's seed saying which;
+    after `depth` letters it ends. A step is "x\\n" for the letter x."""
+
+    def __init__(self, letters: str, depth: int, n_ctx: int = 1000) -> None:
+        self.letters, self.depth, self.n_ctx = letters, depth, n_ctx
+        self.calls: list[list[tuple[str, SamplingParams]]] = []
+        self.kept = 0
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(t) for t in tokens if t != END)
+
+    @contextmanager
+    def keep_prefixes(self) -> Iterator[None]:
+        self.kept += 1
+        yield
+        self.kept -= 1
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, progress: Any = None
+    ) -> list[RequestOutput]:
+        assert self.kept
+        self.calls.append([(self.detokenize(p), s) for p, s in zip(prompts, sampling, strict=True)])
+        results = []
+        for prompt, params in zip(prompts, sampling, strict=True):
+            text = self.detokenize(prompt)
+            outputs = []
+            for i in range(params.n):
+                seed = (params.seed or 0) + i
+                letter = self.letters[0 if params.temperature == 0 else seed % len(self.letters)]
+                last = text.count("\n") == self.depth
+                tokens = [ord(letter), END] if last else [ord(letter), ord("\n")]
+                stop = None if last else "\n"
+                outputs.append(CompletionOutput(i, letter, tokens, "stop", seed, stop_reason=stop))
+            usage = Usage(prompt_tokens=len(prompt), cached_tokens=len(prompt) - 1, completion_tokens=2 * params.n)
+            results.append(RequestOutput(text, list(prompt), outputs, usage, params.seed or 0))
+        if progress is not None and progress(tilebeam.Progress()) is False:
+            results[0].outputs[0].finish_reason = "aborted"
+        return results
+
+
+class Points(StepScorer):
+    """A step is worth what its letter is; or what the whole solution so far is."""
+
+    def __init__(self, points: dict[str, float], **options: Any) -> None:
+        super().__init__(**options)
+        self.points = points
+
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+        assert len(prompts) == len(solutions)
+        return [
+            [
+                self.points.get("".join(steps[: i + 1]), self.points.get(step.strip(), 0.0))
+                for i, step in enumerate(steps)
+            ]
+            for steps in solutions
+        ]
+
+
+@given(st.text("abcdef", min_size=2, max_size=6), st.integers(0, 3), st.sampled_from([1, 2, 4]), st.integers(1, 3))
+@settings(deadline=None)
+def test_the_best_letters_win_when_all_are_tried(letters: str, depth: int, trees: int, rounds_more: int) -> None:
+    letters = "".join(sorted(set(letters)))
+    width = len(letters)  # consecutive seeds: every continuation is tried
+    lm = Scripted(letters, depth)
+    points = {x: (ord(x) - ord("a") + 1) / 10 for x in letters}
+    for method in (BeamSearch, DVTS):
+        scorer = Points(points, aggregate="mean")
+        search = method(scorer, width, max_steps=depth + rounds_more)
+        result = search.infer(lm, "p\n".replace("\n", ":"), budget=trees * width, sampling=SamplingParams(seed=0))
+        assert result.the_one.text == "\n".join(letters[-1] * (depth + 1))
+        assert result.the_one.finish_reason == "stop"
+        assert result.rounds == depth + 1
+        assert result.scores[result.best_index] == max(result.scores)
+        assert result.step_scores[result.best_index] == [points[letters[-1]]] * (depth + 1)
+        assert all("".join(s) == c.text for s, c in zip(result.steps, result.candidates, strict=True))
+        assert result.usage.prompt_tokens == 2
+        assert result.usage.completion_tokens == sum(2 * s.n for call in lm.calls for _, s in call)
+        # The beginnings of all trees are one request, their continuations one request each.
+        assert [[s.n for _, s in call] for call in lm.calls] == [[trees * width]] + [[width] * trees] * depth
+        seeds = [(s.seed or 0) + i for call in lm.calls for _, s in call for i in range(s.n)]
+        assert len(set(seeds)) == len(seeds)
+        lm.calls.clear()
+
+
+def test_beam_search_follows_the_best_start_and_dvts_keeps_both() -> None:
+    # "b" starts better, but only "a" leads to the end that is worth most.
+    points = {"b\n": 0.9, "a\n": 0.5, "b\na": 0.4, "b\nb": 0.4, "a\na": 0.2, "a\nb": 1.0}
+    beam = BeamSearch(Points(points), 2, max_steps=3)
+    lm = Scripted("ab", 1)
+    assert beam.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "b\na"
+    assert beam.infer(lm, "p", budget=4, sampling=SamplingParams(seed=0)).the_one.text in ("b\na", "a\nb")
+    ahead = BeamSearch(Points(points), 2, max_steps=3, lookahead=1)
+    # Greedy continues "a" by "a" (0.2) and "b" by "a" (0.4): looking ahead sees 0.4 against 0.2.
+    assert ahead.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "b\na"
+    lm.letters = "ba"  # greedy now takes "b": "a" leads to 1.0
+    assert ahead.infer(lm, "p", budget=2, sampling=SamplingParams(seed=0)).the_one.text == "a\nb"
+
+
+def test_a_beam_that_ended_competes_and_is_not_lost() -> None:
+    class Early(Scripted):
+        def generate(self, prompts: Any, sampling: Any, *, progress: Any = None) -> list[RequestOutput]:
+            results = super().generate(prompts, sampling, progress=progress)
+            for result in results:  # the letter a ends at once
+                for sample in result.outputs:
+                    if sample.text == "a":
+                        sample.token_ids, sample.stop_reason = [ord("a"), END], None
+            return results
+
+    good = BeamSearch(Points({"a": 0.8, "b": 0.5}), 2, max_steps=4).infer(
+        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
+    )
+    assert (good.the_one.text, good.rounds) == ("a", 1)
+    poor = BeamSearch(Points({"a": 0.3, "b": 0.5}), 2, max_steps=4).infer(
+        Early("ab", 2), "p", budget=2, sampling=SamplingParams(seed=0)
+    )
+    assert {"a", "b\na", "b\nb\nb"} <= {c.text for c in poor.candidates}
+    assert poor.the_one.text == "b\nb\nb"
+    unfinished = BeamSearch(Points({"a": 0.1, "b": 0.5}), 2, max_steps=1).infer(
+        Early("ab", 5), "p", budget=2, sampling=SamplingParams(seed=0)
+    )
+    assert unfinished.the_one.text == "a"  # what ended goes before what did not
+    assert unfinished.finished == [True, False]
+
+
+def test_several_prompts_share_calls_and_cells_run_out_quietly() -> None:
+    lm = Scripted("abc", 2, n_ctx=8)
+    results = DVTS(Points({"c": 1.0}), 3, max_steps=5).infer(lm, ["p", "qqqq"], 6, sampling=SamplingParams(seed=1))
+    assert [len(call) for call in lm.calls] == [2, 4, 2]
+    assert results[0].the_one.text == "c\nc\nc"
+    assert (results[1].the_one.text, results[1].the_one.finish_reason) == ("c\nc\n", "length")
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"), [("last", 0.5), ("min", 0.2), ("prod", 0.05), ("mean", pytest.approx(0.4))]
+)
+def test_aggregates(aggregate: Any, expected: Any) -> None:
+    scorer = Points({"x": 0.5, "y": 0.2}, aggregate=aggregate)
+    assert scorer.total([0.5, 0.2, 0.5]) == pytest.approx(expected)
+    assert scorer.total([]) == 0.0
+    candidate = CompletionOutput(0, "x\ny\nx", [], "stop", 0)
+    assert scorer.score("p", [candidate]) == [pytest.approx(expected)]
+
+
+@given(st.text("ab\n", max_size=12))
+def test_steps_are_the_text(text: str) -> None:
+    steps = split_steps(text)
+    assert "".join(steps) == text
+    assert all(s.endswith("\n") and s.count("\n") == 1 for s in steps[:-1])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    scorer = Points({})
+    for bad in ({"beam_width": 0}, {"max_steps": 0}, {"step_stop": ""}, {"lookahead": -1}, {"max_step_tokens": True}):
+        with pytest.raises(TilebeamError, match=next(iter(bad))):
+            BeamSearch(scorer, **bad)  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="multiple of beam_width"):
+        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=6)
+    with pytest.raises(TilebeamError, match="StepScorer"):
+        BeamSearch(lambda *_: 1.0)  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="aggregate"):
+        Points({}, aggregate="best")
+    with pytest.raises(TilebeamError, match="cancelled"):
+        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, progress=lambda _: False)
+    with pytest.raises(TilebeamError, match="not a number"):
+        BeamSearch(Points({"a": float("nan")}), 1).infer(Scripted("a", 1), "p", budget=1)
+
+
+class Bytes(Scripted):
+    """A model over bytes that writes one text, whoever asks, one byte per token."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("a", 0)
+        self.whole = [*text.encode(), END]
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return bytes(t for t in tokens if t != END).decode("utf-8", "replace")
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, progress: Any = None
+    ) -> list[RequestOutput]:
+        del progress
+        results = []
+        for prompt, params in zip(prompts, sampling, strict=True):
+            rest = self.whole[len(prompt) - 1 :]  # the prompt is one byte
+            stream, tokens, reason = TextStream(params.stop), [], "length"
+            for token in rest[: params.max_tokens]:
+                tokens.append(token)
+                if token == END or stream.feed(bytes([token])):
+                    reason = "stop"
+                    break
+            sample = CompletionOutput(0, stream.text, tokens, reason, 0, stop_reason=stream.stop_string)  # type: ignore[arg-type]
+            usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(tokens))
+            results.append(RequestOutput("", list(prompt), [sample] * params.n, usage, 0))
+        return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("text", ["né\n\u4e16\u754c \U0001f600\nend é", "\U0001f600", "é\né\n", "a\n\nb"])
+def test_characters_that_span_rounds_are_whole(text: str, size: int) -> None:
+    search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
+    result = search.infer(Bytes(text), "p", 1, sampling=SamplingParams(seed=0, max_tokens=None))
+    assert result.the_one.text == text
+    assert result.steps[result.best_index] == split_steps(text)
+    assert result.finished == [True]
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("\u754c", "né\n\u4e16"), ("\n\u4e16", "né"), ("é\n", "n")])
+def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> None:
+    for size in (1, 2, 100):
+        search = BeamSearch(Points({}), 1, max_steps=100, max_step_tokens=size)
+        params = SamplingParams(seed=0, max_tokens=None, stop=stop)
+        result = search.infer(Bytes("né\n\u4e16\u754c\nx"), "p", 1, sampling=params)
+        assert (result.the_one.text, result.finished) == (expected, [True])
+
+
+# --- real models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
+    path = write_model(tmp_path_factory.mktemp("model") / "m.gguf", preset("tiny", arch="llama", type="f32"))
+    exact: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=8, threads=1, **exact) as model:
+        yield model
+
+
+TEXT = "the question is how many times the number"
+
+
+def test_read_gives_the_logits_of_the_model(lm: LM) -> None:
+    ids = lm.tokenize(TEXT)
+    whole = lm.logits(ids)
+    (some,) = lm.read([ids], [[-1, 0, 3, 3]], [5, 7])
+    np.testing.assert_allclose(some.logits, whole[[-1, 0, 3, 3]][:, [5, 7]], atol=1e-4)
+    assert (some.decoded_tokens, some.cached_tokens) == (len(ids), 0)
+    (everything,) = lm.read([TEXT], [[2]])
+    np.testing.assert_allclose(everything.logits[0], whole[2], atol=1e-4)
+    assert everything.decoded_tokens == 3  # nothing behind the last position is needed
+    assert lm.read([ids], [[]], [1])[0].logits.shape == (0, 1)
+
+
+def test_texts_that_share_a_beginning_are_read_once(lm: LM) -> None:
+    start = lm.tokenize(TEXT * 2)
+    texts = [start + lm.tokenize(f"{i} more", add_special=False) for i in range(12)]
+    readings = lm.read(texts, [[-1]] * 12)
+    for text, reading in zip(texts, readings, strict=True):
+        np.testing.assert_allclose(reading.logits[0], lm.logits(text)[-1], atol=1e-4)
+    assert sum(r.decoded_tokens for r in readings) < len(start) + 12 * 4
+    kv = lm._engine.kv
+    assert kv.free == lm.n_ctx
+    assert not kv.live
+
+
+@given(st.lists(st.lists(st.integers(5, 200), min_size=1, max_size=40), min_size=1, max_size=12), st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_texts_read_together_are_as_read_alone(lm: LM, texts: list[list[int]], data: st.DataObject) -> None:
+    where = [data.draw(st.lists(st.integers(0, len(t) - 1), min_size=1, max_size=4)) for t in texts]
+    with lm.keep_prefixes():
+        lm.read(texts[:1], where[:1])
+        together = lm.read(texts, where, [1, 2, 3])
+    for text, at, reading in zip(texts, where, together, strict=True):
+        np.testing.assert_allclose(reading.logits, lm.logits(text)[at][:, [1, 2, 3]], atol=1e-4)
+    assert not lm._engine.kv.live
+
+
+def test_kept_prefixes_are_continued_not_decoded_again(lm: LM) -> None:
+    params = SamplingParams(n=2, temperature=0, max_tokens=6)
+    with lm.keep_prefixes():
+        first = lm.generate(TEXT, params)[0]
+        longer = first.prompt_token_ids + first.outputs[0].token_ids
+        second = lm.generate(longer, params)[0]
+        assert second.usage.cached_tokens == len(longer) - 1  # all but the token drawn last
+        brief = SamplingParams(temperature=0, max_tokens=2)
+        many = lm.generate([[*longer, 7 + i] for i in range(30)], brief)
+    alone = lm.generate(longer, params)[0]
+    assert alone.usage.cached_tokens == 0
+    assert [o.token_ids for o in second.outputs] == [o.token_ids for o in alone.outputs]
+    assert many[29].outputs[0].token_ids == lm.generate([*longer, 36], brief)[0].outputs[0].token_ids
+    assert not lm._engine.kv.live
+
+
+def test_kept_prefixes_give_way_when_cells_are_needed(lm: LM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = [lm.tokenize(f"{i} {TEXT * 9}") for i in range(9)]
+    assert sum(len(p) + 40 for p in prompts) > lm.n_ctx
+    with lm.keep_prefixes():
+        kept = [lm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
+        again = lm.generate(prompts, params)
+    assert kept == [lm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
+    assert kept == [r.outputs[0].token_ids for r in again]
+
+
+def test_read_refuses_what_it_cannot(lm: LM) -> None:
+    with pytest.raises(TilebeamError, match="Position 3"):
+        lm.read([[1, 2, 3]], [[3]])
+    with pytest.raises(TilebeamError, match="1 texts but 2"):
+        lm.read([[1, 2, 3]], [[0], [0]])
+    with pytest.raises(TilebeamError, match="Tokens must lie"):
+        lm.read([[1, 2, 3]], [[0]], [-1])
+    with pytest.raises(TilebeamError, match="context"):
+        lm.read([[1] * 2000], [[0]])
+
+
+def test_token_reward_is_what_the_model_says_and_reads_only_new_steps(lm: LM) -> None:
+    reward = TokenReward(lm, tag="?", good="1", bad="2")
+    good, bad, tag = (lm.tokenize(x, add_special=False) for x in ("1", "2", "?"))
+    steps = [f"step {i} is {i}\n" for i in range(8)]
+    with reward.session():
+        for n in range(1, 9):
+            scores = reward.score_steps([TEXT], [steps[:n]])[0]
+    tokens, at = lm.tokenize(TEXT), []
+    for step in steps:
+        tokens = tokens + lm.tokenize(step, add_special=False) + tag
+        at.append(len(tokens) - 1)
+    logits = lm.logits(tokens)[at].astype(np.float64)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(logits[:, bad[0]] - logits[:, good[0]])), atol=1e-5)
+    again = sum(at[n] + 1 for n in range(8))  # decoded, had every verdict read its whole text
+    assert reward.usage.scored_tokens <= len(tokens) + 8
+    assert again > 3 * reward.usage.scored_tokens
+
+
+def test_beam_search_over_real_models(lm: LM) -> None:
+    reward = TokenReward(lm, tag="?", good="1", bad="2", aggregate="min")
+    search = BeamSearch(reward, 4, max_steps=4, step_stop="e", max_step_tokens=12)
+    params = SamplingParams(seed=5, temperature=1.0)
+    result = search.infer(lm, TEXT, budget=8, sampling=params)
+    again = search.infer(lm, TEXT, budget=8, sampling=params)
+    assert [c.token_ids for c in result.candidates] == [c.token_ids for c in again.candidates]
+    rivals = [s for s, f in zip(result.scores, result.finished, strict=True) if f] or result.scores
+    assert result.scores[result.best_index] == max(rivals)
+    # The accounts: of what each continuation began with, one token was decoded again.
+    assert result.usage.prompt_tokens == len(lm.tokenize(TEXT))
+    assert result.usage.recomputed_tokens <= 2 * result.rounds + 8 * result.rounds
+    assert result.usage.scored_tokens > 0
+    whole = reward.score_steps([TEXT] * len(result.steps), result.steps)
+    for mine, fresh in zip(result.step_scores, whole, strict=True):
+        np.testing.assert_allclose(mine, fresh, atol=1e-4)
+    assert not lm._engine.kv.live
+    best = BestOfN(reward).infer(lm, TEXT, budget=4, sampling=SamplingParams(max_tokens=20, seed=1))
+    assert best.scores == pytest.approx(reward.score(TEXT, best.candidates), abs=1e-4)
+
+
+def test_searches_of_several_threads_share_a_model_and_a_reward_model(lm: LM) -> None:
+    reward = TokenReward(lm, tag="?", good="1", bad="2", aggregate="mean")
+    options = {"max_steps": 3, "step_stop": "e", "max_step_tokens": 8}
+    found: dict[int, Any] = {}
+
+    def search(i: int) -> None:
+        method = [BeamSearch, DVTS][i % 2](reward, 2, **options)
+        found[i] = method.infer(lm, f"{i} {TEXT}", 4, sampling=SamplingParams(seed=i))
+
+    threads = [threading.Thread(target=search, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(6))
+    for i, result in found.items():
+        assert result.prompt == f"{i} {TEXT}"
+        assert result.usage.prompt_tokens == len(lm.tokenize(result.prompt))
+        assert result.usage.scored_tokens > 0
+        fresh = reward.score_steps([result.prompt] * len(result.steps), result.steps)
+        for mine, again in zip(result.step_scores, fresh, strict=True):
+            np.testing.assert_allclose(mine, again, atol=1e-4)
+    assert not lm._engine.kv.live
+
+
+def test_labels_must_be_single_tokens(lm: LM) -> None:
+    with pytest.raises(TilebeamError, match="it must be one"):
+        TokenReward(lm, tag="?", good="no single token at all")
+
+
+def test_step_search_on_the_npu_in_both_executors(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type="q8_0"))
+    texts = []
+    for executor in ("thread", "process"):
+        with tilebeam.load(path, "npu", n_ctx=512, n_seq_max=8, threads=1, executor=executor) as model:
+            search = DVTS(TokenReward(model, tag="?", good="1", bad="2"), 2, max_steps=3, step_stop="e")
+            result = search.infer(model, TEXT, budget=6, sampling=SamplingParams(seed=2))
+            texts.append([c.token_ids for c in result.candidates])
+    assert texts[0] == texts[1]

@@ -1,0 +1,100 @@
+"""Models loaded and closed many times leave nothing behind: no process, thread, descriptor, shared memory, or memory.
+
+TILEBEAM_LOAD_ROUNDS sets how often (default 50; 1000 take some minutes per executor). Run as a program it prints what
+it saw:
+
+    PYTHONPATH=python:.:tests python tests/test_leaks.py process 1000
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import process_kit
+import pytest
+
+ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "50"))
+WARM_UP = 10  # caches of the C library, of Python and of llama.cpp fill
+LEAK_BYTES = 16384  # per round; a KV cache or a graph that stayed would be far more
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process: file pages that happen to be mapped are not its own."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon in /proc/self/status")
+
+
+def rounds(executor: str, n: int, folder: Path) -> dict[str, Any]:
+    """Load, generate, close, n times, an ordinary and a repacked file in turn."""
+    import tilebeam
+    from npu_kit import possessions
+    from tilebeam import gguf as gguf_tools
+    from tilebeam.gguf import synth
+    from tilebeam.native.control import control
+
+    ordinary = synth.write_model(folder / "ordinary.gguf", synth.preset("tiny", n_layer=1))
+    gguf_tools.pack(ordinary, folder / "repacked.gguf")
+    files = [ordinary, folder / "repacked.gguf"]
+    texts = set()
+
+    def round_(i: int) -> None:
+        with tilebeam.load(files[i % 2], n_ctx=256, n_seq_max=2, threads=2, executor=executor) as lm:
+            texts.add(
+                lm.generate("the question", tilebeam.SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
+            )
+
+    for i in range(WARM_UP):
+        round_(i)
+    before, memory = possessions(), resident_bytes()
+    for i in range(n):
+        round_(i)
+    end = time.monotonic() + 60
+    while (after := possessions()) != before and time.monotonic() < end:
+        time.sleep(0.01)  # a thread is joined a moment before the system has forgotten it
+    status = control().status()
+    return {
+        "executor": executor,
+        "rounds": n,
+        "before": before.__dict__,
+        "after": after.__dict__,
+        "grown_bytes": resident_bytes() - memory,
+        "texts": len(texts),
+        "sessions": status["sessions"],
+        "buffers": status["buffers"],
+    }
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_loads_leave_nothing_behind(executor: str) -> None:
+    """In a program of its own: the test runner's other tests hold all sorts of things."""
+    run = subprocess.run(
+        [sys.executable, __file__, executor, str(ROUNDS)],
+        capture_output=True,
+        text=True,
+        env=process_kit.environment(),
+        timeout=300 + 10 * ROUNDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout)
+    assert found["after"] == found["before"]
+    assert found["buffers"] == 0
+    assert found["texts"] == 1
+    assert found["sessions"] == ROUNDS + WARM_UP
+    sanitized = "libasan" in Path("/proc/self/maps").read_text()  # which keeps freed memory for a while
+    assert found["grown_bytes"] < LEAK_BYTES * ROUNDS + (1 << 20) or sanitized
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        json.dump(rounds(sys.argv[1], int(sys.argv[2]), Path(name)), sys.stdout)
+    print()
