@@ -105,6 +105,10 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_PAD:
         r = {TB_OP_PAD, 1};
         return true;
+    // REPEAT's src[1], where there is one, gives the shape only.
+    case GGML_OP_REPEAT:
+        r = {TB_OP_REPEAT, 1};
+        return true;
     default:
         return false;
     }

@@ -174,6 +174,12 @@ static int pad(const tb_op * op, const char ** why) {
     return TB_OK;
 }
 
+// Both of one type: bytes are copied.
+static int repeat(const tb_op * op, const char ** why) {
+    if (op->dst.type != op->src[0].type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
+    return repeats(&op->src[0], &op->dst, 0) ? TB_OK : refuse(TB_E_SHAPE, "src0 does not repeat into dst", why);
+}
+
 // MUL, ADD, SUB, DIV: src1 repeats into src0 in all four dimensions, with any strides.
 static int binary(const tb_op * op, const char ** why) {
     if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
@@ -320,6 +326,7 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_PAD]        = {"PAD",        pad,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | TILED, F32, T(TB_I32)}},
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
+    [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           FLOATS | T(TB_I32), {FLOATS | T(TB_I32)}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on

@@ -75,6 +75,8 @@ OPS: dict[str, Op] = {
     # Mixtures of experts.
     "MUL_MAT_ID": Op(330),
     "SUM_ROWS": Op(10),
+    # Shapes of other model families.
+    "REPEAT": Op(16),
     # Activations that stand alone.
     "GELU": Op(12),
     "SILU": Op(12),

@@ -217,6 +217,10 @@ void add_sampling(std::vector<tb_op> & ops) {
     ops.push_back(row(TB_OP_FILL, "fill").op);
     ops.push_back(row(TB_OP_CUMSUM, "cumsum").op);
     ops.push_back(builder(TB_OP_SUM, "sum").dst(TB_F32, {1}).src(TB_F32, {300, 3}).op);
+    for (const uint32_t type : {TB_F32, TB_F16, TB_BF16, TB_I32}) {
+        ops.push_back(builder(TB_OP_REPEAT, "repeat").dst(type, {1100, 3, 2}).src(type, {1, 3}).op);
+        ops.push_back(builder(TB_OP_REPEAT, "tile").dst(type, {35, 4, 1, 2}).src(type, {7, 2}).op);
+    }
     ops.push_back(builder(TB_OP_SUM_ROWS, "sum_rows").dst(TB_F32, {1, 3}).src(TB_F32, {300, 3}).op);
     ops.push_back(builder(TB_OP_ARGMAX, "argmax").dst(TB_I32, {3}).src(TB_F32, {300, 3}).op);
     for (int32_t order = 0; order < 2; ++order) {

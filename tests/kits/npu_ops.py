@@ -47,6 +47,7 @@ OPS = {
             "PAD",
             "MUL_MAT_ID",
             "SUM_ROWS",
+            "REPEAT",
         ]
     )
 }

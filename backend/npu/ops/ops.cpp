@@ -61,6 +61,8 @@ const op_entry & op_table(uint32_t code) {
         return mul_mat_id_entry;
     case TB_OP_SUM_ROWS:
         return sum_rows_entry;
+    case TB_OP_REPEAT:
+        return repeat_entry;
     default:
         return none;
     }

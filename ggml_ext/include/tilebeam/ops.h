@@ -55,7 +55,9 @@ enum tb_op_code {
     TB_OP_MUL_MAT_ID = 25, // src0 weights [K,N,E], src1 F32 [K, n_used or a divisor of it, T], src2 I32 [n_used, T]:
                            // dst F32 [N, n_used, T], dst[:,i,t] = src0[:,:,src2[i,t]] * src1[:, i % .., t]
     TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]
-    TB_OP_COUNT = 27,
+    // shapes of other model families
+    TB_OP_REPEAT = 27, // dst is src0 repeated in all dimensions
+    TB_OP_COUNT = 28,
 };
 
 // tb_op.flags

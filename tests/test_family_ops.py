@@ -1,0 +1,70 @@
+"""Ops of model families beyond the plain transformer, on every kernel set, against numpy models of their meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import npu_ops as t
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import ggml_ext
+
+SEEDS = st.integers(0, 2**31)
+ORDERS = st.permutations([0, 1, 2, 3])
+PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
+SHAPES = st.tuples(
+    st.one_of(st.integers(1, 70), st.sampled_from([1023, 1025, 2100])),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+COPIED = st.sampled_from([t.F32, t.F16, t.BF16, t.I32])
+
+runs = pytest.mark.parametrize("isa", t.ISAS)
+threads = pytest.mark.parametrize("n_threads", t.THREADS)
+few = settings(max_examples=25)
+
+
+def numbers(seed: int, kind: int, ne: tuple[int, ...]) -> NDArray[Any]:
+    """Random values `[ne3, ne2, ne1, ne0]`, for I32 of all bits."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(reversed(ne))
+    if kind == t.I32:
+        return rng.integers(-(2**31), 2**31, shape, dtype=np.int32)
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@runs
+@threads
+@few
+@given(
+    kind=COPIED,
+    ne=SHAPES,
+    one=st.booleans(),
+    repeats=st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 4),
+    orders=st.tuples(ORDERS, ORDERS),
+    pads=st.tuples(PADS, PADS),
+    seed=SEEDS,
+)
+def test_repeat(
+    isa: str, n_threads: int, kind: int, ne: Any, one: bool, repeats: Any, orders: Any, pads: Any, seed: int
+) -> None:
+    small = (1, *ne[1:]) if one else ne
+    large = tuple(n * r for n, r in zip(ne, repeats, strict=True))
+    a = t.Arena(1 << 23)
+    x = a.add(kind, small, numbers(seed, kind, small), orders[0], pads[0])
+    dst = a.add(kind, large, None, orders[1], pads[1])
+    got = t.run(a, t.make_op("REPEAT", dst, [x]), dst, isa, n_threads)
+    want = np.tile(x.floats(), [n // m for n, m in zip(large[::-1], small[::-1], strict=True)])
+    assert np.array_equal(got, want)
+
+
+def test_repeat_refuses_what_does_not_fit() -> None:
+    a = t.Arena()
+    x = a.add(t.F32, (4, 3))
+    for dst in [a.add(t.F32, (4, 4)), a.add(t.F32, (6, 3)), a.add(t.F32, (2, 3)), a.add(t.F16, (4, 3))]:
+        assert ggml_ext.lib.tb_op_check_shape(t.make_op("REPEAT", dst, [x]), ggml_ext.ffi.NULL) != 0, dst.ne
