@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "control.h"
 #include "device.h"
@@ -211,6 +212,26 @@ bool describe_op(const ggml_tensor * node, int32_t numerics, tb_op & op, const c
     return tb_op_check_shape(&op, why) == TB_OK;
 }
 
+// Will this op, not allocated yet, run where a weight is that lies elsewhere? The scheduler asks the weights first,
+// except for two ops.
+bool follows_other_weight(const ggml_tensor * node) {
+    if (node->op == GGML_OP_ROPE || node->op == GGML_OP_FLASH_ATTN_EXT) return false;
+    return std::any_of(std::begin(node->src), std::end(node->src), [](const ggml_tensor * s) {
+        return s && s->buffer && s->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && !is_own(s->buffer);
+    });
+}
+
+// Does the node write into the device's memory, as far as can be known now? An op that writes into another tensor
+// (SET_ROWS, CPY, everything in place) is placed without regard to where that tensor is. So where it is not allocated
+// yet, it must be one that will be placed here too; refused, the op follows its destination.
+bool lands_here(const ggml_tensor * node) {
+    const ggml_tensor * root = root_of(node);
+    if (root->buffer) return is_own(root->buffer);
+    if (root == node) return true;
+    if ((root->flags & GGML_TENSOR_FLAG_INPUT) != 0) return false; // inputs of graphs are on the CPU
+    return can_run(root) && !follows_other_weight(root);
+}
+
 // One graph on its way to descriptors: ops gather in the last stage for as long as they run in one session.
 struct lowering {
     const int device;
@@ -358,7 +379,7 @@ bool can_run(const ggml_tensor * node) {
     if (is_free(node)) return true;
     tb_op op;
     const char * why = "";
-    return describe_op(node, TILEBEAM_NUMERICS_INT8, op, &why);
+    return describe_op(node, TILEBEAM_NUMERICS_INT8, op, &why) && lands_here(node);
 }
 
 bool lower(const ggml_cgraph * graph, int device, int32_t numerics, lowered_graph & out, std::string & why) {

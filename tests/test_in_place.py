@@ -1,0 +1,118 @@
+"""Ops that write into another tensor are claimed only where that tensor will be on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ggml_kit as kit
+import graph_kit
+import numpy as np
+import pytest
+from ggml_kit import ffi
+
+SIZE = (32, 6)
+
+
+@pytest.fixture
+def ctx() -> Iterator[kit.Context]:
+    with kit.Context() as context:
+        yield context
+
+
+def into(ctx: kit.Context, name: str, target: Any) -> Any:
+    """An op that writes into `target`, F32 of SIZE."""
+    lib = kit.lib
+    if name == "scale":
+        return lib.ggml_scale_inplace(ctx.ctx, target, 0.5)
+    other = ctx.tensor(kit.F32, SIZE[0], 2)
+    if name == "set_rows":
+        # as model code has it: into a reshaped tensor
+        wide = lib.ggml_reshape_3d(ctx.ctx, target, *SIZE, 1)
+        return lib.ggml_set_rows(ctx.ctx, wide, other, ctx.tensor(kit.I32, 2))
+    rows = lib.ggml_view_3d(ctx.ctx, target, SIZE[0], 2, 1, target.nb[1], target.nb[2], target.nb[1])
+    return lib.ggml_cpy(ctx.ctx, other, rows) if name == "cpy" else lib.ggml_add_inplace(ctx.ctx, rows, other)
+
+
+writers = pytest.mark.parametrize("writer", ["scale", "set_rows", "cpy", "add"])
+
+
+@writers
+def test_into_what_the_device_computes(ctx: kit.Context, writer: str) -> None:
+    x = ctx.tensor(kit.F32, *SIZE)
+    target = kit.lib.ggml_add(ctx.ctx, x, x)
+    assert ctx.device.supports(into(ctx, writer, target))
+
+
+@writers
+def test_into_what_the_device_cannot_compute(ctx: kit.Context, writer: str) -> None:
+    target = kit.lib.ggml_sin(ctx.ctx, ctx.tensor(kit.F32, *SIZE))
+    assert not ctx.device.supports(target)
+    assert not ctx.device.supports(into(ctx, writer, target))
+
+
+@writers
+@pytest.mark.parametrize("place", ["device", "cpu"])
+def test_into_what_is_allocated(ctx: kit.Context, writer: str, place: str) -> None:
+    target = ctx.tensor(kit.F32, *SIZE)
+    ctx.allocate(ctx.device.plain if place == "device" else kit.lib.ggml_backend_cpu_buffer_type())
+    assert ctx.device.supports(into(ctx, writer, target)) == (place == "device")
+
+
+@writers
+def test_into_an_input_of_the_graph(ctx: kit.Context, writer: str) -> None:
+    """The scheduler puts inputs on the CPU."""
+    target = ctx.tensor(kit.F32, *SIZE)
+    kit.lib.ggml_set_input(target)
+    assert not ctx.device.supports(into(ctx, writer, target))
+
+
+@writers
+def test_into_what_is_computed_beside_a_weight_of_the_cpu(ctx: kit.Context, writer: str) -> None:
+    table = ctx.tensor(kit.F32, SIZE[0], 50)
+    buffer = ctx.allocate(kit.lib.ggml_backend_cpu_buffer_type())
+    kit.lib.ggml_backend_buffer_set_usage(buffer, graph_kit.WEIGHTS)
+    target = kit.lib.ggml_get_rows(ctx.ctx, table, ctx.tensor(kit.I32, SIZE[1]))
+    assert not ctx.device.supports(into(ctx, writer, target))
+
+
+@pytest.mark.parametrize("foreign", [True, False], ids=["cpu", "device"])
+def test_the_scheduler_keeps_destination_and_writer_together(ctx: kit.Context, foreign: bool) -> None:
+    """A weight on the device draws ops there; rows are set in a tensor that the CPU, or the device, computes."""
+    lib = kit.lib
+    rng = np.random.default_rng(4)
+    weight = ctx.tensor(kit.F32, 32, 32)
+    lib.ggml_backend_buffer_set_usage(ctx.allocate(ctx.device.plain), graph_kit.WEIGHTS)
+    inputs = [ctx.tensor(kit.F32, 32, 6), ctx.tensor(kit.F32, 32, 2), ctx.tensor(kit.I32, 2)]
+    base, rows, index = inputs
+    for t in inputs:
+        lib.ggml_set_input(t)
+    first = lib.ggml_mul_mat(ctx.ctx, weight, rows)
+    small = lib.ggml_view_2d(ctx.ctx, base, 32, 2, base.nb[1], 0)
+    target = lib.ggml_sin(ctx.ctx, base) if foreign else lib.ggml_repeat_4d(ctx.ctx, small, 32, 6, 1, 1)
+    wide = lib.ggml_reshape_3d(ctx.ctx, target, 32, 6, 1)
+    written = lib.ggml_set_rows(ctx.ctx, wide, first, index)
+    out = lib.ggml_mul_mat(ctx.ctx, weight, written)
+    lib.ggml_set_output(out)
+    graph = lib.ggml_new_graph(ctx.ctx)
+    lib.ggml_build_forward_expand(graph, out)
+
+    cpu = graph_kit.cpu_backend()
+    ctx.backends += [lib.ggml_backend_dev_init(ctx.device.pointer, ffi.NULL), cpu]
+    sched = lib.ggml_backend_sched_new(ffi.new("void *[]", ctx.backends), ffi.NULL, 2, 64, False, True)
+    try:
+        assert lib.ggml_backend_sched_alloc_graph(sched, graph)
+        w, b, r = (rng.standard_normal(shape).astype(np.float32) for shape in [(32, 32), (6, 32), (2, 32)])
+        for t, values in [(weight, w), (base, b), (rows, r), (index, np.array([4, 1], np.int32))]:
+            kit.put(t, values)
+        assert lib.ggml_backend_sched_graph_compute(sched, graph) == kit.SUCCESS, ctx.device.control.last_error()
+        # The products run on the device either way.
+        assert lib.ggml_backend_sched_get_tensor_backend(sched, out) == ctx.backends[0]
+        on_cpu = lib.ggml_backend_sched_get_tensor_backend(sched, written) == cpu
+        assert on_cpu == foreign
+        got = kit.floats(out)[0, 0]
+    finally:
+        lib.ggml_backend_sched_free(sched)
+    want = np.sin(b) if foreign else np.tile(b[:2], (3, 1))
+    want[[4, 1]] = r @ w.T
+    np.testing.assert_allclose(got, want @ w.T, rtol=1e-4, atol=1e-3)
