@@ -478,6 +478,25 @@ def test_soft_max(
     np.testing.assert_allclose(got, want, rtol=3e-5, atol=1e-7)
 
 
+@runs
+@threads
+@pytest.mark.parametrize("place", ["logits", "mask", "both"])
+@pytest.mark.parametrize("max_bias", [0.0, 8.0])
+def test_soft_max_in_the_place_of_an_operand(isa: str, n_threads: int, place: str, max_bias: float) -> None:
+    """ggml's allocator puts the result over the logits or over a mask of their shape that nobody reads afterwards."""
+    rng = np.random.default_rng(7)
+    for columns in (5, 64, 700):
+        ne = (columns, 5, 3, 2)
+        a = t.Arena()
+        x = a.add(t.F32, ne, values(rng, ne))
+        mask = x if place == "both" else a.add(t.F32, ne, values(rng, ne, 3))
+        logits = 0.5 * x.floats() + alibi_slopes(max_bias, 3)[None, :, None, None] * mask.floats()
+        dst = x if place == "logits" else mask
+        got = t.run(a, t.make_op("SOFT_MAX", dst, [x, mask], {0: 0.5, 1: max_bias}), dst, isa, n_threads)
+        e = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        np.testing.assert_allclose(got, e / e.sum(axis=-1, keepdims=True), rtol=3e-5, atol=1e-7)
+
+
 def alibi_slopes(max_bias: float, heads: int) -> NDArray[np.float64]:
     """ALiBi's slopes as its paper and ggml define them; ones without a bias."""
     if max_bias <= 0:

@@ -26,16 +26,18 @@ void soft_max(const op_context & ctx) {
         const row_index i = row_of(x, r);
         const float * src = x.at<const float>(i.i1, i.i2, i.i3);
         float * out = dst.at<float>(i.i1, i.i2, i.i3);
-        k.vec.scale(n, src, scale, 0.0f, out);
         if (mask) {
             const float slope = alibi_slope(max_bias, i.i2, x.ne(2));
             const uint8_t * mask_row = mask.at<uint8_t>(i.i1, i.i2 % mask.ne(2), i.i3 % mask.ne(3));
+            // Both operands of a run are read before it is written: dst may take the place of either.
             for (int64_t at = 0; at < n; at += run_elements) {
                 const int64_t m = std::min(n - at, run_elements);
-                const float * values = load_run(k, mask, mask_row, at, m, buffer);
-                k.vec.scale(m, values, slope, 0.0f, bias);
+                k.vec.scale(m, load_run(k, mask, mask_row, at, m, buffer), slope, 0.0f, bias);
+                k.vec.scale(m, src + at, scale, 0.0f, out + at);
                 k.vec.add(m, out + at, bias, out + at);
             }
+        } else {
+            k.vec.scale(n, src, scale, 0.0f, out);
         }
         float max = k.vec.max(n, out);
         const float sink = sinks ? sinks.at<const float>(0)[i.i2] : -std::numeric_limits<float>::infinity();
