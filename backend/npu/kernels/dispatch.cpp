@@ -2,6 +2,7 @@
 #include "kernels/kernels.h"
 
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "executor.h"
@@ -64,45 +65,48 @@ bool has_i8mm() {
 
 #endif
 
-struct kernel_sets {
-    kernel_table tables[5];
-    kernel_list list{};
+bool always() { return true; }
 
-    void add(const char * isa, void (*fill)(kernel_table & t)) {
-        kernel_table & t = tables[list.n];
-        fill_portable(t); // what a faster set does not replace
-        if (fill != fill_portable) {
-            fill(t);
-        }
-        t.isa = isa;
-        list.tables[list.n++] = &t;
-    }
+struct kernel_set {
+    const char * isa;
+    bool (*is_here)();
+    void (*fill)(kernel_table & t);
+};
 
-    kernel_sets() : tables{} {
+// All that are compiled in, best first. Room for their tables follows from this list.
+constexpr kernel_set compiled[] = {
 #if defined(__x86_64__)
-        if (has_avx512bf16()) {
-            add("avx512bf16", fill_avx512bf16);
-        }
-        if (has_avx512vnni()) {
-            add("avx512vnni", fill_avx512vnni);
-        }
-        if (has_avxvnni()) {
-            add("avxvnni", fill_avxvnni);
-        }
-        if (has_avx2()) {
-            add("avx2", fill_avx2);
-        }
+    {"avx512bf16", has_avx512bf16, fill_avx512bf16},
+    {"avx512vnni", has_avx512vnni, fill_avx512vnni},
+    {"avxvnni", has_avxvnni, fill_avxvnni},
+    {"avx2", has_avx2, fill_avx2},
 #elif defined(__aarch64__)
-        if (has_i8mm()) {
-            add("i8mm", fill_i8mm);
-        }
-        if (has_neon()) {
-            add("neon", fill_neon);
-        }
+    {"i8mm", has_i8mm, fill_i8mm},
+    {"neon", has_neon, fill_neon},
 #elif defined(__hexagon__)
-        add("hvx", fill_hvx);
+    {"hvx", always, fill_hvx},
 #endif
-        add("portable", fill_portable);
+    {"portable", always, fill_portable},
+};
+
+struct kernel_sets {
+    kernel_table filled[std::size(compiled)];
+    const kernel_table * found[std::size(compiled)];
+    kernel_list list;
+
+    kernel_sets() : filled{}, found{}, list{found, 0} {
+        for (const kernel_set & set : compiled) {
+            if (!set.is_here()) {
+                continue;
+            }
+            kernel_table & t = filled[list.n];
+            fill_portable(t); // what a faster set does not replace
+            if (set.fill != fill_portable) {
+                set.fill(t);
+            }
+            t.isa = set.isa;
+            found[list.n++] = &t;
+        }
     }
 };
 

@@ -22,7 +22,7 @@ struct kernel_table {
 
 // Best first; ends with "portable". Each pointer lives for ever.
 struct kernel_list {
-    const kernel_table * tables[8];
+    const kernel_table * const * tables;
     int n;
 };
 const kernel_list & available_kernels();
