@@ -1,6 +1,7 @@
 // Look-up in /proc/self/maps. See file_map.h.
 #include "file_map.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -10,7 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
+#include <string>
+#include <vector>
 
 namespace tb::plugin {
 
@@ -83,9 +85,11 @@ region whole_mapping(uint64_t at) {
     return all;
 }
 
-// Is fd the very file of region `r`? The kernel is asked in its own words, by mapping a page of fd and comparing the
-// lines: on stacked file systems the device that stat() reports is not the one that the line shows.
+// Is fd a regular file, and the very one of region `r`? The kernel is asked in its own words, by mapping a page of fd
+// and comparing the lines: on stacked file systems the device that stat() reports is not the one that the line shows.
 bool same_file(int fd, const region & r) {
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return false;
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     void * p = mmap(nullptr, page, PROT_READ, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) return false;
@@ -94,6 +98,53 @@ bool same_file(int fd, const region & r) {
     const bool same = find_region(at, at + page, own) && own.inode == r.inode && own.device == r.device;
     munmap(p, page);
     return same;
+}
+
+// A descriptor that can only read, of what `fd` has open; -1 if there is no way to get one.
+int reopened(int fd) {
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    const int fresh = open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    // The file's mode may not allow it: then the descriptor itself will do, if nobody can write through it.
+    if (fresh >= 0 || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY) return fresh;
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+// The program's own descriptors of regular files, those with this inode number first.
+std::vector<int> open_files(uint64_t inode) {
+    std::vector<int> likely, others;
+    DIR * folder = opendir("/proc/self/fd");
+    if (!folder) return likely;
+    while (const dirent * entry = readdir(folder)) {
+        char * end = nullptr;
+        const long fd = std::strtol(entry->d_name, &end, 10);
+        struct stat st;
+        if (*end != '\0' || end == entry->d_name || fstat(static_cast<int>(fd), &st) != 0 || !S_ISREG(st.st_mode)) {
+            continue;
+        }
+        (st.st_ino == inode ? likely : others).push_back(static_cast<int>(fd));
+    }
+    closedir(folder);
+    likely.insert(likely.end(), others.begin(), others.end());
+    return likely;
+}
+
+// Open the file of region `r`: by its path, by `hint`, or, if no path leads there (it was deleted or replaced, or never
+// had a name), by way of the descriptor that the loader still has. -1: none does.
+int open_region(const region & r, const std::string & hint, std::string & path) {
+    for (const std::string & name : {r.path, hint}) {
+        if (name.empty() || name[0] == '[') continue;
+        const int fd = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0) continue;
+        path = name;
+        if (same_file(fd, r)) return fd;
+        close(fd);
+    }
+    path = r.path;
+    for (const int candidate : open_files(r.inode)) {
+        if (!same_file(candidate, r)) continue;
+        if (const int fd = reopened(candidate); fd >= 0) return fd;
+    }
+    return -1;
 }
 
 } // namespace
@@ -105,33 +156,29 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
         why = "the memory is not a mapping of one file";
         return false;
     }
-    for (const std::string & path : {r.path, hint}) {
-        if (path.empty() || path[0] == '[') continue;
-        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (fd < 0) continue;
-        struct stat st;
-        if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || !same_file(fd, r)) {
-            close(fd);
-            continue;
-        }
-        out.offset = r.offset + (begin - r.begin);
-        if (out.offset + size > static_cast<uint64_t>(st.st_size)) {
-            close(fd);
-            why = path + " is shorter than its mapping: it was truncated";
-            return false;
-        }
-        out.fd = fd;
-        out.id.device = st.st_dev;
-        out.id.inode = st.st_ino;
-        out.path = path;
-        out.stat = st;
-        const region all = whole_mapping(begin);
-        out.mapping = reinterpret_cast<const void *>(all.begin);
-        out.mapping_size = static_cast<size_t>(all.end - all.begin);
-        return true;
+    std::string path;
+    const int fd = open_region(r, hint, path);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        if (fd >= 0) close(fd);
+        why = "the mapped file " + path + " cannot be opened any more, and the program has no descriptor of it";
+        return false;
     }
-    why = "the mapped file " + r.path + " cannot be opened any more";
-    return false;
+    out.offset = r.offset + (begin - r.begin);
+    if (out.offset + size > static_cast<uint64_t>(st.st_size)) {
+        close(fd);
+        why = path + " is shorter than its mapping: it was truncated";
+        return false;
+    }
+    out.fd = fd;
+    out.id.device = st.st_dev;
+    out.id.inode = st.st_ino;
+    out.path = path;
+    out.stat = st;
+    const region all = whole_mapping(begin);
+    out.mapping = reinterpret_cast<const void *>(all.begin);
+    out.mapping_size = static_cast<size_t>(all.end - all.begin);
+    return true;
 }
 
 } // namespace tb::plugin

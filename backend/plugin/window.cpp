@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <exception>
 #include <mutex>
 #include <set>
 
@@ -67,7 +68,11 @@ window::~window() {
         std::lock_guard<std::mutex> hold(windows_lock());
         if (windows().erase(this) == 0) return; // never mapped
     }
-    session->unmap(id);
+    try {
+        session->unmap(id);
+    } catch (const std::exception &) {
+        // No memory for a message: what is mapped stays so until the session ends, and takes address space meanwhile.
+    }
 }
 
 uint64_t mapped_in(const tb::session::session * session) {

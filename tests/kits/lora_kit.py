@@ -1,4 +1,4 @@
-"""LoRA adapters for the random models of gguf_tools.synth."""
+"""LoRA adapters for the random models of tilebeam.gguf.synth."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf.quants import quantize
-
-import gguf_tools
+from tilebeam.gguf import GGUFFile
 
 Q = gguf.GGMLQuantizationType
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
@@ -28,7 +27,7 @@ def write_adapter(
     """An adapter for the matrices of `model` whose names end so (without ``.weight``). Each product of A and B changes
     what its matrix gives by about `strength` of a unit normal."""
     rng = np.random.default_rng(seed)
-    with gguf_tools.GGUFFile(model) as f:
+    with GGUFFile(model) as f:
         entry = f.kv.get("tilebeam.architecture")
         w = gguf.GGUFWriter(path, str(entry.value) if entry else f.architecture)
         w.add_string("general.type", "adapter")

@@ -12,9 +12,8 @@ import process_kit
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
 from lora_kit import Q
-
-import gguf_tools
-from gguf_tools.synth import SynthConfig, write_model
+from tilebeam import gguf
+from tilebeam.gguf.synth import SynthConfig, write_model
 
 KL_LIMIT, TOP1_LIMIT = 1e-3, 0.90  # those of test_models.py
 MOVED = 0.02  # nats from the model without adapter: what these adapters do is far above any rounding
@@ -61,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     for name, config in MODELS.items():
         path = write_model(folder / f"{name}.gguf", config)
-        gguf_tools.pack(path, folder / f"{name}-packed.gguf")
+        gguf.pack(path, folder / f"{name}-packed.gguf")
     return folder
 
 
