@@ -211,6 +211,34 @@ def test_shapes_and_options(
 
 
 @runs
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
+def test_scores_of_any_size(isa: str, size: float, sign: float, masked: bool, exact: bool) -> None:
+    """Rows whose best cells have the same score share the weight, however large that is: rounding a large score must
+    not lift them above the maximum."""
+    rng = np.random.default_rng(3)
+    tokens, n_kv, dim = 9, 300, 64
+    a = t.Arena()
+    q = a.add(t.F32, (dim, tokens), size * rng.uniform(0.5, 1.5, (tokens, dim)))
+    best = np.arange(n_kv) % 3 == 1
+    direction = rng.uniform(1, 2, dim)  # the product with q is positive
+    keys = sign * np.where(best[:, None], 2.0 + sign, 2.0 - sign) * direction
+    k = a.add(t.F16, (dim, n_kv), keys)
+    v = a.add(t.F16, (dim, n_kv), rng.standard_normal((n_kv, dim)))
+    seen = rng.random((tokens, n_kv)) < 0.8 if masked else np.ones((tokens, n_kv), bool)
+    mask = a.add(t.F16, (n_kv, tokens), np.where(seen, 0.0, -np.inf)) if masked else None
+    dst = a.add(t.F32, (dim, 1, tokens), None)
+    op = t.make_op("FLASH_ATTN", dst, [q, k, v, mask, None], {0: 0.37, 1: 0.0, 2: 0.0})
+    op.flags = EXACT_EXP if exact else 0
+    got = t.run(a, op, dst, isa, 2)[0, :, 0]
+    weights = (seen & best).astype(np.float64)
+    want = weights @ v.floats()[0, 0] / weights.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@runs
 @pytest.mark.parametrize("kind", [t.F32, t.F16, t.BF16, t.Q8_0, t.Q4_0, t.IQ4_NL])
 @pytest.mark.parametrize("other", [False, True])
 def test_cell_types(isa: str, kind: int, other: bool) -> None:

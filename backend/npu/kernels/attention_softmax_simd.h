@@ -127,10 +127,21 @@ inline void softmax_powers(const attention_softmax_args & a, int first, float fa
     }
 }
 
+// A row's scores relative to its maximum. softmax_powers does it in one multiply-add, which rounds a little above zero
+// what should be zero: of large scores by more than a power can hold.
+template <int vecs> inline void softmax_differences(float * s, float factor, float base) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vecs; v++) {
+        const vec x = simd::mul(simd::load(s + v * lanes), simd::set1(factor));
+        simd::store(s + v * lanes, simd::sub(x, simd::set1(base)));
+    }
+}
+
 // Over the first `vecs` vectors of each row; cells past a.cells count as hidden. A block of rows at a time: their
 // maxima are found together, and no row waits for another's.
 template <int vecs> void softmax_vecs(const attention_softmax_args & a, uint64_t seen) {
     constexpr float log2e = 1.4426950408889634f;
+    constexpr float large = 1 << 12; // rounding moves such a score by a thousandth at most
     constexpr uint64_t all = ~uint64_t{0} >> (64 - vecs * lanes);
     // Where nothing but a positive factor happens to the scores, it is applied to them and their maximum at once.
     const bool plain = a.softcap == 0.0f && a.bias == nullptr && a.scale > 0.0f && seen == all;
@@ -173,16 +184,26 @@ template <int vecs> void softmax_vecs(const attention_softmax_args & a, uint64_t
         // nothing seen so far: any finite base makes powers of 0
         const vec base = simd::max(simd::set1(-1e38f), max);
         alignas(64) float offset[lanes];
-        simd::store(offset, simd::mul(base, simd::set1(unit)));
+        float multiplier = factor * unit;
+        if (simd::top(simd::max(base, simd::sub(simd::zero(), base))) < large) {
+            simd::store(offset, simd::mul(base, simd::set1(unit)));
+        } else {
+            simd::store(offset, base);
+            for (int i = 0; i < n; i++) {
+                softmax_differences<vecs>(a.s + (first + i) * attention_tile_cells, factor, offset[i]);
+            }
+            simd::store(offset, simd::zero());
+            multiplier = unit;
+        }
         put(a.alpha + first, exp_vec(simd::sub(old_max, base)), n);
         put(a.max + first, max, n);
         constexpr int together = std::max(1, power_vecs / vecs);
         int i = 0;
         for (; i + together <= n; i += together) {
-            softmax_powers<vecs, together>(a, first + i, factor * unit, offset + i);
+            softmax_powers<vecs, together>(a, first + i, multiplier, offset + i);
         }
         for (; i < n; i++) {
-            softmax_powers<vecs, 1>(a, first + i, factor * unit, offset + i);
+            softmax_powers<vecs, 1>(a, first + i, multiplier, offset + i);
         }
     }
 }
