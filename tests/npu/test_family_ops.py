@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-
-import ggml_ext
+from tilebeam import _ext as ggml_ext
 
 SEEDS = st.integers(0, 2**31)
 ORDERS = st.permutations([0, 1, 2, 3])
