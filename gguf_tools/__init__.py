@@ -19,7 +19,7 @@ from .inspection import inspect
 from .model_check import check_model
 from .policy import Policy, Rule
 from .repack import Report, TensorReport, pack, unpack
-from .split import open_gguf
+from .split import Source, open_gguf
 from .verification import Verified, verify
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Policy",
     "Report",
     "Rule",
+    "Source",
     "TensorInfo",
     "TensorReport",
     "TiledTensor",

@@ -98,6 +98,11 @@ class SplitFile:
             part.require_unchanged()
 
     @property
+    def fd(self) -> int:
+        """The descriptor of the first part, the one with the metadata."""
+        return self.parts[0].fd
+
+    @property
     def paths(self) -> tuple[Path, ...]:
         """The parts."""
         return tuple(part.path for part in self.parts)

@@ -20,7 +20,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_kit import Q, gaussian, only_files
+from gguf_kit import Q, gaussian, only_files, scalar, split_model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
@@ -272,10 +272,6 @@ def int_array(key: str, values: Sequence[int]) -> bytes:
     )
 
 
-def scalar(key: str, kind: int, value: bytes) -> bytes:
-    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
-
-
 def test_metadata_and_tensors_follow_the_tokens(model: Path, corpus: Path, tmp_path: Path) -> None:
     with GGUFFile(model) as f:
         v = read_vocabulary(f)
@@ -381,23 +377,7 @@ def test_options_keep_more_or_fewer(model: Path, corpus: Path, tmp_path: Path) -
 
 def test_a_split_model_becomes_one_file(model: Path, corpus: Path, tmp_path: Path) -> None:
     """Two parts as llama-gguf-split names and marks them."""
-    with GGUFFile(model) as f:
-        tensors = list(f.tensors.values())
-        kv = [r.raw for r in f.kv.values()]
-        for i, part in enumerate((tensors[:5], tensors[5:])):
-            own = [
-                scalar("split.no", 2, struct.pack("<H", i)),
-                scalar("split.count", 2, struct.pack("<H", 2)),
-                scalar("split.tensors.count", 5, struct.pack("<i", len(tensors))),
-            ]
-            names = [(t.name, t.type, t.ne) for t in part]
-            head, offsets, size = w.header(3, [*(kv if i == 0 else []), *own], names, 32)
-            with (tmp_path / f"m-{i + 1:05}-of-00002.gguf").open("wb") as out:
-                out.write(head)
-                out.truncate(size)
-                for t, at in zip(part, offsets, strict=True):
-                    out.seek(at)
-                    out.write(f.read(t.offset, t.nbytes).tobytes())
+    split_model(model, tmp_path / "m", [5])
     trim_vocab(model, tmp_path / "a.gguf", corpus=[corpus])
     trim_vocab(tmp_path / "m-00002-of-00002.gguf", tmp_path / "b.gguf", corpus=[corpus])
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()

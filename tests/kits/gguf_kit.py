@@ -1,13 +1,17 @@
-"""Small GGUF files for tests, written with the gguf package."""
+"""Small GGUF files for tests, written with the gguf package, and models cut into parts."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf.quants import quantize as gguf_quantize
+from tilebeam.gguf import GGUFFile
+from tilebeam.gguf import gguf_write as w
 
 Q = gguf.GGMLQuantizationType
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -57,6 +61,41 @@ def write_gguf(path: Path, *, alignment: int | None = None, big: int = 96) -> Pa
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+def split_model(model: Path, stem: Path, cuts: Sequence[int]) -> list[Path]:
+    """A model in parts as llama-gguf-split names and marks them: `stem`-00001-of-0000N.gguf and so on.
+
+    Args:
+        cuts: indices of the tensors that a new part begins with.
+    """
+    paths = []
+    with GGUFFile(model) as f:
+        tensors, kv = list(f.tensors.values()), [r.raw for r in f.kv.values()]
+        edges = [0, *cuts, len(tensors)]
+        count = len(edges) - 1
+        for i in range(count):
+            part = tensors[edges[i] : edges[i + 1]]
+            own = [
+                scalar("split.no", 2, struct.pack("<H", i)),
+                scalar("split.count", 2, struct.pack("<H", count)),
+                scalar("split.tensors.count", 5, struct.pack("<i", len(tensors))),
+            ]
+            names = [(t.name, t.type, t.ne) for t in part]
+            head, offsets, size = w.header(3, [*(kv if i == 0 else []), *own], names, f.alignment)
+            paths.append(stem.with_name(f"{stem.name}-{i + 1:05}-of-{count:05}.gguf"))
+            with paths[-1].open("wb") as out:
+                out.write(head)
+                out.truncate(size)
+                for t, at in zip(part, offsets, strict=True):
+                    out.seek(at)
+                    out.write(f.read(t.offset, t.nbytes).tobytes())
+    return paths
+
+
+def scalar(key: str, kind: int, value: bytes) -> bytes:
+    """A metadata record of any scalar type."""
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
 
 
 def only_files(folder: Path, *names: str) -> None:

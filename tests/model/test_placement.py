@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tilebeam
 from devices_kit import GREEDY, KIB, PROMPT, SMALL, VOCAB, held, write_files
+from gguf_kit import split_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
@@ -169,3 +170,35 @@ def test_weights_are_read_from_the_header(files: dict[str, Path]) -> None:
     output = sizes["output.weight"] + sizes["output_norm.weight"]
     assert output <= w.layers[4] <= output + 4 * PAGE
     assert {m.name for m in w.matrices if m.home == 4} == {"output.weight"}
+
+
+# --- split models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [0, 1, 2])
+def test_a_split_model_is_planned_and_loaded_as_one_file(files: dict[str, Path], tmp_path: Path, named: int) -> None:
+    """All parts count for the plan, whichever is named: the first one alone would fit on one device."""
+    part = split_model(files["ordinary"], tmp_path / "m", [12, 25])[named]
+    found = []
+    for path in (files["ordinary"], part):
+        with tilebeam.load(path, **SMALL, memory_limit="2MiB") as lm:
+            said = lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+            found.append((lm.info.layers, lm.info.divided, said))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 1
+
+
+def test_a_split_model_on_the_cpu_and_without_a_part(files: dict[str, Path], tmp_path: Path) -> None:
+    paths = split_model(files["tied"], tmp_path / "m", [9])
+    with tilebeam.load(paths[1], "cpu", **SMALL) as lm:
+        assert lm.info.path == str(paths[0])
+        assert lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    paths[1].unlink()
+    with pytest.raises(TilebeamError, match=r"m-00002-of-00002\.gguf is missing"):
+        tilebeam.load(paths[0], **SMALL)
+
+
+def test_a_repacked_file_in_parts_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    paths = split_model(files["repacked"], tmp_path / "m", [9])
+    with pytest.raises(TilebeamError, match="a repacked model must be one file"):
+        tilebeam.load(paths[0], **SMALL)

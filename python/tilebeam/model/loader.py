@@ -24,7 +24,7 @@ from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weigh
 from tilebeam.native.control import EXECUTORS, Control, TiledTensor, control
 
 if TYPE_CHECKING:
-    from tilebeam.gguf import GGUFFile
+    from tilebeam.gguf import Source
     from tilebeam.model.lm import LM
 
 DEVICES = ("npu", "cpu")
@@ -73,7 +73,7 @@ def load(
     """Load a model.
 
     Args:
-        model: a GGUF file, ordinary or written by ``gguf-repack``.
+        model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part.
         device: "npu", or "cpu" for llama.cpp's stock CPU backend (ordinary files only).
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
@@ -247,7 +247,8 @@ def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
     except ImportError as error:
         raise TilebeamError(str(error)) from None
     try:
-        with gguf_tools.GGUFFile(path) as gguf:
+        with gguf_tools.open_gguf(path) as gguf:
+            path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
             state = State.of(gguf.fd)
             entry = gguf.kv.get("tilebeam.architecture")
             real = str(entry.value) if entry is not None else gguf.architecture
@@ -256,6 +257,11 @@ def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
             file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
             if gguf.architecture != gguf_tools.ARCHITECTURE:
                 return file
+            if not isinstance(gguf, gguf_tools.GGUFFile):
+                raise gguf_tools.GGUFError(
+                    "a repacked model must be one file; join its parts with llama-gguf-split --merge, or pack the "
+                    "split source again, which gives one file"
+                )
             manifest = gguf_tools.read_manifest(gguf)
             if verify != "never":
                 with _once(path, state, "digests", verify) as needed:
@@ -289,7 +295,7 @@ def available_memory() -> int:
     return sys.maxsize
 
 
-def _on_npu(gguf: GGUFFile) -> bool:
+def _on_npu(gguf: Source) -> bool:
     """Whether the NPU takes all weights that are multiplied with."""
     multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
     if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):

@@ -18,7 +18,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.native.control import Division
 
 if TYPE_CHECKING:
-    from tilebeam.gguf import GGUFFile
+    from tilebeam.gguf import Source
 
 PAGE = 4096
 PANEL = 32  # columns of a tile
@@ -111,7 +111,7 @@ class Placement:
     planned: tuple[int, ...] = field(default=())
 
 
-def weights_of(gguf: GGUFFile, architecture: str) -> Weights:
+def weights_of(gguf: Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
 
     def number(key: str, default: int) -> int:
