@@ -96,7 +96,7 @@ extras:
 # --- what people run ---------------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.tilebeam $(VENV)/.demo
-	$(BIN)/python bench/demo.py $(DEMO_ARGS)
+	$(BIN)/python -m bench.demo $(DEMO_ARGS)
 
 ifeq ($(SANITIZE),1)
 # Leaks are left out: CPython and libllama keep what they allocate until exit.
@@ -124,7 +124,7 @@ format: $(VENV)/.lint
 	$(BIN)/clang-format -i $(CPP_FILES)
 
 bench: $(VENV)/.tilebeam $(VENV)/.demo
-	$(BIN)/python bench/run_all.py $(BENCH_ARGS)
+	$(BIN)/python -m bench.run_all $(BENCH_ARGS)
 
 wheel: $(VENV)/.created
 	$(PIP) wheel --no-deps --wheel-dir dist .

@@ -6,7 +6,7 @@ token under --out: a run that is killed loses one block of windows, and the next
 spread over the text, so that a run cut short is a sample of all of it. The text is Python's own language reference as
 the standard library carries it (pydoc_data.topics).
 
-    PYTHONPATH=python:. python bench/accuracy.py --out build/accuracy [--quick] [--json]
+    python -m bench.accuracy --out build/accuracy [--quick] [--json]
 
 Differences between variants are paired by token, which makes their standard errors much smaller than those of the
 perplexities themselves.

@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT alone: the NPU executor against the stock CPU backend, over what the rows of a batch share.
 
-    PYTHONPATH=python:. python bench/attention.py [--json] [--quick] [--type f16,q8_0] [-t N]
+    python -m bench.attention [--json] [--quick] [--type f16,q8_0] [-t N]
 
 Heads as in Qwen2.5-1.5B (12 query heads, 2 KV heads of 128). Operations are counted over the cells that the mask shows,
 so a kernel that computes hidden cells gains nothing by it; the share is of the float32 FMA peak. "From memory": as many
@@ -11,23 +11,18 @@ cells each; the other rows run one op again and again.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import limits
-import report
-from ggml_cpu import CpuAttention
-from op_list import NpuOps, Tensor
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+
+from bench.lib import limits, report
+from bench.lib.ggml_cpu import CpuAttention
+from bench.lib.op_list import NpuOps, Tensor
 
 DIM, HEADS, KV_HEADS = 128, 12, 2
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0

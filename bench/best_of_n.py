@@ -1,6 +1,6 @@
 """Wall time of Best-of-N: N samples of one prompt, as people get them today and with Tilebeam, runs interleaved.
 
-    PYTHONPATH=python:. python bench/best_of_n.py [-m MODEL.gguf] [-N 16] [--calls 4] [--json] [--quick]
+    python -m bench.best_of_n [-m MODEL.gguf] [-N 16] [--calls 4] [--json] [--quick]
         [--resume FILE --seconds S]
 
 Three ways to the same number of tokens, on the same libllama with the same threads, models loaded before the clock
@@ -25,16 +25,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
-import limits
 import llama_cpp
-import load
 import numpy as np
-import report
-import rounds
 import tilebeam
-from rounds import Rounds
 from tilebeam.cli import console
 from tilebeam.model.lm import LM
+
+from bench import load
+from bench.lib import limits, report, rounds
+from bench.lib.rounds import Rounds
 
 
 def one_after_the_other(llm: llama_cpp.Llama, prompt: list[int], n: int, n_gen: int, calls: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Decode throughput over the number of parallel sequences, and over the length of a prompt that they share: the stock
 CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
-    PYTHONPATH=python:. python bench/decode_scaling.py [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096]
+    python -m bench.decode_scaling [-m MODEL] [-npl 1,2,4,8,16] [-d 512,1024,2048,4096]
         [-dnpl 1,4,16] [--json] [--quick] [--plot PNG] [--resume FILE --seconds S]
 
 Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. (The
@@ -22,17 +22,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import limits
-import models
-import plots
-import report
-import rounds
-from rounds import Rounds
 from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
+
+from bench.lib import limits, models, plots, report, rounds
+from bench.lib.rounds import Rounds
 
 
 def label(case: Case) -> str:

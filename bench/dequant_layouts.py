@@ -1,6 +1,6 @@
 """4-bit weights to FP16 tiles in HMX order, by how the quants lie in memory: the steps of the paper's figure 15.
 
-    PYTHONPATH=python:. python bench/dequant_layouts.py [--json] [--quick]
+    python -m bench.dequant_layouts [--json] [--quick]
 
 conventional  rows of ggml blocks: every value goes to its place in the tile by scatter
 groups        2 x 16 groups in tile order, a block each: stores in order, but vectors are cut by the block size
@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import limits
-import report
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+
+from bench.lib import limits, report
 
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]

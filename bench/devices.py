@@ -1,6 +1,6 @@
 """What spreading a model costs: one device against two and four, and against an output matrix cut over sessions.
 
-    python bench/devices.py [-m MODEL] [-t THREADS] [-npl 1,8] [--executor process] [--json] [--quick]
+    python -m bench.devices [-m MODEL] [-t THREADS] [-npl 1,8] [--executor process] [--json] [--quick]
 
 Each placement has a process of its own that keeps its model loaded; one run of each follows the other, so that all see
 the same machine. What can be lost: messages, copies of a layer's output from one device to the next, and workers that
@@ -19,14 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import limits
-import report
-from decode_scaling import model
 from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.measure.throughput import Case, Runner
+
+from bench.lib import ROOT, limits, models, report
 
 
 def serve(arguments: dict[str, Any]) -> None:
@@ -42,8 +41,8 @@ class Worker:
     """A process that has the model loaded in one way."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, __file__, "--serve", json.dumps(arguments)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "bench.devices", "--serve", json.dumps(arguments)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.placement: dict[str, Any] = json.loads(self._answer())
         except BaseException:
@@ -115,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(o: argparse.Namespace) -> None:
     """Run all placements in turn and print a row for each."""
-    path = o.model or model(o.quick)
+    path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
     n_gen, repetitions = o.n_gen or (8 if o.quick else 32), o.repetitions or (2 if o.quick else 7)
     cases = [Case(0, n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl")]
     common = {

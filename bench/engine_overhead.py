@@ -1,6 +1,6 @@
 """Time that the engine spends outside llama_decode: at 16 sequences, of models with a small vocabulary.
 
-    python bench/engine_overhead.py [-m MODEL] [-np 16] [-n 128] [--device npu|cpu] [--json] [--quick]
+    python -m bench.engine_overhead [-m MODEL] [-np 16] [-n 128] [--device npu|cpu] [--json] [--quick]
 
 The smaller a model, the more of a step is scheduling, drawing tokens and turning them into text. Without -m random
 models of three sizes are written, all with a vocabulary of 576 tokens. The baseline is what one writes with
@@ -22,9 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import limits
 import llama_cpp.llama_cpp as C
-import report
 from tilebeam import LM, SamplingParams, TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.engine.sampler import Sampler
@@ -32,7 +30,8 @@ from tilebeam.gguf import synth
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.native.llama import Context
 
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+from bench.lib import CACHE, limits, report
+
 SHAPES: dict[str, dict[str, int]] = {
     "1M": {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 4, "head_dim": 32, "n_ff": 384},
     "5M": {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_head_kv": 4, "n_ff": 768},

@@ -4,28 +4,22 @@ Rounds interleave limits, executor and baseline; figures are medians over rounds
 Weights are rotated through enough copies that they come from memory, as in a real decode step. Shares: of the int8
 peak for many rows, of the read bandwidth for one.
 
-    PYTHONPATH=python:. python bench/gemm.py [--json] [--quick] [--types q4_0,q8_0] [--rows 1,8,16,512]
+    python -m bench.gemm [--json] [--quick] [--types q4_0,q8_0] [--rows 1,8,16,512]
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import ggml_cpu
-import limits
-import report
-from op_list import NpuOps, Tensor
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+
+from bench.lib import ggml_cpu, limits, report
+from bench.lib.op_list import NpuOps, Tensor
 
 PLAIN = {
     "q4_0": Type.Q4_0,

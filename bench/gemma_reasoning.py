@@ -1,7 +1,7 @@
 """Test-time scaling of a real model: gemma-3-270m on tasks of reasoning-gym, by voting and with a verifier.
 
-    python bench/gemma_reasoning.py --into docs/evaluation.md                       # accuracy
-    python bench/gemma_reasoning.py --into docs/evaluation.md --latency-items 10    # and latency, on a quiet machine
+    python -m bench.gemma_reasoning --into docs/evaluation.md                       # accuracy
+    python -m bench.gemma_reasoning --into docs/evaluation.md --latency-items 10    # and latency, on a quiet machine
 
 A base model of 270 million parameters follows no instructions, so every prompt begins with solved examples. Tasks,
 examples and sampling were chosen on pilot items (item seed 1000, 20 items, 8 samples each) and are frozen here; what
@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import demo_model
 from tilebeam.cli import console
 from tilebeam.cli import main as cli
 from tilebeam.measure.machine import cpu_info
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.demo import model as demo_model
+from bench.lib import ROOT
+
 MARKS = ("<!-- gemma: begin -->", "<!-- gemma: end -->")
 ITEM_SEED = 1
 PILOT_SEED, PILOT_ITEMS = 1000, 20

@@ -1,6 +1,6 @@
 """What a decode step costs beside its arithmetic: lowering, message, wake-up, barriers.
 
-    PYTHONPATH=python:. python bench/graph_overhead.py [--json] [--quick]
+    python -m bench.graph_overhead [--json] [--quick]
 
 Two ways to see it, hot, at 1 and 16 sequences, with 1 thread and with 2:
 
@@ -35,12 +35,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import report
 from tilebeam.gguf import synth
 
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+from bench.lib import CACHE, report
+
 LIMIT_S = 100e-6
 
 # Decodes when told to; prints seconds per llama_decode, and with "trace" what of the graph was in no op.

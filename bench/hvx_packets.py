@@ -1,6 +1,6 @@
 """Instruction packets per weight of the Hexagon kernels' inner loops, the steps of the paper's figure 15, and of exp2.
 
-    PYTHONPATH=python:. python bench/hvx_packets.py [--json] [--quick]
+    python -m bench.hvx_packets [--json] [--quick]
 
 A Hexagon issues one packet of up to four instructions per cycle and thread at best; no emulator knows how many cycles
 one takes, so packets are what can be compared without a phone. Two ways of counting:
@@ -31,13 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import hvx_guest as guest
-import report
-from hvx_guest import HVX, PORTABLE, Op, Request
 from tilebeam._ext import Type
+
+from bench.lib import hvx_guest as guest
+from bench.lib import report
+from bench.lib.hvx_guest import HVX, PORTABLE, Op, Request
 
 STORE_LIMIT = 1 / 64  # packets per number
 VRMPY_LIMIT = 1 / 256  # packets per weight and row

@@ -1,6 +1,6 @@
 """The machine's own limits, measured beside what they are compared with: int8 dot products, float FMAs and reads.
 
-    PYTHONPATH=python:. python bench/limits.py [--json] [--quick]
+    python -m bench.limits [--json] [--quick]
 
 prints them, for one thread and for all. There is no baseline: the ratio is that of the rounds to their median, and the
 share of the limit 1.
@@ -9,55 +9,16 @@ share of the limit 1.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
-
-__all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
-
-
-@cache
-def compile(name: str) -> ctypes.CDLL:
-    """Build a source file of this folder for this very CPU and load it.
-
-    Raises:
-        RuntimeError: there is no C++ compiler.
-    """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise RuntimeError("no C++ compiler: install the package g++")
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "library.so"
-        source = Path(__file__).with_name(name)
-        command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w", str(source)]
-        subprocess.run([*command, "-o", str(target)], check=True)
-        return ctypes.CDLL(str(target))
-
-
-def machine() -> dict[str, str | int]:
-    """Processor name and CPUs, for reports."""
-    name = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
-    return {"cpu": name, "cpus": len(os.sched_getaffinity(0)), "system": platform.release()}
+from bench.lib import report
+from bench.lib.limits import fma_gflops, int8_gops, machine, read_gbs
 
 
 def main() -> None:
     """Measure and print."""
-    import report  # which imports this module
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")

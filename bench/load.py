@@ -1,6 +1,6 @@
 """Loading: a repacked file, mapped, against the ordinary file, packed at load, and against the stock CPU backend.
 
-    PYTHONPATH=python:. python bench/load.py [-m ORDINARY.gguf] [--json] [--quick]
+    python -m bench.load [-m ORDINARY.gguf] [--json] [--quick]
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
 nothing shows that the weights are there; the files lie in the page cache. "mapped" is a file that was read through
@@ -20,17 +20,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import limits
-import models
-import report
 from tilebeam import gguf as gguf_tools
+
+from bench.lib import limits, models, report
 
 # What one load does; prints seconds until ready and until the first token, and the growth of anonymous memory.
 _CHILD = """
 import json, sys, time
-import gguf_tools, llama_cpp, tilebeam
+import llama_cpp, tilebeam, tilebeam.gguf
 from tilebeam import SamplingParams
 device, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 tilebeam.register()

@@ -11,7 +11,7 @@ Three things, each with the thread and the process executor, one NPU thread:
 
 Rounds interleave what is compared; times are medians over all rounds, ratios of medians within a round.
 
-    PYTHONPATH=python:. python bench/polling.py [--json] [--quick]
+    python -m bench.polling [--json] [--quick]
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import tilebeam
-from report import emit, show
 from tilebeam.gguf import synth
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
 
+from bench.lib import ROOT
+from bench.lib.report import emit, show
+
 Times = npt.NDArray[np.int64]
-ROOT = Path(__file__).resolve().parent.parent
 COLD_PAUSE_S = 0.005
 IDLE_AFTER_S = 0.1
 MOST_IDLE = 0.01  # of a core

@@ -1,6 +1,6 @@
 """What quantizing a model's weights costs, by method: llama.cpp's own, and Tilebeam's with and without search.
 
-    python bench/quantize_error.py model-f32.gguf --imatrix model.imatrix.gguf --json out.json
+    python -m bench.quantize_error model-f32.gguf --imatrix model.imatrix.gguf --json out.json
 
 Every matrix that a layer multiplies by is quantized from the same float32 values by every method. Errors are summed
 over the model, as they are and weighted with the importance matrix, and shown as shares of llama.cpp's round to nearest

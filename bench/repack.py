@@ -1,6 +1,6 @@
 """gguf-repack: rate of lossless packing, unpacking and verifying against copying the same file with `dd conv=fsync`.
 
-    PYTHONPATH=python:. python bench/repack.py [-m ORDINARY.gguf] [--folder DIR] [--json] [--quick]
+    python -m bench.repack [-m ORDINARY.gguf] [--folder DIR] [--json] [--quick]
 
 Both read the file from the page cache and end when the output is synced, in turn, in a folder on disk (build/bench, or
 DIR) and in one in memory (/dev/shm, where there is room). "cpu" is processor time per byte of the source: on a busy
@@ -15,19 +15,16 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import models
-import report
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import Policy
+
+from bench.lib import models, report
 
 SHM = Path("/dev/shm")
 

@@ -1,6 +1,6 @@
 """Every bench with the shared JSON form, one after the other, and one Markdown report of them with plots.
 
-    python bench/run_all.py [--out build/bench/report] [--quick] [--only gemm,load] [--skip serve_load]
+    python -m bench.run_all [--out build/bench/report] [--quick] [--only gemm,load] [--skip serve_load]
         [--keep] [--slice SECONDS] [--pass "ARGUMENTS"]
 
 The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png and, where it failed, NAME.log. The
@@ -16,7 +16,6 @@ in NAME.rounds.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -27,15 +26,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import plots
 from tilebeam.cli import console
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.lib import ROOT, plots
+
 KEYS = ("name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit")
 
 
@@ -123,12 +117,11 @@ def parse(text: str) -> dict[str, Any]:
 
 def run(bench: Bench, folder: Path, how: How) -> Result:
     """Run one bench in a process of its own; never raises for what that does."""
-    command = [sys.executable, str(ROOT / "bench" / f"{bench.name}.py"), "--json", *how.arguments]
+    command = [sys.executable, "-m", f"bench.{bench.name}", "--json", *how.arguments]
     command += ["--quick"] if how.quick else []
     if how.slice is not None and bench.sliced:
         command += ["--resume", str(folder / f"{bench.name}.rounds"), "--seconds", str(how.slice)]
     picture = folder / f"{bench.name}.png"
-    path = os.pathsep.join(p for p in (str(ROOT / "python"), str(ROOT), os.environ.get("PYTHONPATH")) if p)
     start = time.monotonic()
     error, report, log = "", None, ""
     try:
@@ -138,7 +131,7 @@ def run(bench: Bench, folder: Path, how: How) -> Result:
             text=True,
             timeout=how.timeout,
             check=False,
-            env=os.environ | {"PYTHONPATH": path},
+            cwd=ROOT,
         )
         log = done.stderr
         if done.returncode:

@@ -1,6 +1,6 @@
 """Scoring a growing beam: only new steps, against whole texts every round; tokens counted, runs interleaved.
 
-    PYTHONPATH=python:. python bench/scoring.py [-m MODEL.gguf] [-N 16] [-M 4] [--json] [--quick]
+    python -m bench.scoring [-m MODEL.gguf] [-N 16] [-M 4] [--json] [--quick]
 
 The beams are scripted: N of them, for 8 rounds, each round the best N / M grow by M random steps. Tilebeam's reward
 models keep the cells of what they have read and fork them; the baseline decodes every text of every round from its
@@ -17,15 +17,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import limits
-import models
 import numpy as np
-import report
 import tilebeam
 from tilebeam.model.lm import LM
 from tilebeam.scoring.reward_heads import make_head
 from tilebeam.scoring.reward_model import HeadReward, RewardModel, TokenReward
 from tqdm import tqdm
+
+from bench.lib import limits, models, report
 
 ROUNDS = 8
 

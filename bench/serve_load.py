@@ -1,6 +1,6 @@
 """`tilebeam serve` under load: many clients at once, against the engine's own throughput in the same run.
 
-    PYTHONPATH=python:. python bench/serve_load.py [-m MODEL.gguf] [--clients 32] [--json] [--quick]
+    python -m bench.serve_load [-m MODEL.gguf] [--clients 32] [--json] [--quick]
 
 A server runs in a process of its own. In turn, clients send it requests (each client the next one as soon as it has an
 answer), and `LM.generate` in this process gets the same prompts, seeds and lengths in one call; the other side idles
@@ -27,14 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import limits
-import models
 import numpy as np
-import report
 import tilebeam
 from tilebeam import LM, SamplingParams
+
+from bench.lib import limits, models, report
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Ways to compute the exponent of attention's softmax, FP16 in and out: what the look-up table is measured against.
 
-    PYTHONPATH=python:. python bench/softmax_exp.py [--json] [--quick]
+    python -m bench.softmax_exp [--json] [--quick]
 
 32-bit exp, a 16-bit fixed-point polynomial, the 64 KiB table with gathers, and what this CPU's attention kernels do
 (in registers where they return the table's bits). One thread, over numbers of queries and KV cells as in the paper's
@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import limits
-import report
 from tilebeam.native import executor as _npu
+
+from bench.lib import limits, report
 
 Bits = npt.NDArray[np.uint16]
 Method = Callable[[Bits, Bits, int], None]  # the last: how many times over

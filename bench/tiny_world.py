@@ -1,7 +1,7 @@
 """Test-time scaling on the tiny world: every method at every budget, latency, and whether the targets are reached.
 
-    python bench/tiny_world.py --into docs/tiny-world.md                      accuracy (minutes)
-    python bench/tiny_world.py --into docs/tiny-world.md --latency-items 30   on a quiet machine: latency as well
+    python -m bench.tiny_world --into docs/tiny-world.md                      accuracy (minutes)
+    python -m bench.tiny_world --into docs/tiny-world.md --latency-items 30   on a quiet machine: latency as well
 
 The three reasoners and the process reward model of bench/tiny/models are evaluated by `tilebeam eval` on expressions
 that no model was trained on; the command is printed. What is finished is kept in --out, and a second call goes on from
@@ -14,20 +14,16 @@ import argparse
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+from tilebeam.cli import main as cli
+from tilebeam.measure.machine import OtherLoad, cpu_info
 
-from tilebeam.cli import main as cli  # noqa: E402
-from tilebeam.measure.machine import OtherLoad, cpu_info  # noqa: E402
-
-from bench.tiny import arithmetic, references  # noqa: E402
+from bench.lib import ROOT
+from bench.tiny import arithmetic, references
 
 SEED = 2026  # of the test expressions
 # Seeds and counts of other draws: the reward model was chosen by the first, tests are written around the second.

@@ -1,7 +1,7 @@
 """What trimming a vocabulary brings: size and decode speed before and after, and whether the logits stay the same.
 
     gguf-trim-vocab gemma-q8_0.gguf trimmed.gguf --corpus text.txt
-    python bench/trim_vocab.py gemma-q8_0.gguf trimmed.gguf text.txt --json out.json
+    python -m bench.trim_vocab gemma-q8_0.gguf trimmed.gguf text.txt --json out.json
 
 Both files run on llama.cpp's CPU backend in one process, in turns (A B A B ...), each turn a few tokens of the same
 text; speeds are of the fastest turns, the spread is that of the ratios of neighbouring turns. With -dev npu, on

@@ -1,7 +1,7 @@
 """Whole models against the stock CPU backend: prefill of 512 tokens and decoding 1, 8 and 16 sequences, with Q4_0, Q8_0
 and the paper's mix (Q4_0, FFN down in Q8_0), on one thread and on all, runs interleaved.
 
-    PYTHONPATH=python:. python bench/whole_model.py [--kinds q4_0,q8_0,mix] [-t 1,2] [-p 512] [-npl 1,8,16]
+    python -m bench.whole_model [--kinds q4_0,q8_0,mix] [-t 1,2] [-p 512] [-npl 1,8,16]
         [--json] [--quick] [--resume FILE --seconds S]
 
 The models are random with the shapes of Qwen2.5-1.5B (--quick: 4 of their 28 layers, and all threads only). Both sides
@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import limits
-import models
-import report
-import rounds
-from rounds import Rounds
 from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
+
+from bench.lib import limits, models, report, rounds
+from bench.lib.rounds import Rounds
 
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "q4_0": ("q4_0", {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 from tilebeam.gguf import synth
 from tilebeam.native.control import control
+
+from bench import accuracy
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64
@@ -28,24 +29,14 @@ def text(tmp_path: Path) -> Path:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with two small groups."""
     pytest.importorskip("matplotlib")
-    place = Path(__file__).resolve().parents[2] / "bench" / "accuracy.py"
-    if not place.exists():
-        pytest.skip("bench/ is not here")
-    spec = importlib.util.spec_from_file_location("bench_accuracy", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
     groups = (
-        module.Group("small", module.STOCK, (module.COLUMN, module.COLUMN_FP16), most=1),
-        module.Group("large", module.SOURCE, (module.COLUMN, module.TILE, module.COLUMN_FP16_EXACT)),
+        accuracy.Group("small", accuracy.STOCK, (accuracy.COLUMN, accuracy.COLUMN_FP16), most=1),
+        accuracy.Group("large", accuracy.SOURCE, (accuracy.COLUMN, accuracy.TILE, accuracy.COLUMN_FP16_EXACT)),
     )
-    monkeypatch.setattr(module, "GROUPS", groups)
-    monkeypatch.setattr(module, "BLOCK", 1)
-    yield module
+    monkeypatch.setattr(accuracy, "GROUPS", groups)
+    monkeypatch.setattr(accuracy, "BLOCK", 1)
+    yield accuracy
     control().configure(numerics="int8", softmax="table")
-    del sys.modules[spec.name]
 
 
 def test_spread_is_an_order_of_all(bench: Any) -> None:

@@ -39,10 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def printed(name: str, arguments: list[str]) -> dict[str, Any]:
     """The one JSON object that a bench prints, and nothing beside it."""
-    path = os.pathsep.join(p for p in (str(ROOT / "python"), str(ROOT), os.environ.get("PYTHONPATH")) if p)
-    command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), *arguments, "--json"]
-    env = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
+    command = [sys.executable, "-m", f"bench.{name}", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1, done.stdout
     report: dict[str, Any] = json.loads(done.stdout)

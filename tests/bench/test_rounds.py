@@ -1,28 +1,16 @@
-"""bench/rounds.py: a bench measured in slices loses no round, mixes no settings and leaves out disturbed rounds."""
+"""bench/lib/rounds.py: a bench measured in slices loses no round, mixes no settings and leaves out disturbed rounds."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+from bench.lib import rounds
+
 SETTING = {"bench": "any", "threads": 2}
-
-
-@pytest.fixture(name="rounds", scope="module")
-def _rounds() -> ModuleType:
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCH))
-    try:
-        return importlib.import_module("rounds")
-    finally:
-        sys.path[:] = before
 
 
 class Load:
@@ -38,7 +26,7 @@ class Load:
 
 
 @pytest.fixture(name="load")
-def _load(rounds: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Load:
+def _load(monkeypatch: pytest.MonkeyPatch) -> Load:
     load = Load()
     monkeypatch.setattr(rounds, "OtherLoad", lambda: load)
     monkeypatch.setattr(rounds, "_LONG", -1.0)
@@ -51,7 +39,7 @@ def one(log: Any, case: str, **figures: float) -> None:
 
 
 @pytest.mark.usefixtures("load")
-def test_rounds_are_kept_over_processes(rounds: ModuleType, tmp_path: Path) -> None:
+def test_rounds_are_kept_over_processes(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.rounds"
     one(rounds.Rounds(path, SETTING), "a", ours=1.0, baseline=2.0, limit=10.0)
     log = rounds.Rounds(path, SETTING)
@@ -70,7 +58,7 @@ def test_rounds_are_kept_over_processes(rounds: ModuleType, tmp_path: Path) -> N
     assert (log.median("a", "limit"), log.overall("limit", ["a", "b"])) == (12.0, 12.0)
 
 
-def test_disturbed_rounds_count_only_without_others(rounds: ModuleType, load: Load, tmp_path: Path) -> None:
+def test_disturbed_rounds_count_only_without_others(load: Load, tmp_path: Path) -> None:
     log = rounds.Rounds(tmp_path / "x", SETTING)
     load.share = 0.5
     one(log, "a", ours=1.0, baseline=9.0)
@@ -90,7 +78,7 @@ def test_disturbed_rounds_count_only_without_others(rounds: ModuleType, load: Lo
 
 
 @pytest.mark.usefixtures("load")
-def test_no_round_begins_that_would_not_end_in_time(rounds: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_round_begins_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(rounds, "_STARTED", 100.0)
@@ -107,7 +95,7 @@ def test_no_round_begins_that_would_not_end_in_time(rounds: ModuleType, monkeypa
         log.end(ours=1.0, baseline=1.0)
 
 
-def test_other_files_and_settings_are_refused(rounds: ModuleType, tmp_path: Path) -> None:
+def test_other_files_and_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     rounds.Rounds(path, SETTING)
     with pytest.raises(ValueError, match="delete it or name another file"):

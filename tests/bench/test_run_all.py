@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
+from bench import run_all
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-@pytest.fixture(scope="module")
-def run_all() -> ModuleType:
-    """The script as a module, under a name of its own."""
-    spec = importlib.util.spec_from_file_location("bench_run_all", BENCH / "run_all.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    sys.modules["bench_run_all"] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path[:] = before
-    return module
 
 
 def a_report(name: str, **more: Any) -> dict[str, Any]:
@@ -39,9 +22,10 @@ def a_report(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(name="scripts")
-def _scripts(run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree with benches of our own, which run_all runs instead."""
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
     texts = {
         "good": f"import sys\nprint('noise')\nprint({json.dumps(json.dumps(a_report('good')))})\nprint('more')",
@@ -55,7 +39,7 @@ def _scripts(run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run_all, "BENCHES", tuple(run_all.Bench(name, f"Title of {name}") for name in texts))
 
 
-def test_the_list_has_every_bench_with_the_shared_form(run_all: ModuleType) -> None:
+def test_the_list_has_every_bench_with_the_shared_form() -> None:
     emitting = {
         path.stem
         for path in BENCH.glob("*.py")
@@ -70,7 +54,7 @@ def test_the_list_has_every_bench_with_the_shared_form(run_all: ModuleType) -> N
 
 
 @pytest.mark.usefixtures("scripts")
-def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path) -> None:
+def test_a_failing_bench_loses_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     started: list[str] = []
     benches = run_all.chosen("", "hangs")
@@ -90,13 +74,13 @@ def test_a_failing_bench_loses_nothing_else(run_all: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("scripts")
-def test_a_bench_that_hangs_is_stopped(run_all: ModuleType, tmp_path: Path) -> None:
+def test_a_bench_that_hangs_is_stopped(tmp_path: Path) -> None:
     results = run_all.run_all(run_all.chosen("hangs", ""), tmp_path / "out", run_all.How(timeout=1))
     assert results[0].error == "stopped after 1 s"
 
 
 @pytest.mark.usefixtures("scripts")
-def test_the_report_is_kept_up_to_date(run_all: ModuleType, tmp_path: Path) -> None:
+def test_the_report_is_kept_up_to_date(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     seen: list[str] = []
 
@@ -110,15 +94,16 @@ def test_the_report_is_kept_up_to_date(run_all: ModuleType, tmp_path: Path) -> N
     assert "Not run yet: fails." in seen[0]
 
 
-def test_unknown_names_are_refused(run_all: ModuleType) -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(typer.BadParameter, match="no bench nothing; there are limits, gemm"):
         run_all.chosen("nothing", "")
 
 
-def test_a_report_grows_over_several_runs(run_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_grows_over_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--keep: other benches and other rows stay, new figures replace old ones, a failure keeps what there was."""
     script, other = tmp_path / "bench" / "one.py", tmp_path / "bench" / "two.py"
     script.parent.mkdir()
+    (script.parent / "__init__.py").touch()
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
     one, two = run_all.Bench("one", "Title of one", sliced=True), run_all.Bench("two", "Title of two")
     monkeypatch.setattr(run_all, "BENCHES", (one, two))
@@ -154,7 +139,7 @@ def test_a_report_grows_over_several_runs(run_all: ModuleType, tmp_path: Path, m
     assert run_all.merged(earlier, a_report("one")) == a_report("one")
 
 
-def test_every_form_of_picture(run_all: ModuleType, tmp_path: Path) -> None:
+def test_every_form_of_picture(tmp_path: Path) -> None:
     rows = [
         a_report("x")["rows"][0]
         | {"name": f"{way}, {n}", "way": way, "baseline_way": "plain", "shape": f"{n} wide", "shape_of": ""}

@@ -6,15 +6,12 @@ The models were trained by `python -m bench.tiny`; nothing here needs PyTorch bu
 from __future__ import annotations
 
 import ast
-import importlib.util
 import io
 import random
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +22,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
 from tiny_kit import F32, arithmetic, references, stored
+
+from bench.demo import tiny as demo
 
 MODELS, PRM, SIZES, TEXTS = references.MODELS, references.PRM, references.REASONERS, references.TEXTS
 FILES = sorted(p.stem for p in MODELS.glob("*.gguf"))
@@ -235,20 +234,7 @@ def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward:
     assert found >= single + 0.1
 
 
-@pytest.fixture(scope="module")
-def demo() -> ModuleType:
-    """bench/demo_tiny.py; scripts of bench/ are no package."""
-    place = Path(__file__).resolve().parents[2] / "bench" / "demo_tiny.py"
-    spec = importlib.util.spec_from_file_location("bench_demo_tiny", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_demo_counts_what_its_searches_solved(demo: ModuleType, device: str) -> None:
+def test_the_demo_counts_what_its_searches_solved(device: str) -> None:
     found = demo.search(seed=11, device=device, threads=1, problems=20)
     assert found.problems == PROBLEMS[:20]
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
-
-# bench/ is not installed; nothing else is called bench.tiny.
-if (root := str(Path(__file__).resolve().parents[2])) not in sys.path:
-    sys.path.append(root)
 
 from bench.tiny import arithmetic, references
 

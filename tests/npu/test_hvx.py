@@ -7,7 +7,6 @@ one, so that the kernels with HVX floating point (v73), which no emulator here r
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -22,25 +21,12 @@ import pytest
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
+from bench import hvx_packets
+from bench.lib import hvx_guest as guest
+from bench.lib.hvx_guest import HVX, PORTABLE, Op, Request
+
 ROOT = Path(__file__).resolve().parents[2]
 
-
-def bench_module(name: str) -> Any:
-    """A script of bench/ as a module. They put their folder in front of the search path, where some names are those of
-    modules in tests/: the path is put back."""
-    if name not in sys.modules:
-        path = list(sys.path)
-        spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.path[:] = path
-    return sys.modules[name]
-
-
-guest = bench_module("hvx_guest")
-HVX, PORTABLE, Op, Request = guest.HVX, guest.PORTABLE, guest.Op, guest.Request
 
 Array = npt.NDArray[Any]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -441,9 +427,8 @@ needs_objdump = pytest.mark.skipif(cannot_count() is not None, reason=str(cannot
 
 @needs_objdump
 def test_counted_loops_are_the_kernels() -> None:
-    bench = bench_module("hvx_packets")
-    loops = bench.static_loops()
-    assert set(loops) == set(bench.DEQUANTIZATION) | set(bench.EXPONENTS)
+    loops = hvx_packets.static_loops()
+    assert set(loops) == set(hvx_packets.DEQUANTIZATION) | set(hvx_packets.EXPONENTS)
     for name, loop in loops.items():
         # what a loop writes, it must have read, and multiplied in HVX floating point
         assert loop.count(r"= vmemu?\(") >= 1, name
@@ -457,7 +442,7 @@ def test_counted_loops_are_the_kernels() -> None:
         assert loops[name].count(r"= vmemu\(") == 5
         assert loops[name].count("vlut16") == 8
         assert loops[name].count("vdelta") == spreads
-    for name in bench.DEQUANTIZATION:
+    for name in hvx_packets.DEQUANTIZATION:
         assert loops[name].least <= len(loops[name].packets), name
     conventional = loops["conventional"]
     assert conventional.count("vscatter") * 32 == conventional.written
@@ -469,10 +454,9 @@ def test_counted_loops_are_the_kernels() -> None:
 
 @needs_objdump
 def test_gemm_loops_multiply_every_weight() -> None:
-    bench = bench_module("hvx_packets")
     for format in ("q4", "q8", "iq4nl"):
         for rows in (1, 8):
-            loop = bench.inner_loop(guest.library_v73(), bench.gemm_function(format, rows), "vrmpy")
+            loop = hvx_packets.inner_loop(guest.library_v73(), hvx_packets.gemm_function(format, rows), "vrmpy")
             unrolled = loop.count("vrmpy") // (8 * rows)  # tiles per iteration
             assert loop.count("vrmpy") == 8 * rows * unrolled > 0
             assert loop.count("vlut32") == (8 * unrolled if format == "iq4nl" else 0)
@@ -481,8 +465,7 @@ def test_gemm_loops_multiply_every_weight() -> None:
 
 @needs_objdump
 def test_column_needs_no_more_packets_than_the_papers_best() -> None:
-    bench = bench_module("hvx_packets")
-    rows = {r["name"]: r for r in bench.static_rows(bench.static_loops())}
+    rows = {r["name"]: r for r in hvx_packets.static_rows(hvx_packets.static_loops())}
     assert rows["q4_0 column"]["value"] <= rows["tile groups, super-blocks"]["value"]
     assert rows["q4_0 column"]["value"] <= rows["q4_0 tile"]["value"]
     assert rows["q4_0 column"]["least"] <= rows["tile groups, super-blocks"]["least"]
@@ -492,7 +475,7 @@ def test_column_needs_no_more_packets_than_the_papers_best() -> None:
 @needs_objdump
 @needs_qemu
 def test_bench_prints_its_rows() -> None:
-    command = [sys.executable, str(ROOT / "bench" / "hvx_packets.py"), "--json", "--quick"]
+    command = [sys.executable, "-m", "bench.hvx_packets", "--json", "--quick"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, cwd=ROOT)
     report = json.loads(result.stdout)
     assert report["bench"] == "hvx_packets"

@@ -1,7 +1,7 @@
 """What `make demo` runs: a real model on fresh arithmetic problems, Best-of-N; tiny models with a process reward model,
 best-of-n and beam search; and throughput beside the stock backend.
 
-    python bench/demo.py [--problems 12] [-N 16] [--device npu] [--seed S] [--quick]
+    python -m bench.demo [--problems 12] [-N 16] [--device npu] [--seed S] [--quick]
 
 The task was chosen and frozen on a pilot (see TASK): one that the base model solves 10 to 60 % of the time.
 """
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import demo_model
-import demo_tiny
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +31,9 @@ from tilebeam.evaluation.estimators import wilson
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_info
 from tilebeam.measure.throughput import Case
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from bench.demo import model as demo_model
+from bench.demo import tiny as demo_tiny
+from bench.lib import ROOT
 
 # reasoning-gym's "products": two or three one-digit factors. Frozen on a pilot of 30 problems with 16 samples each, on
 # which the Q8_0 model had pass@1 32 %, majority@16 40 %, likeliest@16 43 %, best@16 57 % (Q4_0: 24, 27, 27, 37 %).
@@ -271,7 +271,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--threads", "-t", type=int, help="default: one per CPU")
     p.add_argument("--seed", type=int, help="repeat a run (default: new problems every time)")
     p.add_argument("--quick", action="store_true", help="fewer problems, shorter measurement")
-    p.add_argument("--cache", type=Path, default=REPOSITORY / "build" / "demo", help="where model files are kept")
+    p.add_argument("--cache", type=Path, default=ROOT / "build" / "demo", help="where model files are kept")
     p.add_argument("--random-model", action="store_true", help="use the random model even if gemma-3-270m is there")
     o = p.parse_args(argv)
     o.problems = o.problems if o.problems is not None else 10 if o.quick else 12

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import limits
+from bench.lib import limits
 
 PAUSE = 0.025  # seconds: the baseline's threads spin that long after a run before they sleep
 

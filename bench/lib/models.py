@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilebeam.gguf import GGUFFile, synth
 
-CACHE = Path(__file__).resolve().parent.parent / "build" / "bench"
+from bench.lib import CACHE
 
 
 def synthetic(

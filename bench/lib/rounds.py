@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import report
 from tilebeam.measure.machine import OtherLoad, busy_note
+
+from bench.lib import report
 
 BUSY = 0.1  # share of all CPUs that others may use
 _LONG = 0.5  # seconds: of shorter rounds the kernel's ticks do not tell who used the machine

@@ -5,12 +5,10 @@ Its models lie in the repository, and an exact checker says how well the searche
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +16,7 @@ from rich.text import Text
 from tilebeam import BeamSearch, BestOfN, SamplingParams, SearchResult, TokenReward, load
 from tilebeam.evaluation.estimators import wilson
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
-
-from bench.tiny import arithmetic, references  # noqa: E402
+from bench.tiny import arithmetic, references
 
 REASONER = references.REASONERS[len(references.REASONERS) // 2]
 PROBLEMS = 40

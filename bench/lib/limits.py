@@ -1,0 +1,45 @@
+"""The machine: its name, its limits as `tilebeam.measure.peaks` measures them, and C++ compiled for this very CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
+
+from bench.lib import ROOT
+
+__all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
+
+
+@cache
+def compile(name: str) -> ctypes.CDLL:
+    """Build a source file of bench/ for this very CPU and load it.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise RuntimeError("no C++ compiler: install the package g++")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "library.so"
+        command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w"]
+        subprocess.run([*command, str(ROOT / "bench" / name), "-o", str(target)], check=True)
+        return ctypes.CDLL(str(target))
+
+
+def machine() -> dict[str, str | int]:
+    """Processor name and CPUs, for reports."""
+    name = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+            break
+    return {"cpu": name, "cpus": len(os.sched_getaffinity(0)), "system": platform.release()}
