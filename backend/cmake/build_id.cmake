@@ -2,7 +2,8 @@
 # than its program is refused in the handshake. Run as a script: cmake -DROOT=.. -DOUT=.. -P build_id.cmake
 file(GLOB_RECURSE sources RELATIVE ${ROOT}
     ${ROOT}/ggml_ext/include/*.h ${ROOT}/ggml_ext/src/*.[ch]
-    ${ROOT}/backend/npu/*.cpp ${ROOT}/backend/npu/*.h ${ROOT}/backend/session/*.cpp ${ROOT}/backend/session/*.h)
+    ${ROOT}/backend/base/*.cpp ${ROOT}/backend/base/*.h ${ROOT}/backend/npu/*.cpp ${ROOT}/backend/npu/*.h
+    ${ROOT}/backend/session/*.cpp ${ROOT}/backend/session/*.h ${ROOT}/backend/npud/*.cpp)
 list(SORT sources)
 set(all "")
 foreach(source IN LISTS sources)

@@ -1,8 +1,8 @@
-// session/bus_guard.h for Hexagon: no signal is handled on this side. A mapped file that loses pages ends the emulator
+// base/bus_guard.h for Hexagon: no signal is handled on this side. A mapped file that loses pages ends the emulator
 // with SIGBUS when they are touched, and the CPU side says so.
 #include "bus_guard.h"
 
-namespace tb::session {
+namespace tb {
 
 struct guarded_range::node {};
 
@@ -13,4 +13,4 @@ bool any_range_hit() { return false; }
 void keep_bus_handler() {}
 bool can_shrink(int) { return false; }
 
-} // namespace tb::session
+} // namespace tb

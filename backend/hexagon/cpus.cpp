@@ -1,4 +1,4 @@
-// npu/cpus.h for Hexagon under qemu: as many threads as the emulator's process may use CPUs. Where they run is the
+// base/cpus.h for Hexagon under qemu: as many threads as the emulator's process may use CPUs. Where they run is the
 // host scheduler's affair.
 #include "cpus.h"
 
@@ -8,7 +8,7 @@
 #include "runtime/syscall.h"
 #include "wait.h"
 
-namespace tb::npu {
+namespace tb {
 
 int usable_cpus() {
     static uint32_t mask[32]; // 1024 CPUs
@@ -30,4 +30,4 @@ cpu_clock own_cpu_clock() { return no_cpu_clock; }
 
 int64_t cpu_time_ns(cpu_clock) { return now_ns(); }
 
-} // namespace tb::npu
+} // namespace tb

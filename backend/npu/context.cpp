@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/ops.h"
 #include "run_state.h"
 
 namespace tb::npu {

@@ -28,6 +28,13 @@ struct view {
     }
 };
 
+// Elementwise ops work on runs of at most this many elements, in buffers on the stack. A multiple of every block size.
+constexpr int64_t run_elements = 1024;
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t runs_per_row(const view & v) { return divide_up(v.ne(0), run_elements); }
+
 // Shared by all threads of one op. Threads call the op's function at the same time, each with its own `thread`.
 //
 // How many threads there are may differ from run to run of the same graph (crew.h), and within one; results must not.

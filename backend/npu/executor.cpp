@@ -488,4 +488,12 @@ outcome executor::run(const tb_op * ops, uint32_t n_ops) {
     return run(self->once);
 }
 
+std::vector<const char *> kernel_isas() {
+    std::vector<const char *> names;
+    for (int i = 0; i < available_kernels().n; ++i) {
+        names.push_back(available_kernels().tables[i]->isa);
+    }
+    return names;
+}
+
 } // namespace tb::npu

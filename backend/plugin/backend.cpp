@@ -1,11 +1,12 @@
-// The backend (ggml's word for a stream on a device): computes graphs, synchronously.
+// See backend.h.
+#include "backend.h"
+
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <memory>
 
 #include "apart.h"
-#include "device.h"
 #include "ggml-impl.h"
 #include "lower.h"
 #include "state.h"
@@ -79,7 +80,7 @@ struct backend {
     }
 
     bool compute(const ggml_cgraph * graph, std::string & why) {
-        tb::session::keep_bus_handler();
+        tb::keep_bus_handler();
         tb::session::trace & trace = tb::session::trace::get();
         const int64_t began = trace.on() ? now_ns() : 0;
         lowered_graph * g = lowered(graph, why);
@@ -146,8 +147,7 @@ ggml_guid_t guid() {
 
 } // namespace
 
-ggml_backend_t new_backend(ggml_backend_dev_t dev) {
-    const int index = index_of(dev);
+ggml_backend_t new_backend(ggml_backend_dev_t dev, int index) {
     session_ptr session = state::get().acquire(index);
     if (!session) return nullptr;
     ggml_backend_i callbacks{};

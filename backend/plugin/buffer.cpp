@@ -9,11 +9,11 @@
 #include <new>
 #include <set>
 
-#include "device.h"
+#include "buffer_type.h"
 #include "file_map.h"
 #include "huge_pages.h"
-#include "lower.h"
 #include "tilebeam/layout.h"
+#include "types.h"
 
 namespace tb::plugin {
 
@@ -131,7 +131,7 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     b->base = static_cast<uint8_t *>(b->memory->data());
     b->size = bytes;
     b->file = {b->memory->fd(), 0, true};
-    if (b->what == kind::tiled) tb::session::use_huge_pages(b->base, bytes); // weights, which fill it
+    if (b->what == kind::tiled) tb::use_huge_pages(b->base, bytes); // weights, which fill it
     b->manifest = announced();
     b->by_tensor = b->what == kind::tiled && (division_planned() || st.limit_of(device) != 0);
     if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {

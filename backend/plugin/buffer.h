@@ -119,12 +119,6 @@ uint64_t stored_bytes(const ggml_tensor * t, uint32_t type);
 // Tensors of `file` that live buffers hold as tiles.
 uint64_t count_tiled(const file_id & file);
 
-// The devices' buffer types (device.cpp).
-bool is_own_buft(ggml_backend_buffer_type_t buft);
-bool is_tiled_buft(ggml_backend_buffer_type_t buft);
-int device_of(ggml_backend_buffer_type_t buft); // of one that is ours
-inline bool is_own(ggml_backend_buffer_t b) { return b && is_own_buft(b->buft); }
-
 } // namespace tb::plugin
 
 #endif // TILEBEAM_PLUGIN_BUFFER_H

@@ -6,9 +6,14 @@
 #include <cstring>
 #include <exception>
 
+#include "backend.h"
 #include "buffer.h"
+#include "buffer_type.h"
+#include "control.h"
 #include "lower.h"
+#include "state.h"
 #include "tilebeam/layout.h"
+#include "types.h"
 
 namespace tb::plugin {
 
@@ -18,10 +23,7 @@ namespace {
 constexpr size_t alignment = 128;
 
 // Everything that ggml holds pointers to, of one device. `context` of device and buffer types points back here.
-struct entry {
-    int index = 0;
-    char name[16] = {};
-    char tiled_name[24] = {};
+struct entry : device_identity {
     ggml_backend_device device{};
     ggml_backend_buffer_type plain{};
     ggml_backend_buffer_type tiled{};
@@ -33,11 +35,8 @@ std::array<entry, TILEBEAM_MAX_DEVICES> & entries() {
     return *all;
 }
 
-entry & of(ggml_backend_dev_t dev) { return *static_cast<entry *>(dev->context); }
-entry & of(ggml_backend_buffer_type_t buft) { return *static_cast<entry *>(buft->context); }
+entry & of(ggml_backend_dev_t dev) { return static_cast<entry &>(*static_cast<device_identity *>(dev->context)); }
 
-const char * plain_name(ggml_backend_buffer_type_t buft) { return of(buft).name; }
-const char * tiled_name(ggml_backend_buffer_type_t buft) { return of(buft).tiled_name; }
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     return buffer::allocate(buft, size);
 }
@@ -84,7 +83,7 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->caps.mmap_support = true;
 }
 
-ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) { return new_backend(dev); }
+ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) { return new_backend(dev, of(dev).index); }
 ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t dev) { return &of(dev).plain; }
 
 ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
@@ -121,29 +120,22 @@ const ggml_backend_device_i callbacks = {
 
 } // namespace
 
-bool is_own_buft(ggml_backend_buffer_type_t buft) {
-    return buft->iface.get_name == plain_name || buft->iface.get_name == tiled_name;
-}
-bool is_tiled_buft(ggml_backend_buffer_type_t buft) { return buft->iface.get_name == tiled_name; }
-int device_of(ggml_backend_buffer_type_t buft) { return of(buft).index; }
-
 void adopt_devices(ggml_backend_reg_t reg) {
     int index = 0;
     for (entry & e : entries()) {
+        device_identity * const context = &e;
         e.index = index;
         std::snprintf(e.name, sizeof e.name, "%s", device_name(index).c_str());
         std::snprintf(e.tiled_name, sizeof e.tiled_name, "%s_TILED", e.name);
-        e.device = {callbacks, reg, &e};
-        e.plain = {{plain_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, &e.device, &e};
-        e.tiled = {{tiled_name, alloc_buffer, get_alignment, nullptr, tiled_alloc_size, is_host}, &e.device, &e};
+        e.device = {callbacks, reg, context};
+        e.plain = {{plain_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, &e.device, context};
+        e.tiled = {{tiled_name, alloc_buffer, get_alignment, nullptr, tiled_alloc_size, is_host}, &e.device, context};
         e.extra[0] = &e.tiled;
         ++index;
     }
 }
 
 ggml_backend_dev_t device(int index) { return &entries()[static_cast<size_t>(index)].device; }
-int index_of(ggml_backend_dev_t dev) { return of(dev).index; }
-std::string device_name(int index) { return "HMX" + std::to_string(index); }
 
 ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t dev) { return of(dev).extra; }
 

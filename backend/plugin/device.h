@@ -11,14 +11,8 @@ namespace tb::plugin {
 
 void adopt_devices(ggml_backend_reg_t reg); // before anything else of this file
 ggml_backend_dev_t device(int index);       // below TILEBEAM_MAX_DEVICES
-int index_of(ggml_backend_dev_t dev);
-std::string device_name(int index);
 std::string device_description(int index);
 ggml_backend_buffer_type_t * extra_bufts(ggml_backend_dev_t dev); // NULL-terminated
-
-// backend.cpp. nullptr: the NPU did not start, the reason is in state's last error.
-ggml_backend_t new_backend(ggml_backend_dev_t dev);
-void set_n_threads(ggml_backend_t backend, int n_threads);
 
 } // namespace tb::plugin
 

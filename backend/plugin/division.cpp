@@ -5,7 +5,6 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "device.h"
 #include "ggml.h"
 #include "state.h"
 #include "tilebeam/layout.h"

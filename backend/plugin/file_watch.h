@@ -30,7 +30,7 @@ class file_watch {
     const int fd;
     const std::string path;
     struct stat was = {};
-    std::unique_ptr<tb::session::guarded_range> guard;
+    std::unique_ptr<tb::guarded_range> guard;
 };
 
 } // namespace tb::plugin

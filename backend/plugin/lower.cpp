@@ -5,10 +5,12 @@
 #include <cstring>
 #include <iterator>
 
+#include "buffer_type.h"
 #include "control.h"
-#include "device.h"
 #include "ggml-impl.h"
+#include "manifest.h"
 #include "tilebeam/layout.h"
+#include "types.h"
 
 namespace tb::plugin {
 
@@ -346,29 +348,6 @@ struct lowering {
 };
 
 } // namespace
-
-uint32_t type_of(ggml_type type) {
-    switch (type) {
-    case GGML_TYPE_F32:
-        return TB_F32;
-    case GGML_TYPE_F16:
-        return TB_F16;
-    case GGML_TYPE_BF16:
-        return TB_BF16;
-    case GGML_TYPE_I32:
-        return TB_I32;
-    case GGML_TYPE_I64:
-        return TB_I64;
-    case GGML_TYPE_Q4_0:
-        return TB_Q4_0;
-    case GGML_TYPE_Q8_0:
-        return TB_Q8_0;
-    case GGML_TYPE_IQ4_NL:
-        return TB_IQ4_NL;
-    default:
-        return TB_TYPE_COUNT;
-    }
-}
 
 bool is_free(const ggml_tensor * node) {
     return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||

@@ -16,9 +16,6 @@ struct ggml_cgraph;
 
 namespace tb::plugin {
 
-// enum tb_type of a ggml type; TB_TYPE_COUNT if the NPU does not know it.
-uint32_t type_of(ggml_type type);
-
 // Views and the like: nothing to compute.
 bool is_free(const ggml_tensor * node);
 

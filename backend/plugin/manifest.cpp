@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "ggml.h"
-#include "lower.h"
 #include "tilebeam/layout.h"
+#include "types.h"
 
 namespace tb::plugin {
 

@@ -1,16 +1,18 @@
-// What ggml_backend_load looks for. See registry.h.
+// Registration with ggml: what ggml_backend_load looks for, and the check that this is the ggml the plugin was built
+// for.
 //
 // ggml's backend vtables are positional and its API number does not change with them: a plugin in another ggml would
 // call the wrong functions. So version and commit must both be those of the headers this was compiled with.
-#include "registry.h"
-
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
-#include "control.h"
+#include "backend.h"
+#include "control_functions.h"
 #include "device.h"
 #include "ggml-impl.h"
+#include "ggml_build.h"
 #include "state.h"
 
 namespace tb::plugin {
@@ -37,8 +39,8 @@ bool allow_unknown_commit() {
     return v && std::strcmp(v, "1") == 0;
 }
 
-} // namespace
-
+// "" if a ggml of this version and commit has the vtables that this plugin was compiled with; else a sentence.
+// `version` and `commit` are what ggml_version() and ggml_commit() return.
 std::string check_ggml(const std::string & version, const std::string & commit) {
     const std::string version_wanted = built_version, commit_wanted = built_commit;
     const std::string built =
@@ -67,6 +69,8 @@ std::string check_ggml(const std::string & version, const std::string & commit) 
     }
     return "";
 }
+
+} // namespace
 
 } // namespace tb::plugin
 

@@ -20,10 +20,9 @@
 
 #include "control.h"
 #include "session.h"
+#include "types.h"
 
 namespace tb::plugin {
-
-using session_ptr = std::shared_ptr<tb::session::session>;
 
 struct counters {
     std::atomic<uint64_t> buffers{0}, buffer_bytes{0}, mapped_bytes{0}, bad_buffers{0}, tiled_tensors{0};

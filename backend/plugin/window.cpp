@@ -7,8 +7,6 @@
 #include <mutex>
 #include <set>
 
-#include "device.h"
-
 namespace tb::plugin {
 
 namespace {

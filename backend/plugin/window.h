@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "state.h"
+#include "types.h"
 
 namespace tb::plugin {
 

@@ -216,7 +216,7 @@ bool session::impl::usable(result & r) {
 // Spinning answers fastest but takes a CPU. It pays for a short wait, and at the end of a long one if there is a CPU
 // that the NPU's threads do not need.
 wait_plan session::impl::plan(int64_t expected_ns) {
-    static const int cpus = npu::usable_cpus();
+    static const int cpus = usable_cpus();
     wait_plan p;
     p.slice = between_looks;
     const int64_t spin = budget.next();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "shm.h"
 #include "tilebeam/ops.h"
 #include "tilebeam/protocol.h"
 
@@ -52,22 +53,6 @@ struct session_counters {
     uint64_t patched = 0; // graphs of which only differences were sent
     uint64_t spun = 0;    // replies that came while spinning for them, or were made by the thread that asked
     uint64_t slept = 0;   // .. while asleep, or never
-};
-
-// Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction.
-class shared_memory {
-  public:
-    static std::unique_ptr<shared_memory> create(const char * name, uint64_t size, std::string & why);
-    ~shared_memory();
-    void * data() const { return base; }
-    uint64_t size() const { return bytes; }
-    int fd() const { return file; }
-
-  private:
-    shared_memory() = default;
-    void * base = nullptr;
-    uint64_t bytes = 0;
-    int file = -1;
 };
 
 // Thread-safe: calls from several threads are served one after the other. After a dead or late NPU every further call

@@ -1,5 +1,5 @@
 // Memory that both sides of the channel map: an anonymous file (memfd) that nobody can shrink under the other's feet.
-#include "session.h"
+#include "shm.h"
 
 #include <cerrno>
 #include <cstring>

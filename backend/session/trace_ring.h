@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "executor.h"
-#include "session.h"
+#include "shm.h"
 #include "tilebeam/trace.h"
 
 namespace tb::session {

@@ -3,9 +3,6 @@
 
 #include <cstring>
 #include <iterator>
-#include <vector>
-
-#include "executor.h"
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
@@ -128,14 +125,6 @@ const kernel_table * find_kernels(const char * isa) {
         }
     }
     return nullptr;
-}
-
-std::vector<const char *> kernel_isas() {
-    std::vector<const char *> names;
-    for (int i = 0; i < available_kernels().n; ++i) {
-        names.push_back(available_kernels().tables[i]->isa);
-    }
-    return names;
 }
 
 } // namespace tb::npu

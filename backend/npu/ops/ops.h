@@ -41,11 +41,6 @@ extern const op_entry repeat_entry;
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);
 
-// Elementwise ops work on runs of at most this many elements, in buffers on the stack. A multiple of every block size.
-constexpr int64_t run_elements = 1024;
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Bytes of whole cache lines.
 inline uint64_t align64(uint64_t n) { return (n + 63) / 64 * 64; }
 
@@ -65,8 +60,6 @@ struct run_item {
     row_index row;
     int64_t first, n;
 };
-
-inline int64_t runs_per_row(const view & v) { return divide_up(v.ne(0), run_elements); }
 
 inline run_item run_of(const view & v, int64_t item) {
     const int64_t per_row = runs_per_row(v);

@@ -16,8 +16,8 @@ from tilebeam._ext.cdef import declarations
 from tilebeam.native import paths as _paths
 
 _HEADERS = (
-    ("npu_api.h", "backend/npu/npu_api.h"),
-    ("session_api.h", "backend/session/session_api.h"),
+    ("npu_api.h", "backend/capi/npu_api.h"),
+    ("session_api.h", "backend/capi/session_api.h"),
 )
 
 

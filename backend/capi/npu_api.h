@@ -1,7 +1,7 @@
 // The executor as a C library (libtilebeam_npu.so), for tests, `tilebeam doctor` and benches: buffers are plain
 // pointers of the caller, no channel in between.
-#ifndef TILEBEAM_NPU_API_H
-#define TILEBEAM_NPU_API_H
+#ifndef TILEBEAM_CAPI_NPU_API_H
+#define TILEBEAM_CAPI_NPU_API_H
 
 #include "tilebeam/ops.h"
 #include "tilebeam/protocol.h"
@@ -56,4 +56,4 @@ double tb_npu_limit_read(const void * data, uint64_t size, int way);
 }
 #endif
 
-#endif // TILEBEAM_NPU_API_H
+#endif // TILEBEAM_CAPI_NPU_API_H

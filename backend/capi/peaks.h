@@ -1,7 +1,7 @@
 // What this CPU can do at most, measured on the calling thread: the yardstick for benches and traces. Part of
 // libtilebeam_npu.so only.
-#ifndef TILEBEAM_NPU_PEAKS_H
-#define TILEBEAM_NPU_PEAKS_H
+#ifndef TILEBEAM_CAPI_PEAKS_H
+#define TILEBEAM_CAPI_PEAKS_H
 
 #include <cstddef>
 #include <cstdint>
@@ -22,4 +22,4 @@ double limit_read(const uint8_t * data, size_t size, int way);
 
 } // namespace tb::npu
 
-#endif // TILEBEAM_NPU_PEAKS_H
+#endif // TILEBEAM_CAPI_PEAKS_H

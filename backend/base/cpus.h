@@ -1,11 +1,11 @@
 // The CPUs that threads run on: what of the thread pool's knowledge comes from the operating system.
-#ifndef TILEBEAM_NPU_CPUS_H
-#define TILEBEAM_NPU_CPUS_H
+#ifndef TILEBEAM_BASE_CPUS_H
+#define TILEBEAM_BASE_CPUS_H
 
 #include <cstdint>
 #include <pthread.h>
 
-namespace tb::npu {
+namespace tb {
 
 // CPUs this process may use: its affinity mask, capped by a cgroup CPU quota. At least 1.
 int usable_cpus();
@@ -25,6 +25,6 @@ cpu_clock own_cpu_clock();
 // Nanoseconds. Of no_cpu_clock what a thread that always runs would have used: time itself.
 int64_t cpu_time_ns(cpu_clock clock);
 
-} // namespace tb::npu
+} // namespace tb
 
-#endif // TILEBEAM_NPU_CPUS_H
+#endif // TILEBEAM_BASE_CPUS_H

@@ -10,7 +10,7 @@
 
 #include "wait.h"
 
-namespace tb::npu {
+namespace tb {
 
 namespace {
 
@@ -91,4 +91,4 @@ int64_t cpu_time_ns(cpu_clock clock) {
     return static_cast<int64_t>(ts.tv_sec) * 1000000000 + ts.tv_nsec;
 }
 
-} // namespace tb::npu
+} // namespace tb

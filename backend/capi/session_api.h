@@ -1,7 +1,7 @@
 // The session as a C library (part of libtilebeam_npu.so): the channel with either executor, without llama.cpp. For
 // tests, `tilebeam doctor` and benches; the ggml plugin uses session.h directly.
-#ifndef TILEBEAM_SESSION_API_H
-#define TILEBEAM_SESSION_API_H
+#ifndef TILEBEAM_CAPI_SESSION_API_H
+#define TILEBEAM_CAPI_SESSION_API_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -106,4 +106,4 @@ void tb_service_wake(uint32_t * word);
 }
 #endif
 
-#endif // TILEBEAM_SESSION_API_H
+#endif // TILEBEAM_CAPI_SESSION_API_H

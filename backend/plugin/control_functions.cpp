@@ -1,5 +1,5 @@
-// The functions of control.h.
-#include "control.h"
+// See control_functions.h, and control.h for what each does.
+#include "control_functions.h"
 
 #include <cstdio>
 #include <cstring>
@@ -8,16 +8,14 @@
 
 #include "buffer.h"
 #include "build_id.h"
+#include "control.h"
 #include "device.h"
+#include "ggml_build.h"
 #include "manifest.h"
-#include "registry.h"
 #include "state.h"
 #include "trace.h"
 
 namespace tb::plugin {
-
-const char built_version[] = TILEBEAM_GGML_VERSION;
-const char built_commit[] = TILEBEAM_GGML_COMMIT;
 
 namespace {
 

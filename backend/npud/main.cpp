@@ -131,7 +131,7 @@ int main(int argc, char ** argv) {
     mallopt(M_ARENA_MAX, 1); // one thread allocates; a second arena would only take address space
 #endif
     std::signal(SIGBUS, SIG_DFL); // a sanitizer would turn a truncated model file into an exit code
-    tb::npu::usable_cpus();       // reads files, and remembers what they say
+    tb::usable_cpus();            // reads files, and remembers what they say
     static served s{region, socket, tb::session::enter_sandbox() | TB_GUARD_PARENT};
     pthread_t thread;
     if (pthread_create(&thread, nullptr, serve, &s) != 0) {

@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace tb::session {
+namespace tb {
 
 struct guarded_range::node {
     node * next = nullptr;            // never changes once the node is in the list
@@ -175,4 +175,4 @@ bool can_shrink(int fd) {
     return seals < 0 || (seals & F_SEAL_SHRINK) == 0;
 }
 
-} // namespace tb::session
+} // namespace tb

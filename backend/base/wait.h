@@ -1,7 +1,7 @@
 // The primitives that every wait is made of: pause, monotonic time, futex. The NPU's threads use them privately, the
 // channel uses them across processes.
-#ifndef TILEBEAM_NPU_WAIT_H
-#define TILEBEAM_NPU_WAIT_H
+#ifndef TILEBEAM_BASE_WAIT_H
+#define TILEBEAM_BASE_WAIT_H
 
 #include <climits>
 #include <cstdint>
@@ -63,4 +63,4 @@ class spin_budget {
 
 } // namespace tb
 
-#endif // TILEBEAM_NPU_WAIT_H
+#endif // TILEBEAM_BASE_WAIT_H

@@ -1,14 +1,14 @@
 // Shared mappings that huge pages can back: weights stream through the TLB once per token, and with 4 KiB pages that
 // costs an eighth of the bandwidth. Where the system has none, everything works as without.
-#ifndef TILEBEAM_SESSION_HUGE_PAGES_H
-#define TILEBEAM_SESSION_HUGE_PAGES_H
+#ifndef TILEBEAM_BASE_HUGE_PAGES_H
+#define TILEBEAM_BASE_HUGE_PAGES_H
 
 #include <cstddef>
 #include <cstdint>
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace tb::session {
+namespace tb {
 
 constexpr size_t huge_page = size_t{2} << 20;
 
@@ -56,6 +56,6 @@ inline void use_huge_pages(void * base, size_t size) {
 #endif
 }
 
-} // namespace tb::session
+} // namespace tb
 
-#endif // TILEBEAM_SESSION_HUGE_PAGES_H
+#endif // TILEBEAM_BASE_HUGE_PAGES_H

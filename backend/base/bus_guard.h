@@ -1,13 +1,13 @@
 // A mapped file can lose pages at any time: somebody truncates it, or its disk fails. Touching such a page raises
 // SIGBUS, which ends the process. A guarded range gives zeros instead and remembers it, so that whoever computed with
 // them throws the result away and says why.
-#ifndef TILEBEAM_SESSION_BUS_GUARD_H
-#define TILEBEAM_SESSION_BUS_GUARD_H
+#ifndef TILEBEAM_BASE_BUS_GUARD_H
+#define TILEBEAM_BASE_BUS_GUARD_H
 
 #include <cstddef>
 #include <memory>
 
-namespace tb::session {
+namespace tb {
 
 class guarded_range {
   public:
@@ -38,6 +38,6 @@ void keep_bus_handler();
 // Could the file behind fd lose pages? Not a memory file that is sealed against shrinking.
 bool can_shrink(int fd);
 
-} // namespace tb::session
+} // namespace tb
 
-#endif // TILEBEAM_SESSION_BUS_GUARD_H
+#endif // TILEBEAM_BASE_BUS_GUARD_H
