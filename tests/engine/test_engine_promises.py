@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import separate_logits
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, SamplingParams, Usage
-from tilebeam import gguf as gguf_tools
 from tilebeam.engine.scheduler import PREFILL_CHUNK, portions
 from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import Context
@@ -126,26 +126,11 @@ def test_the_same_requests_give_the_same_texts_on_every_executor(tmp_path: Path,
     assert len({tuple(t) for prompt in found[0] for t in prompt}) == 15
 
 
-def separate(path: Path) -> None:
-    """Make the output matrix prefer, by a wide margin, the token after the one that was read."""
-    with gguf_tools.GGUFFile(path) as file:
-        at, to = file.tensors["token_embd.weight"].offset, file.tensors["output.weight"].offset
-    n, k = 1024, 256
-    data = bytearray(path.read_bytes())
-    rows = np.frombuffer(data, np.float32, n * k, at).reshape(n, k)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    following = np.roll(np.arange(n), 97)  # row j of the output: the token before j
-    data[to : to + 4 * n * k] = (3 * unit[following]).astype(np.float32).tobytes()
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(("device", "type_"), [("cpu", "f32"), ("npu", "q8_0")])
 def test_greedy_texts_do_not_depend_on_the_batch_where_logits_are_apart(
     tmp_path: Path, device: str, type_: str
 ) -> None:
-    types = {"token_embd": "f32", "output": "f32"}
-    model = write_model(tmp_path / "apart.gguf", preset("tiny", arch="llama", type=type_, types=types, n_layer=2))
-    separate(model)
+    model = separate_logits(tmp_path / "apart.gguf", type=type_)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with tilebeam.load(model, device, n_ctx=2048, n_seq_max=16, threads=1) as lm:
         alone = [lm.generate(p, greedy)[0] for p in PROMPTS]
