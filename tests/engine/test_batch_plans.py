@@ -62,7 +62,7 @@ def lm(path: Path) -> Iterator[LM]:
 
 
 @pytest.fixture
-def record(lm: LM, monkeypatch: pytest.MonkeyPatch) -> Record:
+def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     made = Record()
     real = Context.decode
 
