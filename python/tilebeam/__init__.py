@@ -20,7 +20,7 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
     )
 
 from tilebeam._version import __version__
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import after, boxed, choice, last_number, normalize_answer, regex
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tilebeam.scoring.reward_model import HeadReward, RewardModel, StepScorer, TokenReward
     from tilebeam.scoring.scorers import LogProb, Majority, Scorer, Verifier
     from tilebeam.search.adaptive import Adaptive, AdaptiveResult
-    from tilebeam.search.base import Algorithm, SearchCancelled, SearchResult, Trajectory, VoteResult
+    from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.sampled import BestOfN, SelfConsistency
 
@@ -62,7 +62,6 @@ _HOME = {
     "SearchResult": "search.base",
     "VoteResult": "search.base",
     "Trajectory": "search.base",
-    "SearchCancelled": "search.base",
     "BeamSearch": "search.beam",
     "DVTS": "search.beam",
     "StepResult": "search.beam",

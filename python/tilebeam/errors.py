@@ -9,3 +9,7 @@ class TilebeamError(RuntimeError):
 
 class NpuError(TilebeamError):
     """The NPU failed, died or did not answer in time. The model that was loaded on it is lost; load it again."""
+
+
+class SearchCancelled(TilebeamError):
+    """A progress hook returned False, or something else aborted the search's requests."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from tilebeam.errors import SearchCancelled
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -115,6 +117,12 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     usage: Usage
     seed: int
+
+
+def check_complete(outputs: Sequence[RequestOutput]) -> None:
+    """Raise `SearchCancelled` if a sample was aborted."""
+    if any(c.finish_reason == "aborted" for o in outputs for c in o.outputs):
+        raise SearchCancelled("The search was cancelled.")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilebeam.checks import is_finite, is_whole
 from tilebeam.errors import TilebeamError
 
 # llama.cpp takes this seed for "draw one yourself"; sequence seeds are reduced so that they never hit it.
@@ -71,32 +72,28 @@ class SamplingParams:
             if not ok:
                 raise TilebeamError(f"SamplingParams: {what}.")
 
-        def number(value: object) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-        def whole(value: object) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool)
-
-        need(whole(self.n) and self.n >= 1, f"n must be a whole number of at least 1, not {self.n!r}")
-        need(number(self.temperature) and self.temperature >= 0, f"temperature must be >= 0, not {self.temperature!r}")
+        need(is_whole(self.n) and self.n >= 1, f"n must be a whole number of at least 1, not {self.n!r}")
         need(
-            whole(self.top_k) and 0 <= self.top_k < 2**31,
+            is_finite(self.temperature) and self.temperature >= 0, f"temperature must be >= 0, not {self.temperature!r}"
+        )
+        need(
+            is_whole(self.top_k) and 0 <= self.top_k < 2**31,
             f"top_k must be a whole number, 0 for all, not {self.top_k!r}",
         )
-        need(number(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
-        need(number(self.min_p) and 0 <= self.min_p < 1, f"min_p must lie in [0, 1), not {self.min_p!r}")
+        need(is_finite(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
+        need(is_finite(self.min_p) and 0 <= self.min_p < 1, f"min_p must lie in [0, 1), not {self.min_p!r}")
         need(
-            number(self.repeat_penalty) and self.repeat_penalty > 0,
+            is_finite(self.repeat_penalty) and self.repeat_penalty > 0,
             f"repeat_penalty must be > 0, not {self.repeat_penalty!r}",
         )
-        need(number(self.frequency_penalty), f"frequency_penalty must be a number, not {self.frequency_penalty!r}")
-        need(number(self.presence_penalty), f"presence_penalty must be a number, not {self.presence_penalty!r}")
+        need(is_finite(self.frequency_penalty), f"frequency_penalty must be a number, not {self.frequency_penalty!r}")
+        need(is_finite(self.presence_penalty), f"presence_penalty must be a number, not {self.presence_penalty!r}")
         need(
-            whole(self.penalty_last_n) and 0 <= self.penalty_last_n < 2**31,
+            is_whole(self.penalty_last_n) and 0 <= self.penalty_last_n < 2**31,
             f"penalty_last_n must be a whole number, 0 for none, not {self.penalty_last_n!r}",
         )
         need(
-            self.max_tokens is None or (whole(self.max_tokens) and self.max_tokens >= 1),
+            self.max_tokens is None or (is_whole(self.max_tokens) and self.max_tokens >= 1),
             f"max_tokens must be at least 1, or None, not {self.max_tokens!r}",
         )
         need(
@@ -104,10 +101,11 @@ class SamplingParams:
             f"stop must hold strings that are not empty, not {self.stop!r}",
         )
         need(
-            self.seed is None or (whole(self.seed) and self.seed >= 0), f"seed must be >= 0 or None, not {self.seed!r}"
+            self.seed is None or (is_whole(self.seed) and self.seed >= 0),
+            f"seed must be >= 0 or None, not {self.seed!r}",
         )
         need(
-            whole(self.top_logprobs) and self.top_logprobs >= 0,
+            is_whole(self.top_logprobs) and self.top_logprobs >= 0,
             f"top_logprobs must be a whole number, 0 for none, not {self.top_logprobs!r}",
         )
         need(
@@ -117,8 +115,8 @@ class SamplingParams:
         )
         need(self.grammar is None or not self.ignore_eos, "ignore_eos with a grammar: a text that matches has to end")
         for token, bias in (self.logit_bias or {}).items():
-            need(whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
-            fits = bias == -math.inf or (number(bias) and abs(bias) <= 1e6)
+            need(is_whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
+            fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)
             need(fits, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
 
     @property

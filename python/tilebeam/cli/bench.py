@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilebeam import __version__
+from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_info
@@ -323,7 +323,7 @@ class Plan:
 
     def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
         """Measure; rows come as soon as a case is done."""
-        import tilebeam
+        from tilebeam.model.loader import load
 
         room = max(case.cells for case in self.cases)
         n_parallel = max(case.n_parallel for case in self.cases)
@@ -334,7 +334,7 @@ class Plan:
                     path = self.cpu_model if device == "cpu" and self.cpu_model else model
                     on_load(f"loading {path.name} ({device})")
                     loaded[device] = stack.enter_context(
-                        tilebeam.load(
+                        load(
                             path,
                             device=device,
                             n_ctx=room,

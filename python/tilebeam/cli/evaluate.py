@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilebeam import __version__
+from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.options import grouped
 from tilebeam.cli.reward_options import RewardModelOptions, RewardOptions

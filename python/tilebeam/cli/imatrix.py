@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tilebeam
 from tilebeam.cli import console
-from tilebeam.cli.perplexity import read_text
 from tilebeam.gguf.imatrix import save_imatrix
 from tilebeam.gguf.whole_file import check_target
 from tilebeam.measure.imatrix import collect
 from tilebeam.measure.perplexity import windows_of
+from tilebeam.model.loader import load
+from tilebeam.text_files import read_corpus
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Request:
 
 def run(r: Request) -> None:
     """Collect and write."""
-    text = read_text(r.file)
+    text = read_corpus(r.file)
     check_target(r.output)
     threads = r.threads or len(os.sched_getaffinity(0))
     with console.loading(str(r.model)):
-        lm = tilebeam.load(r.model, device="cpu", n_ctx=256, n_seq_max=1, threads=threads)
+        lm = load(r.model, device="cpu", n_ctx=256, n_seq_max=1, threads=threads)
     with lm:
         windows = windows_of(lm, text, r.ctx_size, r.chunks)
         started = time.monotonic()

@@ -42,7 +42,7 @@ from tilebeam.cli.options import (
     Temp,
     Threads,
 )
-from tilebeam.text_files import one_prompt
+from tilebeam.cli.prompts import one_prompt
 
 app = typer.Typer(
     name="tilebeam",
@@ -81,7 +81,7 @@ class Output(StrEnum):
 
 def _version(value: bool) -> None:
     if value:
-        from tilebeam import __version__
+        from tilebeam._version import __version__
 
         typer.echo(f"tilebeam {__version__}")
         raise typer.Exit

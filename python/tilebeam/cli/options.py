@@ -168,11 +168,11 @@ class ModelOptions:
 
     def load(self, sequences: int) -> LM:
         """The model, with slots for so many sequences, but no more than were asked for; says what it loaded."""
-        import tilebeam
+        from tilebeam.model.loader import load
 
         check_npu_options(self.device, self.executor, self.devices, self.memory_limit)
         with console.loading(str(self.model)):
-            lm = tilebeam.load(
+            lm = load(
                 self.model,
                 n_ctx=self.ctx_size,
                 n_seq_max=min(self.parallel, sequences),

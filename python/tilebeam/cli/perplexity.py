@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import tilebeam
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target
@@ -24,6 +22,8 @@ from tilebeam.measure.logits_file import LogitsFile, LogitsWriter, bytes_needed,
 from tilebeam.measure.perplexity import Base, ModelBase, Subject, Windows, measure, windows_of
 from tilebeam.measure.perplexity_stats import Estimate, Figures, TokenScores, figures
 from tilebeam.model.lm import LM
+from tilebeam.model.loader import load
+from tilebeam.text_files import read_corpus
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def run(r: Request) -> None:
     from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
     if r.file is None and not from_file:
         raise TilebeamError("Which text? Give a file with -f.")
-    text = "" if r.file is None else read_text(r.file)
+    text = "" if r.file is None else read_corpus(r.file)
     with ExitStack() as stack:
         lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size))
         base: Base | None = None
@@ -106,17 +106,11 @@ def _is_file_of_logits(path: Path) -> bool:
     return is_logits_file(path)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, - for stdin; like llama.cpp, without the newline at its end."""
-    raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    return raw.decode("utf-8", "replace").removesuffix("\n")
-
-
 def _load(r: Request, path: Path, device: str, n_ctx: int) -> LM:
     # llama-perplexity's arrangement: a batch larger than the context takes several windows, which share the cells.
     parallel = max(1, r.batch_size // n_ctx)
     with console.loading(str(path)):
-        return tilebeam.load(
+        return load(
             path,
             device=device,
             n_ctx=parallel * n_ctx,

@@ -25,8 +25,9 @@ from tilebeam.cli.options import (
     SamplingOptions,
     grouped,
 )
+from tilebeam.cli.prompts import one_prompt, prompts, wrap
 from tilebeam.errors import TilebeamError
-from tilebeam.text_files import one_prompt, prompts, read_text, unescaped, wrap
+from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor

@@ -139,11 +139,11 @@ def serve(
     Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -H 'content-type:
     application/json' -d '{"prompt": "The capital of France is", "max_tokens": 8}'
     """
-    from tilebeam import SamplingParams
     from tilebeam.server import check_packages
 
     check_packages()
     from tilebeam.native.llama import apply_chat_template
+    from tilebeam.sampling_params import SamplingParams
     from tilebeam.server import main as run
     from tilebeam.server.searches import SearchPool
     from tilebeam.server.security import is_loopback

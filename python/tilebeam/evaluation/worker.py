@@ -17,11 +17,11 @@ from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import Item, Task, open_task
-from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Scorer, log_probability, rate
 from tilebeam.search import registry as methods
-from tilebeam.search.base import Algorithm, SearchResult, check_complete
+from tilebeam.search.base import Algorithm, SearchResult
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

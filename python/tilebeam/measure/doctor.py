@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tilebeam import __version__
+from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.machine import cpu_features, cpu_info
 

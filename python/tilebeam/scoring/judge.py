@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Scorer
-from tilebeam.search.base import check_complete, whole
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, ProgressHook, Usage
+from tilebeam.outputs import CompletionOutput, ProgressHook, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.search.base import (
@@ -24,10 +25,8 @@ from tilebeam.search.base import (
     StepGenerator,
     Trajectory,
     VoteResult,
-    check_complete,
     checked_budget,
     sampling_for,
-    whole,
 )
 from tilebeam.search.sampled import heaviest, tally, whole_trajectories
 from tilebeam.search.steps import Beam, Branch, Grower, Task

@@ -15,13 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
+from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
-
-
-class SearchCancelled(TilebeamError):
-    """A progress hook returned False, or something else aborted the search's requests."""
 
 
 class Generator(Protocol):
@@ -242,17 +239,6 @@ def checked_budget(budget: int) -> int:
     return whole("budget", budget)
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """The value of an option that counts.
-
-    Raises:
-        TilebeamError: it is no whole number of at least `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TilebeamError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-    return value
-
-
 def sampling_for(
     prompts: Sequence[str], sampling: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
@@ -266,12 +252,6 @@ def sampling_for(
     if len(sampling) != len(prompts):
         raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
     return [params.resolved() for params in sampling]
-
-
-def check_complete(outputs: Sequence[RequestOutput]) -> None:
-    """Raise `SearchCancelled` if a sample was aborted."""
-    if any(c.finish_reason == "aborted" for o in outputs for c in o.outputs):
-        raise SearchCancelled("The search was cancelled.")
 
 
 class SearchProgress:

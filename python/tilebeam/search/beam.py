@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import ProgressHook
 from tilebeam.sampling_params import SamplingParams
@@ -25,7 +26,6 @@ from tilebeam.search.base import (
     Trajectory,
     checked_budget,
     sampling_for,
-    whole,
 )
 from tilebeam.search.steps import Beam, Branch, Grower, Task
 

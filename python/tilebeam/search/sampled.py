@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput
+from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate
 from tilebeam.search.base import (
@@ -21,7 +21,6 @@ from tilebeam.search.base import (
     SearchResult,
     Trajectory,
     VoteResult,
-    check_complete,
     checked_budget,
     sampling_for,
 )

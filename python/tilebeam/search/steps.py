@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import shared_costs
-from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory, check_complete, whole
+from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory
 
 
 @dataclass(eq=False)

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import registry as methods
-from tilebeam.search.base import Algorithm, SearchCancelled, SearchResult
+from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
