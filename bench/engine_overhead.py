@@ -26,11 +26,10 @@ import llama_cpp.llama_cpp as C
 from tilebeam import LM, SamplingParams, TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.engine.sampler import Sampler
-from tilebeam.gguf import synth
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.native.llama import Context
 
-from bench.lib import CACHE, limits, report
+from bench.lib import CACHE, limits, report, synth
 
 SHAPES: dict[str, dict[str, int]] = {
     "1M": {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 4, "head_dim": 32, "n_ff": 384},

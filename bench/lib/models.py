@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilebeam.gguf import GGUFFile, synth
+from tilebeam.gguf import GGUFFile
 
-from bench.lib import CACHE
+from bench.lib import CACHE, synth
 
 
 def synthetic(
@@ -22,7 +22,7 @@ def synthetic(
     """A model of the architecture qwen2.
 
     Args:
-        preset: of gguf_tools.synth: shapes.
+        preset: of bench/lib/synth.py: shapes.
         type: of the matrices.
         types: of single roles instead, e.g. {"ffn_down": "q8_0"}.
         tied: whether the output matrix is the embedding table; None: as the preset has it.

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf.quants import quantize
-from tilebeam.gguf.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
+
+from bench.lib.metadata import BOS, FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 from .model import CHARACTERS, N_VOCAB, TinyLlama, encode
 

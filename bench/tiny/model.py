@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from tilebeam.gguf.metadata import BOS, EOS, FIRST_PIECES
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from bench.lib.metadata import BOS, EOS, FIRST_PIECES
 
 CHARACTERS = "\n0123456789+-*?"
 FIRST_CHARACTER = len(FIRST_PIECES)

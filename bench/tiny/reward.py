@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tilebeam.gguf.metadata import BOS, EOS
+
+from bench.lib.metadata import BOS, EOS
 
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn

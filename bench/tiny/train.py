@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import torch
-from tilebeam.gguf.metadata import BOS, EOS
+
+from bench.lib.metadata import BOS, EOS
 
 from . import arithmetic
 from .learning import IGNORED, Example, Recipe, learn

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tilebeam.gguf import synth
 from tilebeam.native.control import control
 
 from bench import accuracy
+from bench.lib import synth
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64

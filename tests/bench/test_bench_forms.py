@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tilebeam.gguf import synth
+
+from bench.lib import synth
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit"}

@@ -17,12 +17,13 @@ from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import main as cli
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf import synth
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from typer.testing import CliRunner
+
+from bench.lib import synth
 
 COMMANDS = {
     "doctor": ["--json"],

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import process_kit
 import pytest
-from tilebeam.gguf import synth
+
+from bench.lib import synth
 
 SCRIPT = """
 import json, sys, tilebeam

@@ -19,8 +19,9 @@ import pytest
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.tasks import TaskOptions
-from tilebeam.gguf import synth
 from tilebeam.gguf.whole_file import check_target, naming, whole_file
+
+from bench.lib import synth
 
 LIMIT = 1 << 12  # bytes that a file may have
 TEXT = "the question is what the answer of the first number is and how much more time it would take them to do so\n"

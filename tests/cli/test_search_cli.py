@@ -15,9 +15,10 @@ from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResu
 from tilebeam.cli import main as cli
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.search.adaptive import AdaptiveResult
 from typer.testing import CliRunner
+
+from bench.lib.synth import preset, write_model
 
 SEARCHES = ("best-of-n", "vote", "beam", "dvts", "adaptive")
 PRM = ["--reward-kind", "token", "--reward-tag", "?", "--reward-labels", "1,2"]

@@ -26,7 +26,8 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import until  # noqa: E402
-from tilebeam.gguf.synth import preset, write_model  # noqa: E402
+
+from bench.lib.synth import preset, write_model  # noqa: E402
 
 LONG: dict[str, Any] = {"prompt": "the question is", "max_tokens": 240, "ignore_eos": True, "n": 4}
 

@@ -18,7 +18,8 @@ from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam._ext import ffi, lib
 from tilebeam.engine.drawing import DAMAGED, NOTHING, Drawer, Draws
 from tilebeam.engine.sampler import Sampler
-from tilebeam.gguf.synth import preset, write_model
+
+from bench.lib.synth import preset, write_model
 
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 PROMPT = "the question is how many times the number"

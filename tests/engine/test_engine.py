@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import Context
+
+from bench.lib.synth import preset, write_model
 
 # The NPU's matrix products treat each row alone: a text depends on its batch only through where its KV cells lie. The
 # CPU backend's do not, but with float32 weights and cache and without flash attention the differences are so small that

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, SamplingParams, Usage
 from tilebeam.engine.scheduler import PREFILL_CHUNK, portions
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import Context
+
+from bench.lib.synth import preset, write_model
 
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 PROMPTS = ["the question is how many times the number", "so it was", "of the step the sum is"]

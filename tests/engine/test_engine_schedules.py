@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import Context
+
+from bench.lib.synth import preset, write_model
 
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 N_CTX = 256

@@ -16,8 +16,9 @@ from tilebeam import LM, SamplingParams
 from tilebeam._ext import ffi, lib
 from tilebeam.engine.drawing import NOTHING
 from tilebeam.engine.sampler import Sampler, context_of
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import Vocab
+
+from bench.lib.synth import preset, write_model
 
 GRAMMAR = "root ::= [a-e]*"  # allows the same tokens at every position
 

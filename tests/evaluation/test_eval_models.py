@@ -24,9 +24,10 @@ from tilebeam.evaluation.config import ModelFile, Setting, fingerprint, units
 from tilebeam.evaluation.log import timeless
 from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
 from tilebeam.evaluation.worker import Job, Workbench
-from tilebeam.gguf import synth
 from tiny_kit import references
 from typer.testing import CliRunner
+
+from bench.lib import synth
 
 
 @pytest.fixture(scope="module")

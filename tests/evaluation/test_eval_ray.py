@@ -19,7 +19,8 @@ from typing import Any
 import process_kit
 import pytest
 from tilebeam.evaluation.log import timeless
-from tilebeam.gguf import synth
+
+from bench.lib import synth
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install tilebeam[ray])"

@@ -1,5 +1,6 @@
 """Coverage-guided fuzzing of the GGUF reader and the packer, by atheris (libFuzzer for Python; pip install atheris).
 
+    export PYTHONPATH=tests/kits
     python tests/fuzz/repack.py NEW_CORPUS tests/fuzz/gguf_corpus -max_total_time=1800      look for new inputs
     python tests/fuzz/repack.py --minimize NEW_CORPUS                                       keep few of them
 
@@ -19,7 +20,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "gguf_corpus"
-sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent), str(HERE.parent.parent / "python")]
 
 # libFuzzer's own defaults allow 20 minutes and 2 GiB; a GGUF of 64 KiB must need next to nothing.
 LIMITS = ["-max_len=65536", "-timeout=20", "-rss_limit_mb=1024", "-len_control=0"]

@@ -14,7 +14,8 @@ from gguf_kit import only_files
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.heat_map import figure, heat_map, relative_errors, table
-from tilebeam.gguf.synth import preset, write_model
+
+from bench.lib.synth import preset, write_model
 
 
 @pytest.fixture(scope="module")

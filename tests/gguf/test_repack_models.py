@@ -22,7 +22,8 @@ from tilebeam._ext import dequantize
 from tilebeam.gguf import Policy, ggml_values, gguf_write, weights
 from tilebeam.gguf.contents import read_manifest
 from tilebeam.gguf.repack import unpacked_kv
-from tilebeam.gguf.synth import SynthConfig, write_model
+
+from bench.lib.synth import SynthConfig, write_model
 
 Q = gguf.GGMLQuantizationType
 SMALL = SynthConfig(n_layer=3)

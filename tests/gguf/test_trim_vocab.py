@@ -27,10 +27,11 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.gguf.trim_vocab import TrimReport, trim_vocab
 from tilebeam.gguf.trim_vocab_llama import Tokenizer
 from tilebeam.gguf.trim_vocab_tokens import read_vocabulary
+
+from bench.lib.synth import preset, write_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from tilebeam import SamplingParams
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.control import control
+
+from bench.lib.synth import preset, write_model
 
 KIB = 1024
 PROMPT = "the question is how many times two plus two is less than ten"

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import SynthConfig, preset, write_model
+
+from bench.lib.synth import SynthConfig, preset, write_model
 
 _FLOAT = {"token_embd": "f32", "output": "f32"}
 

@@ -1,4 +1,4 @@
-"""LoRA adapters for the random models of tilebeam.gguf.synth."""
+"""LoRA adapters for the random models of bench/lib/synth.py."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tilebeam.gguf.errors import GGUFError
 from tilebeam.gguf.gguf_file import GGUFFile, TensorInfo
 from tilebeam.gguf.imatrix import Sums, importance_of, load_imatrix, save_imatrix
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.gguf.trim_vocab_llama import Tokenizer
+
+from bench.lib.synth import preset, write_model
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "blk.0.attn_q.weight"

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tilebeam.cli import main as cli
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf import convert, synth
+from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import logits_file as perplexity_file
 from tilebeam.measure.logits_file import LogitsFile, LogitsWriter
@@ -45,6 +45,8 @@ from tilebeam.measure.perplexity_stats import TokenScores, figures, mean, perple
 from tilebeam.model.lm import LM
 from tilebeam.native.control import control
 from typer.testing import CliRunner
+
+from bench.lib import synth
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
 from tilebeam.cli.main import app
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf import synth
 from tilebeam.measure import trace
 from typer.testing import CliRunner
+
+from bench.lib import synth
 
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 SPAN = dict(ggml_ext.ffi.typeof("enum tb_span").relements)

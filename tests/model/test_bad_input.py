@@ -16,7 +16,8 @@ from typing import Any
 import accuracy
 import pytest
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import SynthConfig, write_model
+
+from bench.lib.synth import SynthConfig, write_model
 
 TINY = SynthConfig(arch="llama", n_layer=1, n_embd=64, n_head=1, n_head_kv=1, n_ff=64, n_vocab=640, type="q8_0")
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import tilebeam
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf import synth
 from tilebeam.model import file_check as checked_files
 from tilebeam.model import loader as loading
 from tilebeam.model.file_check import State
+
+from bench.lib import synth
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ import tilebeam
 from tilebeam import NpuError, SamplingParams, TilebeamError, register
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext._library import native_file
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native import llama
 from tilebeam.native.control import Control, control
+
+from bench.lib.synth import preset, write_model
 
 PROMPT = "the question is how many"
 GREEDY = SamplingParams(temperature=0, max_tokens=10)

@@ -35,11 +35,12 @@ from hexagon_kit import PREFIX, RemoteExecutor, hexagon_session, missing
 from hypothesis import settings
 from npu_kit import SharedArray, Vec, add, possessions
 from tilebeam import NpuError, SamplingParams
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.measure import doctor
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
+
+from bench.lib.synth import preset, write_model
 
 valid_ops = test_fuzz.valid_ops  # the fixture
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

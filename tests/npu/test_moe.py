@@ -37,8 +37,9 @@ from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, quantize
-from tilebeam.gguf.synth import MIXTURES, SynthConfig, write_model
 from tilebeam.native import executor as _npu
+
+from bench.lib.synth import MIXTURES, SynthConfig, write_model
 
 Q = gguf.GGMLQuantizationType
 Array = np.ndarray[Any, Any]

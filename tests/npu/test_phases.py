@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import tilebeam
 from numpy.typing import NDArray
-from tilebeam.gguf import synth
 from tilebeam.measure import trace as traces
 from tilebeam.measure.trace import Tracer
+
+from bench.lib import synth
 
 LAYERS = 3
 

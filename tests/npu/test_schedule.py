@@ -23,7 +23,8 @@ from npu_kit import FFI, LIB, OK, Executor
 from npu_ops import F32, OPS, float_param
 from numpy.typing import NDArray
 from tilebeam._ext import ffi as contract
-from tilebeam.gguf import synth
+
+from bench.lib import synth
 
 THREADS = (1, 2, 5)
 TYPES = {name.removeprefix("TB_"): kind for name, kind in contract.typeof("enum tb_type").relements.items()}

@@ -16,8 +16,9 @@ import llama_cpp as llama
 import numpy as np
 import pytest
 import tilebeam
-from tilebeam.gguf.synth import SynthConfig, write_model
 from tilebeam.native.llama import log_router
+
+from bench.lib.synth import SynthConfig, write_model
 
 STEPS = 60
 N_VOCAB = 700

@@ -28,9 +28,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import NpuError, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.model.placement import Placement, Planner
 from tilebeam.native.control import Division, control
+
+from bench.lib.synth import preset, write_model
 
 F32 = npt.NDArray[np.float32]
 

@@ -13,7 +13,8 @@ import pytest
 from accuracy import Job, Result, WorkerError, compare, got
 from lora_kit import Q
 from tilebeam import gguf
-from tilebeam.gguf.synth import SynthConfig, write_model
+
+from bench.lib.synth import SynthConfig, write_model
 
 KL_LIMIT, TOP1_LIMIT = 1e-3, 0.90  # those of test_models.py
 MOVED = 0.02  # nats from the model without adapter: what these adapters do is far above any rounding

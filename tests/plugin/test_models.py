@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from accuracy import Figures, Job, Result, WorkerError, compare, got
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import ARCHITECTURES, SynthConfig, write_model
+
+from bench.lib.synth import ARCHITECTURES, SynthConfig, write_model
 
 MODES = ("prefill", "decode", "parallel")
 TYPES = ("q4_0", "q8_0", "iq4_nl", "f16")

@@ -23,9 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
 from tilebeam._ext import Type, column_type, dequantize, pack, quantize, tiled_bytes
-from tilebeam.gguf import synth
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import TiledTensor
+
+from bench.lib import synth
 
 PLAIN = {Q4_0: Type.Q4_0, Q8_0: Type.Q8_0, IQ4_NL: Type.IQ4_NL}
 KINDS = st.sampled_from(sorted(PLAIN))

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tilebeam.gguf.synth import SynthConfig, write_model
+
+from bench.lib.synth import SynthConfig, write_model
 
 README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -50,7 +51,16 @@ def test_everything_is_inside(installed: Path) -> None:
     for name in ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud"):
         assert f"tilebeam/lib/{name}" in names
     assert "tilebeam/lib/libtilebeam_ext.so" in names
-    assert not [n for n in names if n.endswith((".cpp", ".c")) or n.startswith(("tests", "bench"))]
+    assert not [n for n in names if n.endswith((".cpp", ".c"))]
+
+
+def test_nothing_else_is_inside(installed: Path) -> None:
+    """No tests, no benches, and none of the equipment that both use."""
+    assert {p.name.split("-")[0] for p in installed.iterdir()} == {"tilebeam"}
+    for equipment in ("synth", "metadata"):
+        assert not (installed / "tilebeam/gguf" / f"{equipment}.py").exists()
+    used = re.compile(r"^\s*(?:from|import) (?:bench|tests|gguf_tools|ggml_ext)\b", re.MULTILINE)
+    assert not [p for p in installed.rglob("tilebeam/**/*.py") if used.search(p.read_text(encoding="utf-8"))]
 
 
 def test_doctor_finds_nothing_wrong(installed: Path) -> None:

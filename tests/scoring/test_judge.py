@@ -21,9 +21,10 @@ from tilebeam import (
     TilebeamError,
     Usage,
 )
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.scoring.scorers import named_scorer
 from tilebeam.search import registry as methods
+
+from bench.lib.synth import preset, write_model
 
 
 def candidates(*texts: str) -> list[CompletionOutput]:

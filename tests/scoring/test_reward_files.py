@@ -20,11 +20,12 @@ from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
 from tilebeam.cli.reward_options import RewardOptions, open_scorer
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.scoring.hf_reward_model import extract_head, write_body
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, preset_of
 from tilebeam.scoring.reward_heads import Head, make_head, save_head
 from typer.testing import CliRunner
+
+from bench.lib.synth import preset, write_model
 
 F32 = np.float32
 

@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, Head, HeadReward, RewardFormat, RewardModel, TilebeamError, TokenReward
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.llama import log_router
 from tilebeam.scoring.reward_formats import PRESETS, Layout
 from tilebeam.scoring.reward_heads import classifier_of, make_head
+
+from bench.lib.synth import preset, write_model
 
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False, "threads": 1}
 QUESTION = "the question is how many times the number of the people"

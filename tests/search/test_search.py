@@ -249,7 +249,7 @@ def test_marked_answers() -> None:
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilebeam.LM]:
-    from tilebeam.gguf.synth import preset, write_model
+    from bench.lib.synth import preset, write_model
 
     path: Path = write_model(tmp_path_factory.mktemp("m") / "m.gguf", preset("tiny", arch="qwen3", type="q8_0"))
     with tilebeam.load(path, "npu", n_ctx=1024, n_seq_max=4, threads=1) as model:

@@ -27,8 +27,9 @@ from tilebeam import (
     Usage,
 )
 from tilebeam.engine.detokenizer import TextStream
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.scoring.reward_model import split_steps
+
+from bench.lib.synth import preset, write_model
 
 END = ord("$")
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tilebeam
 from tilebeam import LM, TokenReward
-from tilebeam.gguf.synth import preset, write_model
+
+from bench.lib.synth import preset, write_model
 
 if TYPE_CHECKING:
     from server_kit import Running

@@ -16,7 +16,6 @@ from tilebeam import LM, SamplingParams, TilebeamError
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from tilebeam.engine.detokenizer import TextStream
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.server import chat
 from tilebeam.server import model_host as host_module
 from tilebeam.server.admission import ClientGone, Gate
@@ -27,6 +26,8 @@ from tilebeam.server.requests import ChatRequest, Message
 from tilebeam.server.responses import TokenLedger, token_text
 from tilebeam.server.searches import Questions
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
+
+from bench.lib.synth import preset, write_model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ Each time but for the harmless ones the host must get an NpuError that names the
 what broke must go on (a CPU model and another NPU session run all the time; where the NPU process lives on, so must
 another model on it), and a new load must give the right logits. Prints one JSON object.
 
-    PYTHONPATH=python:.:tests python tests/fault_rounds.py kill --rounds 500
+    PYTHONPATH=.:tests/kits python tests/session/fault_rounds.py kill --rounds 500
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ import numpy as np
 import tilebeam
 from npu_kit import FFI, LIB, OK, Session, SharedArray, Vec, possessions, scale, stop_process
 from tilebeam import NpuError, SamplingParams
-from tilebeam.gguf import synth
 from tilebeam.native.control import control
+
+from bench.lib import synth
 
 # Short where the fault is only noticed by it; elsewhere long, so that a machine with much else to do is not late.
 DEADLINES_MS = {"stop": 600, "page": 600, "word": 600}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import process_kit
 import pytest
-from tilebeam.gguf import synth
+
+from bench.lib import synth
 
 ROUNDS = int(os.environ.get("TILEBEAM_FAULT_ROUNDS", "50"))
 SANITIZED = "libasan" in Path("/proc/self/maps").read_text()

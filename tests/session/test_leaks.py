@@ -3,7 +3,7 @@
 TILEBEAM_LOAD_ROUNDS sets how often (default 50; 1000 take some minutes per executor). Run as a program it prints what
 it saw:
 
-    PYTHONPATH=python:.:tests python tests/test_leaks.py process 1000
+    PYTHONPATH=.:tests/kits python tests/session/test_leaks.py process 1000
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def rounds(executor: str, n: int, folder: Path) -> dict[str, Any]:
     import tilebeam
     from npu_kit import possessions
     from tilebeam import gguf as gguf_tools
-    from tilebeam.gguf import synth
     from tilebeam.native.control import control
+
+    from bench.lib import synth
 
     ordinary = synth.write_model(folder / "ordinary.gguf", synth.preset("tiny", n_layer=1))
     gguf_tools.pack(ordinary, folder / "repacked.gguf")

@@ -9,7 +9,8 @@ import pytest
 import tilebeam
 from streaming_kit import EXACT
 from tilebeam import LM
-from tilebeam.gguf.synth import preset, write_model
+
+from bench.lib.synth import preset, write_model
 
 
 @pytest.fixture(scope="session")

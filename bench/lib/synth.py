@@ -8,8 +8,8 @@ every text tokenizes and every token prints.
 The same configuration and seed give the same bytes. Tensors are made and written chunk by chunk: memory stays at a
 few dozen MiB whatever the model's size.
 
-    python -m tilebeam.gguf.synth OUT --arch qwen2 --preset bench-1.4b --type q4_0
-    python -m tilebeam.gguf.synth OUT --arch qwen3moe --experts 8 --experts-used 2
+    python -m bench.lib.synth OUT --arch qwen2 --preset bench-1.4b --type q4_0
+    python -m bench.lib.synth OUT --arch qwen3moe --experts 8 --experts-used 2
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
+from tilebeam.gguf.weights import from_float
 
-from .metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
-from .weights import from_float
+from bench.lib.metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 MIXTURES = ("llama", "qwen3moe")  # can have experts; qwen3moe has nothing else
@@ -442,7 +442,7 @@ def _bar(total: int, name: str) -> Any:
 
 
 def _main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m tilebeam.gguf.synth", description="Write a random GGUF model.")
+    p = argparse.ArgumentParser(prog="python -m bench.lib.synth", description="Write a random GGUF model.")
     p.add_argument("out", type=Path)
     p.add_argument("--arch", choices=dict.fromkeys((*ARCHITECTURES, *MIXTURES)), default="llama")
     p.add_argument("--preset", choices=list(PRESETS), default="tiny")
