@@ -7,7 +7,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <set>
 
 #include "buffer_type.h"
 #include "file_map.h"
@@ -18,16 +17,6 @@
 namespace tb::plugin {
 
 namespace {
-
-// All live buffers, for count_tiled. Never destroyed: see state::get().
-std::mutex & registry_lock() {
-    static std::mutex * const m = new std::mutex;
-    return *m;
-}
-std::set<buffer *> & registry() {
-    static auto * const all = new std::set<buffer *>;
-    return *all;
-}
 
 buffer & self(ggml_backend_buffer_t b) { return *buffer::of(b); }
 
@@ -90,16 +79,22 @@ buffer::buffer(kind w, int d, session_ptr s) : what(w), device(d), session(std::
 buffer::~buffer() {
     if (health->file) health->file->unguard();
     if (what == kind::mapped && file.fd >= 0) close(file.fd);
-    {
-        std::lock_guard<std::mutex> hold(registry_lock());
-        if (registry().erase(this) == 0) return; // never published: nothing is counted
-    }
+    if (!published) return;
     counters & count = state::get().count;
     count.buffers--;
     count.buffer_bytes -= size;
     if (what == kind::mapped) count.mapped_bytes -= size;
     if (health->bad) count.bad_buffers--;
     count.tiled_tensors -= tiled.size();
+    if (!manifest) return;
+    if (health->bad) manifest->made->bad--;
+    manifest->made->tiled -= tiled.size();
+    if (what != kind::tiled) manifest->made->announced -= tiled.size();
+}
+
+void buffer::belongs_to(const manifest_ptr & load) {
+    manifest = load;
+    if (load) health->load = load->made;
 }
 
 ggml_backend_buffer_t buffer::publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft) {
@@ -107,10 +102,7 @@ ggml_backend_buffer_t buffer::publish(std::unique_ptr<buffer> b, ggml_backend_bu
     count.buffers++;
     count.buffer_bytes += b->size;
     if (b->what == kind::mapped) count.mapped_bytes += b->size;
-    {
-        std::lock_guard<std::mutex> hold(registry_lock());
-        registry().insert(b.get());
-    }
+    b->published = true;
     const uint64_t bytes = b->size;
     return ggml_backend_buffer_init(buft, callbacks, b.release(), bytes);
 }
@@ -132,7 +124,7 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     b->size = bytes;
     b->file = {b->memory->fd(), 0, true};
     if (b->what == kind::tiled) tb::use_huge_pages(b->base, bytes); // weights, which fill it
-    b->manifest = announced();
+    b->belongs_to(announced());
     b->by_tensor = b->what == kind::tiled && (division_planned() || st.limit_of(device) != 0);
     if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
         st.fail(need + why);
@@ -160,14 +152,14 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
     b->file = {file.fd, file.offset, false};
     // What was announced for one file says nothing about another: reading its tiles as plain blocks, or the other way
     // round, would go unnoticed.
-    if (m && !(m->file == file.id)) {
+    if (m && !m->path.empty() && !(m->file == file.id)) {
         st.fail("announced " + m->path + " but " + file.path + " is being loaded");
         return nullptr;
     }
     b->health->file = std::make_unique<file_watch>(file);
     b->base = static_cast<uint8_t *>(ptr);
     b->size = bytes;
-    b->manifest = m;
+    b->belongs_to(m);
     b->by_tensor = division_planned() || st.limit_of(device) != 0;
     if (!b->by_tensor && !b->map_range(device, 0, bytes, why)) {
         st.fail("cannot map " + file.path + " on the NPU side: " + why);
@@ -181,11 +173,12 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
 
 void buffer_health::spoil(const std::string & why) {
     {
-        std::lock_guard<std::mutex> hold(registry_lock());
+        std::lock_guard<std::mutex> hold(lock);
         if (!bad) {
             reason = why;
             bad = true;
             state::get().count.bad_buffers++;
+            if (load) load->note_bad(why);
         }
     }
     state::get().fail(why);
@@ -306,7 +299,7 @@ ggml_status buffer::init(ggml_tensor * t) {
     const uint64_t at = offset_of(t->data);
     if (what == kind::tiled) {
         type = tb_tiled_column(type_of(t->type)); // of an adapter's floats: none, they stay as they are
-    } else if (manifest) {
+    } else if (may_hold_tiles()) {
         bool claimed = false;
         const manifest::entry * e = manifest->find(t, &claimed);
         if (claimed && (!e || (what == kind::mapped && file.offset + at != e->offset))) {
@@ -325,15 +318,21 @@ ggml_status buffer::init(ggml_tensor * t) {
 }
 
 void buffer::note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type) {
-    if (what != kind::tiled && !manifest) return;
+    if (!may_hold_tiles()) return;
     std::lock_guard<std::mutex> hold(lock);
+    const uint64_t before = tiled.size();
     if (type == TB_TYPE_COUNT) {
-        state::get().count.tiled_tensors -= tiled.erase(at);
-        return;
+        tiled.erase(at);
+    } else {
+        tiled_entry entry{type, {}};
+        std::memcpy(entry.ne, t->ne, sizeof entry.ne);
+        tiled.insert_or_assign(at, entry);
     }
-    tiled_entry entry{type, {}};
-    std::memcpy(entry.ne, t->ne, sizeof entry.ne);
-    if (tiled.insert_or_assign(at, entry).second) state::get().count.tiled_tensors++;
+    const uint64_t more = tiled.size() - before; // or less: then it wraps, and so do the sums
+    state::get().count.tiled_tensors += more;
+    if (!manifest) return;
+    manifest->made->tiled += more;
+    if (what != kind::tiled) manifest->made->announced += more;
 }
 
 uint64_t stored_bytes(const ggml_tensor * t, uint32_t type) {
@@ -343,7 +342,7 @@ uint64_t stored_bytes(const ggml_tensor * t, uint32_t type) {
 }
 
 uint32_t buffer::tiled_type(const ggml_tensor * t) const {
-    if (!t->data || (what != kind::tiled && !manifest)) return TB_TYPE_COUNT;
+    if (!t->data || !may_hold_tiles()) return TB_TYPE_COUNT;
     std::lock_guard<std::mutex> hold(lock);
     const auto it = tiled.find(offset_of(t->data));
     if (it == tiled.end() || std::memcmp(it->second.ne, t->ne, sizeof it->second.ne) != 0) return TB_TYPE_COUNT;
@@ -411,20 +410,6 @@ void buffer::clear(uint8_t value) {
                              static_cast<uint64_t>(e.ne[2] * e.ne[3]), base + at};
         if (!fill_tiled(t, value, 0, t.plain_bytes())) spoil("cannot clear a tiled tensor");
     }
-}
-
-uint64_t buffer::tiled_tensors(const file_id & in) const {
-    if (!manifest || !(manifest->file == in) || what == kind::tiled || health->bad) return 0;
-    std::lock_guard<std::mutex> hold(lock);
-    return tiled.size();
-}
-
-uint64_t count_tiled(const file_id & file) {
-    std::lock_guard<std::mutex> hold(registry_lock());
-    uint64_t n = 0;
-    for (const buffer * b : registry())
-        n += b->tiled_tensors(file);
-    return n;
 }
 
 } // namespace tb::plugin

@@ -40,8 +40,12 @@ struct buffer_health {
     std::atomic<bool> bad{false};
     std::string reason;               // once it is bad
     std::unique_ptr<file_watch> file; // of a mapped buffer
+    std::shared_ptr<load_counts> load;
 
     void spoil(const std::string & why);
+
+  private:
+    std::mutex lock;
 };
 
 class buffer {
@@ -83,12 +87,13 @@ class buffer {
     void fill(const ggml_tensor * t, uint8_t value, size_t offset, size_t n);
     void read(const ggml_tensor * t, void * data, size_t offset, size_t n);
     void clear(uint8_t value);
-    uint64_t tiled_tensors(const file_id & in) const; // of that file
-    void spoil(const std::string & why);              // no graph can use it any more
+    void spoil(const std::string & why); // no graph can use it any more
 
   private:
     buffer(kind what, int device, session_ptr session);
     static ggml_backend_buffer_t publish(std::unique_ptr<buffer> b, ggml_backend_buffer_type_t buft);
+    void belongs_to(const manifest_ptr & load);
+    bool may_hold_tiles() const { return what == kind::tiled || (manifest && !manifest->tensors.empty()); }
     bool tiles_of(const ggml_tensor * t, tiled_tensor & tiles, size_t & offset) const;
     // Remember how the tensor that begins at `at` is stored: enum tb_type, or TB_TYPE_COUNT if plain.
     void note_tiled(const ggml_tensor * t, uint64_t at, uint32_t type);
@@ -98,8 +103,9 @@ class buffer {
 
     const session_ptr session; // of this device
     std::unique_ptr<tb::session::shared_memory> memory;
-    backing file; // mapped: a descriptor of its own
-    manifest_ptr manifest;
+    backing file;           // mapped: a descriptor of its own
+    manifest_ptr manifest;  // of the load that it belongs to; nullptr: nobody announced one
+    bool published = false; // and counted
     bool by_tensor = false; // windows are made as tensors arrive
 
     struct tiled_entry {
@@ -115,9 +121,6 @@ class buffer {
 
 // Bytes of a tensor as stored: `type` is enum tb_type if it is tiled, else TB_TYPE_COUNT.
 uint64_t stored_bytes(const ggml_tensor * t, uint32_t type);
-
-// Tensors of `file` that live buffers hold as tiles.
-uint64_t count_tiled(const file_id & file);
 
 } // namespace tb::plugin
 

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TILEBEAM_CONTROL_VERSION 2
+#define TILEBEAM_CONTROL_VERSION 3
 #define TILEBEAM_MAX_DEVICES 15 // HMX0 to HMX14: ggml schedules over 16 backends, the CPU is one of them
 
 enum tilebeam_executor {
@@ -43,10 +43,18 @@ typedef struct tilebeam_tensor {
 } tilebeam_tensor;
 
 typedef struct tilebeam_manifest {
-    const char * path;
+    const char * path; // may be NULL without tensors
     const tilebeam_tensor * tensors;
     uint64_t n_tensors;
 } tilebeam_manifest;
+
+// What a load has made so far, less what it freed again. Other loads and models, on any thread, do not count.
+typedef struct tilebeam_load {
+    uint64_t announced_tensors; // tensors held as the tiles that the manifest names
+    uint64_t tiled_tensors;     // all tensors held as tiles, those packed by the load as well
+    uint64_t bad_buffers;       // buffers that no graph can use
+    char reason[512];           // what went wrong with the first of them
+} tilebeam_load;
 
 // Options for sessions started from now on. n_threads and numerics also change those that run.
 typedef struct tilebeam_options {
@@ -94,7 +102,7 @@ typedef struct tilebeam_status {
     uint64_t failures;   // graphs that failed
     uint64_t compute_ns; // time spent waiting for the NPU
     char last_error[512];
-    uint64_t errors;   // failures of any kind so far: whether last_error is news
+    uint64_t errors;   // failures of any kind so far
     char build_id[40]; // digest of the sources, in hexadecimal digits: the NPU process must have the same
 } tilebeam_status;
 
@@ -126,12 +134,12 @@ typedef struct tilebeam_part {
     uint64_t columns; // the parts of a tensor follow each other and are N together; all but the last fill whole tiles
 } tilebeam_part;
 
-// Say what the repacked file holds that this thread loads next. NULL ends the announcement. 0, or an enum tb_status
-// with the reason in tilebeam_last_error.
+// Begin the load that this thread makes next, and say what the file holds: nothing, if it is an ordinary one. NULL ends
+// it. 0, or an enum tb_status with the reason in tilebeam_last_error.
 typedef int (*tilebeam_announce_t)(const tilebeam_manifest * manifest);
 
-// Tensors of this file that live buffers of the device hold as tiles; -1 if the file cannot be found.
-typedef int64_t (*tilebeam_tiled_count_t)(const char * path);
+// What the load that this thread announced has made. 0, or an enum tb_status: nothing is announced.
+typedef int (*tilebeam_loaded_t)(tilebeam_load * load);
 
 // The options in force, to be changed and handed back to tilebeam_configure (0, or an enum tb_status).
 typedef int (*tilebeam_get_options_t)(tilebeam_options * options);
@@ -162,6 +170,9 @@ typedef uint64_t (*tilebeam_trace_take_t)(void * records, uint64_t most, uint64_
 // The last failure as a sentence, this thread's own if it met one, "" if there was none. Valid until this thread's next
 // call of it.
 typedef const char * (*tilebeam_last_error_t)(void);
+
+// The last failure that this thread met since it asked last, "" if it met none. Valid as tilebeam_last_error's.
+typedef const char * (*tilebeam_take_error_t)(void);
 
 // The one function that the library itself exports, for when ggml_backend_load refused it: dlopen the plugin after
 // importing llama_cpp and ask why. Compares a ggml version and commit (NULL, NULL: those of the ggml in this process)

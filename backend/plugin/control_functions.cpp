@@ -33,10 +33,18 @@ int announce_file(const tilebeam_manifest * m) try {
     return TB_E_NOMEM;
 }
 
-int64_t tiled_count(const char * path) {
-    file_id id;
-    uint64_t size = 0;
-    return identify_file(path, id, size) ? static_cast<int64_t>(count_tiled(id)) : -1;
+int loaded(tilebeam_load * out) try {
+    const manifest_ptr & m = announced();
+    if (!out || !m) return TB_E_PROTOCOL;
+    std::memset(out, 0, sizeof *out);
+    out->announced_tensors = m->made->announced;
+    out->tiled_tensors = m->made->tiled;
+    out->bad_buffers = m->made->bad;
+    set_text(out->reason, m->made->first_reason());
+    return TB_OK;
+} catch (const std::exception & e) {
+    state::get().fail(e.what());
+    return TB_E_NOMEM;
 }
 
 int get_options(tilebeam_options * o) {
@@ -170,12 +178,18 @@ const char * last_error() {
     return text.c_str();
 }
 
+const char * take_error() {
+    static thread_local std::string text;
+    text = state::get().take_error();
+    return text.c_str();
+}
+
 } // namespace
 
 void * control_function(const char * name) {
     // Assigned through their own types, so that a change of control.h does not compile unnoticed.
     static const tilebeam_announce_t announce_fn = announce_file;
-    static const tilebeam_tiled_count_t tiled_count_fn = tiled_count;
+    static const tilebeam_loaded_t loaded_fn = loaded;
     static const tilebeam_get_options_t get_options_fn = get_options;
     static const tilebeam_configure_t configure_fn = configure;
     static const tilebeam_status_t status_fn = status;
@@ -186,12 +200,13 @@ void * control_function(const char * name) {
     static const tilebeam_trace_stop_t trace_stop_fn = trace_stop;
     static const tilebeam_trace_take_t trace_take_fn = trace_take;
     static const tilebeam_last_error_t last_error_fn = last_error;
+    static const tilebeam_take_error_t take_error_fn = take_error;
     const struct {
         const char * name;
         void * function;
     } table[] = {
         {"tilebeam_announce", reinterpret_cast<void *>(announce_fn)},
-        {"tilebeam_tiled_count", reinterpret_cast<void *>(tiled_count_fn)},
+        {"tilebeam_loaded", reinterpret_cast<void *>(loaded_fn)},
         {"tilebeam_get_options", reinterpret_cast<void *>(get_options_fn)},
         {"tilebeam_configure", reinterpret_cast<void *>(configure_fn)},
         {"tilebeam_status", reinterpret_cast<void *>(status_fn)},
@@ -202,6 +217,7 @@ void * control_function(const char * name) {
         {"tilebeam_trace_stop", reinterpret_cast<void *>(trace_stop_fn)},
         {"tilebeam_trace_take", reinterpret_cast<void *>(trace_take_fn)},
         {"tilebeam_last_error", reinterpret_cast<void *>(last_error_fn)},
+        {"tilebeam_take_error", reinterpret_cast<void *>(take_error_fn)},
     };
     for (const auto & f : table)
         if (std::strcmp(f.name, name) == 0) return f.function;

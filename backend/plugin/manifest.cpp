@@ -46,6 +46,17 @@ bool valid_entry(const tilebeam_tensor & t, uint64_t file_size, std::string & wh
 
 } // namespace
 
+void load_counts::note_bad(const std::string & why) {
+    std::lock_guard<std::mutex> hold(lock);
+    if (reason.empty()) reason = why;
+    bad++;
+}
+
+std::string load_counts::first_reason() const {
+    std::lock_guard<std::mutex> hold(lock);
+    return reason;
+}
+
 bool identify_file(const char * path, file_id & id, uint64_t & size) {
     struct stat st;
     if (!path || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return false;
@@ -69,6 +80,10 @@ tb_status announce(const tilebeam_manifest * m, std::string & why) {
     if (!m) return TB_OK;
     auto made = std::make_shared<manifest>();
     uint64_t size = 0;
+    if (m->n_tensors == 0 && !m->path) {
+        current = std::move(made);
+        return TB_OK;
+    }
     if (!m->path || !identify_file(m->path, made->file, size)) {
         why = std::string("announced file not found: ") + (m->path ? m->path : "(no path)");
         return TB_E_BUFFER;

@@ -301,14 +301,23 @@ int state::n_threads(int device) {
     return s.running.expired() ? 0 : s.threads;
 }
 
+namespace {
+
 // The failure that a thread met last. Another thread's model may fail at the same time of something else.
-static std::string & own_error() {
-    static thread_local std::string text;
-    return text;
+struct thread_error {
+    std::string text;
+    bool is_news = false;
+};
+
+thread_error & own_error() {
+    static thread_local thread_error own;
+    return own;
 }
 
+} // namespace
+
 void state::fail(const std::string & why) {
-    own_error() = why;
+    own_error() = {why, true};
     count.errors++;
     {
         std::lock_guard<std::mutex> hold(error_lock);
@@ -319,9 +328,16 @@ void state::fail(const std::string & why) {
 }
 
 std::string state::last_error() {
-    if (!own_error().empty()) return own_error();
+    if (!own_error().text.empty()) return own_error().text;
     std::lock_guard<std::mutex> hold(error_lock);
     return error;
+}
+
+std::string state::take_error() {
+    thread_error & own = own_error();
+    const bool is_news = own.is_news;
+    own.is_news = false;
+    return is_news ? own.text : "";
 }
 
 void state::memory(int device, uint64_t * free, uint64_t * total) {

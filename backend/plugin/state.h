@@ -59,6 +59,7 @@ class state {
     // Remember and log a failure. The same sentence twice in a row is logged once.
     void fail(const std::string & why);
     std::string last_error();
+    std::string take_error(); // the last one that this thread met since it asked last
 
     // Bytes as told to llama.cpp: physical memory, or what the session's limit leaves of it.
     void memory(int device, uint64_t * free, uint64_t * total);

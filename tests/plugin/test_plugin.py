@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from tilebeam import TilebeamError
 from tilebeam._ext import Type, column_type, dequantize, pack, quantize, tiled_bytes
 from tilebeam.native import paths as _paths
-from tilebeam.native.control import TiledTensor
+from tilebeam.native.control import Loaded, TiledTensor
 
 from bench.lib import synth
 
@@ -417,10 +418,10 @@ def test_mapped_tiles_compute_without_a_copy(device: Device, mapped: Mapped, exe
             w, plain = cw.tensor(Q4_0, k, n, name="w"), cw.tensor(Q4_0, k, n, name="other")
             assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start) == SUCCESS
             assert kit.lib.ggml_backend_tensor_alloc(buffer, plain, mapped.base + mapped.plain_at) == SUCCESS
+            assert device.control.loaded() == Loaded(1, 1, 0, "")
         during = device.control.status()
         assert during["executor"] == executor
         assert during["mapped_bytes"] == before["mapped_bytes"] + mapped.plain_at + mapped.blocks.size - mapped.start
-        assert device.control.tiled_count(str(mapped.path)) == 1
         b = c.tensor(F32, k, 5)
         y, z = kit.lib.ggml_mul_mat(c.ctx, w, b), kit.lib.ggml_mul_mat(c.ctx, plain, b)
         c.allocate(device.plain)
@@ -434,7 +435,6 @@ def test_mapped_tiles_compute_without_a_copy(device: Device, mapped: Mapped, exe
         else:
             assert np.abs(kit.floats(y)[0, 0] - want).max() < 0.25 * np.abs(want).max()
         assert np.array_equal(kit.get(plain), mapped.blocks)
-    assert device.control.tiled_count(str(mapped.path)) == 0
 
 
 def test_tiles_read_instead_of_mapped(device: Device, mapped: Mapped) -> None:
@@ -453,7 +453,7 @@ def test_tiles_read_instead_of_mapped(device: Device, mapped: Mapped) -> None:
                 else:
                     buffer = cw.keep_buffer(mapped.buffer())
                     kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start)
-            assert device.control.tiled_count(str(mapped.path)) == 1
+                assert device.control.loaded() == Loaded(1, 1, 0, "")
             b = c.tensor(F32, k, 3)
             y = kit.lib.ggml_mul_mat(c.ctx, w, b)
             c.allocate(device.plain)
@@ -486,7 +486,9 @@ def test_mapping_fails_closed(device: Device, mapped: Mapped, tmp_path: Path) ->
             buffer = cw.keep_buffer(mapped.buffer())
             w = cw.tensor(Q4_0, *shape, name="w")
             assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.start) != SUCCESS
-            assert control.tiled_count(str(mapped.path)) == 0
+            made = control.loaded()
+            assert (made.announced_tensors, made.bad_buffers) == (0, 1)
+            assert "not what was announced" in made.reason
             y = kit.lib.ggml_mul_mat(c.ctx, w, c.tensor(F32, k, 2))
             c.allocate(device.plain)
             assert c.compute(y) == FAILED
@@ -510,7 +512,6 @@ def test_mapping_fails_closed(device: Device, mapped: Mapped, tmp_path: Path) ->
         pass
     with pytest.raises(TilebeamError), control.announced(str(tmp_path / "none"), []):
         pass
-    assert control.tiled_count(str(tmp_path / "none")) == -1
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
@@ -588,6 +589,43 @@ def test_a_truncated_file_is_not_mapped(device: Device, mapped: Mapped) -> None:
     os.truncate(mapped.path, mapped.start + 100)
     assert mapped.buffer() == ffi.NULL
     assert "truncated" in device.control.last_error()
+
+
+def test_a_load_counts_its_own_buffers_only(device: Device, mapped: Mapped) -> None:
+    """Whatever other threads load and break meanwhile, and whatever goes that was there before."""
+
+    def tile(c: Context) -> None:
+        c.tensor(Q4_0, 64, 64)
+        c.allocate(device.tiled)
+
+    def broken_load() -> Loaded:
+        with Context() as c, device.control.announced():
+            tile(c)
+            tile(c)
+            w = c.tensor(Q4_0, mapped.K, mapped.N, name="w")
+            kit.lib.ggml_backend_tensor_alloc(c.keep_buffer(mapped.buffer()), w, mapped.base + mapped.plain_at)
+            kit.put(w, np.zeros(10, np.uint8))
+            return device.control.loaded()
+
+    with pytest.raises(TilebeamError, match="No load is announced"):
+        device.control.loaded()
+    device.control.take_error()  # of earlier tests
+    with ExitStack() as stack:
+        tile(stack.enter_context(Context()))
+        with Context() as c, device.control.announced():
+            assert device.control.loaded() == Loaded(0, 0, 0, "")
+            tile(c)
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(broken_load).result()
+            assert (other.tiled_tensors, other.bad_buffers) == (2, 1)
+            assert "write to the mapped model file" in other.reason
+            assert device.control.take_error() == ""
+            stack.close()
+            assert device.control.loaded() == Loaded(0, 1, 0, "")
+            with Context() as short:
+                tile(short)
+                assert device.control.loaded() == Loaded(0, 2, 0, "")
+            assert device.control.loaded() == Loaded(0, 1, 0, "")
 
 
 def test_writing_to_a_mapped_file_is_an_error(device: Device, mapped: Mapped) -> None:

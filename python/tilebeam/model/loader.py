@@ -21,7 +21,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model import file_check as checked_files
 from tilebeam.model.file_check import State
 from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
-from tilebeam.native.control import EXECUTORS, Control, TiledTensor, control
+from tilebeam.native.control import EXECUTORS, Control, Loaded, TiledTensor, control
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Source
@@ -32,7 +32,7 @@ Verify = Literal["once", "always", "never"]
 VERIFY: tuple[Verify, ...] = get_args(Verify)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
-# One load at a time: the count of tiled tensors is compared before and after.
+# One load at a time: executor and memory limit are options of the whole program.
 _loading = threading.Lock()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
@@ -320,6 +320,7 @@ class _Loader:
         self._stack = stack
         self._control: Control | None = None
         self._placement = Placement(())
+        self._loaded = Loaded(0, 0, 0, "")
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
 
     def run(self) -> LM:
@@ -355,12 +356,11 @@ class _Loader:
 
     def _start(self) -> tuple[Any, Any, int]:
         """The model, its context, and how many tensors became tiles."""
-        before = self._held()
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
         if not model.decodes:
             raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
-        tiled = self._check_held(before)
+        tiled = self._check_loaded()
         n_outputs = self._n_outputs(model.vocab.size)
         self._check_memory(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
@@ -436,12 +436,14 @@ class _Loader:
             params.kv_overrides = overrides
         with self._announcement(), self._division():
             pointer = c.llama_model_load_from_file(os.fsencode(self._file.path), params)
+            if self._control is not None:
+                self._loaded = self._control.loaded()
         return self._llama.Model(pointer) if pointer else None
 
     def _announcement(self) -> Any:
-        if self._control is None or not self._file.repacked:
+        if self._control is None:
             return nullcontext()
-        return self._control.announced(self._file.path, self._file.tensors)
+        return self._control.announced(self._file.path if self._file.repacked else None, self._file.tensors)
 
     def _division(self) -> Any:
         if self._control is None or not self._placement.divisions:
@@ -473,25 +475,17 @@ class _Loader:
         finally:
             npu.configure(memory_limit=before)
 
-    def _held(self) -> tuple[int, int, int]:
-        """Tiled tensors on the devices, of this file and of all models, and buffers that went wrong."""
-        if self._control is None:
-            return 0, 0, 0
-        status = self._control.status()
-        return self._control.tiled_count(self._file.path), status["tiled_tensors"], status["bad_buffers"]
-
-    def _check_held(self, before: tuple[int, int, int]) -> int:
+    def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
-        of_file, of_all, bad = (now - then for now, then in zip(self._held(), before, strict=True))
-        if bad > 0 and self._control is not None:
-            raise TilebeamError(f"{self._file.path} cannot be loaded: {self._control.last_error()}")
-        wanted = len(self._file.tensors)
-        if self._file.repacked and of_file != wanted:
+        made, wanted = self._loaded, len(self._file.tensors)
+        if made.bad_buffers:
+            raise TilebeamError(f"{self._file.path} cannot be loaded: {made.reason}")
+        if made.announced_tensors != wanted:
             raise TilebeamError(
-                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {of_file}: the others would be read as "
-                "something else, so the model is not used. Load it with n_gpu_layers=-1."
+                f"{self._file.path} lists {wanted} tiled tensors, the NPU has {made.announced_tensors}: the others "
+                "would be read as something else, so the model is not used. Load it with n_gpu_layers=-1."
             )
-        return of_all
+        return made.tiled_tensors
 
     def _check_memory(self, model: Any) -> None:
         """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
@@ -544,15 +538,16 @@ class _Loader:
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""
-        errors = self._control.status()["errors"] if self._control else 0
+        if self._control is not None:
+            self._control.take_error()
         with self._llama.log_router().capture() as log:
             result = step()
         if self._verbose:
             sys.stderr.write("".join(text for _, text in log))
         if result is None:
             reasons = [self._llama.errors_in(log)]
-            if self._control is not None and self._control.status()["errors"] > errors:
-                reasons.append(self._control.last_error())
+            if self._control is not None:
+                reasons.append(self._control.take_error())
             detail = "; ".join(r for r in reasons if r) or "no reason was given"
             raise TilebeamError(f"llama.cpp could not {what} {self._file.path}: {detail}")
         return result

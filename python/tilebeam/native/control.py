@@ -45,6 +45,23 @@ class TiledTensor:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """What one load made, whatever other loads and models do meanwhile.
+
+    Attributes:
+        announced_tensors: tensors that the devices hold as the tiles that the file was announced to have.
+        tiled_tensors: all tensors that they hold as tiles.
+        bad_buffers: buffers that no graph can use.
+        reason: what went wrong with the first of these, "" if there is none.
+    """
+
+    announced_tensors: int
+    tiled_tensors: int
+    bad_buffers: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Division:
     """A weight matrix that is cut over several sessions.
 
@@ -87,18 +104,19 @@ class Control:
 
     def __init__(self, registry: Registry) -> None:
         self._ffi = _ffi()
-        names: tuple[str, ...] = ("announce", "tiled_count", "get_options", "configure", "status", "last_error")
-        names += ("trace_start", "trace_stop", "trace_take")
+        names: tuple[str, ...] = ("announce", "loaded", "get_options", "configure", "status", "last_error")
+        names += ("take_error", "trace_start", "trace_stop", "trace_take")
         for name in (*names, "device_status", "device", "divide"):
             address = registry.address(f"tilebeam_{name}")
             setattr(self, f"_{name}", self._ffi.cast(f"tilebeam_{name}_t", address))
 
     _announce: Any
-    _tiled_count: Any
+    _loaded: Any
     _get_options: Any
     _configure: Any
     _status: Any
     _last_error: Any
+    _take_error: Any
     _device_status: Any
     _device: Any
     _trace_start: Any
@@ -110,9 +128,14 @@ class Control:
         """The last failure as a sentence, "" if there was none."""
         return self._text(self._last_error())
 
+    def take_error(self) -> str:
+        """The last failure that this thread met since its last call, "" if it met none."""
+        return self._text(self._take_error())
+
     @contextmanager
-    def announced(self, path: str, tensors: Sequence[TiledTensor]) -> Iterator[None]:
-        """While in force, the load that this thread makes maps `path` with these tensors as tiles.
+    def announced(self, path: str | None = None, tensors: Sequence[TiledTensor] = ()) -> Iterator[None]:
+        """While in force, this thread makes a load, which `loaded` reports on. It maps `path` with these tensors as
+        tiles; without a path it is the load of an ordinary file.
 
         Raises:
             TilebeamError: the plugin does not accept the list.
@@ -122,7 +145,7 @@ class Control:
         array = ffi.new("tilebeam_tensor[]", len(tensors))
         for item, name, tensor in zip(array, names, tensors, strict=True):
             item.name, item.type, item.offset, item.ne = name, tensor.type, tensor.offset, tensor.ne
-        file = ffi.new("char[]", os.fsencode(path))
+        file = ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path))
         manifest = ffi.new("tilebeam_manifest *", {"path": file, "tensors": array, "n_tensors": len(tensors)})
         if self._announce(manifest) != 0:
             raise TilebeamError(f"The plugin refuses {path}: {self.last_error() or 'no reason was given'}")
@@ -152,9 +175,12 @@ class Control:
         finally:
             self._divide(ffi.NULL, 0)
 
-    def tiled_count(self, path: str) -> int:
-        """Tensors of this file that the device holds as tiles now; -1 if the file cannot be found."""
-        return int(self._tiled_count(self._ffi.new("char[]", os.fsencode(path))))
+    def loaded(self) -> Loaded:
+        """What this thread's load has made so far. Only while one is announced."""
+        load = self._ffi.new("tilebeam_load *")
+        if self._loaded(load) != 0:
+            raise TilebeamError("No load is announced on this thread.")
+        return Loaded(load.announced_tensors, load.tiled_tensors, load.bad_buffers, self._text(load.reason))
 
     def options(self) -> dict[str, Any]:
         """The options in force, by the names of `configure`, and n_devices, npud_path.
