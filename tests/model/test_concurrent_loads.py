@@ -17,8 +17,9 @@ import llama_cpp.llama_cpp as capi
 import pytest
 import tilebeam
 from tilebeam import SamplingParams, TilebeamError, gguf
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.native.control import control
+
+from bench.lib.synth import preset, write_model
 
 ROUNDS = int(os.environ.get("TILEBEAM_LOAD_ROUNDS", "200"))
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 1}
