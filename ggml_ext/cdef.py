@@ -12,7 +12,7 @@ from pathlib import Path
 
 BEGIN, END = "// cffi: begin", "// cffi: end"
 INCLUDE = Path(__file__).parent / "include" / "tilebeam"
-HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h", "draw.h")
+HEADERS = ("types.h", "layout.h", "quantize.h", "ops.h", "protocol.h", "trace.h")
 
 
 def declarations(headers: Iterable[Path]) -> str:
@@ -35,5 +35,5 @@ def declarations(headers: Iterable[Path]) -> str:
 
 
 def contract() -> str:
-    """Declarations of types, layout, quantizer, ops, protocol and drawing."""
+    """Declarations of types, layout, quantizer, ops, protocol and trace."""
     return declarations(INCLUDE / name for name in HEADERS)

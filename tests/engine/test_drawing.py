@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tilebeam import LM, SamplingParams, TilebeamError
-from tilebeam._ext import ffi, lib
 from tilebeam.engine.drawing import DAMAGED, NOTHING, Drawer, Draws
 from tilebeam.engine.sampler import Sampler
+from tilebeam.native.sampling import ffi, lib
 
 from bench.lib.synth import preset, write_model
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 import tilebeam
 from tilebeam import LM, SamplingParams
-from tilebeam._ext import ffi, lib
 from tilebeam.engine.drawing import NOTHING
 from tilebeam.engine.sampler import Sampler, context_of
 from tilebeam.native.llama import Vocab
+from tilebeam.native.sampling import ffi, lib
 
 from bench.lib.synth import preset, write_model
 

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tilebeam import LM, CompletionOutput, SamplingParams
-from tilebeam._ext import ffi, lib
 from tilebeam.engine.drawing import Draws
 from tilebeam.engine.sampler import Sampler, context_of
+from tilebeam.native.sampling import ffi, lib
 
 F32 = npt.NDArray[np.float32]
 # Some units in the last place of logits up to 8, for models of few layers; anything wrong about a KV cell or a position

@@ -161,8 +161,8 @@ def test_a_plugin_that_did_not_get_the_list_is_noticed(repacked: Path, monkeypat
 
 
 def test_a_missing_plugin_is_a_sentence(ordinary: Path, tmp_path: Path) -> None:
-    sister = native_file("libtilebeam_ext.so")
-    (tmp_path / sister.name).symlink_to(sister.resolve())
+    for name in ("libtilebeam_ext.so", "libtilebeam_sampling.so"):
+        (tmp_path / name).symlink_to(native_file(name).resolve())
     code = f"""
 import tilebeam
 lm = tilebeam.load({str(ordinary)!r}, "cpu", n_ctx=256)

@@ -16,6 +16,7 @@ ROOMS: dict[str, set[str]] = {
     "npu": {"base"},
     "session": {"base", "npu"},
     "plugin": {"base", "npu", "session"},
+    "sampling": set(),
     "capi": {"base", "npu", "session"},
     "npud": {"base", "npu", "session"},
 }

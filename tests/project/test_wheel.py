@@ -48,7 +48,7 @@ def run(installed: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 def test_everything_is_inside(installed: Path) -> None:
     names = {str(p.relative_to(installed)) for p in installed.rglob("*") if p.is_file()}
-    for name in ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud"):
+    for name in ("libggml-tilebeam.so", "libtilebeam_npu.so", "libtilebeam_sampling.so", "tilebeam-npud"):
         assert f"tilebeam/lib/{name}" in names
     assert "tilebeam/lib/libtilebeam_ext.so" in names
     assert not [n for n in names if n.endswith((".cpp", ".c"))]

@@ -1,4 +1,4 @@
-"""Draws the tokens of a batch: one call into C for all rows, see ggml_ext/include/tilebeam/draw.h."""
+"""Draws the tokens of a batch: one call into C for all rows, see backend/sampling/sampling.h."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam._ext import ffi, lib
 from tilebeam.engine.sampler import Sampler, context_of, function
 from tilebeam.native.llama import Context
+from tilebeam.native.sampling import ffi, lib
 
 NOTHING: int = lib.TB_DRAW_NOTHING  # the chain forbids every token
 DAMAGED: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers

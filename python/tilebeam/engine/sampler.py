@@ -1,6 +1,6 @@
 """How one sequence draws its tokens: a chain of llama.cpp's samplers, and what C needs to draw without it.
 
-See ggml_ext/include/tilebeam/draw.h for what is drawn there.
+See backend/sampling/sampling.h for what is drawn there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from tilebeam._ext import ffi, lib
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Vocab, log_router
+from tilebeam.native.sampling import ffi, lib
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOP: int = lib.TB_DRAW_TOP_MAX

@@ -14,8 +14,8 @@
 // the grammar does, in the first draw. llama.cpp's common_sampler_sample works alike.
 //
 // This library is built without llama.cpp: its functions come as pointers, some of its structs are mirrored.
-#ifndef TILEBEAM_DRAW_H
-#define TILEBEAM_DRAW_H
+#ifndef TILEBEAM_SAMPLING_H
+#define TILEBEAM_SAMPLING_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -107,4 +107,4 @@ int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate *
 }
 #endif
 
-#endif // TILEBEAM_DRAW_H
+#endif // TILEBEAM_SAMPLING_H

@@ -1,4 +1,4 @@
-// The likeliest of a row's logits, see tb_top in tilebeam/draw.h.
+// The likeliest of a row's logits, see tb_top in sampling.h.
 //
 // The logits are dealt out to lanes, of which there are more than k. The largest values of k lanes are k logits, so
 // nothing below the k-th largest lane can be among the likeliest: a second pass collects what is not, in any order of

@@ -1,4 +1,4 @@
-// See tilebeam/draw.h.
+// See sampling.h.
 #include "chain.h"
 #include "logits.h"
 

@@ -1,8 +1,8 @@
-// What a chain does with a row's logits, where it is done here and not by llama.cpp; see tilebeam/draw.h.
-#ifndef TILEBEAM_HOST_CHAIN_H
-#define TILEBEAM_HOST_CHAIN_H
+// What a chain does with a row's logits, where it is done here and not by llama.cpp; see sampling.h.
+#ifndef TILEBEAM_SAMPLING_CHAIN_H
+#define TILEBEAM_SAMPLING_CHAIN_H
 
-#include "tilebeam/draw.h"
+#include "sampling.h"
 
 enum { TB_UNCERTAIN = -3 };
 
@@ -17,4 +17,4 @@ int32_t tb_chain_among(struct tb_chain * chain, struct tb_candidate * top, int32
 // exp(logit / temperature - the largest) over all tokens that min-p leaves, if the draw is certain.
 int32_t tb_chain_of_all(struct tb_chain * chain, const float * logits, int32_t n, float * room, double * sum);
 
-#endif // TILEBEAM_HOST_CHAIN_H
+#endif // TILEBEAM_SAMPLING_CHAIN_H

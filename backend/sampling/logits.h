@@ -1,9 +1,9 @@
 // Loops over the logits of one row, for the files here. Written so that compilers vectorize them: fixed inner lengths,
 // no reduction over floats in one variable.
-#ifndef TILEBEAM_HOST_LOGITS_H
-#define TILEBEAM_HOST_LOGITS_H
+#ifndef TILEBEAM_SAMPLING_LOGITS_H
+#define TILEBEAM_SAMPLING_LOGITS_H
 
-#include "tilebeam/draw.h"
+#include "sampling.h"
 
 #include <math.h>
 #include <string.h>
@@ -67,4 +67,4 @@ TB_INLINE float tb_largest(const float * x, int32_t n) {
     return best;
 }
 
-#endif // TILEBEAM_HOST_LOGITS_H
+#endif // TILEBEAM_SAMPLING_LOGITS_H
