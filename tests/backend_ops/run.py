@@ -11,24 +11,17 @@ the device must run is claimed for fewer cases than OPS demands.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import hashlib
-import importlib.util
 import json
-import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-DEVICE = "HMX0"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kits"))
+import upstream
 
 
 @dataclass(frozen=True)
@@ -108,63 +101,9 @@ class Run:
     tail: str  # the end of what it wrote to stderr
 
 
-def wheel_libs() -> Path:
-    """The directory of the shared libraries that llama-cpp-python brought."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("llama-cpp-python is not installed")
-    return Path(spec.origin).parent / "lib"
-
-
-def plugin_path() -> Path:
-    """libggml-tilebeam.so: from TILEBEAM_LIB_DIR, else from the installed package."""
-    override = os.environ.get("TILEBEAM_LIB_DIR")
-    if override:
-        return Path(override) / "libggml-tilebeam.so"
-    spec = importlib.util.find_spec("tilebeam")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("tilebeam is not installed and TILEBEAM_LIB_DIR is not set")
-    for place in spec.submodule_search_locations:
-        path = Path(place) / "lib" / "libggml-tilebeam.so"
-        if path.exists():
-            return path
-    raise RuntimeError("libggml-tilebeam.so is not in the installed package")
-
-
-def llama_cpp_source() -> Path:
-    """The llama.cpp source that belongs to the pinned llama-cpp-python, fetched once."""
-    command = [sys.executable, str(ROOT / "backend/cmake/ggml_source.py"), "--cache", str(ROOT / "build/ggml-source")]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return Path(out.strip().split(";")[0]).parent
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    with path.open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
-
-
 def build() -> Path:
-    """Compile test-backend-ops unless this source and these libraries have been seen before. Takes a minute or two."""
-    libs, source = wheel_libs(), llama_cpp_source()
-    program_source = source / "tests/test-backend-ops.cpp"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-    command = [compiler, "-std=c++17", "-O1", "-w", f"-I{source / 'ggml/include'}", f"-I{source / 'ggml/src'}"]
-    command += [str(program_source), f"-L{libs}", f"-Wl,-rpath,{libs}", "-pthread"]
-    command += ["-l:libggml.so.0", "-l:libggml-base.so.0", "-l:libggml-cpu.so.0"]
-    digest = hashlib.sha256(" ".join(command).encode() + program_source.read_bytes()).hexdigest()[:16]
-    out = ROOT / "build/backend-ops" / digest / "test-backend-ops"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out.parent / "lock"):
-        if not out.exists():
-            print(f"building {out.name} from {program_source}", file=sys.stderr)
-            partial = out.with_suffix(".tmp")
-            # A sanitizer run preloads its runtime; the compiler must not have it.
-            env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-            subprocess.run([*command, "-o", str(partial)], check=True, env=env)
-            partial.rename(out)
-    return out
+    """Compile the program where that has not been done yet. Takes a minute or two."""
+    return upstream.build("test-backend-ops", "backend-ops", ["ggml", "ggml-base", "ggml-cpu"])
 
 
 def kind_of(op: str, params: str) -> str:
@@ -211,10 +150,10 @@ def read_results(sql: str) -> dict[str, Tally]:
 
 def run(ops: str, pattern: str = "", jobs: int = 1, timeout: float | None = None) -> Run:
     """Run the cases of `ops` (comma separated) whose parameters match `pattern` on the device, against the CPU."""
-    command = [str(build()), "test", "-b", DEVICE, "-o", ops, "--output", "sql", "-j", str(jobs)]
+    command = [str(build()), "test", "-b", upstream.DEVICE, "-o", ops, "--output", "sql", "-j", str(jobs)]
     if pattern:
         command += ["-p", pattern]
-    env = {**os.environ, "GGML_BACKEND_PATH": str(plugin_path())}
+    env = upstream.environment()
     done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=timeout)
     return Run(read_results(done.stdout), done.returncode, done.stderr[-4000:])
 

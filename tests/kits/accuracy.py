@@ -7,6 +7,7 @@ script: it reads jobs as JSON and writes each job's logits as an .npy file.
 The modes feed the same kind of tokens in the ways that matter to a decoder:
     prefill    all positions in one batch, logits of each
     decode     the same positions one token at a time
+    mixed      the same positions, the last 4 of them one token at a time, all others in one batch
     parallel   a prompt shared by 16 sequences (every prompt cell carries all their ids), then 16 tokens a step
     streams    16 sequences that share nothing, for caches with one stream per sequence
 """
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from tilebeam import gguf as gguf_tools
 F32 = npt.NDArray[np.float32]
 N_PARALLEL = 16
 N_PROMPT = 32  # of random tokens, in mode parallel
+N_STEPS = 4  # of one token, in mode mixed
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -208,14 +211,12 @@ def compare(reference: F32, logits: F32) -> Figures:
 def _batches(job: Job, tokens: npt.NDArray[np.int32]) -> Iterator[tuple[Any, list[int], list[list[int]], list[bool]]]:
     """(tokens, positions, sequence ids, wanted) of each llama_decode call."""
     n = len(tokens)
-    if job.mode == "prefill":
-        for start in range(0, n, job.n_batch):
-            part = tokens[start : start + job.n_batch]
-            m = len(part)
-            yield part, list(range(start, start + m)), [[0]] * m, [True] * m
-    elif job.mode == "decode":
-        for i in range(n):
-            yield tokens[i : i + 1], [i], [[0]], [True]
+    if job.mode in ("prefill", "decode", "mixed"):
+        steps = {"prefill": 0, "decode": n, "mixed": N_STEPS}[job.mode]
+        cuts = [*range(0, n - steps, job.n_batch), *range(n - steps, n + 1)]
+        for start, end in pairwise(cuts):
+            m = end - start
+            yield tokens[start:end], list(range(start, end)), [[0]] * m, [True] * m
     elif job.mode == "parallel":
         # The last n_positions tokens are 16 continuations, one after the other, of what comes before them.
         everyone = list(range(N_PARALLEL))

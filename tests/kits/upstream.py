@@ -1,0 +1,94 @@
+"""llama.cpp's own test programs: built once from the source that belongs to the installed llama-cpp-python, linked
+against that wheel's libraries. The plugin comes in through GGML_BACKEND_PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "HMX0"
+
+
+def wheel_libs() -> Path:
+    """The directory of the shared libraries that llama-cpp-python brought."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("llama-cpp-python is not installed")
+    return Path(spec.origin).parent / "lib"
+
+
+def plugin_path() -> Path:
+    """libggml-tilebeam.so: from TILEBEAM_LIB_DIR, else from the installed package."""
+    override = os.environ.get("TILEBEAM_LIB_DIR")
+    if override:
+        return Path(override) / "libggml-tilebeam.so"
+    spec = importlib.util.find_spec("tilebeam")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("tilebeam is not installed and TILEBEAM_LIB_DIR is not set")
+    for place in spec.submodule_search_locations:
+        path = Path(place) / "lib" / "libggml-tilebeam.so"
+        if path.exists():
+            return path
+    raise RuntimeError("libggml-tilebeam.so is not in the installed package")
+
+
+def environment() -> dict[str, str]:
+    """The environment in which an upstream program finds the plugin."""
+    return {**os.environ, "GGML_BACKEND_PATH": str(plugin_path())}
+
+
+def llama_cpp_source() -> Path:
+    """The llama.cpp source that belongs to the pinned llama-cpp-python, fetched once."""
+    command = [sys.executable, str(ROOT / "backend/cmake/ggml_source.py"), "--cache", str(ROOT / "build/ggml-source")]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Path(out.strip().split(";")[0]).parent
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def build(name: str, folder: str, libraries: Sequence[str], headers: Path | None = None) -> Path:
+    """Compile tests/NAME.cpp of llama.cpp unless this source and these libraries have been seen before.
+
+    Args:
+        folder: of build/, for the program.
+        libraries: names of the wheel's libraries to link, such as "ggml-base".
+        headers: for a program of llama.cpp itself and not only of ggml: a folder with headers in place of those of
+            llama.cpp's library "common", which no wheel has.
+    """
+    libs, source = wheel_libs(), llama_cpp_source()
+    program_source = source / "tests" / f"{name}.cpp"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
+    includes = [source / "ggml/include", source / "ggml/src"]
+    if headers:
+        includes = [headers, *includes, source / "include", source / "src"]
+    command = [compiler, "-std=c++17", "-O1", "-w", *(f"-I{i}" for i in includes)]
+    command += [str(program_source), f"-L{libs}", f"-Wl,-rpath,{libs}", "-pthread"]
+    command += [f"-l:lib{library}.so.0" for library in libraries]
+    digest = hashlib.sha256(" ".join(command).encode() + program_source.read_bytes())
+    for header in sorted(headers.iterdir()) if headers else []:
+        digest.update(header.read_bytes())
+    out = ROOT / "build" / folder / digest.hexdigest()[:16] / name
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out.parent / "lock"):
+        if not out.exists():
+            print(f"building {out.name} from {program_source}", file=sys.stderr)
+            partial = out.with_suffix(".tmp")
+            # A sanitizer run preloads its runtime; the compiler must not have it.
+            env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+            subprocess.run([*command, "-o", str(partial)], check=True, env=env)
+            partial.rename(out)
+    return out
