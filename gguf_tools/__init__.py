@@ -10,6 +10,7 @@ All functions raise :class:`GGUFError` (one clear sentence) for files they canno
 or writing fails. Output files appear under their name only when they are complete.
 """
 
+from .adapter_check import Pair, check_adapter
 from .contents import ARCHITECTURE, Manifest, TiledTensor, is_repacked, manifest, read_manifest
 from .conversion import convert
 from .errors import GGUFError
@@ -27,6 +28,7 @@ __all__ = [
     "GGUFError",
     "GGUFFile",
     "Manifest",
+    "Pair",
     "Policy",
     "Report",
     "Rule",
@@ -35,6 +37,7 @@ __all__ = [
     "TensorReport",
     "TiledTensor",
     "Verified",
+    "check_adapter",
     "check_model",
     "convert",
     "inspect",

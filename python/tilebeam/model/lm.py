@@ -37,6 +37,7 @@ class LoadInfo:
         executor: "thread" or "process", None on the CPU.
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
         divided: matrices that are cut over several devices.
+        lora: LoRA adapters in force: files and scales.
     """
 
     path: str
@@ -51,6 +52,7 @@ class LoadInfo:
     executor: str | None
     layers: tuple[int, ...] = ()
     divided: tuple[str, ...] = ()
+    lora: tuple[tuple[str, float], ...] = ()
 
 
 class LM:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from tilebeam.errors import TilebeamError
 from tilebeam.model import file_check as checked_files
 from tilebeam.model.file_check import State
-from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, weights_of
+from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
+from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
 from tilebeam.native.control import EXECUTORS, Control, Loaded, TiledTensor, control
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class _File:
     weights: Weights
     repacked: bool = False
     tensors: list[TiledTensor] = field(default_factory=list)
+    adapters: list[Adapter] = field(default_factory=list)
 
 
 def load(
@@ -67,6 +69,7 @@ def load(
     n_gpu_layers: int = -1,
     devices: int | None = None,
     memory_limit: int | str | Sequence[int | str] | None = None,
+    lora: Lora | Sequence[Lora] = (),
     verify: Verify | bool | None = None,
     verbose: bool = False,
 ) -> LM:
@@ -90,6 +93,8 @@ def load(
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
             has one for each device, and its last entry counts for all further ones. None keeps what is configured
             (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
+        lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
+            changes the model as the adapter was trained to.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -114,7 +119,7 @@ def load(
         devices,
         memory_limit,
     )
-    file = _inspect(model, _when(verify))
+    file = _inspect(model, _when(verify), files_and_scales(lora))
     if device == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
@@ -236,7 +241,7 @@ def _when(verify: Verify | bool | None) -> Verify:
     raise TilebeamError(f"{name} must be one of {', '.join(VERIFY)}, not {text!r}.")
 
 
-def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
+def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]]) -> _File:
     path = Path(model)
     if not path.exists():
         raise TilebeamError(f"{path} does not exist.")
@@ -255,6 +260,8 @@ def _inspect(model: str | os.PathLike[str], verify: Verify) -> _File:
             with _once(path, state, "vocabulary", verify) as needed:
                 gguf_tools.check_model(gguf, real, vocabulary=needed)
             file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
+            file.adapters = read_adapters(lora, gguf, real)
+            file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
             if gguf.architecture != gguf_tools.ARCHITECTURE:
                 return file
             if not isinstance(gguf, gguf_tools.GGUFFile):
@@ -351,6 +358,7 @@ class _Loader:
             executor=self._control.status()["executor"] if self._control else None,
             layers=self._placement.counts,
             divided=tuple(d.name for d in self._placement.divisions),
+            lora=tuple((a.path, a.scale) for a in self._file.adapters),
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -361,10 +369,13 @@ class _Loader:
         if not model.decodes:
             raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
         tiled = self._check_loaded()
+        adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
         self._check_memory(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
         self._stack.callback(context.close)
+        if adapters:
+            self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
         return model, context, tiled
 
     def _place(self, npu: Control) -> Placement:
@@ -439,6 +450,11 @@ class _Loader:
             if self._control is not None:
                 self._loaded = self._control.loaded()
         return self._llama.Model(pointer) if pointer else None
+
+    def _adapter(self, model: Any, path: str) -> Any:
+        adapter = self._logged(f"apply the LoRA adapter {path} to", lambda: model.adapter(path))
+        self._stack.callback(adapter.close)
+        return adapter
 
     def _announcement(self) -> Any:
         if self._control is None:

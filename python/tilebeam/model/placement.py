@@ -10,15 +10,15 @@ Sizes are bytes of address space, everything rounded up to pages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native.control import Division
 
 if TYPE_CHECKING:
-    from tilebeam.gguf import Source
+    from tilebeam.gguf import Pair, Source
 
 PAGE = 4096
 PANEL = 32  # columns of a tile
@@ -67,6 +67,8 @@ class Weights:
         q_row, kv_row: elements of a token's queries, and of its keys or values, per layer the largest.
         n_head: query heads.
         masks: attention masks; 2 with a sliding window.
+        adapted, adapted_output: elements that a LoRA adapter's two products give per token, in a layer and in the
+            output.
     """
 
     layers: tuple[int, ...]
@@ -78,6 +80,8 @@ class Weights:
     kv_row: int
     n_head: int
     masks: int
+    adapted: int = 0
+    adapted_output: int = 0
 
     @property
     def n_layer(self) -> int:
@@ -131,8 +135,7 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
         tied = name == "token_embd.weight" and "output.weight" not in gguf.tensors
         if tensor.type.name not in NPU_WEIGHTS or (name == "token_embd.weight" and not tied):
             continue
-        block = name.split(".")[1] if name.startswith("blk.") else ""
-        home = int(block) if block.isdigit() and int(block) < n_layer else n_layer
+        home = _home(name, n_layer)
         rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // PANEL) * PANEL
         size = pages(rows * tensor.row_bytes) + PAGE
         layers[home] += size
@@ -152,6 +155,26 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     )
 
 
+def _home(name: str, n_layer: int) -> int:
+    """The layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
+    block = name.split(".")[1] if name.startswith("blk.") else ""
+    return int(block) if block.isdigit() and int(block) < n_layer else n_layer
+
+
+def adapted(weights: Weights, pairs: Iterable[Pair]) -> Weights:
+    """The same model with LoRA adapters: their matrices are where those are that they change."""
+    layers = list(weights.layers)
+    widths = [0, 0]  # in a layer, in the output
+    for pair in pairs:
+        if pair.name == "token_embd.weight":  # looked up by the CPU, and so is what changes it
+            continue
+        home = _home(pair.name, weights.n_layer)
+        layers[home] += pages(pair.a.nbytes) + pages(pair.b.nbytes) + 2 * PAGE
+        of_output = home == weights.n_layer
+        widths[of_output] = max(widths[of_output], pair.a.ne[1] + 2 * pair.b.ne[1])
+    return replace(weights, layers=tuple(layers), adapted=widths[0], adapted_output=widths[1])
+
+
 class Planner:
     """Finds placements of one model for one use."""
 
@@ -164,8 +187,9 @@ class Planner:
         rows = 4 * use.n_ubatch
         mask = use.n_ctx * use.n_ubatch * 2 * weights.masks
         scores = 0 if use.flash_attn else 2 * rows * use.n_ctx * weights.n_head + mask
-        layer = rows * (3 * weights.n_ff + 4 * weights.n_embd + weights.q_row + weights.kv_row) + scores
-        output = 4 * use.n_outputs * weights.n_vocab + 4 * rows * weights.n_embd
+        width = 3 * weights.n_ff + 4 * weights.n_embd + weights.q_row + weights.kv_row + weights.adapted
+        layer = rows * width + scores
+        output = 4 * use.n_outputs * (weights.n_vocab + weights.adapted_output) + 4 * rows * weights.n_embd
         small = 16 * PAGE
         self._compute = pages(1.1 * layer + mask) + small
         self._compute_last = pages(1.1 * max(layer, output) + mask) + small

@@ -8,6 +8,7 @@ before.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -194,10 +195,28 @@ class Model:
         text = C.llama_model_chat_template(self.pointer, None)
         return text.decode("utf-8", "replace") if text else None
 
+    def adapter(self, path: str) -> Adapter | None:
+        """A LoRA adapter for this model, before its contexts are made; None: llama.cpp's log says why not."""
+        pointer = C.llama_adapter_lora_init(self.pointer, os.fsencode(path))
+        return Adapter(pointer) if pointer else None
+
     def close(self) -> None:
-        """Free the model. Its contexts must be closed before."""
+        """Free the model. Its contexts and adapters must be closed before."""
         if self.pointer is not None:
             C.llama_model_free(self.pointer)
+            self.pointer = None
+
+
+class Adapter:
+    """Owns a llama_adapter_lora."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+
+    def close(self) -> None:
+        """Free the adapter. Contexts that it is in force in must be closed before."""
+        if self.pointer is not None:
+            C.llama_adapter_lora_free(self.pointer)
             self.pointer = None
 
 
@@ -264,6 +283,12 @@ class Context:
         self._batch.n_seq_id = self._n_seq_id.ctypes.data_as(i32)
         self._batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
         self._batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def adapt(self, adapters: Sequence[tuple[Adapter, float]]) -> bool:
+        """Put LoRA adapters in force, each with a scale, in place of those before; whether llama.cpp takes them."""
+        pointers = (C.llama_adapter_lora_p_ctypes * len(adapters))(*(a.pointer for a, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        return int(C.llama_set_adapters_lora(self.pointer, pointers, len(adapters), scales)) == 0
 
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""

@@ -1,0 +1,69 @@
+"""LoRA adapters of a load: which files with which scales, checked against the model before llama.cpp sees them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilebeam.errors import TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import Pair, Source
+
+Path = str | os.PathLike[str]
+Lora = Path | tuple[Path, float]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter that fits the model.
+
+    Attributes:
+        path: its file.
+        scale: what its change is multiplied with.
+        pairs: its matrices.
+    """
+
+    path: str
+    scale: float
+    pairs: tuple[Pair, ...]
+
+
+def files_and_scales(lora: Lora | Sequence[Lora]) -> list[tuple[str, float]]:
+    """The `lora` argument of `tilebeam.load` in one form.
+
+    Raises:
+        TilebeamError: it is none.
+    """
+    one = isinstance(lora, tuple) and len(lora) == 2 and not isinstance(lora[1], str | os.PathLike | tuple)
+    entries: Sequence[object] = [lora] if one or not isinstance(lora, list | tuple) else lora
+    found = []
+    for entry in entries:
+        path, scale = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1.0)
+        number = isinstance(scale, int | float) and not isinstance(scale, bool) and math.isfinite(scale)
+        if not isinstance(path, str | os.PathLike) or not number:
+            raise TilebeamError(f"lora takes files, or pairs (file, scale), not {entry!r}.")
+        found.append((os.fsdecode(path), float(scale)))
+    return found
+
+
+def read_adapters(lora: Sequence[tuple[str, float]], model: Source, architecture: str) -> list[Adapter]:
+    """The adapters for a model whose file is open.
+
+    Raises:
+        TilebeamError: a file cannot be read or does not fit; names it and says why.
+    """
+    from tilebeam import gguf
+
+    adapters = []
+    for path, scale in lora:
+        try:
+            with gguf.GGUFFile(path) as f:
+                pairs = gguf.check_adapter(f, model, architecture)
+        except (gguf.GGUFError, OSError) as error:
+            raise TilebeamError(f"A LoRA adapter cannot be applied: {error}") from None
+        adapters.append(Adapter(path, scale, tuple(pairs)))
+    return adapters
