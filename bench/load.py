@@ -60,7 +60,7 @@ def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
     model = model or models.synthetic("bench-0.5b" if quick else "bench-1.4b", tied=False)
     repacked = models.CACHE / f"{model.stem}.tb.gguf"
     if not repacked.is_file() or repacked.stat().st_mtime < model.stat().st_mtime:
-        gguf_tools.pack(model, repacked)
+        gguf_tools.pack(model, repacked, overwrite=True)
     return model, repacked
 
 

@@ -88,15 +88,17 @@ def main() -> None:
             folders["memory"] = SHM
         for where, folder in folders.items():
             packed = folder / "repack-packed.gguf"
-            gguf_tools.pack(source, packed)
-            add(measure(f"pack {label}, {where}", source, folder, rounds, partial(gguf_tools.pack, source)))
-            add(measure(f"unpack {label}, {where}", packed, folder, rounds, partial(gguf_tools.unpack, packed)))
+            gguf_tools.pack(source, packed, overwrite=True)
+            pack = partial(gguf_tools.pack, source, overwrite=True)
+            unpack = partial(gguf_tools.unpack, packed, overwrite=True)
+            add(measure(f"pack {label}, {where}", source, folder, rounds, pack))
+            add(measure(f"unpack {label}, {where}", packed, folder, rounds, unpack))
             add(measure(f"verify {label}, {where}", packed, folder, rounds, lambda _, p=packed: gguf_tools.verify(p)))
             packed.unlink()
         paper = Policy.make(preset="paper")
         for search in (False,) if args.quick else (False, True):
             name = f"quantize {label} as the paper does{', searched scales' if search else ''}"
-            quantize = partial(gguf_tools.pack, source, policy=paper, search=search)
+            quantize = partial(gguf_tools.pack, source, policy=paper, search=search, overwrite=True)
             add(measure(name, source, args.folder, 1, quantize))
     if args.json:
         report.emit("repack", {}, rows)

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from tqdm import tqdm
 
+from .contents import fidelity
 from .conversion import convert as convert_file
 from .errors import GGUFError
 from .heat_map import heat_map as draw_heat_map
@@ -84,6 +85,7 @@ Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.",
 Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help="The same as OUT.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
@@ -134,7 +136,7 @@ def _say(report: Report, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**asdict(report), "path": str(report.path)}, indent=1))
     elif not quiet:
-        kind = "lossless" if report.lossless else "not lossless"
+        kind = fidelity(report.lossless, report.same_contents)
         would = "" if report.written else "would be "
         typer.echo(
             f"{report.path}: {would}{report.size / MIB:.1f} MiB, {report.n_tensors} tensors, {report.n_tiled} tiled "
@@ -194,6 +196,7 @@ def pack(
     ] = None,
     threads: Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -227,6 +230,7 @@ def pack(
             threads=threads,
             progress=progress,
             dry_run=dry_run,
+            overwrite=force,
         )
     _say(report, quiet, as_json)
 
@@ -237,6 +241,7 @@ def unpack(
     target: Target = None,
     output: Output = None,
     threads: Threads = None,
+    force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -246,7 +251,7 @@ def unpack(
     """
     path = _target(target, output)
     with _bar("unpack", quiet) as progress:
-        report = unpack_file(source, path, threads=threads, progress=progress)
+        report = unpack_file(source, path, threads=threads, progress=progress, overwrite=force)
     _say(report, quiet, as_json)
 
 
@@ -267,7 +272,8 @@ def verify(
     if as_json:
         typer.echo(json.dumps({"path": str(source), **asdict(found)}, indent=1))
     elif not quiet:
-        how = "unpacks to its source" if found.unpacks else "intact"
+        how = "unpacks to its source" if found.lossless else "unpacks to its source's contents"
+        how = how if found.unpacks else "intact"
         if found.errors is not None:
             how = f"{found.exact} tensors hold the source's very values"
             if found.errors:
@@ -324,6 +330,7 @@ def convert(
         ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
     ] = ...,  # type: ignore[assignment]
     threads: Threads = None,
+    force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -333,7 +340,7 @@ def convert(
     """
     path = _target(target, output)
     with _bar("convert", quiet) as progress:
-        report = convert_file(source, path, type=type.value, threads=threads, progress=progress)
+        report = convert_file(source, path, type=type.value, threads=threads, progress=progress, overwrite=force)
     _say(report, quiet, as_json)
 
 

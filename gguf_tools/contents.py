@@ -24,6 +24,7 @@ K_LAYOUT = PREFIX + "layout_version"
 K_TOOL = PREFIX + "tool_version"
 K_ALIGNMENT = PREFIX + "source_alignment"
 K_LOSSLESS = PREFIX + "lossless"
+K_CONTENTS = PREFIX + "same_contents"  # absent: as K_LOSSLESS
 K_NAMES = PREFIX + "tensors.names"
 K_TYPES = PREFIX + "tensors.types"
 K_SOURCE = PREFIX + "source_sha256"
@@ -62,8 +63,9 @@ class Manifest:
     packed bit for bit stands for, so that one digest proves both files, and of the stored bytes of any other.
     ``data_sha256`` covers those, ``meta_sha256`` all metadata and tensor headers.
 
-    ``lossless``: unpacking gives the source's very bytes. ``added``: tensors that the source does not have (an output
-    matrix of its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest" (round
+    ``lossless``: unpacking gives the source's very bytes. ``same_contents``: it gives the source's metadata and tensors
+    bit for bit, though perhaps not its padding. ``added``: tensors that the source does not have (an output matrix of
+    its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest" (round
     to nearest), "search", or "imatrix" (a search for the smallest error weighted by an importance matrix).
     """
 
@@ -73,6 +75,7 @@ class Manifest:
     tool_version: str
     source_alignment: int
     lossless: bool
+    same_contents: bool
     source_sha256: str
     data_sha256: str
     meta_sha256: str
@@ -89,6 +92,11 @@ class Manifest:
                 {"name": t.name, "type": int(t.type), "ne": list(t.ne), "offset": t.offset} for t in self.tensors
             ],
         }
+
+
+def fidelity(lossless: bool, same_contents: bool) -> str:
+    """In words what a packing keeps of its source."""
+    return "lossless" if lossless else "same contents" if same_contents else "not lossless"
 
 
 def is_repacked(path: str | os.PathLike[str]) -> bool:
@@ -120,9 +128,8 @@ def read_manifest(f: GGUFFile) -> Manifest:
         )
     if f.alignment < MIN_ALIGNMENT:
         raise GGUFError(f"{f.path}: its alignment is {f.alignment}, a repacked file has at least {MIN_ALIGNMENT}")
-    lossless = f.kv.get(K_LOSSLESS)
-    if lossless is None or not isinstance(lossless.value, bool):
-        raise GGUFError(f"{f.path}: the metadata has no truth value {K_LOSSLESS!r}")
+    lossless = _truth(f, K_LOSSLESS)
+    same_contents = _truth(f, K_CONTENTS) if K_CONTENTS in f.kv else lossless
     if K_VERSION in f.kv and f.number(K_VERSION) != f.version:
         raise GGUFError(f"{f.path} is damaged: its GGUF version is {f.version}, {f.number(K_VERSION)} was written")
     names, types, sums = (_array(f, key, kind) for key, kind in ((K_NAMES, str), (K_TYPES, int), (K_TENSORS, str)))
@@ -147,7 +154,8 @@ def read_manifest(f: GGUFFile) -> Manifest:
         layout_version=version,
         tool_version=f.text(K_TOOL),
         source_alignment=f.number(K_ALIGNMENT),
-        lossless=lossless.value,
+        lossless=lossless,
+        same_contents=same_contents,
         source_sha256=digests[K_SOURCE],
         data_sha256=digests[K_DATA],
         meta_sha256=digests[K_META],
@@ -156,6 +164,13 @@ def read_manifest(f: GGUFFile) -> Manifest:
         added=tuple(added),
         scales=scales,
     )
+
+
+def _truth(f: GGUFFile, key: str) -> bool:
+    kv = f.kv.get(key)
+    if kv is None or not isinstance(kv.value, bool):
+        raise GGUFError(f"{f.path}: the metadata has no truth value {key!r}")
+    return kv.value
 
 
 def _array(f: GGUFFile, key: str, kind: type) -> list[Any]:

@@ -35,6 +35,7 @@ def convert(
     type: str,
     threads: int | None = None,
     progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> Report:
     """Write ``src`` to ``dst`` with all weight matrices, token embeddings included, in one type.
 
@@ -45,10 +46,11 @@ def convert(
         type: "f32", "f16", "q8_0" or "q4_0".
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
+        overwrite: replace ``dst`` if it exists.
 
     Raises:
         GGUFError: the source is damaged, repacked, or has a type that cannot be read.
-        OSError: reading or writing failed. In either case ``dst`` is as it was.
+        OSError: reading or writing failed; FileExistsError: ``dst`` exists. In any case ``dst`` is as it was.
     """
     if type not in TYPES:
         raise ValueError(f"type is one of {tuple(TYPES)}")
@@ -62,7 +64,7 @@ def convert(
         makers = [Maker(t) for t in targets]
         names = [(t.source.name, t.type, t.source.ne) for t in targets]
         head, offsets, size = w.header(f.version, replaced(f, changed), names, f.alignment)
-        with w.complete_file(dst, size, sources=f.paths) as out:
+        with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
             out.write(head)
             run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -78,7 +80,8 @@ def convert(
         n_tiled=0,
         n_requantized=sum(t.type != t.source.type for t in targets),
         tiled_bytes=0,
-        lossless=all(t.exact for t in targets),
+        lossless=False,
+        same_contents=all(t.exact for t in targets),
         notes=tuple(notes),
         tensors=tuple(x.report for x in makers),
     )

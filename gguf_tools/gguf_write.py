@@ -20,7 +20,7 @@ import gguf
 
 from .errors import GGUFError
 from .gguf_file import ARRAY, BOOL, MAGIC, STRING, UINT32, pad, tensor_bytes
-from .whole_file import NO_ROOM, naming
+from .whole_file import NO_ROOM, followed, inherit, naming, state_of
 
 
 def _string(s: str) -> bytes:
@@ -107,7 +107,7 @@ def start_writeback(fd: int, offset: int, n: int) -> None:
         call(fd, offset, n, SYNC_FILE_RANGE_WRITE)
 
 
-def check_output(path: Path, sources: Iterable[Path]) -> None:
+def check_output(path: Path, sources: Iterable[Path], overwrite: bool) -> None:
     """Whether :func:`complete_file` would take the target, before the work that comes before it.
 
     Raises:
@@ -118,36 +118,53 @@ def check_output(path: Path, sources: Iterable[Path]) -> None:
             raise GGUFError(f"{path} is the source itself; give another output name")
         if not stat.S_ISREG(path.stat().st_mode):
             raise GGUFError(f"{path} exists and is not a regular file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+        if not overwrite:
+            raise _exists(path)
+    folder = followed(path).parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "file exists; --force (overwrite=True) replaces it", str(path))
 
 
 @contextlib.contextmanager
-def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Iterator[BinaryIO]:
+def complete_file(
+    path: Path, size: int, *, sources: Iterable[Path] = (), overwrite: bool = False
+) -> Iterator[BinaryIO]:
     """An output file of ``size`` bytes that gets its name only when the block ends without an exception.
 
     Written in the target's folder without a name where the file system can do that, so that even a killed process
     leaves nothing; else under a temporary name, removed on failure, or by the next run for the same target. Synced,
     then renamed over the target.
 
+    Args:
+        overwrite: replace a file that has this name, which hands its mode on. A symbolic link stays, and the file it
+            points to is replaced.
+
     Raises:
         GGUFError: the target is one of the ``sources``, or not a regular file.
+        FileExistsError: the target exists, or came into being meanwhile, and ``overwrite`` is off.
         OSError: no space, no permission, no such folder.
     """
-    path = Path(path)
-    check_output(path, sources)
+    given = Path(path)
+    check_output(given, sources, overwrite)
+    path = followed(given)
     _remove_leftovers(path)
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
-    with naming(path, temporary):
-        fd, named = _open_output(temporary)
+    old = state_of(path)
+    with naming(given, temporary):
+        fd, named = _open_output(temporary, 0o666 if old is None else 0o600)
     try:
-        with naming(path), os.fdopen(fd, "w+b") as f:
+        with naming(given), os.fdopen(fd, "w+b") as f:
+            inherit(fd, old)
             # no space is found out now, not after minutes of work
             try:
                 os.posix_fallocate(f.fileno(), 0, size)
             except OSError as e:
                 if e.errno in NO_ROOM:
-                    raise OSError(e.errno, f"{os.strerror(e.errno)}: {size} bytes are needed", str(path)) from None
+                    raise OSError(e.errno, f"{os.strerror(e.errno)}: {size} bytes are needed", str(given)) from None
                 f.truncate(size)
             yield f
             f.flush()
@@ -155,7 +172,10 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             if not named:
                 # src_dir_fd makes Python call linkat, which follows the link in /proc; link would not
                 os.link(f"/proc/self/fd/{f.fileno()}", temporary, src_dir_fd=f.fileno(), follow_symlinks=True)
-        temporary.replace(path)
+        if overwrite:
+            temporary.replace(path)
+        else:
+            _rename_if_free(temporary, path, given)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -167,6 +187,24 @@ def complete_file(path: Path, size: int, *, sources: Iterable[Path] = ()) -> Ite
             os.close(directory)
 
 
+def _rename_if_free(temporary: Path, path: Path, given: Path) -> None:
+    """Rename, but not over a file that came into being meanwhile: a link is made only where nothing is.
+
+    Args:
+        given: how the user named the path, for the error.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise _exists(given) from None
+    except OSError:  # a file system without hard links; what is made in this very moment is lost
+        if path.exists():
+            raise _exists(given) from None
+        temporary.replace(path)
+    else:
+        temporary.unlink()
+
+
 SUFFIX = ".part"
 
 
@@ -175,15 +213,15 @@ def _prefix(path: Path) -> str:
     return "." + os.fsdecode(os.fsencode(path.name)[:200]) + "."
 
 
-def _open_output(temporary: Path) -> tuple[int, bool]:
+def _open_output(temporary: Path, mode: int) -> tuple[int, bool]:
     """``(descriptor, has it a name)`` of a new file, locked; nameless if the file system and /proc allow it."""
     if os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            fd = os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            fd = os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
             _lock(fd)
             return fd, False
     while True:
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
         _lock(fd)
         if os.fstat(fd).st_nlink:
             return fd, True

@@ -186,7 +186,7 @@ def save_imatrix(
         w.kv_u32("imatrix.chunk_size", chunk_size),
     ]
     head, offsets, size = w.header(VERSION, kv, tensors, DEFAULT_ALIGNMENT)
-    with w.complete_file(Path(path), size) as out:
+    with w.complete_file(Path(path), size, overwrite=True) as out:
         out.write(head)
         for offset, part in zip(offsets, data, strict=True):
             out.seek(offset)

@@ -68,6 +68,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "tool_version": manifest.tool_version,
                 "source_alignment": manifest.source_alignment,
                 "lossless": manifest.lossless,
+                "same_contents": manifest.same_contents,
                 "scales": manifest.scales,
                 "added": list(manifest.added),
                 "n_tiled": len(manifest.tensors),
@@ -121,7 +122,7 @@ def table(info: dict[str, Any]) -> Group:
     else:
         lines.append(
             f"tile layout version {r['layout_version']}, {r['n_tiled']} tiled tensors, "
-            f"{'lossless' if r['lossless'] else 'not lossless'}, written by {r['tool_version']}"
+            f"{m.fidelity(r['lossless'], r['same_contents'])}, written by {r['tool_version']}"
         )
         lines.append(f"source sha256 {r['source_sha256']}")
     for kind, n in info["types"].items():

@@ -23,6 +23,7 @@ from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .imatrix import importance_of
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
+from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Job, Piece, Progress, run, write_at
 from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, unpack_rows
@@ -52,6 +53,8 @@ class TensorReport:
 class Report:
     """What became of a file: sizes in bytes; ``notes`` are sentences the user should read.
 
+    ``lossless``: unpacking gives the source's very bytes. ``same_contents``: metadata and tensors are the source's bit
+    for bit, though perhaps not its padding.
     ``written`` is False after a dry run, whose tensors have no errors.
     """
 
@@ -62,6 +65,7 @@ class Report:
     n_requantized: int
     tiled_bytes: int
     lossless: bool
+    same_contents: bool
     notes: tuple[str, ...]
     tensors: tuple[TensorReport, ...] = ()
     written: bool = True
@@ -135,7 +139,7 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
-def _notes(makers: Sequence[Maker], unweighted: int) -> list[str]:
+def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
     retyped = Counter(x.target.source.type.name for x in again if x.target.type != x.target.source.type)
@@ -156,6 +160,8 @@ def _notes(makers: Sequence[Maker], unweighted: int) -> list[str]:
         )
     if any(x.target.added for x in makers):
         notes.append(f"The embeddings stay as they are, and {OUTPUT} is made from them for the device.")
+    if difference is not None:
+        notes.append(f"Unpacking gives the same contents, not the same bytes: {difference}.")
     if plain:
         notes.append(f"Not tiled (embedding tables, other types or shapes): {_count(plain)}.")
     return notes
@@ -173,6 +179,7 @@ def pack(
     threads: int | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
+    overwrite: bool = False,
 ) -> Report:
     """Write ``src``, an ordinary GGUF or any part of a split one, to ``dst`` in the tile layout.
 
@@ -185,10 +192,11 @@ def pack(
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
+        overwrite: replace ``dst`` if it exists.
 
     Raises:
         GGUFError: the source is damaged, repacked already, changes meanwhile, or has nothing to tile.
-        OSError: reading or writing failed. In either case ``dst`` is as it was.
+        OSError: reading or writing failed; FileExistsError: ``dst`` exists. In any case ``dst`` is as it was.
         ValueError: unknown options.
     """
     policy = policy or Policy(type, grouping)
@@ -211,7 +219,7 @@ def pack(
         write = _Writer(f, targets, scales)
         blank, offsets, size = write.head(None)
         if not dry_run:
-            with w.complete_file(dst, size, sources=f.paths) as out:
+            with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
                 out.write(blank)
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
@@ -224,7 +232,8 @@ def pack(
         n_requantized=sum(t.type != t.source.type for t in targets),
         tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
         lossless=write.lossless,
-        notes=tuple(_notes(makers, unweighted if importance is not None else 0)),
+        same_contents=write.same_contents,
+        notes=tuple(_notes(makers, unweighted if importance is not None else 0, write.difference)),
         tensors=tuple(x.report for x in makers),
         written=not dry_run,
     )
@@ -242,7 +251,9 @@ class _Writer:
 
     def __init__(self, f: Source, targets: list[Target], scales: str) -> None:
         self._f, self._targets = f, targets
-        self.lossless = all(t.exact for t in targets if not t.added)
+        self.same_contents = all(t.exact for t in targets if not t.added)
+        self.difference = difference(f) if self.same_contents else None
+        self.lossless = self.same_contents and self.difference is None
         self._alignment = max(m.MIN_ALIGNMENT, f.alignment)
         tiled = [t for t in targets if t.tiled is not None]
         retyped = [t.type for t in targets if t.type != t.source.type and not t.added]
@@ -253,6 +264,7 @@ class _Writer:
             w.kv_text(m.K_TOOL, tool_version()),
             w.kv_u32(m.K_ALIGNMENT, f.alignment if "general.alignment" in f.kv else 0),
             w.kv_bool(m.K_LOSSLESS, self.lossless),
+            w.kv_bool(m.K_CONTENTS, self.same_contents),
             w.kv_texts(m.K_NAMES, [t.name for t in tiled]),
             w.kv_u32s(m.K_TYPES, [int(t.tiled) for t in tiled if t.tiled is not None]),
             w.kv_u32s(m.K_PLAIN, [int(t.exact) for t in tiled]),
@@ -357,15 +369,22 @@ def unpack(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> Report:
     """Write a repacked GGUF back as an ordinary one.
 
-    From a lossless packing (``column``, no change of type) this gives the source's metadata and tensors bit for bit,
-    which is checked against the digest of the source. Tiles of ``tile`` grouping are quantized again.
+    From a packing in ``column`` grouping without a change of type this gives the source's metadata and tensors bit for
+    bit, which is checked against the digest of the source; from one that says ``lossless`` the very same file. Tiles
+    of ``tile`` grouping are quantized again.
+
+    Args:
+        threads: worker threads; one per CPU if None.
+        progress: called with (bytes read, bytes in all).
+        overwrite: replace ``dst`` if it exists.
 
     Raises:
         GGUFError: the file is damaged or not repacked.
-        OSError: reading or writing failed. In either case ``dst`` is as it was.
+        OSError: reading or writing failed; FileExistsError: ``dst`` exists. In any case ``dst`` is as it was.
     """
     dst = Path(dst)
     with GGUFFile(src) as f:
@@ -375,20 +394,22 @@ def unpack(
         infos = [t for t in f.tensors.values() if t.name not in manifest.added]
         head, offsets, size = w.header(f.version, kv, [(t.name, t.type, t.ne) for t in infos], alignment)
         at = dict(zip((t.name for t in infos), offsets, strict=True))
-        with w.complete_file(dst, size, sources=f.paths) as out:
+        with w.complete_file(dst, size, sources=f.paths, overwrite=overwrite) as out:
             out.write(head)
             # added tensors are read, too, for their digests, but not written
             write = write_at(out, [at.get(name) for name in f.tensors])
             digests = run(f, unpack_jobs(f, manifest), write, threads=threads, progress=progress)
             check_digests(f, manifest, digests.source)
-            if manifest.lossless and source_digest(f, manifest, digests.output) != manifest.source_sha256:
+            if manifest.same_contents and source_digest(f, manifest, digests.output) != manifest.source_sha256:
                 raise GGUFError(f"{f.path} does not unpack to the source it was made from")
     notes = []
     tiled = [t for t in manifest.tensors if t.name not in manifest.added]
     regrouped = sum(t.type != ggml_ext.column_type(ggml_ext.source_type(t.type)) for t in tiled)
     if regrouped:
         notes.append(f"Quantized again from tile grouping: {regrouped} tensors. This loses some accuracy.")
-    if not manifest.lossless:
+    if manifest.same_contents and not manifest.lossless:
+        notes.append("The contents are those of the file that was packed, the bytes between tensors or files are not.")
+    elif not manifest.lossless:
         notes.append("The packing was not lossless, so this is not the file that was packed.")
     return Report(
         path=dst,
@@ -398,5 +419,6 @@ def unpack(
         n_requantized=regrouped,
         tiled_bytes=sum(t.nbytes for t in tiled),
         lossless=manifest.lossless,
+        same_contents=manifest.same_contents,
         notes=tuple(notes),
     )

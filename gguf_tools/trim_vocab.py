@@ -206,6 +206,7 @@ def trim_vocab(
     keep_tokens: str | os.PathLike[str] | None = None,
     drop_unused: bool = False,
     dry_run: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> TrimReport:
     """Write ``src`` to ``dst`` with only the tokens that special texts, bytes and a corpus need.
@@ -219,12 +220,13 @@ def trim_vocab(
         keep_tokens: a file of further tokens to keep, one a line.
         drop_unused: also drop control tokens named "unused", which no template uses.
         dry_run: only report what would be done.
+        overwrite: replace ``dst`` if it exists.
         progress: called with ("count" | "write", bytes done, bytes in all).
 
     Raises:
         GGUFError: the model is damaged, repacked, of a kind whose tokenizer or tensors are not understood, or there
             is nothing to drop; or the trimmed tokenizer would not give the corpus back.
-        OSError: reading or writing failed. In either case ``dst`` is as it was.
+        OSError: reading or writing failed; FileExistsError: ``dst`` exists. In any case ``dst`` is as it was.
     """
     if min_count < 1:
         raise ValueError("min_count is at least 1")
@@ -234,7 +236,7 @@ def trim_vocab(
         require_ordinary(f)
         check_model(f, f.architecture)
         if not dry_run:
-            w.check_output(Path(dst), [*f.paths, *map(Path, corpus)])  # reading the corpus may take long
+            w.check_output(Path(dst), [*f.paths, *map(Path, corpus)], overwrite)  # reading the corpus may take long
         v = read_vocabulary(f)
         n = len(v.tokens)
         cut = _per_token(f, n)
@@ -259,7 +261,8 @@ def trim_vocab(
             notes = _notes(f, counted)
             after = 0
             if not dry_run:
-                with w.complete_file(Path(dst), size, sources=[*f.paths, *map(Path, corpus)]) as out:
+                sources = [*f.paths, *map(Path, corpus)]
+                with w.complete_file(Path(dst), size, sources=sources, overwrite=overwrite) as out:
                     _write(f, out, head, offsets, kept, n, cut, progress)
                     f.require_unchanged()
                     after = _check(out, tokenizer, counted, kept, n)

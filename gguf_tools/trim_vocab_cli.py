@@ -54,6 +54,7 @@ def trim(
         bool, typer.Option("--drop-unused", help='Also drop control tokens named "unused".')
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report in JSON on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")] = False,
 ) -> None:
@@ -76,6 +77,7 @@ def trim(
             keep_tokens=keep_tokens,
             drop_unused=drop_unused,
             dry_run=dry_run,
+            overwrite=force,
             progress=progress,
         )
     if json_:

@@ -28,7 +28,8 @@ class Verified:
     """What was proved.
 
     Attributes:
-        unpacks: the source's own digest came out of the tiles.
+        lossless: unpacking gives the source's very bytes, as the file says.
+        unpacks: the digest of the source's contents came out of the tiles.
         against: every tensor holds the source's values, bit for bit or within its type's error.
         exact: tensors that hold the source's very bytes, if ``against``.
         errors: of the others, the root mean square error over the values' own.
@@ -60,7 +61,7 @@ def verify(
     Args:
         against: the ordinary GGUF it was made from: its contents must have the recorded digest, and every tensor must
             hold its values: bit for bit where nothing was quantized, else within the error of its type.
-        deep: also unpack in memory, where the packing was lossless, and compare with the source's recorded digest.
+        deep: also unpack in memory, where the contents are the source's, and compare with the source's recorded digest.
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
 
@@ -74,7 +75,7 @@ def verify(
         if source is not None:
             stack.callback(source.close)
         _check_padding(f)
-        unpacks = deep and manifest.lossless and against is None
+        unpacks = deep and manifest.same_contents and against is None
         jobs = unpack_jobs(f, manifest, all_tensors=unpacks)
         digests = run(f, jobs, _nothing, threads=threads, progress=progress)
         check_digests(f, manifest, digests.source)

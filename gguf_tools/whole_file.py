@@ -1,5 +1,6 @@
 """Output files that appear under their name only when they are complete, and errors that say which file it was.
 
+A file that is replaced hands its mode on, and where the name is a symbolic link the file it points to is replaced.
 ``gguf_write.complete_file`` is for GGUF files, whose size is known before: it also makes sure of room, and syncs.
 """
 
@@ -9,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +62,42 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
 
+def followed(path: str | os.PathLike[str]) -> Path:
+    """The path that is written to: symbolic links stay and what they point to is replaced.
+
+    Raises:
+        OSError: the links lead in a circle.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
+
+
+def inherit(fd: int, old: os.stat_result | None) -> None:
+    """Give a new file the mode of the one that it will replace, and its owner and group where the system allows.
+
+    Args:
+        fd: the new file.
+        old: the state of the file to be replaced; None: nothing is replaced, the mode stays as it is.
+    """
+    if old is None:
+        return
+    new = os.fstat(fd)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def state_of(path: Path) -> os.stat_result | None:
+    """The state of the file at this path, None if there is no such file."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Where to write what shall be ``path``: a file beside it, which takes its place when the block ends.
@@ -76,10 +114,16 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         with naming(path):
             yield path
         return
-    path = path.resolve()  # a link stays one
+    path = followed(path)
     partial = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(4)}.part")
     try:
         with naming(path, partial):
+            if (old := state_of(path)) is not None:
+                fd = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+                try:
+                    inherit(fd, old)
+                finally:
+                    os.close(fd)
             yield partial
         partial.replace(path)
     except BaseException:

@@ -93,8 +93,9 @@ def _gemma(cache: Path, parts: list[Path], digest: str, bars: Console) -> DemoMo
         with _bytes_bar(bars) as progress:
             try:
                 _assemble(parts, source, digest, _step(progress, "assemble"))
-                pack(source, repacked, type=BODY_TYPE, progress=_step(progress, f"pack as {BODY_TYPE}"))
-                unpack(repacked, ordinary, progress=_step(progress, "unpack for cpu"))
+                step = _step(progress, f"pack as {BODY_TYPE}")
+                pack(source, repacked, type=BODY_TYPE, progress=step, overwrite=True)
+                unpack(repacked, ordinary, progress=_step(progress, "unpack for cpu"), overwrite=True)
             finally:
                 source.unlink(missing_ok=True)
     made_of = (

@@ -76,6 +76,16 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert long.read_text() == "four"
 
 
+def test_a_file_that_is_replaced_hands_its_mode_on(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("private")
+    path.chmod(0o600)
+    with whole_file(path) as partial:
+        partial.write_text("still private")
+        assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_text()) == (0o600, "still private")
+
+
 def test_devices_and_pipes_are_written_to_themselves(tmp_path: Path) -> None:
     with whole_file("/dev/null") as partial:
         partial.write_text("nothing")

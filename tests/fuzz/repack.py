@@ -44,13 +44,13 @@ def fuzz(arguments: list[str]) -> None:
 
 
 def lines_of(data: bytes, folder: Path) -> set[tuple[str, int]]:
-    """Lines of gguf_tools that an input reaches."""
+    """Lines of tilebeam.gguf that an input reaches."""
     import gguf_fuzz
 
     reached: set[tuple[str, int]] = set()
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
-        if "gguf_tools" not in frame.f_code.co_filename:
+        if "tilebeam/gguf/" not in frame.f_code.co_filename:
             return None
         if event == "line":
             reached.add((frame.f_code.co_filename, frame.f_lineno))

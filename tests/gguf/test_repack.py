@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,51 @@ def test_unpacking_gives_back_the_very_file(tmp_path: Path, alignment: int | Non
     gguf_tools.unpack(tmp_path / "p.gguf", tmp_path / "back.gguf", threads=threads)
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
     only_files(tmp_path, "model.gguf", "p.gguf", "back.gguf")
+
+
+def spoil_padding(data: bytearray, f: gguf_tools.GGUFFile) -> None:
+    at, _ = next((at, n) for at, n in f.padding() if n)
+    data[at] = 1
+
+
+def add_a_tail(data: bytearray, _: gguf_tools.GGUFFile) -> None:
+    data.extend(b"trailing")
+
+
+def cut_the_last_padding(data: bytearray, f: gguf_tools.GGUFFile) -> None:
+    del data[max(t.offset + t.nbytes for t in f.tensors.values()) :]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_padding, "other bytes than zeros in its padding"),
+        (add_a_tail, "8 bytes behind its last tensor"),
+        (cut_the_last_padding, "ends without the padding of its last tensor"),
+    ],
+)
+def test_lossless_is_said_only_of_the_very_same_bytes(
+    tmp_path: Path, spoil: Callable[[bytearray, gguf_tools.GGUFFile], None], why: str
+) -> None:
+    """Contents are kept whatever the padding; what is not said then is that unpacking gives the same file."""
+    model = write_gguf(tmp_path / "model.gguf", alignment=1 << 15)
+    packed, back = tmp_path / "p.gguf", tmp_path / "back.gguf"
+    assert gguf_tools.pack(model, packed).lossless
+    data = bytearray(model.read_bytes())
+    with gguf_tools.GGUFFile(model) as f:
+        spoil(data, f)
+    model.write_bytes(data)
+    result = run("pack", "-f", model, packed)
+    assert result.stderr.splitlines()[-1].endswith("converted, same contents")
+    assert "not the same bytes: the source" in result.stderr
+    assert why in result.stderr
+    repacked = gguf_tools.inspect(packed)["repacked"]
+    assert (repacked["lossless"], repacked["same_contents"]) == (False, True)
+    assert "unpacks to its source's contents" in run("verify", packed).stdout
+    report = gguf_tools.unpack(packed, back)
+    assert (report.lossless, report.same_contents) == (False, True)
+    assert back.read_bytes() != model.read_bytes()
+    assert np.array_equal(tensor(back, "blk.0.attn_q.weight"), tensor(model, "blk.0.attn_q.weight"))
 
 
 def test_pieces_of_a_tensor_are_joined_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,27 +469,31 @@ def test_no_partial_output_after_an_exception(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        gguf_tools.pack(model, out, progress=progress)
+        gguf_tools.pack(model, out, progress=progress, overwrite=True)
     only_files(tmp_path, *names)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    for call in (lambda: gguf_tools.pack(model, out), lambda: gguf_tools.convert(model, out, type="q8_0")):
+    commands = (
+        lambda: gguf_tools.pack(model, out, overwrite=True),
+        lambda: gguf_tools.convert(model, out, type="q8_0", overwrite=True),
+    )
+    for call in commands:
         with pytest.raises(OSError, match=r"No space left.*bytes are needed"):
             call()
     monkeypatch.undo()
     monkeypatch.setattr(repack, "write_at", lambda *_: full)
     monkeypatch.setattr(conversion, "write_at", lambda *_: full)
-    for call in (lambda: gguf_tools.pack(model, out), lambda: gguf_tools.convert(model, out, type="q8_0")):
+    for call in commands:
         with pytest.raises(OSError, match="No space left"):
             call()
     only_files(tmp_path, *names)
     if existing:
         assert out.read_bytes() == b"old"
         monkeypatch.undo()
-        gguf_tools.pack(model, out)
+        gguf_tools.pack(model, out, overwrite=True)
         assert gguf_tools.verify(out, against=model).against
 
 
@@ -452,14 +502,15 @@ def test_a_killed_process_leaves_the_old_file(model: Path, tmp_path: Path, at: i
     out = tmp_path / "out.gguf"
     out.write_bytes(b"old")
     code = """
-import os, signal, sys, gguf_tools
+import os, signal, sys
+from tilebeam import gguf as gguf_tools
 calls = 0
 def progress(done, total):
     global calls
     calls += 1
     if calls == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-gguf_tools.pack(sys.argv[1], sys.argv[2], progress=progress)
+gguf_tools.pack(sys.argv[1], sys.argv[2], progress=progress, overwrite=True)
 """
     done = subprocess.run([sys.executable, "-c", code, str(model), str(out), str(at)], check=False)
     assert done.returncode == -signal.SIGKILL

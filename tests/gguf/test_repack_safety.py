@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -16,6 +17,8 @@ import pytest
 from gguf_kit import blocks, only_files, write_gguf
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream
+from tilebeam.gguf.synth import preset, write_model
+from tilebeam.gguf.trim_vocab import trim_vocab
 
 Q = gguf.GGMLQuantizationType
 MIB = 1 << 20
@@ -50,7 +53,7 @@ def pack():
     child = os.fork()
     if child == 0:
         try:
-            gguf_tools.pack(source, out, threads=2)
+            gguf_tools.pack(source, out, threads=2, overwrite=True)
         finally:
             os._exit(0)
     return child
@@ -97,7 +100,7 @@ def test_killed_at_any_moment(tmp_path: Path, named: str) -> None:
     assert int(done.stdout) > count / 4  # the others were done before
     left = [p.name for p in tmp_path.iterdir() if p.name.endswith(gguf_write.SUFFIX)]
     assert len(left) <= 1  # of the last one killed: every run removes what earlier ones left
-    gguf_tools.pack(source, out)
+    gguf_tools.pack(source, out, overwrite=True)
     only_files(tmp_path, "m.gguf", "out.gguf")
     assert gguf_tools.verify(out, against=source).exact == 24
 
@@ -112,7 +115,7 @@ def test_leftovers_of_killed_runs_are_removed_and_those_in_use_kept(tmp_path: Pa
         fcntl.flock(f, fcntl.LOCK_EX)
         gguf_tools.pack(source, out)
         only_files(tmp_path, "m.gguf", "out.gguf", used.name, *(p.name for p in others))
-    gguf_tools.pack(source, out)
+    gguf_tools.pack(source, out, overwrite=True)
     only_files(tmp_path, "m.gguf", "out.gguf", *(p.name for p in others))
 
 
@@ -126,12 +129,141 @@ def test_two_runs_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         nonlocal started
         if done and not started:
             started = True
-            gguf_tools.pack(b, out)
+            gguf_tools.pack(b, out, overwrite=True)
 
-    gguf_tools.pack(a, out, progress=progress)
+    gguf_tools.pack(a, out, progress=progress, overwrite=True)
     assert started
     assert gguf_tools.verify(out, against=a).unpacks is False
     only_files(tmp_path, "a.gguf", "b.gguf", "out.gguf")
+
+
+# ---- what is there already
+
+
+def commands(source: Path, out: Path, corpus: Path) -> dict[str, Callable[..., object]]:
+    """Everything that writes a GGUF."""
+    packed = source.with_name("packed.gguf")
+    return {
+        "pack": lambda **o: gguf_tools.pack(source, out, **o),
+        "unpack": lambda **o: gguf_tools.unpack(packed, out, **o),
+        "convert": lambda **o: gguf_tools.convert(source, out, type="f16", **o),
+        "trim": lambda **o: trim_vocab(source, out, corpus=[corpus], **o),
+    }
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model that can be trimmed, "packed.gguf" beside it, and a corpus."""
+    folder = tmp_path_factory.mktemp("sources")
+    shape = {"n_vocab": 700, "n_layer": 1, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64}
+    model = write_model(folder / "m.gguf", preset("tiny", type="q8_0", **shape))
+    gguf_tools.pack(model, folder / "packed.gguf")
+    (folder / "corpus.txt").write_text("the question is")
+    return model, folder / "corpus.txt"
+
+
+@pytest.mark.parametrize("command", ["pack", "unpack", "convert", "trim"])
+def test_an_existing_file_is_not_overwritten_by_accident(
+    sources: tuple[Path, Path], tmp_path: Path, command: str
+) -> None:
+    out = tmp_path / "out.gguf"
+    write = commands(sources[0], out, sources[1])[command]
+    out.write_bytes(b"old")
+    with pytest.raises(FileExistsError, match=r"--force \(overwrite=True\) replaces it"):
+        write()
+    assert out.read_bytes() == b"old"
+    write(overwrite=True)
+    assert out.read_bytes().startswith(b"GGUF")
+    only_files(tmp_path, "out.gguf")
+
+
+def test_the_commands_name_the_flag(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    model, corpus = sources
+    out = tmp_path / "out.gguf"
+    packed = model.with_name("packed.gguf")
+    for module, arguments in (
+        ("cli", ["pack", model, out]),
+        ("cli", ["unpack", packed, out]),
+        ("cli", ["convert", model, out, "--type", "f16"]),
+        ("trim_vocab_cli", [model, out, "--corpus", corpus]),
+    ):
+        out.write_bytes(b"old")
+        command = [sys.executable, "-m", f"tilebeam.gguf.{module}", *map(str, arguments), "-q"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.endswith(f": {out}: file exists; --force (overwrite=True) replaces it\n")
+        assert out.read_bytes() == b"old"
+        done = subprocess.run([*command, "--force"], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert out.read_bytes().startswith(b"GGUF")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    if named:  # a file system without nameless files
+        monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd" and Path(p).is_dir())
+    source, out = write_gguf(tmp_path / "m.gguf"), tmp_path / "out.gguf"
+
+    def progress(_done: int, _total: int) -> None:
+        out.write_bytes(b"another's")
+
+    with pytest.raises(FileExistsError):
+        gguf_tools.pack(source, out, progress=progress)
+    assert out.read_bytes() == b"another's"
+    only_files(tmp_path, "m.gguf", "out.gguf")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_replaced_file_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    if named:
+        monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd" and Path(p).is_dir())
+    source, out = write_gguf(tmp_path / "m.gguf"), tmp_path / "out.gguf"
+    for mode in (0o600, 0o664, 0o444):
+        out.unlink(missing_ok=True)
+        out.write_bytes(b"private")
+        out.chmod(mode)
+        gguf_tools.pack(source, out, overwrite=True)
+        assert stat.S_IMODE(out.stat().st_mode) == mode
+        assert gguf_tools.verify(out).unpacks
+    old = os.umask(0o027)
+    try:
+        gguf_tools.pack(source, tmp_path / "new.gguf")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "new.gguf").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, there: bool) -> None:
+    source = write_gguf(tmp_path / "m.gguf")
+    far, near = tmp_path / "far", tmp_path / "near"
+    far.mkdir()
+    near.mkdir()
+    link = near / "out.gguf"
+    link.symlink_to("../far/real.gguf")
+    if there:
+        (far / "real.gguf").write_bytes(b"old")
+        (far / "real.gguf").chmod(0o600)
+        with pytest.raises(FileExistsError):
+            gguf_tools.pack(source, link)
+    gguf_tools.pack(source, link, overwrite=there)
+    assert link.is_symlink()
+    assert gguf_tools.verify(far / "real.gguf").unpacks
+    only_files(far, "real.gguf")
+    only_files(near, "out.gguf")
+    assert not there or stat.S_IMODE((far / "real.gguf").stat().st_mode) == 0o600
+    with pytest.raises(GGUFError, match="is the source itself"):
+        gguf_tools.unpack(far / "real.gguf", link, overwrite=True)
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        gguf_tools.pack(source, loop)
+    lost = tmp_path / "lost"
+    lost.symlink_to("no/such/file")
+    with pytest.raises(FileNotFoundError, match="no/such"):
+        gguf_tools.pack(source, lost)
 
 
 # ---- no space
@@ -168,7 +300,7 @@ def test_full_disk(
 
         monkeypatch.setattr(os, "posix_fallocate", unsupported)
     with pytest.raises(OSError, match="No space left") as e:
-        gguf_tools.pack(source, out)
+        gguf_tools.pack(source, out, overwrite=True)
     assert e.value.errno == errno.ENOSPC
     only_files(small_disk, *(["out.gguf"] if existing else []))
     assert not existing or out.read_bytes() == b"old"
@@ -215,7 +347,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pyt
                 os.utime(source)
 
     with pytest.raises(GGUFError, match=r"changed while it was read|became shorter"):
-        gguf_tools.pack(source, out, threads=2, progress=progress)
+        gguf_tools.pack(source, out, threads=2, progress=progress, overwrite=True)
     assert out.read_bytes() == b"old"
     only_files(tmp_path, "m.gguf", "out.gguf")
 
@@ -241,9 +373,9 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import Policy
 what, source, out = sys.argv[1:4]
 if what == "pack":
-    gguf_tools.pack(source, out, threads=4)
+    gguf_tools.pack(source, out, threads=4, overwrite=True)
 elif what == "quantize":
-    gguf_tools.pack(source, out, policy=Policy(type="q4_0", grouping="tile"), threads=4)
+    gguf_tools.pack(source, out, policy=Policy(type="q4_0", grouping="tile"), threads=4, overwrite=True)
 elif what == "verify":
     gguf_tools.verify(source, against=out, threads=4)
 else:

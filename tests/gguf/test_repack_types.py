@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, quantize, source_type
-from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, ggml_values, gguf_write, weights
+from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, contents, ggml_values, gguf_write, weights
 from tilebeam.gguf.imatrix import Sums, save_imatrix
 from typer.testing import CliRunner
 
@@ -329,7 +329,7 @@ def test_models_that_cannot_get_an_output_matrix(tmp_path: Path) -> None:
         model = write_model(tmp_path / "m.gguf", data, arch)
         with pytest.raises(GGUFError, match=why):
             gguf_tools.pack(model, tmp_path / "p.gguf", policy=split)
-        gguf_tools.pack(model, tmp_path / "p.gguf", type="q8_0")
+        gguf_tools.pack(model, tmp_path / "p.gguf", type="q8_0", overwrite=True)
         assert "output.weight" not in layouts(tmp_path / "p.gguf")
     model = write_model(tmp_path / "m.gguf", {"blk.0.attn_q.weight": data["blk.0.attn_q.weight"]})
     with pytest.raises(GGUFError, match=r"no token_embd.weight"):
@@ -360,9 +360,16 @@ def test_split_model_packs_to_one_file(tmp_path: Path, named: int) -> None:
     paths, whole = parts(tmp_path)
     packed, of_whole, back = tmp_path / "p.gguf", tmp_path / "w.gguf", tmp_path / "back.gguf"
     report = gguf_tools.pack(paths[named], packed)
-    assert report.lossless
-    gguf_tools.pack(whole, of_whole)
-    assert packed.read_bytes() == of_whole.read_bytes()
+    assert (report.lossless, report.same_contents) == (False, True)
+    assert any("the source is split" in note for note in report.notes)
+    assert gguf_tools.verify(packed).unpacks
+    assert gguf_tools.pack(whole, of_whole).lossless
+    with gguf_tools.GGUFFile(packed) as a, gguf_tools.GGUFFile(of_whole) as b:
+        ours = [contents.K_LOSSLESS, contents.K_META]
+        assert {k: kv.raw for k, kv in a.kv.items() if k not in ours} == {
+            k: kv.raw for k, kv in b.kv.items() if k not in ours
+        }
+        assert packed.read_bytes()[a.data_start :] == of_whole.read_bytes()[b.data_start :]
     gguf_tools.unpack(packed, back)
     assert back.read_bytes() == whole.read_bytes()
     for against in (*paths, whole):
@@ -505,11 +512,12 @@ def test_command_line(tmp_path: Path) -> None:
     assert "2 tensors hold the source's very values, 4 hold them within their type's error" in text
     sums = {"blk.0.ffn_up.weight": Sums(np.ones((1, K)), np.ones(1, np.int64))}
     save_imatrix(tmp_path / "imatrix.gguf", sums, datasets=["text"], chunks=1, chunk_size=1)
-    assert run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
+    again = ("pack", "--force", model, packed, "--type", "q4_0")
+    assert run(*again, "--imatrix", tmp_path / "imatrix.gguf", "-q").exit_code == 0
     assert gguf_tools.manifest(packed).scales == "imatrix"
-    result = run("pack", model, packed, "--type", "q4_0", "--imatrix", tmp_path / "imatrix.gguf")
+    result = run(*again, "--imatrix", tmp_path / "imatrix.gguf")
     assert "does not know 3 of the quantized tensors" in result.stderr
-    assert run("pack", model, packed, "--type", "q4_0", "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
+    assert run(*again, "--tensor-type", "attn=q8_0:tile", "-q").exit_code == 0
     assert layouts(packed)["blk.0.attn_q.weight"] == "q8_0_tile"
 
 

@@ -451,7 +451,7 @@ for _ in range(int(count)):
     child = os.fork()
     if child == 0:  # an abort of llama.cpp must not end the sweep
         try:
-            trim_vocab(path, out, corpus=[corpus])
+            trim_vocab(path, out, corpus=[corpus], overwrite=True)
         except GGUFError:
             pass
         except BaseException:
