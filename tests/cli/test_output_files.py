@@ -16,9 +16,8 @@ from typing import Any
 
 import process_kit
 import pytest
-from tilebeam.evaluation.config import ModelFile, Setting
+from eval_kit import setting
 from tilebeam.evaluation.log import Log
-from tilebeam.evaluation.tasks import TaskOptions
 from tilebeam.gguf.whole_file import check_target, naming, whole_file
 
 from bench.lib import synth
@@ -186,30 +185,16 @@ def test_output_without_room_is_said(model: Path) -> None:
             assert "standard output: No space left on device" in fails(*args, stdout=full)
 
 
-def setting() -> Setting:
-    return Setting(
-        models=(ModelFile("m", "m.gguf", "x"),),
-        devices=("cpu",),
-        task=TaskOptions("jsonl:t.jsonl"),
-        task_digest="d",
-        methods=("best-of-n",),
-        budgets=(1, 2),
-        scorers=("logprob",),
-        seeds=(1,),
-        sampling={},
-    )
-
-
 def test_a_log_without_room_keeps_what_was_whole(tmp_path: Path) -> None:
     """The program that finds no room says so and ends; the next one goes on behind the last whole line."""
     path = tmp_path / "log.jsonl"
     code = f"""
-import resource, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "kits")!r}]
+import resource
 from pathlib import Path
-from test_output_files import Log, limited, setting
+from eval_kit import setting
+from tilebeam.evaluation.log import Log
 with Log(Path({str(path)!r}), setting()) as log:
-    limited()
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))
     for i in range(1000):
         log.add({{"unit": f"u{{i}}", "text": "x" * 1000}})
 """

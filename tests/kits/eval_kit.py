@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tilebeam
 from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Usage
-from tilebeam.evaluation.tasks import Task
+from tilebeam.evaluation.config import ModelFile, Setting
+from tilebeam.evaluation.tasks import Task, TaskOptions
 from tilebeam.evaluation.worker import Job, Timed, Workbench
 
 CHECKS = '''
@@ -30,6 +31,21 @@ def step(prompt, text):
 def lines(path: Path, *objects: Mapping[str, Any] | str) -> Path:
     path.write_text("".join((o if isinstance(o, str) else json.dumps(o)) + "\n" for o in objects))
     return path
+
+
+def setting() -> Setting:
+    """Of an evaluation of one model."""
+    return Setting(
+        models=(ModelFile("m", "m.gguf", "x"),),
+        devices=("cpu",),
+        task=TaskOptions("jsonl:t.jsonl"),
+        task_digest="d",
+        methods=("best-of-n",),
+        budgets=(1, 2),
+        scorers=("logprob",),
+        seeds=(1,),
+        sampling={},
+    )
 
 
 class Scripted:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+import npu_ops
 import numpy as np
 import numpy.typing as npt
 from tilebeam import _ext as ggml_ext
@@ -229,9 +229,8 @@ class Device:
     """One executor. ``mul_mat`` runs a single op on copies of its operands."""
 
     def __init__(self, isa: str, threads: int) -> None:
-        self.ffi, self.lib = _npu.load()
-        self.npu = self.lib.tb_npu_create(threads, isa.encode())
-        assert self.npu != self.ffi.NULL
+        self.ffi, self.lib = _npu.load()[0], npu_ops.library(isa)
+        self.npu = npu_ops.executor(isa, threads)
 
     def _tensor(self, t: Any, buffer: int, type: Type, ne: Sequence[int], nb: Sequence[int]) -> None:
         t.buffer, t.type, t.offset = buffer, type, 0
@@ -304,7 +303,6 @@ class Device:
         return out[0, 0]
 
 
-@cache
 def device(isa: str, threads: int) -> Device:
-    """An executor that lives as long as the test run."""
+    """An executor, kept for later tests."""
     return Device(isa, threads)

@@ -2,7 +2,7 @@
 
 `RemoteExecutor` stands in for the C functions of npu_api.h: buffers become memory files, ops go through a session to
 tilebeam-npud-hexagon under qemu-hexagon, results come back into the caller's memory. Kernel sets are named "qemu-hvx"
-and "qemu-portable".
+and "qemu-portable". `remote` starts it when a test first wants it; conftest.py stops it behind each file of tests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from npu_kit import Session
@@ -64,7 +65,7 @@ class RemoteExecutor:
 
     def __init__(self) -> None:
         self._ffi, self._lib = _npu.load()
-        self._started: list[_Npu] = []
+        self._started: dict[tuple[int, str], _Npu] = {}
         self._portable = self._lib.tb_npu_create(1, b"portable")
 
     def __getattr__(self, name: str) -> Any:
@@ -72,14 +73,15 @@ class RemoteExecutor:
 
     def close(self) -> None:
         """Stop all sessions."""
-        for npu in self._started:
+        for npu in self._started.values():
             npu.session.stop()
         self._lib.tb_npu_free(self._portable)
 
     def tb_npu_create(self, threads: int, isa: bytes) -> _Npu:
-        npu = _Npu(threads, isa.decode().removeprefix(PREFIX))
-        self._started.append(npu)
-        return npu
+        key = threads, isa.decode().removeprefix(PREFIX)
+        if key not in self._started:
+            self._started[key] = _Npu(*key)
+        return self._started[key]
 
     def tb_npu_map(self, npu: _Npu, buffer: int, base: Any, size: int, writable: int) -> int:
         assert buffer not in npu.buffers
@@ -118,3 +120,16 @@ class RemoteExecutor:
         reply.status = outcome.status
         reply.why = outcome.why.encode()[: len(reply.why) - 1]
         return outcome.status
+
+
+@cache
+def remote() -> RemoteExecutor:
+    """The one of this process."""
+    return RemoteExecutor()
+
+
+def stop_remote() -> None:
+    """Stop its sessions, if there are any."""
+    if remote.cache_info().currsize:
+        remote().close()
+        remote.cache_clear()

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from npu_ops import F32, I32, OPS, float_param
 from numpy.typing import NDArray
+from op_codes import F32, I32, OPS, float_param
 from tilebeam._ext import ffi as contract
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths

@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import hexagon_kit
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from op_codes import BF16, F16, F32, I32, I64, IQ4_NL, OPS, Q4_0, Q8_0, float_param
 from tilebeam import _ext as ggml_ext
 from tilebeam.native import executor as _npu
 
-F32, F16, BF16, I32, I64, Q4_0, Q8_0, IQ4_NL = range(8)
 DTYPES = {F32: np.float32, F16: np.float16, BF16: np.uint16, I32: np.int32, I64: np.int64}
 BLOCK_BYTES = {Q4_0: 18, Q8_0: 34, IQ4_NL: 18}
-OPS = {
-    name: index
-    for index, name in enumerate(
-        [
-            "NOP",
-            "MUL_MAT",
-            "FLASH_ATTN",
-            "RMS_NORM",
-            "MUL",
-            "ADD",
-            "ROPE",
-            "SET_ROWS",
-            "GLU",
-            "SCALE",
-            "SOFT_MAX",
-            "GET_ROWS",
-            "CPY",
-            "SUB",
-            "DIV",
-            "UNARY",
-            "LOG",
-            "CLAMP",
-            "FILL",
-            "SUM",
-            "CUMSUM",
-            "ARGMAX",
-            "ARGSORT",
-            "TOP_K",
-            "PAD",
-            "MUL_MAT_ID",
-            "SUM_ROWS",
-            "REPEAT",
-        ]
-    )
-}
 
 ISAS = _npu.isas()
 THREADS = (1, 3)
+HEXAGON = ("qemu-hvx", "qemu-portable")  # kernel sets of the Hexagon executor under its emulator
+
+_absent = hexagon_kit.missing()
+_hexagon = [pytest.param(isa, marks=pytest.mark.skipif(_absent is not None, reason=str(_absent))) for isa in HEXAGON]
+# A test of an op runs on every kernel set of this machine and on Hexagon, where conftest.py gives it fewer examples. Of
+# most ops there is no HVX version: the set "hvx" then has the portable one, and the portable set would say no more.
+runs = pytest.mark.parametrize("isa", [*ISAS, _hexagon[0]])
+runs_with_hvx = pytest.mark.parametrize("isa", [*ISAS, *_hexagon])
+# Not about an op: kernel sets against each other, their names, and numbers that Hexagon has tests of its own for.
+runs_here = pytest.mark.parametrize("isa", ISAS)
+threads = pytest.mark.parametrize("n_threads", THREADS)
 
 
 def to_bf16(x: NDArray[Any]) -> NDArray[np.uint16]:
@@ -157,11 +134,6 @@ class Arena:
         return Tensor(kind, offset, (full[0], full[1], full[2], full[3]), (nb[0], nb[1], nb[2], nb[3]), array)
 
 
-def float_param(x: float) -> int:
-    """The int32 with the bits of a float32."""
-    return int(struct.unpack("<i", struct.pack("<f", x))[0])
-
-
 def make_op(
     name: str, dst: Tensor, sources: Iterable[Tensor | None], params: dict[int, int | float] | None = None
 ) -> Any:
@@ -189,18 +161,26 @@ def make_op(
     return op
 
 
-@cache
+def library(isa: str) -> Any:
+    """The functions of npu_api.h for this kernel set: this process' library, or what stands in for it on Hexagon."""
+    return hexagon_kit.remote() if isa in HEXAGON else _npu.load()[1]
+
+
 def executor(isa: str, threads: int) -> Any:
-    """An executor with this kernel set; kept for the whole test run."""
-    _, lib = _npu.load()
-    npu = lib.tb_npu_create(threads, isa.encode())
+    """An executor with this kernel set, kept for later tests."""
+    return hexagon_kit.remote().tb_npu_create(threads, isa.encode()) if isa in HEXAGON else _created(isa, threads)
+
+
+@cache
+def _created(isa: str, threads: int) -> Any:
+    npu = _npu.load()[1].tb_npu_create(threads, isa.encode())
     assert npu, f"no executor for {isa}"
     return npu
 
 
 def try_run(arena: Arena, op: Any, isa: str, threads: int) -> tuple[int, str]:
     """Run one op; status and, on failure, why."""
-    ffi, lib = _npu.load()
+    ffi, lib = _npu.load()[0], library(isa)
     npu = executor(isa, threads)
     base = ffi.cast("void *", arena.bytes.ctypes.data)
     assert lib.tb_npu_map(npu, 0, base, arena.bytes.size, 1) == 0
@@ -223,6 +203,16 @@ def run(arena: Arena, op: Any, dst: Tensor, isa: str, threads: int) -> NDArray[n
     after[...] = dst.array
     assert np.array_equal(before, arena.bytes), "bytes outside dst changed"
     return dst.floats()
+
+
+def alibi_slopes(max_bias: float, heads: int) -> NDArray[np.float64]:
+    """ALiBi's slopes as its paper and ggml define them; ones without a bias."""
+    if max_bias <= 0:
+        return np.ones(heads)
+    power = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-max_bias * (h + 1) / power) for h in range(power)]
+    rest = [2.0 ** (-max_bias / 2 * (2 * h + 1) / power) for h in range(heads - power)]
+    return np.array(first + rest)
 
 
 def nmse(got: NDArray[Any], want: NDArray[Any]) -> float:

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_vector_ops import alibi_slopes
 from tilebeam._ext import lib
 from tilebeam.native import executor as _npu
 
 EXACT_EXP: int = lib.TB_FLAG_EXACT_EXP
-runs = pytest.mark.parametrize("isa", t.ISAS)
-threads = pytest.mark.parametrize("n_threads", t.THREADS)
+runs, threads = t.runs_with_hvx, t.threads
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**31)
 
@@ -37,7 +35,7 @@ def scores(
         s = softcap * np.tanh(s / softcap)
     if mask is not None:
         full = np.tile(mask, (streams // mask.shape[0], heads // mask.shape[1], 1, 1))
-        s = s + alibi_slopes(max_bias, heads)[None, :, None, None] * full
+        s = s + t.alibi_slopes(max_bias, heads)[None, :, None, None] * full
     return s
 
 
@@ -328,7 +326,7 @@ def test_hidden_cells_are_not_read_into_results(isa: str) -> None:
     assert np.max(np.abs(got - want)) < 1e-2
 
 
-@runs
+@t.runs_here
 def test_exponent_table(isa: str) -> None:
     """All 65536 inputs: exp2 rounded once, on every kernel set, whether it has a table or computes."""
     ffi, lib = _npu.load()

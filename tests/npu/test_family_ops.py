@@ -6,7 +6,6 @@ from typing import Any
 
 import npu_ops as t
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ SHAPES = st.tuples(
 )
 COPIED = st.sampled_from([t.F32, t.F16, t.BF16, t.I32])
 
-runs = pytest.mark.parametrize("isa", t.ISAS)
-threads = pytest.mark.parametrize("n_threads", t.THREADS)
+runs, threads = t.runs, t.threads
 few = settings(max_examples=25)
 
 

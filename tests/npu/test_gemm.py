@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import npu_ops as t
 import numpy as np
 import pytest
 from gemm_reference import (
@@ -24,11 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
-from tilebeam.native import executor as _npu
 
-ISAS = _npu.isas()
 QUANTIZED = (*BLOCKS, *COLUMN, *TILE)
-isas = pytest.mark.parametrize("isa", ISAS)
+isas = t.runs_with_hvx
 dims = {
     "k": st.sampled_from([32, 64, 96, 160, 1024, 1056, 2080]),
     "n": st.sampled_from([1, 3, 31, 32, 33, 64, 96, 130]),
@@ -47,7 +46,7 @@ def check_int8(w: Weights, x: np.ndarray, out: np.ndarray) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda w: w.label)
 @settings(max_examples=12, deadline=None)
 @given(**dims)
 def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
@@ -62,7 +61,7 @@ def test_int8(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: 
 
 
 @isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
 @settings(max_examples=8, deadline=None)
 @given(
     **{
@@ -90,7 +89,7 @@ def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, se
 
 
 @isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
 def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
     """Zero rows give zeros; a NaN or infinity spoils its row, or of a scale its column, and nothing else."""
     rng = np.random.default_rng(8)
@@ -109,7 +108,7 @@ def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
 def test_plain_rows_and_tiles_agree_bit_for_bit(isa: str, type: Type) -> None:
     rng = np.random.default_rng(5)
     plain = make_weights(ggml_ext.source_type(type), 2080, 70, rng)
@@ -140,7 +139,7 @@ def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", FLOATS, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", FLOATS, ids=lambda w: w.label)
 @settings(max_examples=12, deadline=None)
 @given(
     **{
@@ -162,7 +161,7 @@ def test_float_weights(isa: str, type: Type, k: int, n: int, m: int, threads: in
 
 
 @isas
-@pytest.mark.parametrize("type", [*QUANTIZED, *FLOATS], ids=lambda t: t.label)
+@pytest.mark.parametrize("type", [*QUANTIZED, *FLOATS], ids=lambda w: w.label)
 @settings(max_examples=8, deadline=None)
 @given(**dims)
 def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: int, seed: int) -> None:
@@ -233,7 +232,7 @@ def test_batches_and_strides(
 
 
 @isas
-@pytest.mark.parametrize("type", [Type.F16, Type.F32, Type.Q8_0], ids=lambda t: t.label)
+@pytest.mark.parametrize("type", [Type.F16, Type.F32, Type.Q8_0], ids=lambda w: w.label)
 def test_weight_rows_with_gaps(isa: str, type: Type) -> None:
     """K and V views of attention without flash: rows of one head, heads interleaved."""
     rng = np.random.default_rng(11)
@@ -253,7 +252,7 @@ def test_weight_rows_with_gaps(isa: str, type: Type) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda w: w.label)
 def test_hostile_activations(isa: str, type: Type) -> None:
     """A zero row gives zeros. NaN or infinity in a row gives NaN in that row, and nowhere else."""
     rng = np.random.default_rng(3)
@@ -275,7 +274,7 @@ def test_hostile_activations(isa: str, type: Type) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", TILE, ids=lambda t: t.label)
+@pytest.mark.parametrize("type", TILE, ids=lambda w: w.label)
 def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
     """A file may hold any bits: a NaN or infinite scale spoils the columns that share it, and no others."""
     rng = np.random.default_rng(4)
@@ -290,7 +289,7 @@ def test_scales_that_are_no_numbers(isa: str, type: Type) -> None:
         assert np.all(np.isfinite(out[:, :48]))
 
 
-@isas
+@t.runs_here
 def test_kernel_names(isa: str) -> None:
     rng = np.random.default_rng(6)
     seen = set()

@@ -1,12 +1,11 @@
-"""The executor compiled for Hexagon, under qemu-hexagon: its C library, every op family, whole models, and its end.
+"""The executor compiled for Hexagon, under qemu-hexagon: its C library, whole models, its channel, and its end.
 
-The property tests of the ops are those of the host's kernel sets (test_vector_ops.py and its siblings), run again with
-an executor that is a tilebeam-npud-hexagon behind a session. test_hvx.py looks at the HVX kernels one by one.
+Ops on it are the kernel sets "qemu-hvx" and "qemu-portable" of the ops' own tests (test_vector_ops.py and its
+siblings); test_hvx.py looks at the HVX kernels one by one.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import os
@@ -24,25 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import process_kit
 import pytest
-import test_attention
-import test_fuzz
-import test_gemm
-import test_sampling_ops
-import test_vector_ops
 import tilebeam
 from accuracy import Job
-from hexagon_kit import PREFIX, RemoteExecutor, hexagon_session, missing
-from hypothesis import settings
+from hexagon_kit import hexagon_session, missing
 from npu_kit import SharedArray, Vec, add, possessions
 from tilebeam import NpuError, SamplingParams
 from tilebeam.measure import doctor
-from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
 
-valid_ops = test_fuzz.valid_ops  # the fixture
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 Array = npt.NDArray[Any]
@@ -197,82 +188,6 @@ def test_threads_have_objects_of_their_own() -> None:
     """pthread_create and join, thread-local objects of every kind, and errno."""
     run = subprocess.run([*guest("runtime_cases"), "threads"], capture_output=True, text=True, timeout=120, check=False)
     assert (run.returncode, run.stdout) == (0, "4 threads\n"), run.stderr
-
-
-# --- ops -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def remote() -> Iterator[RemoteExecutor]:
-    executor = RemoteExecutor()
-    yield executor
-    executor.close()
-
-
-@pytest.fixture
-def elsewhere(remote: RemoteExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kits' executors with a kernel set "qemu-..." are sessions of qemu-hexagon."""
-    ffi, _ = _npu.load()
-    monkeypatch.setattr(_npu, "load", lambda: (ffi, remote))
-
-
-EXAMPLES = 6  # of each property; of attention, which takes longest, 2
-MUTATIONS = int(os.environ.get("TILEBEAM_HEXAGON_MUTATIONS", "100"))
-
-# Not about an op: names of the host's kernels, the exponents one by one (test_hvx.py has both for HVX), and kernel sets
-# against each other.
-OTHERS = {"test_kernel_names", "test_exponent_table", "test_sets_agree"}
-
-
-def cases() -> Iterator[Any]:
-    """Every test of the ops that names a kernel set, with each of its further parameters once, on two threads."""
-    for module in (test_vector_ops, test_sampling_ops, test_gemm, test_attention):
-        for name, test in inspect.getmembers(module, inspect.isfunction):
-            names = inspect.signature(test).parameters
-            if not name.startswith("test_") or "isa" not in names or name in OTHERS:
-                continue
-            lists: list[list[dict[str, Any]]] = []
-            for mark in (m for m in getattr(test, "pytestmark", []) if m.name == "parametrize"):
-                arguments = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-                arguments = [a.strip() for a in arguments]
-                if "isa" not in arguments and "n_threads" not in arguments:
-                    rows = [getattr(v, "values", v if len(arguments) > 1 else (v,)) for v in mark.args[1]]
-                    lists.append([dict(zip(arguments, row, strict=True)) for row in rows])
-            fixed = {"n_threads": 2} if "n_threads" in names else {}
-            # the i-th case takes the i-th entry of every list: each value occurs, not every combination
-            for i in range(max(map(len, lists), default=1)):
-                # of vector ops there is no HVX version, so that "hvx" runs the portable ones
-                both = i == 0 and module in (test_gemm, test_attention)
-                for isa in ("hvx", "portable") if both else ("hvx",):
-                    chosen = {k: v for entries in lists for k, v in entries[i % len(entries)].items()}
-                    label = f"{module.__name__}-{name}-{isa}" + (f"-{i}" if lists else "")
-                    yield pytest.param(test, fixed | chosen | {"isa": PREFIX + isa}, id=label)
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(("test", "arguments"), list(cases()))
-def test_op(test: Callable[..., None], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    # An emulated example takes some hundred times as long. @settings has no other way to be changed for a caller.
-    name = "_hypothesis_internal_use_settings"
-    if hasattr(test, name):
-        monkeypatch.setattr(
-            test,
-            name,
-            settings(getattr(test, name), max_examples=2 if test.__module__ == "test_attention" else EXAMPLES),
-        )
-    test(**arguments)
-
-
-def test_mutated_ops(valid_ops: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lying descriptors against 32-bit addresses: refused or run, nothing else."""
-    test = test_fuzz.test_mutated_ops_of_every_kind
-    name = "_hypothesis_internal_use_settings"
-    monkeypatch.setattr(test, name, settings(getattr(test, name), max_examples=MUTATIONS))
-    npu = test_fuzz.Npu(hexagon_session(n_threads=2))
-    try:
-        test(npu=npu, valid_ops=valid_ops)
-    finally:
-        npu.close()
 
 
 # --- whole models ----------------------------------------------------------------------------------------------------

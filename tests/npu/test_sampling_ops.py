@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
 
-runs = pytest.mark.parametrize("isa", t.ISAS)
+runs = t.runs
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**31)
 ORDERS = st.permutations([0, 1, 2, 3])
@@ -152,7 +152,7 @@ def test_argmax(isa: str, n: int, m: int, pad: Any, ties: bool, seed: int) -> No
 
 
 @runs
-@pytest.mark.parametrize("n_threads", t.THREADS)
+@t.threads
 @few
 @given(ne=SHAPES, order=st.permutations([1, 2, 3]), pad=ROW_PADS, down=st.booleans(), ties=st.booleans(), seed=SEEDS)
 def test_argsort(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, down: bool, ties: bool, seed: int) -> None:
@@ -166,7 +166,7 @@ def test_argsort(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, down: 
 
 
 @runs
-@pytest.mark.parametrize("n_threads", t.THREADS)
+@t.threads
 @few
 @given(
     n=st.one_of(st.integers(1, 200), st.sampled_from([1024, 4099, 30000])),

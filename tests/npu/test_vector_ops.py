@@ -25,8 +25,7 @@ SHAPES = st.tuples(
 FLOATS = st.sampled_from([t.F32, t.F16, t.BF16])
 EPS = {t.F32: 2e-6, t.F16: 1e-3, t.BF16: 8e-3}  # allowed relative error of a result stored in the type
 
-runs = pytest.mark.parametrize("isa", t.ISAS)
-threads = pytest.mark.parametrize("n_threads", t.THREADS)
+runs, threads = t.runs, t.threads
 few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -463,7 +462,7 @@ def test_soft_max(
         m = values(rng, m_ne)
         m[rng.random(m.shape) < hide] = -np.inf
         mask = a.add(mask_kind, m_ne, m, (0, 1, 2, 3), (1, 0, 0, 0))
-        logits = logits + alibi_slopes(max_bias, heads)[None, :, None, None] * mask.floats()[:, :, : ne[1]]
+        logits = logits + t.alibi_slopes(max_bias, heads)[None, :, None, None] * mask.floats()[:, :, : ne[1]]
     if sinks:
         sink = a.add(t.F32, (heads,), values(rng, (heads,), 3))
     dst = a.add(t.F32, ne, None, (0, 1, 2, 3), (0, 1, 0, 0))
@@ -490,21 +489,11 @@ def test_soft_max_in_the_place_of_an_operand(isa: str, n_threads: int, place: st
         a = t.Arena()
         x = a.add(t.F32, ne, values(rng, ne))
         mask = x if place == "both" else a.add(t.F32, ne, values(rng, ne, 3))
-        logits = 0.5 * x.floats() + alibi_slopes(max_bias, 3)[None, :, None, None] * mask.floats()
+        logits = 0.5 * x.floats() + t.alibi_slopes(max_bias, 3)[None, :, None, None] * mask.floats()
         dst = x if place == "logits" else mask
         got = t.run(a, t.make_op("SOFT_MAX", dst, [x, mask], {0: 0.5, 1: max_bias}), dst, isa, n_threads)
         e = np.exp(logits - logits.max(axis=-1, keepdims=True))
         np.testing.assert_allclose(got, e / e.sum(axis=-1, keepdims=True), rtol=3e-5, atol=1e-7)
-
-
-def alibi_slopes(max_bias: float, heads: int) -> NDArray[np.float64]:
-    """ALiBi's slopes as its paper and ggml define them; ones without a bias."""
-    if max_bias <= 0:
-        return np.ones(heads)
-    power = 1 << (heads.bit_length() - 1)
-    first = [2.0 ** (-max_bias * (h + 1) / power) for h in range(power)]
-    rest = [2.0 ** (-max_bias / 2 * (2 * h + 1) / power) for h in range(heads - power)]
-    return np.array(first + rest)
 
 
 @runs

@@ -143,10 +143,9 @@ def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
 STOPPABLE = """
 import sys
 from npu_kit import OK, Op, Session, SharedArray, Vec
-from test_faults import DEADLINE_MS
 side = 512
 memory = SharedArray(3 * side * side)
-with Session(sys.argv[1] == "process", n_threads=2, deadline_ms=DEADLINE_MS) as s:
+with Session(sys.argv[1] == "process", n_threads=2, deadline_ms=int(sys.argv[2])) as s:
     s.map(memory)
     print(s.pid, flush=True)
     product, a, b = (Vec(4 * side * side * i, side, side) for i in range(3))
@@ -160,7 +159,7 @@ with Session(sys.argv[1] == "process", n_threads=2, deadline_ms=DEADLINE_MS) as 
 def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A program that computes all the time, and its NPU's pid (its own one with the thread executor)."""
     program = subprocess.Popen(
-        [sys.executable, "-c", STOPPABLE, request.param],
+        [sys.executable, "-c", STOPPABLE, request.param, str(DEADLINE_MS)],
         stdout=subprocess.PIPE,
         text=True,
         env=process_kit.environment(),

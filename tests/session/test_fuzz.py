@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hexagon_kit
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ CORPUS = ROOT / "tests" / "fuzz" / "corpus.zip"
 FILE_BYTES = (16384, 65536, 5000, 32768)  # unit.h
 SANITIZER = {"ASAN_OPTIONS": "allocator_may_return_null=1:detect_leaks=0"}
 OP_BYTES = FFI.sizeof("tb_op")
+HEXAGON_MUTATIONS = int(os.environ.get("TILEBEAM_HEXAGON_MUTATIONS", "100"))
 
 
 def run(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
@@ -107,6 +109,15 @@ def npu() -> Iterator[Npu]:
     it.close()
 
 
+@pytest.fixture(scope="module")
+def hexagon_npu() -> Iterator[Npu]:
+    if why := hexagon_kit.missing():
+        pytest.skip(why)
+    it = Npu(hexagon_kit.hexagon_session(n_threads=2))
+    yield it
+    it.close()
+
+
 SIZES = st.one_of(st.integers(0, 130), st.sampled_from([256, 512, 577, 1024, 4096, 2**16, 2**31, 2**32 - 1]))
 BYTES = st.one_of(
     st.integers(0, 300),
@@ -163,9 +174,7 @@ def too_much_work(op: Any) -> bool:
     return bool(max(matrix, attention) > 1 << 24)
 
 
-@settings(max_examples=400, deadline=None)
-@given(data=st.data())
-def test_mutated_ops_of_every_kind(npu: Npu, valid_ops: list[bytes], data: st.DataObject) -> None:
+def check_mutated_ops(npu: Npu, valid_ops: list[bytes], data: st.DataObject) -> None:
     """Refused with a reason, or run: the NPU process lives, and what it may not write stays as it is."""
     ops = FFI.new("tb_op[]", data.draw(st.integers(1, 3)))
     for op in ops:
@@ -183,3 +192,16 @@ def test_mutated_ops_of_every_kind(npu: Npu, valid_ops: list[bytes], data: st.Da
     assert (outcome.status == OK) == (outcome.why == "")
     assert npu.session.noop().status == OK
     assert (npu.files[1].floats == 0.5).all()
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_mutated_ops_of_every_kind(npu: Npu, valid_ops: list[bytes], data: st.DataObject) -> None:
+    check_mutated_ops(npu, valid_ops, data)
+
+
+@settings(max_examples=HEXAGON_MUTATIONS, deadline=None)
+@given(data=st.data())
+def test_mutated_ops_on_hexagon(hexagon_npu: Npu, valid_ops: list[bytes], data: st.DataObject) -> None:
+    """Against addresses of 32 bits."""
+    check_mutated_ops(hexagon_npu, valid_ops, data)
