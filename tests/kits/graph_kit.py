@@ -7,6 +7,7 @@ from typing import Any
 
 import ggml_kit as kit
 from ggml_kit import ffi
+from tilebeam.native.plugin import register
 
 T = "struct ggml_tensor *"
 ffi.cdef(f"""
@@ -61,3 +62,14 @@ def cpu_backend(n_threads: int = 1) -> Any:
     backend = cpu.ggml_backend_cpu_init()
     cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
     return backend
+
+
+def set_threads(backend: Any, n_threads: int) -> None:
+    """Threads for the device's next graphs, as llama.cpp asks for them."""
+    address = register().address("ggml_backend_set_n_threads")
+    ffi.cast("void (*)(void *, int)", address)(backend, n_threads)
+
+
+def last_error() -> str:
+    """Why the device's last graph failed."""
+    return kit.device().control.last_error()
