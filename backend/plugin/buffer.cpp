@@ -287,6 +287,12 @@ static bool is_unusable_cache(const ggml_tensor * t) {
     return tb_op_check_shape(&op, nullptr) != TB_OK;
 }
 
+// A file's general.alignment may be less than the size of an element, and the NPU reads whole elements only.
+static bool is_misaligned(const ggml_tensor * t, uint64_t file_offset) {
+    const uint64_t alignment = ggml_blck_size(t->type) > 1 ? 2 : ggml_type_size(t->type);
+    return file_offset % alignment != 0;
+}
+
 // Called for every tensor of every graph as well, so the common case is a test and a return.
 ggml_status buffer::init(ggml_tensor * t) {
     if (t->view_src) return GGML_STATUS_SUCCESS;
@@ -297,6 +303,11 @@ ggml_status buffer::init(ggml_tensor * t) {
     }
     uint32_t type = TB_TYPE_COUNT;
     const uint64_t at = offset_of(t->data);
+    if (what == kind::mapped && is_misaligned(t, file.offset + at)) {
+        spoil(std::string("tensor '") + t->name + "' begins at byte " + std::to_string(file.offset + at) +
+              " of its file, inside an element: load the model without mmap");
+        return GGML_STATUS_FAILED;
+    }
     if (what == kind::tiled) {
         type = tb_tiled_column(type_of(t->type)); // of an adapter's floats: none, they stay as they are
     } else if (may_hold_tiles()) {

@@ -19,6 +19,7 @@ import tilebeam
 from tilebeam import NpuError, SamplingParams, TilebeamError, register
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext._library import native_file
+from tilebeam.gguf import gguf_write
 from tilebeam.native import llama
 from tilebeam.native.control import Control, control
 
@@ -117,6 +118,35 @@ def test_other_options_work_too(ordinary: Path, options: dict[str, Any]) -> None
         assert lm.n_ctx == 256
         result = lm.generate(PROMPT, SamplingParams(n=lm.n_seq_max, max_tokens=2))[0]
         assert {len(s.token_ids) for s in result.outputs} == {2}
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 16])
+def test_files_of_small_alignment(tmp_path: Path, alignment: int) -> None:
+    """llama.cpp asserts that mapped ranges begin on multiples of 32, and the NPU reads whole elements only."""
+    shape = {"n_embd": 96, "n_head": 3, "n_head_kv": 1, "head_dim": 32, "n_ff": 96, "n_vocab": 1001}
+    model = write_model(tmp_path / "model.gguf", preset("tiny", n_layer=1, types={"attn_k": "f32"}, **shape))
+    packed = tmp_path / "packed.gguf"
+    with gguf_tools.GGUFFile(model) as f:
+        tensors = [(t.name, t.type, t.ne) for t in f.tensors.values()]
+        kv = [entry.raw for entry in f.kv.values()] + [gguf_write.kv_u32("general.alignment", alignment)]
+        # so that the first tensor does not begin on a multiple of 32
+        kv.append(gguf_write.kv_text("general.description", ""))
+        short = len(gguf_write.header(f.version, kv, tensors, 1)[0])
+        kv[-1] = gguf_write.kv_text("general.description", "x" * ((max(4, alignment) - short) % 32))
+        head, offsets, _ = gguf_write.header(f.version, kv, tensors, alignment)
+        assert offsets[0] % 32
+        assert len({offset % 32 for offset in offsets}) > 1
+        with packed.open("wb") as out:
+            out.write(head)
+            for offset, t in zip(offsets, f.tensors.values(), strict=True):
+                out.seek(offset)
+                out.write(f.read(t.offset, t.nbytes))
+    for device in ("cpu", "npu"):
+        logits = []
+        for file in (model, packed):
+            with tilebeam.load(file, device, **SMALL) as lm:
+                logits.append(lm.logits([5, 6, 7]))
+        assert (logits[0] == logits[1]).all()
 
 
 def test_log_is_shown_only_when_asked_for(ordinary: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -591,6 +591,18 @@ def test_a_truncated_file_is_not_mapped(device: Device, mapped: Mapped) -> None:
     assert "truncated" in device.control.last_error()
 
 
+def test_a_mapped_tensor_must_not_begin_inside_an_element(device: Device, mapped: Mapped) -> None:
+    for kind, odd in ((F32, 2), (F16, 1), (Q4_0, 1)):
+        with Context() as cw, Context() as c:
+            buffer = cw.keep_buffer(mapped.buffer())
+            w = cw.tensor(kind, 32, 4)
+            assert kit.lib.ggml_backend_tensor_alloc(buffer, w, mapped.base + mapped.plain_at + odd) == FAILED
+            y = kit.lib.ggml_mul_mat(c.ctx, w, c.tensor(F32, 32, 2))
+            c.allocate(device.plain)
+            assert c.compute(y) == FAILED
+            assert "load the model without mmap" in device.control.last_error()
+
+
 def test_a_load_counts_its_own_buffers_only(device: Device, mapped: Mapped) -> None:
     """Whatever other threads load and break meanwhile, and whatever goes that was there before."""
 

@@ -37,6 +37,7 @@ KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 _loading = threading.Lock()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
+_MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
 _KV_BYTES = {0: 4.0, 1: 2.0, 8: 34 / 32}  # per element, by ggml type
 
 
@@ -48,6 +49,7 @@ class _File:
     architecture: str  # the real one
     on_npu: bool
     weights: Weights
+    aligned: bool  # may be mapped
     repacked: bool = False
     tensors: list[TiledTensor] = field(default_factory=list)
     adapters: list[Adapter] = field(default_factory=list)
@@ -259,7 +261,7 @@ def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple
             real = str(entry.value) if entry is not None else gguf.architecture
             with _once(path, state, "vocabulary", verify) as needed:
                 gguf_tools.check_model(gguf, real, vocabulary=needed)
-            file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real))
+            file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real), _aligned(gguf))
             file.adapters = read_adapters(lora, gguf, real)
             file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
             if gguf.architecture != gguf_tools.ARCHITECTURE:
@@ -300,6 +302,14 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return sys.maxsize
+
+
+def _aligned(gguf: Source) -> bool:
+    """Whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
+    from tilebeam.gguf import GGUFFile
+
+    parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
+    return all(part.alignment % _MAPPED_ALIGNMENT == 0 for part in parts)
 
 
 def _on_npu(gguf: Source) -> bool:
@@ -438,7 +448,7 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        params.load_mode = c.LLAMA_LOAD_MODE_MMAP
+        params.load_mode = c.LLAMA_LOAD_MODE_MMAP if self._file.aligned else c.LLAMA_LOAD_MODE_NONE
         if self._file.repacked:
             overrides = (c.llama_model_kv_override * 2)()
             overrides[0].tag = c.LLAMA_KV_OVERRIDE_TYPE_STR
