@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.judge import LLMJudge
+    from tilebeam.scoring.load_reward import load_reward_model
     from tilebeam.scoring.reward_formats import RewardFormat
     from tilebeam.scoring.reward_heads import Head, classifier_of, load_head
     from tilebeam.scoring.reward_model import HeadReward, RewardModel, StepScorer, TokenReward
@@ -70,6 +71,7 @@ _HOME = {
     "TokenReward": "scoring.reward_model",
     "HeadReward": "scoring.reward_model",
     "RewardFormat": "scoring.reward_formats",
+    "load_reward_model": "scoring.load_reward",
     "Head": "scoring.reward_heads",
     "load_head": "scoring.reward_heads",
     "classifier_of": "scoring.reward_heads",
@@ -133,6 +135,7 @@ __all__ = [
     "last_number",
     "load",
     "load_head",
+    "load_reward_model",
     "normalize_answer",
     "regex",
     "register",

@@ -166,7 +166,7 @@ def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, t
         (["beam", "--prm", "MODEL", *PRM, "-N", 6], ["multiple of beam_width (4), not 6"]),
         (["best-of-n", "--prm", "MODEL", *PRM, "--scorer", "judge"], ["not both"]),
         (["best-of-n", "--reward-tag", "?"], ["none is given", "--prm"]),
-        (["best-of-n", "--aggregate", "min"], ["--aggregate", "none is given"]),
+        (["best-of-n", "--aggregate", "min"], ["none is given", "--prm"]),
         (["best-of-n", "--extract", "text"], ["--scorer majority"]),
         (["best-of-n", "--judge-verdict", "number"], ["--scorer judge"]),
         (["best-of-n", "--step-stop", "."], ["--step-stop", "--prm"]),

@@ -18,12 +18,12 @@ import tilebeam
 from eval_kit import CHECKS, lines
 from numpy.typing import NDArray
 from tilebeam import CompletionOutput, TilebeamError
-from tilebeam.cli.reward_options import RewardOptions, open_scorer
 from tilebeam.evaluation import runner
 from tilebeam.evaluation.config import ModelFile, Setting, fingerprint, units
 from tilebeam.evaluation.log import timeless
 from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
 from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.scoring.load_reward import RewardSpec
 from tiny_kit import references
 from typer.testing import CliRunner
 
@@ -127,7 +127,7 @@ def opened(world: Path) -> tuple[Job, Task]:
         unit_items=3,
         threads=1,
     )
-    return Job(setting, RewardOptions()), task
+    return Job(setting), task
 
 
 def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
@@ -158,7 +158,7 @@ def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> Non
     options = TaskOptions(f"jsonl:{path}", shots_file=str(shots), template="{prompt}\n", shot_answer="{answer}\n")
     task = open_task(options)
     reasoner, prm = references.file_of(references.REASONERS[0], "q8_0"), references.file_of(references.PRM, "q8_0")
-    reward = RewardOptions(prm=prm, kind="token", tag=references.TAG, labels=f"{references.GOOD},{references.BAD}")
+    reward = RewardSpec(prm, kind="token", tag=references.TAG, labels=(references.GOOD, references.BAD))
     setting = Setting(
         models=(ModelFile("m", str(reasoner), fingerprint(reasoner)),),
         devices=("npu",),
@@ -180,7 +180,7 @@ def test_reward_models_rate_the_question_without_examples(tmp_path: Path) -> Non
     assert [i["id"] for i in beam["items"]] == ["0", "1", "2"]
     assert all(i["usage"]["scored_tokens"] > 0 for i in beam["items"] + record["items"])
     assert task.items[0].prompt == "1+2\n3\n12+7-2\n"
-    with open_scorer(reward, n_ctx=1024, device="npu", threads=1) as scorer:
+    with reward.load(n_ctx=1024, device="npu", threads=1) as scorer:
         apart = 0.0
         for item, got in zip(task.items, record["items"], strict=True):
             texts = [CompletionOutput(0, s["text"], [1], "stop", 0) for s in got["samples"]]

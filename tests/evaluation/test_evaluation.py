@@ -22,7 +22,6 @@ from tilebeam import (
     SelfConsistency,
     TilebeamError,
 )
-from tilebeam.cli.reward_options import RewardOptions
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
 from tilebeam.evaluation.config import ModelFile, Setting, differences, fingerprint, item_seed
@@ -48,7 +47,7 @@ def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
         "scorers": ("logprob", "verifier"),
         "unit_items": 4,
     }
-    return Job(Setting(**(values | changes)), RewardOptions()), task
+    return Job(Setting(**(values | changes))), task
 
 
 def evaluated(job: Job, task: Task, out: Path, **options: Any) -> Report:

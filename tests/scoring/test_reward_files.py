@@ -1,5 +1,5 @@
-"""What reward models are made of on disk: heads in three formats, published models taken apart, and the options of the
-command line that name them; bad ones are refused before a model is loaded."""
+"""What reward models are made of on disk: heads in three formats, published models taken apart, what a model's
+files tell of it; bad ones are refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import json
 import re
 import struct
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli.main import app
-from tilebeam.cli.reward_options import RewardOptions, open_scorer
 from tilebeam.scoring.hf_reward_model import extract_head, write_body
+from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, preset_of
 from tilebeam.scoring.reward_heads import Head, make_head, save_head
 from typer.testing import CliRunner
@@ -417,77 +420,110 @@ NPU: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "device": "npu", "threads":
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "tag"),
+    ("file", "known", "kind", "tag"),
     [
-        ({"prm": "told.gguf"}, TokenReward, "?"),
-        ({"prm": "told.tb.gguf"}, TokenReward, "?"),
-        ({"prm": "told.gguf", "tag": "!\\n", "labels": "3,4"}, TokenReward, "!\n"),
-        ({"prm": "plain.gguf", "tag": "?", "labels": "1,2"}, TokenReward, "?"),
-        ({"prm": "value.gguf"}, HeadReward, ""),
-        ({"prm": "two.gguf", "tag": "?"}, HeadReward, "?"),
-        ({"prm": "plain.gguf", "head": "two.head.gguf", "kind": "two-label"}, HeadReward, ""),
-        ({"prm": "named.gguf"}, HeadReward, "\n"),
-        ({"prm": "Qwen2.5-Math-PRM-7B.Q8_0.gguf"}, HeadReward, "<extra_0>"),
-        ({"prm": "cls.gguf"}, HeadReward, ""),
-        ({"orm": "cls.gguf"}, HeadReward, ""),
-        ({"orm": "value.gguf", "preset": "chatml-outcome"}, HeadReward, "<|im_end|>\n"),
-        ({"orm": "plain.gguf", "preset": "rlhflow-orm", "labels": "1,2"}, TokenReward, None),
+        ("told.gguf", {}, TokenReward, "?"),
+        ("told.tb.gguf", {}, TokenReward, "?"),
+        ("told.gguf", {"tag": "!\n", "labels": ("3", "4")}, TokenReward, "!\n"),
+        ("plain.gguf", {"tag": "?", "labels": ("1", "2")}, TokenReward, "?"),
+        ("value.gguf", {}, HeadReward, ""),
+        ("two.gguf", {"tag": "?"}, HeadReward, "?"),
+        ("plain.gguf", {"head": "two.head.gguf", "kind": "two-label"}, HeadReward, ""),
+        ("named.gguf", {}, HeadReward, "\n"),
+        ("Qwen2.5-Math-PRM-7B.Q8_0.gguf", {}, HeadReward, "<extra_0>"),
+        ("cls.gguf", {}, HeadReward, ""),
+        ("cls.gguf", {"outcome": True}, HeadReward, ""),
+        ("value.gguf", {"outcome": True, "preset": "chatml-outcome"}, HeadReward, "<|im_end|>\n"),
+        ("plain.gguf", {"outcome": True, "preset": "rlhflow-orm", "labels": ("1", "2")}, TokenReward, None),
     ],
 )
-def test_what_the_options_leave_open_is_found(models: Path, options: dict[str, str], kind: type, tag: str) -> None:
-    paths = {k: models / v if k in ("prm", "orm", "head") else v for k, v in options.items()}
-    with open_scorer(RewardOptions(**paths), **NPU) as scorer:  # type: ignore[arg-type]
+def test_what_is_not_said_is_found(models: Path, file: str, known: dict[str, Any], kind: type, tag: str) -> None:
+    arguments = known | ({"head": models / known["head"]} if "head" in known else {})
+    with tilebeam.load_reward_model(models / file, **arguments, **NPU) as scorer:
         assert type(scorer) is kind
         assert tag is None or scorer.format.tag == tag
-        assert scorer.outcome == ("orm" in options)
+        assert scorer.outcome == known.get("outcome", False)
+        assert ("outcome" if scorer.outcome else "process") in scorer.about
         [first, last] = scorer.score_steps(["the question"], STEPS)[0]
         assert first != last
-        if "cls.gguf" in options.values():
+        if file == "cls.gguf":
             assert same(scorer.head, classifier_of(models / "cls.gguf"))  # type: ignore[attr-defined]
+    with pytest.raises(TilebeamError, match="closed"):  # the block closed the model
+        scorer.lm.generate("a")
 
 
 def test_an_outcome_from_a_process_model_is_its_last_verdict(models: Path) -> None:
-    with open_scorer(RewardOptions(orm=models / "named.gguf", aggregate="min"), **NPU) as scorer:
+    with tilebeam.load_reward_model(models / "named.gguf", outcome=True, aggregate="min", **NPU) as scorer:
         assert (scorer.outcome, scorer.aggregate) == (False, "last")
-    with open_scorer(RewardOptions(prm=models / "named.gguf", aggregate="min"), **NPU) as scorer:
+    with tilebeam.load_reward_model(models / "named.gguf", aggregate="min", **NPU) as scorer:
         assert scorer.aggregate == "min"
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("none.gguf", {}, "does not exist"),
+    ("small.npz", {}, "cannot be loaded as a reward model"),
+    ("plain.gguf", {}, "does not say what kind"),
+    ("plain.gguf", {"preset": "mine"}, "no reward preset 'mine'"),
+    ("plain.gguf", {"kind": "magic"}, "no kind of reward model 'magic'"),
+    ("plain.gguf", {"kind": "token"}, "needs a tag"),
+    ("plain.gguf", {"tag": "?", "labels": ("1",)}, "two labels"),
+    ("plain.gguf", {"kind": "value-head"}, r"needs its head's weights.*plain\.head\.gguf"),
+    ("plain.gguf", {"kind": "classifier"}, "holds no classifier"),
+    ("plain.gguf", {"head": "plain.gguf", "kind": "value-head"}, "not a reward head"),
+    ("two.gguf", {"kind": "value-head"}, "two-label"),
+    ("value.gguf", {"kind": "two-label"}, "softmax over 1"),
+    ("value.gguf", {"preset": "chatml-outcome"}, "with outcome=True"),
+]
+ONLY_WHEN_LOADED: list[tuple[str, dict[str, Any], str]] = [
+    ("plain.gguf", {"tag": "?", "labels": ("no such token", "2")}, "it must be one"),
+    ("plain.gguf", {"head": "small.npz"}, "belongs to another model"),
+    ("value.gguf", {"aggregate": "median"}, "aggregate must be one of"),
+]
+
+
+@pytest.mark.parametrize(("file", "known", "says"), WRONG + ONLY_WHEN_LOADED)
+def test_what_does_not_fit_is_refused(models: Path, file: str, known: dict[str, Any], says: str) -> None:
+    arguments = known | ({"head": models / known["head"]} if "head" in known else {})
+    with pytest.raises(TilebeamError, match=says):
+        tilebeam.load_reward_model(models / file, **arguments, **NPU)
+
+
+@pytest.mark.parametrize(("file", "known", "says"), WRONG)
+def test_files_and_arguments_are_checked_without_loading(
+    models: Path, file: str, known: dict[str, Any], says: str
+) -> None:
+    arguments = known | ({"head": models / known["head"]} if "head" in known else {})
+    with pytest.raises(TilebeamError, match=says):
+        RewardSpec(models / file, **arguments).check()
+    RewardSpec(models / "value.gguf").check()
+
+
+def test_reward_models_need_no_command_line() -> None:
+    code = (
+        "import sys, tilebeam; tilebeam.load_reward_model; "
+        "sys.exit(any(m == 'typer' or m.startswith('tilebeam.cli') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "either with --prm or with --orm"),
-        ({"prm": "told.gguf", "orm": "cls.gguf"}, "either with --prm or with --orm"),
-        ({"prm": "none.gguf"}, "does not exist"),
-        ({"prm": "small.npz"}, "cannot be loaded as a reward model"),
-        ({"prm": "plain.gguf"}, "does not say what kind"),
-        ({"prm": "plain.gguf", "preset": "mine"}, "no reward preset 'mine'"),
-        ({"prm": "plain.gguf", "kind": "magic"}, "no kind of reward model 'magic'"),
-        ({"prm": "plain.gguf", "kind": "token"}, "needs a tag"),
-        ({"prm": "plain.gguf", "tag": "?", "labels": "1"}, "two labels"),
-        ({"prm": "plain.gguf", "tag": "?", "labels": "no such token,2"}, "it must be one"),
-        ({"prm": "plain.gguf", "kind": "value-head"}, r"needs its head's weights.*plain\.head\.gguf"),
-        ({"prm": "plain.gguf", "kind": "classifier"}, "holds no classifier"),
-        ({"prm": "plain.gguf", "head": "small.npz"}, "belongs to another model"),
-        ({"prm": "plain.gguf", "head": "plain.gguf", "kind": "value-head"}, "not a reward head"),
-        ({"prm": "two.gguf", "kind": "value-head"}, "two-label"),
-        ({"prm": "value.gguf", "kind": "two-label"}, "softmax over 1"),
-        ({"prm": "value.gguf", "preset": "chatml-outcome"}, "with --orm"),
+        ([], "either with --prm or with --orm"),
+        (["--prm=told.gguf", "--orm=cls.gguf"], "either with --prm or with --orm"),
+        (["--reward-tag=?"], "none is given"),
+        (["--aggregate=min"], "none is given"),
+        (["--prm=plain.gguf", "--reward-tag=?", "--reward-labels=1"], "two labels"),
+        (["--prm=plain.gguf"], "does not say what kind"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, str], says: str) -> None:
-    paths = {k: models / v if k in ("prm", "orm", "head") else v for k, v in options.items()}
-    with pytest.raises(TilebeamError, match=says), open_scorer(RewardOptions(**paths), **NPU):  # type: ignore[arg-type]
-        pass
-
-
-def test_options_are_checked_without_loading(models: Path) -> None:
-    RewardOptions().check()
-    RewardOptions(prm=models / "value.gguf").check()
-    with pytest.raises(TilebeamError, match="none is given"):
-        RewardOptions(tag="?").check()
-    with pytest.raises(TilebeamError, match="does not say what kind"):
-        RewardOptions(prm=models / "plain.gguf").check()
+def test_the_command_refuses_options_that_do_not_fit(
+    models: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.chdir(models)
+    done = CliRunner().invoke(app, ["score", "-f", "none.jsonl", *options])
+    assert done.exit_code == 1
+    assert says in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -527,7 +563,7 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    with open_scorer(RewardOptions(prm=models / "two.gguf"), **NPU) as scorer:
+    with tilebeam.load_reward_model(models / "two.gguf", **NPU) as scorer:
         for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
             rated = scorer.rate_text("the question", text)
             assert (line["id"], line["steps"]) == (i, rated.steps)
@@ -551,17 +587,19 @@ def test_the_score_command_rates_the_texts_of_a_file(models: Path, tmp_path: Pat
     assert CliRunner().invoke(app, command).exit_code == 0
 
 
-def test_the_manuals_example_runs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manuals_examples_run(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manual = Path(__file__).parents[2] / "docs" / "reward-models.md"
-    (example,) = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
+    loaded, by_hand = re.findall(r"```python\n(.*?)```", manual.read_text(encoding="utf-8"), flags=re.DOTALL)
     for name, source in {"model.gguf": "plain", "prm.gguf": "plain", "prm.head.gguf": "value.head"}.items():
         (tmp_path / name).symlink_to(models / f"{source}.gguf")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(example, names)
+    exec(loaded, names)
     assert 0 < names["best"].usage.scored_tokens <= names["best"].usage.full_scoring_tokens
-    for name in ("prm", "lm"):
-        names[name].close()
+    names["lm"].close()
+    exec(by_hand, names)
+    assert names["prm"].score_steps(["what"], [["is it\n"]])
+    names["prm"].close()
 
 
 def test_the_manual_names_every_preset_and_option() -> None:

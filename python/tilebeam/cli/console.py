@@ -22,6 +22,7 @@ from tilebeam.errors import TilebeamError
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import Progress as Generation
+    from tilebeam.scoring.reward_model import RewardModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,3 +130,8 @@ def about(lm: LM) -> str:
     where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
     form = " (repacked)" if info.repacked else ""
     return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"
+
+
+def about_reward(scorer: RewardModel) -> str:
+    """One line about a loaded reward model."""
+    return f"{about(scorer.lm)}; {scorer.about}"

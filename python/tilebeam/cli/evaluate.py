@@ -15,14 +15,14 @@ import typer
 from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.options import grouped
-from tilebeam.cli.reward_options import RewardModelOptions, RewardOptions
+from tilebeam.cli.reward_options import RewardModelOptions
 from tilebeam.errors import TilebeamError
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
-    from tilebeam.evaluation.report import Report
     from tilebeam.evaluation.runner import Executor
+    from tilebeam.scoring.load_reward import RewardSpec
 
 _TASK = "Task"
 _DRAWING = "Sampling"
@@ -258,6 +258,8 @@ def evaluate(
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )
     job = Job(setting, reward, unescaped(step_stop))
+    from tilebeam.cli.evaluate_view import Bars, show
+
     try:
         report = runner.evaluate(
             job,
@@ -265,6 +267,7 @@ def evaluate(
             task=opened,
             executor=_executor(executor, ray_address, workers),
             latency_items=latency_items,
+            watcher=Bars(),
         )
     except KeyboardInterrupt:
         console.err().print(f"Interrupted. What is finished is in {out}; the same command goes on from there.")
@@ -272,7 +275,7 @@ def evaluate(
     if json_:
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        _show(report, out)
+        show(report, out)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -323,28 +326,22 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
         raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.") from None
 
 
-def _scorers(text: str | None, reward: RewardOptions) -> tuple[str, ...]:
-    model = "prm" if reward.prm else "orm" if reward.orm else None
+def _scorers(text: str | None, reward: RewardSpec | None) -> tuple[str, ...]:
+    from tilebeam.evaluation.scorers import reward_name
+
+    model = reward_name(reward)
     if text is not None:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return ("logprob", *([model] if model else []))
 
 
-def _reward(options: RewardOptions, step_stop: str) -> dict[str, Any]:
+def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
     """The reward model for the setting: its files by their content."""
     from tilebeam.evaluation.config import fingerprint
 
-    if not options.given:
-        return {"step_stop": step_stop}
-    found: dict[str, Any] = {}
-    for key, value in asdict(options).items():
-        if isinstance(value, Path):
-            if not value.is_file():
-                raise TilebeamError(f"--{key}: there is no file {value}.")
-            found[key] = fingerprint(value)
-        else:
-            found[key] = value
-    return found | {"step_stop": step_stop}
+    found = {} if spec is None else asdict(spec)
+    files = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}
+    return found | files | {"step_stop": step_stop}
 
 
 def _executor(name: ExecutorName, address: str, workers: int | None) -> Executor | None:
@@ -353,21 +350,3 @@ def _executor(name: ExecutorName, address: str, workers: int | None) -> Executor
     from tilebeam.evaluation.ray_executor import RayExecutor
 
     return RayExecutor(address, workers)
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _show(report: Report, out: Path) -> None:
-    """Tables on a terminal; Markdown as it is into a pipe."""
-    from rich.markdown import Markdown
-
-    from tilebeam.evaluation.report import markdown
-
-    screen = console.out()
-    text = "\n".join(markdown(report))
-    if screen.is_terminal:
-        screen.print(Markdown(text))
-    else:
-        print(text)
-    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

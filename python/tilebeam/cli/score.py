@@ -40,11 +40,13 @@ def score(
     """
     from tilebeam.outputs import Usage
 
-    options = reward_model.read()
+    spec = reward_model.read()
+    if spec is None:
+        raise TilebeamError("Texts are rated by a reward model: give one, either with --prm or with --orm.")
     items = _texts(file)
     how: dict[str, Any] = {"device": device.value, "threads": threads, "executor": executor.value if executor else None}
     with (
-        open_scorer(options, step_stop=unescaped(step_stop), n_ctx=ctx_size, **how) as scorer,
+        open_scorer(spec, step_stop=unescaped(step_stop), n_ctx=ctx_size, **how) as scorer,
         scorer.session(),
     ):
         spent = Usage()

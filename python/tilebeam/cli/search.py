@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli import reward_options as reward_cli
 from tilebeam.cli.options import (
     Budget,
     Chat,
@@ -26,6 +25,7 @@ from tilebeam.cli.options import (
     grouped,
 )
 from tilebeam.cli.prompts import one_prompt, prompts, wrap
+from tilebeam.cli.reward_options import RewardModelOptions, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.text_files import read_text, unescaped
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import CompletionOutput
     from tilebeam.sampling_params import SamplingParams
+    from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
 
 _JUDGE = "Judge"
@@ -219,7 +220,7 @@ def best_of_n(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     judge: JudgeOptions,
     n_samples: Budget = 16,
     scorer: ScorerOption = None,
@@ -240,13 +241,13 @@ def best_of_n(
     rates = reward.read()
     judge.check(scorer is ScorerName.judge)
     _check_step_stop(rates, step_stop)
-    if rates.given and scorer is not None:
+    if rates is not None and scorer is not None:
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if extract is not None and scorer is not ScorerName.majority:
         raise TilebeamError("--extract matters only for --scorer majority.")
     find = _extractor(extract or "last-number")
     with _opened("best-of-n", model, what, drawing, n_samples, json_) as search:
-        if rates.given:
+        if rates is not None:
             chosen = search.reward(rates, unescaped(step_stop))
         elif scorer is ScorerName.judge:
             chosen = search.judge(judge)
@@ -262,7 +263,7 @@ def vote(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     judge: JudgeOptions,
     n_samples: Budget = 16,
     extract: Extract = "last-number",
@@ -284,8 +285,8 @@ def vote(
     Weighted votes: tilebeam vote -m model.gguf -f quiz.jsonl --extract choice --prm prm.gguf
     """
     rates = reward.read()
-    weights = weighting or (WeightingName.reward if rates.given else WeightingName.plain)
-    if rates.given != (weights is WeightingName.reward):
+    weights = weighting or (WeightingName.reward if rates is not None else WeightingName.plain)
+    if (rates is not None) != (weights is WeightingName.reward):
         raise TilebeamError("--weighting reward needs a reward model (--prm or --orm), and only it takes one.")
     judge.check(weights is WeightingName.judge)
     _check_step_stop(rates, step_stop)
@@ -293,7 +294,7 @@ def vote(
     options: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights.value}
     with _opened("self-consistency", model, what, drawing, n_samples, json_) as search:
         if rated:
-            options["scorer"] = search.reward(rates, unescaped(step_stop)) if rates.given else search.judge(judge)
+            options["scorer"] = search.reward(rates, unescaped(step_stop)) if rates is not None else search.judge(judge)
         search.run(options)
 
 
@@ -302,7 +303,7 @@ def _by_steps(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     steps: StepOptions,
     n_samples: int,
     json_: bool,
@@ -311,17 +312,17 @@ def _by_steps(
     from tilebeam.search.beam import width_for
 
     rates = reward.read()
-    if rates.orm is not None or (rates.prm is None and name != "adaptive"):
+    if rates.outcome if rates is not None else name != "adaptive":
         raise TilebeamError(f"{name} needs a process reward model, which rates steps: --prm FILE.")
     if "beam_width" in options:
         width_for(options["beam_width"], n_samples)
     step_stop = unescaped(steps.step_stop)
-    if rates.given:
+    if rates is not None:
         options |= {"max_steps": steps.max_steps, "step_stop": step_stop, "max_step_tokens": steps.max_step_tokens}
     elif options.get("give_up") is not None or steps != StepOptions():
         raise TilebeamError("--give-up and what a step is matter only with a process reward model: --prm FILE.")
     with _opened(name, model, what, drawing, n_samples, json_) as search:
-        if rates.given:
+        if rates is not None:
             options["scorer"] = search.reward(rates, step_stop)
         search.run(options)
 
@@ -331,7 +332,7 @@ def beam(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     beam_width: Width = 4,
@@ -352,7 +353,7 @@ def dvts(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     beam_width: Width = 4,
@@ -373,7 +374,7 @@ def adaptive(
     model: ModelOptions,
     what: PromptOptions,
     drawing: SamplingOptions,
-    reward: reward_cli.RewardModelOptions,
+    reward: RewardModelOptions,
     steps: StepOptions,
     n_samples: Budget = 16,
     extract: Extract = "last-number",
@@ -425,11 +426,11 @@ class _Search:
     as_json: bool
     stack: ExitStack
 
-    def reward(self, options: reward_cli.RewardOptions, step_stop: str) -> Scorer:
+    def reward(self, spec: RewardSpec, step_stop: str) -> Scorer:
         """The reward model, loaded."""
         return self.stack.enter_context(
-            reward_cli.open_scorer(
-                options,
+            open_scorer(
+                spec,
                 step_stop=step_stop,
                 question=lambda prompt: self.asked.get(prompt, prompt),
                 n_ctx=self.model.ctx_size,
@@ -489,8 +490,8 @@ def _opened(
         yield _Search(name, lm, model, wrapped, asked, what.chat, params, budget, as_json, stack)
 
 
-def _check_step_stop(rates: reward_cli.RewardOptions, step_stop: str) -> None:
-    if not rates.given and step_stop != "\\n":
+def _check_step_stop(rates: RewardSpec | None, step_stop: str) -> None:
+    if rates is None and step_stop != "\\n":
         raise TilebeamError("--step-stop matters only with a reward model: --prm or --orm.")
 
 

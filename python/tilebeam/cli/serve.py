@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ from tilebeam.cli.options import (
 from tilebeam.cli.reward_options import RewardModelOptions
 from tilebeam.errors import TilebeamError
 from tilebeam.text_files import read_text
+
+if TYPE_CHECKING:
+    from tilebeam.server.model_host import Loaded
 
 _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
@@ -149,7 +152,7 @@ def serve(
     from tilebeam.server.security import is_loopback
     from tilebeam.server.settings import Settings
 
-    rewards = reward_model.read()
+    spec = reward_model.read()
     check_npu_options(device, executor, devices, memory_limit)
     if chat_template is not None:
         apply_chat_template(chat_template, [("user", "text")], add_assistant=True)  # refused now, not in every answer
@@ -184,9 +187,17 @@ def serve(
         "memory_limit": memory_limit.split(",") if memory_limit else None,
     }
     make = run.loader(
-        str(model), load, rewards, step_stop.replace("\\n", "\n"), searches.questions, cache_prompt=cache_prompt
+        str(model), load, spec, step_stop.replace("\\n", "\n"), searches.questions, cache_prompt=cache_prompt
     )
-    run.serve(make, settings, searches, verbose=verbose)
+    run.serve(make, settings, searches, ready=_say_ready, verbose=verbose)
+
+
+def _say_ready(loaded: Loaded, url: str) -> None:
+    err = console.err()
+    err.print(console.about(loaded.lm), style="dim", highlight=False)
+    if loaded.scorer is not None:
+        err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
+    err.print(f"listening on {url}", highlight=False)
 
 
 def _keys(given: list[str] | None, file: Path | None) -> list[str]:

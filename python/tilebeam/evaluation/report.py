@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from tilebeam.evaluation.config import Setting
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
 from tilebeam.evaluation.tasks import Task
-from tilebeam.gguf.whole_file import whole_file
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",
@@ -53,24 +51,6 @@ class Report:
     def front(self) -> list[Point]:
         """The Pareto front, by rising cost."""
         return sorted((p for p in self.points if p.on_front), key=lambda p: p.seconds)
-
-
-def write(report: Report, out: Path) -> None:
-    """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
-    from tilebeam.evaluation import plots
-
-    try:
-        drawn = plots.draw(report, out)
-    except ImportError:
-        drawn = []
-        report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")
-    texts = {
-        "report.json": json.dumps(report.as_dict(), indent=1),
-        "report.md": "\n".join(markdown(report, drawn)),
-    }
-    for name, text in texts.items():
-        with whole_file(out / name) as partial:
-            partial.write_text(text + "\n", encoding="utf-8")
 
 
 def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,12 @@ from pathlib import Path
 from typing import Protocol
 
 from tilebeam import gguf as gguf_tools
-from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import results
+from tilebeam.evaluation import plots, results
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Setting, Unit, units
 from tilebeam.evaluation.log import Log, Record, timeless
-from tilebeam.evaluation.report import Report, write
+from tilebeam.evaluation.report import Report, markdown
 from tilebeam.evaluation.results import PASS
 from tilebeam.evaluation.tasks import Task, open_task
 from tilebeam.evaluation.worker import Job, Timed, Workbench
@@ -32,8 +32,6 @@ from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.loader import available_memory
 from tilebeam.outputs import Progress
 from tilebeam.search import registry as methods
-
-_SILENT_SECONDS = 60.0  # where nobody watches a bar, a line so often
 
 # Seconds before a timed run: the workers of the model that ran before, and of its reward model, spin for a while.
 _PAUSE = 0.02
@@ -47,62 +45,44 @@ class Executor(Protocol):
         ...
 
 
-class Told:
-    """Hears how the work goes, and shows it: a bar with rate and time left, or a line a minute.
-
-    Args:
-        total: items of all units; done: of finished ones.
-    """
-
-    def __init__(self, total: int, done: int) -> None:
-        self._bar = console.bar("evaluate")
-        self._total, self._done, self._before = total, done, done
-        self._note = ""
-        self._began = self._said = time.monotonic()
-        self._task = self._bar.add_task("", total=total, completed=done, note="")
-
-    def batch(self, state: Progress) -> None:
-        """After every batch of a unit."""
-        speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
-        self._note = f"{state.running} running, {speed:.0f} t/s"
-        self._show()
-
-    def finished(self, unit: Unit) -> None:
-        """After every unit."""
-        self._done += unit.last - unit.first
-        self._show()
-        now = time.monotonic()
-        if self._bar.disable and now - self._said >= _SILENT_SECONDS:
-            self._said = now
-            console.err().print(f"evaluate {self._done}/{self._total} items, {self._pace()}", style="dim")
-
-    def _pace(self) -> str:
-        seconds = time.monotonic() - self._began
-        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
-        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 else ""
-        return f"{rate * 60:.0f} items/min{left}"
-
-    def _show(self) -> None:
-        self._bar.update(self._task, completed=self._done, note=f"{self._pace()}, {self._note}".rstrip(", "))
+class Watcher:
+    """Hears how an evaluation goes. This one ignores it; the command line shows a bar."""
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """While this lasts, the bar is on the screen."""
-        with self._bar:
-            yield
+    def phase(self, name: str, total: int, done: int) -> Iterator[None]:  # noqa: ARG002
+        """While this lasts, something is done piece by piece.
+
+        Args:
+            name: "evaluate", whose pieces are items, or "time", whose pieces are runs of the timed pass.
+            total: pieces; done: of them before this began.
+        """
+        yield
+
+    def batch(self, state: Progress) -> None:
+        """After every batch."""
+
+    def finished(self, pieces: int, note: str = "") -> None:
+        """So many more pieces of the phase are done.
+
+        Args:
+            note: what was the last of them.
+        """
+
+    def note(self, text: str) -> None:
+        """One line worth knowing."""
 
 
 def check(job: Job) -> None:
     """Raise `TilebeamError` for what cannot work, before anything runs."""
     setting = job.setting
-    reward = "prm" if job.reward.prm is not None else "orm" if job.reward.orm is not None else None
-    job.reward.check()
+    reward = scoring.reward_name(job.reward)
+    if job.reward is not None:
+        job.reward.check()
     for name in setting.scorers:
         scoring.check_scorer(name, reward)
     if "cpu" in setting.devices:
-        for path in (*(m.path for m in setting.models), job.reward.prm, job.reward.orm):
-            if path is not None:
-                _check_ordinary(str(path))
+        for path in (*(m.path for m in setting.models), *([job.reward.path] if job.reward else [])):
+            _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:
         if method.sampled:
@@ -123,7 +103,7 @@ def check(job: Job) -> None:
                 )
 
 
-def _check_ordinary(path: str) -> None:
+def _check_ordinary(path: str | os.PathLike[str]) -> None:
     try:
         repacked = gguf_tools.is_repacked(path)
     except gguf_tools.GGUFError as error:
@@ -139,6 +119,7 @@ def evaluate(
     task: Task | None = None,
     executor: Executor | None = None,
     latency_items: int = 0,
+    watcher: Watcher | None = None,
     workbench: Callable[[Job, Task, int], Workbench] | None = None,
 ) -> Report:
     """Run an evaluation, or what is left of it.
@@ -149,6 +130,7 @@ def evaluate(
         task: made from the job's options if not given.
         executor: where units are done; None: here.
         latency_items: prompts of the timed pass, 0 for none.
+        watcher: hears how it goes.
         workbench: makes the workbench from job, task and models to keep open (tests put scripted models there).
 
     Raises:
@@ -158,15 +140,15 @@ def evaluate(
     setting = job.setting
     check(job)
     task = task or open_task(setting.task)
-    make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep))
+    watcher = watcher or Watcher()
+    make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep, notify=watcher.note))
     everything = list(units(setting, len(task.items)))
     with Log(out / "log.jsonl", setting) as log:
         todo = [unit for unit in everything if unit.key not in log.records]
         if todo:
-            done = sum(u.last - u.first for u in everything) - sum(u.last - u.first for u in todo)
-            told = Told(sum(u.last - u.first for u in everything), done)
-            with told.shown():
-                _work(job, task, todo, executor, make, log, told)
+            total, left = (sum(u.last - u.first for u in some) for some in (everything, todo))
+            with watcher.phase("evaluate", total, total - left):
+                _work(job, task, todo, executor, make, log, watcher)
         records = {unit.key: log.records[unit.key] for unit in everything}
     _write_results(out / "results.jsonl", everything, records)
     rows, notes = results.accuracy(setting, everything, records)
@@ -174,7 +156,7 @@ def evaluate(
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
         configurations = [c for c in timed_configurations(setting) if c.series in known]
-        timed = _latency_pass(job, task, out, configurations, min(latency_items, len(task.items)), make)
+        timed = _latency_pass(job, task, out, configurations, min(latency_items, len(task.items)), make, watcher)
     report = Report(
         setting,
         task,
@@ -184,7 +166,7 @@ def evaluate(
         results.points(rows, measured),
         notes,
     )
-    write(report, out)
+    write_report(report, out)
     return report
 
 
@@ -195,17 +177,17 @@ def _work(
     executor: Executor | None,
     make: Callable[[Job, Task, int], Workbench],
     log: Log,
-    told: Told,
+    watcher: Watcher,
 ) -> None:
     if executor is not None:
         for unit, record in executor.run(job, todo):
             log.add(record)
-            told.finished(unit)
+            watcher.finished(unit.last - unit.first)
         return
     with make(job, task, 1) as bench:
         for unit in todo:
-            log.add(bench.run(unit, told.batch))
-            told.finished(unit)
+            log.add(bench.run(unit, watcher.batch))
+            watcher.finished(unit.last - unit.first)
 
 
 def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Record]) -> None:
@@ -220,6 +202,22 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
                     "seed": unit.seed,
                 } | timeless(item)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def write_report(report: Report, out: Path) -> None:
+    """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
+    try:
+        drawn = plots.draw(report, out)
+    except ImportError:
+        drawn = []
+        report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")
+    texts = {
+        "report.json": json.dumps(report.as_dict(), indent=1),
+        "report.md": "\n".join(markdown(report, drawn)),
+    }
+    for name, text in texts.items():
+        with whole_file(out / name) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
 
 
 # --- the timed pass ---------------------------------------------------------------------------------------------------
@@ -242,6 +240,7 @@ def _latency_pass(
     configurations: list[Timed],
     n_items: int,
     make: Callable[[Job, Task, int], Workbench],
+    watcher: Watcher,
 ) -> list[Record]:
     """Time every configuration on the first items, one prompt at a time.
 
@@ -256,7 +255,7 @@ def _latency_pass(
             pairs = [(m.name, d) for m in setting.models for d in setting.devices]
             sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(setting.devices)
             together = sizes * 1.5 < available_memory() / 2
-            _time_items(job, task, make, pairs, configurations, todo, together, log)
+            _time_items(job, task, make, pairs, configurations, todo, together, log, watcher)
         return list(log.records.values())
 
 
@@ -269,11 +268,12 @@ def _time_items(
     todo: list[int],
     together: bool,
     log: Log,
+    watcher: Watcher,
 ) -> None:
     runs: dict[int, list[Record]] = {i: [] for i in todo}
     groups = [pairs] if together else [[pair] for pair in pairs]
-    with make(job, task, len(pairs) if together else 1) as bench, console.bar("time") as bar:
-        shown = bar.add_task("", total=len(todo) * len(pairs) * len(configurations), note="")
+    runs_in_all = len(todo) * len(pairs) * len(configurations)
+    with make(job, task, len(pairs) if together else 1) as bench, watcher.phase("time", runs_in_all, 0):
         for group in groups:
             for (model, device), first in itertools.product(
                 group, {c.series: c for c in reversed(configurations)}.values()
@@ -286,7 +286,7 @@ def _time_items(
                     time.sleep(_PAUSE)
                     run = bench.latency(model, device, c, task.items[i])
                     runs[i].append({"model": model, "device": device, "series": c.series, "budget": c.budget} | run)
-                    bar.update(shown, advance=1, note=f"{model} {c.series}@{c.budget}")
+                    watcher.finished(1, f"{model} {c.series}@{c.budget}")
                 if group is groups[-1]:
                     log.add({"unit": f"latency {i}", "item": task.items[i].id, "runs": _sorted(runs[i])})
 

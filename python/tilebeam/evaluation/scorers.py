@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, named_scorer
 
@@ -39,6 +40,11 @@ class FunctionScorer(StepScorer):
             [float(self._function(prompt, "".join(steps[: i + 1]))) for i in range(len(steps))]
             for prompt, steps in zip(prompts, solutions, strict=True)
         ]
+
+
+def reward_name(reward: RewardSpec | None) -> str | None:
+    """What a reward model is called among the scorers: "prm" or "orm"."""
+    return None if reward is None else "orm" if reward.outcome else "prm"
 
 
 def check_scorer(name: str, reward: str | None) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.answers.extract import merged
-from tilebeam.cli.reward_options import RewardOptions, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import Item, Task, open_task
+from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
@@ -36,12 +37,12 @@ class Job:
 
     Attributes:
         setting: of the evaluation.
-        reward: the reward model's options; its files are named in the setting by their content.
+        reward: the reward model, None for none; its files are named in the setting by their content.
         step_stop: what ends a step for scorers.
     """
 
     setting: Setting
-    reward: RewardOptions
+    reward: RewardSpec | None = None
     step_stop: str = "\n"
 
 
@@ -64,12 +65,15 @@ class Workbench:
         job: what to do.
         task: made from the job's options if not given.
         keep: models of the setting that stay open.
+        notify: told, in one line, which reward model was loaded.
 
     Raises:
         TilebeamError: the task here is not the setting's.
     """
 
-    def __init__(self, job: Job, task: Task | None = None, *, keep: int = 1) -> None:
+    def __init__(
+        self, job: Job, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.setting = job.setting
         self.task = task or open_task(job.setting.task)
         if self.task.digest != self.setting.task_digest:
@@ -79,11 +83,12 @@ class Workbench:
             )
         self._job = job
         self._keep = keep
+        self.notify = notify
         self._models = {m.name: m for m in self.setting.models}
         self._methods = {m.spec: m for m in self.setting.parsed_methods()}
         self._open: dict[tuple[str, str], ExitStack] = {}
         self._lms: dict[tuple[str, str], LM] = {}
-        self._rewards: dict[str, tuple[ExitStack, RewardModel]] = {}
+        self._rewards: dict[str, RewardModel] = {}  # by device
         self._items: dict[str, Item] = {}  # by prompt, for scorers
 
     # --- units ------------------------------------------------------------------------------------------------------
@@ -217,26 +222,19 @@ class Workbench:
 
     def _reward(self, device: str) -> RewardModel:
         if device not in self._rewards:
-            stack = ExitStack()
-            scorer = stack.enter_context(
-                open_scorer(
-                    self._job.reward,
-                    step_stop=self._job.step_stop,
-                    question=lambda prompt: self._question(device, prompt),
-                    n_ctx=self.setting.n_ctx,
-                    n_seq_max=self.setting.n_seq_max,
-                    device=device,
-                    threads=self.setting.threads,
-                    executor=self.setting.npu if device == "npu" else None,
-                )
+            assert self._job.reward is not None  # `runner.check` asked
+            self._rewards[device] = scorer = self._job.reward.load(
+                step_stop=self._job.step_stop,
+                question=lambda prompt: self._question(device, prompt),
+                **self._load_options(device),
             )
-            self._rewards[device] = stack, scorer
-        return self._rewards[device][1]
+            self.notify(f"{scorer.lm.description} on {device}; {scorer.about}")
+        return self._rewards[device]
 
     def _question(self, device: str, prompt: str) -> str:
         """What the reward model reads in place of a prompt: no examples, and no chat template but its own."""
         item = self._items[prompt]
-        return item.body if self._rewards[device][1].format.head == "{prompt}" else item.question
+        return item.body if self._rewards[device].format.head == "{prompt}" else item.question
 
     def _lm(self, name: str, device: str) -> LM:
         key = name, device
@@ -256,31 +254,34 @@ class Workbench:
 
     def load(self, path: str, device: str) -> LM:
         """Load a model as the setting says."""
-        import tilebeam
+        return load(path, **self._load_options(device))
 
+    def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
-        return tilebeam.load(
-            path,
-            device=device,
-            n_ctx=s.n_ctx,
-            n_seq_max=s.n_seq_max,
-            threads=s.threads,
-            executor=s.npu if device == "npu" else None,
-        )
+        executor = s.npu if device == "npu" else None
+        return {
+            "device": device,
+            "n_ctx": s.n_ctx,
+            "n_seq_max": s.n_seq_max,
+            "threads": s.threads,
+            "executor": executor,
+        }
 
     def _clean(self, lm: LM, device: str) -> None:
         """Where cells lie decides in what order attention adds up: begin at the first one."""
         with lm.raw_decode():
             pass
         if device in self._rewards:
-            with self._rewards[device][1].lm.raw_decode():
+            with self._rewards[device].lm.raw_decode():
                 pass
 
     def close(self) -> None:
         """Close all models."""
         with ExitStack() as stack:
-            for opened in [*self._open.values(), *(s for s, _ in self._rewards.values())]:
+            for opened in self._open.values():
                 stack.push(opened)
+            for reward in self._rewards.values():
+                stack.push(reward)
         self._open.clear()
         self._lms.clear()
         self._rewards.clear()

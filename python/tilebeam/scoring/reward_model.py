@@ -13,7 +13,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +115,12 @@ class RewardModel(StepScorer):
         outcome: it rates a solution as a whole: the tag closes a text instead of standing between steps, a step's score
             is that of the solution up to it, and a candidate's is that of all of it, whatever the aggregate.
         aggregate, step_stop: see `StepScorer`.
+
+    Attributes:
+        about: one line about how it judges, if `tilebeam.load_reward_model` made it.
     """
+
+    about: str = ""
 
     def __init__(
         self,
@@ -134,6 +140,18 @@ class RewardModel(StepScorer):
         self._known: dict[_Solution, float] = {}
         self._sessions = 0
         self._counting = threading.Lock()
+
+    def close(self) -> None:
+        """Close its model. Idempotent."""
+        self.lm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @abstractmethod
     def _read(self, texts: list[list[int]], positions: list[list[int]]) -> list[Reading]:

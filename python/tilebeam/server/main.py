@@ -14,9 +14,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from tilebeam.cli import console
-from tilebeam.cli.reward_options import RewardOptions, open_scorer
 from tilebeam.errors import TilebeamError
+from tilebeam.model.loader import load as load_model
+from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.app import create_app
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.searches import Questions, SearchPool
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
 def loader(
     model: str,
     load: dict[str, Any],
-    rewards: RewardOptions,
+    reward: RewardSpec | None,
     step_stop: str,
     questions: Questions,
     *,
@@ -87,22 +87,21 @@ def loader(
     Args:
         model: the file.
         load: further arguments of `tilebeam.load`.
-        rewards: the reward model, if any.
+        reward: the reward model, None for none.
         step_stop: what ends a step of the texts that it rates.
         questions: of searches' prompts.
         cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
             conversation's next turn.
     """
-    import tilebeam
 
     def make() -> Loaded:
         with ExitStack() as stack:
-            lm = stack.enter_context(tilebeam.load(model, **load))
+            lm = stack.enter_context(load_model(model, **load))
             if cache_prompt:
                 stack.enter_context(lm.keep_prefixes())
             scorer = None
-            if rewards.given:
-                scorer = stack.enter_context(open_scorer(rewards, step_stop=step_stop, question=questions, **load))
+            if reward is not None:
+                scorer = stack.enter_context(reward.load(step_stop=step_stop, question=questions, **load))
             return Loaded(lm, scorer, stack.pop_all())
 
     return make
@@ -130,8 +129,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, *, verbose: bool = False) -> None:
+def serve(
+    make: Callable[[], Loaded],
+    settings: Settings,
+    searches: SearchPool,
+    *,
+    ready: Callable[[Loaded, str], None],
+    verbose: bool = False,
+) -> None:
     """Load the model and serve until a signal comes.
+
+    Args:
+        make: loads the model; see `loader`.
+        settings: how to serve.
+        searches: the threads of searches.
+        ready: called with the model and the API's URL, once requests are accepted.
+        verbose: log a line for every request.
 
     Raises:
         TilebeamError: the model cannot be loaded, or nobody can listen there.
@@ -141,10 +154,9 @@ def serve(make: Callable[[], Loaded], settings: Settings, searches: SearchPool, 
         loaded = make()
         _log_to_stderr(verbose)
         app = create_app(ModelHost(make, loaded), settings, searches)
-        listener.listen(_BACKLOG)  # who reads the line below may ask at once
+        listener.listen(_BACKLOG)  # before `ready`: who is told the URL may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
-        console.err().print(console.about(loaded.lm), style="dim", highlight=False)
-        console.err().print(f"listening on http://{where}:{listener.getsockname()[1]}/v1", highlight=False)
+        ready(loaded, f"http://{where}:{listener.getsockname()[1]}/v1")
         # The thread that decodes needs Python for a moment between two batches: it must not wait for it any longer.
         sys.setswitchinterval(_SWITCH_SECONDS)
         Server(app, settings).run(sockets=[listener])

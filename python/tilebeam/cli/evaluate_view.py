@@ -1,0 +1,83 @@
+"""What `tilebeam eval` shows: bars while it runs, tables when it is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markdown import Markdown
+
+from tilebeam.cli import console
+from tilebeam.evaluation.report import Report, markdown
+from tilebeam.evaluation.runner import Watcher
+from tilebeam.outputs import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+_SILENT_SECONDS = 60.0  # a log gets a line so often, a terminal has a bar
+
+
+class Bars(Watcher):
+    """A bar per phase with rate and time left, or a line a minute."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._name, self._batch, self._said = "", "", 0.0
+        self._total = self._done = self._before = 0
+        self._began = 0.0
+
+    @contextmanager
+    def phase(self, name: str, total: int, done: int) -> Iterator[None]:
+        """See `Watcher.phase`."""
+        self._name, self._total, self._done, self._before, self._batch = name, total, done, done, ""
+        self._began = self._said = time.monotonic()
+        with console.bar(name) as self._bar:
+            self._bar.add_task("", total=total, completed=done, note="")
+            yield
+        self._bar = None
+
+    def batch(self, state: Progress) -> None:
+        """Show how fast tokens come."""
+        speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+        self._batch = f"{state.running} running, {speed:.0f} t/s"
+        self._show(self._batch)
+
+    def finished(self, pieces: int, note: str = "") -> None:
+        """Move the bar on."""
+        self._done += pieces
+        self._show(note or self._batch)
+        now = time.monotonic()
+        if self._bar is not None and self._bar.disable and now - self._said >= _SILENT_SECONDS:
+            self._said = now
+            self.note(f"{self._name} {self._done}/{self._total}, {self._pace()}")
+
+    def note(self, text: str) -> None:
+        """Print a line to stderr."""
+        screen = console.err() if self._bar is None else self._bar.console
+        screen.print(text, style="dim", highlight=False)
+
+    def _pace(self) -> str:
+        seconds = time.monotonic() - self._began
+        rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+        left = f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 else ""
+        return f"{rate * 60:.0f} a minute{left}"
+
+    def _show(self, note: str) -> None:
+        if self._bar is not None:
+            [task] = self._bar.task_ids
+            self._bar.update(task, completed=self._done, note=f"{self._pace()}, {note}".rstrip(", "))
+
+
+def show(report: Report, out: Path) -> None:
+    """Tables on a terminal; Markdown as it is into a pipe."""
+    screen = console.out()
+    text = "\n".join(markdown(report))
+    if screen.is_terminal:
+        screen.print(Markdown(text))
+    else:
+        print(text)
+    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")

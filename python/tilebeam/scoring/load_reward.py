@@ -1,0 +1,252 @@
+"""Loads a reward model: what its kind, format and head are, and the scorer that follows.
+
+What the caller leaves open is found in the file's metadata (reward.kind, .preset, .tag, .good, .bad), in the classifier
+that the file holds, in a head file beside it (MODEL.head.gguf, .npz or .npy), or in the preset that its name tells. All
+that can be wrong in the files and arguments is found before the model is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tilebeam.errors import TilebeamError
+from tilebeam.scoring.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
+
+# What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
+if TYPE_CHECKING:
+    from tilebeam.scoring.reward_heads import Head
+    from tilebeam.scoring.reward_model import Aggregation, RewardModel
+
+_SEQUENCES = 127  # more would not make the engine keep more: llama.cpp has 256 at most
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """Which reward model, and what is known of it; the arguments of `load_reward_model`.
+
+    Attributes:
+        path: the GGUF file.
+        outcome: it rates whole texts, not steps.
+        kind: how it gives its verdict, None to find out.
+        preset: a name of `tilebeam.scoring.reward_formats.PRESETS`, None to find out.
+        head: its head's file, None to find it.
+        tag: instead of the preset's.
+        labels: good and bad label, instead of the preset's.
+        aggregate: of the steps' scores.
+    """
+
+    path: str | os.PathLike[str]
+    outcome: bool = False
+    kind: Kind | None = None
+    preset: str | None = None
+    head: str | os.PathLike[str] | None = None
+    tag: str | None = None
+    labels: Sequence[str] | None = None
+    aggregate: Aggregation = "last"
+
+    def check(self) -> None:
+        """Raise `TilebeamError` if this cannot work, as far as the files tell without the model being loaded."""
+        _plan(self)
+
+    def load(self, **options: Any) -> RewardModel:
+        """`load_reward_model` with these arguments, and others as keywords."""
+        return load_reward_model(**vars(self), **options)
+
+
+def load_reward_model(
+    path: str | os.PathLike[str],
+    *,
+    outcome: bool = False,
+    kind: Kind | None = None,
+    preset: str | None = None,
+    head: str | os.PathLike[str] | None = None,
+    tag: str | None = None,
+    labels: Sequence[str] | None = None,
+    aggregate: Aggregation = "last",
+    step_stop: str = "\n",
+    question: Callable[[str], str] | None = None,
+    n_ctx: int = 4096,
+    n_seq_max: int = _SEQUENCES,
+    **load: Any,
+) -> RewardModel:
+    """Load a reward model: a `TokenReward` or `HeadReward`, as the file or the arguments say.
+
+    Use it as a context manager or call its `close`, which frees the model.
+
+    Args:
+        path: a GGUF file, ordinary or written by ``gguf-repack``.
+        outcome: it rates whole texts (an outcome reward model). A process reward model then rates a text by its last
+            step.
+        kind: how it gives its verdict: "token", "value-head", "two-label" or "classifier".
+        preset: how it wants its text and gives its verdict, by a name of `tilebeam.scoring.reward_formats.PRESETS`.
+        head: file with the weights of its head, .gguf, .npz or .npy; see `tilebeam.load_head`.
+        tag: what ends every step, where the verdict is read.
+        labels: the good and the bad label (kind "token"), one token each.
+        aggregate: of the steps' scores: "last", "min", "prod" or "mean".
+        step_stop: what ends a step of the texts that it will rate.
+        question: from a search's prompt to the question in it, where a chat template stands around that.
+        n_ctx: as of the search's own model; the reward model gets half as many cells more, for tags.
+        n_seq_max: at least; many sequences let the cells of many beams be kept, and cost little.
+        load: further arguments of `tilebeam.load`: device, threads, executor ...
+
+    Raises:
+        TilebeamError: the files or arguments do not fit each other or this model.
+    """
+    plan = _plan(RewardSpec(path, outcome, kind, preset, head, tag, labels, aggregate))
+    from tilebeam.model.loader import load as load_model
+
+    lm = load_model(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=max(n_seq_max, _SEQUENCES), **load)
+    try:
+        return plan.scorer(lm, step_stop, question)
+    except BaseException:
+        lm.close()
+        raise
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Arguments and what the files say, made one."""
+
+    path: Path
+    preset: Preset
+    head: Head | None
+    outcome: bool
+    aggregate: str
+    about: str
+
+    def scorer(self, lm: Any, step_stop: str, question: Callable[[str], str] | None) -> RewardModel:
+        from tilebeam.scoring.reward_model import HeadReward, TokenReward
+
+        p = self.preset
+        common: dict[str, Any] = {
+            "format": p.format,
+            "outcome": self.outcome,
+            "aggregate": self.aggregate,
+            "step_stop": step_stop,
+        }
+        scorer: RewardModel
+        if self.head is None:
+            scorer = TokenReward(lm, good=p.good, bad=p.bad, template=question, **common)
+        else:
+            scorer = HeadReward(lm, self.head, question=question, **common)
+        scorer.about = self.about
+        return scorer
+
+
+def _plan(spec: RewardSpec) -> _Plan:
+    path = Path(spec.path)
+    facts = _facts(path)
+    beside = Path(spec.head) if spec.head is not None else _head_beside(path)
+    name = spec.preset or facts.get("preset") or preset_of(f"{facts.get('name', '')} {path.name}") or _preset_in(beside)
+    chosen = preset(name) if name else Preset("token", RewardFormat(), "plain text")
+    kind = spec.kind or facts.get("kind") or (chosen.kind if name else _kind(spec, path, facts, beside))
+    if kind not in KINDS:
+        raise TilebeamError(f"There is no kind of reward model {kind!r}: the kinds are {', '.join(KINDS)}.")
+    chosen = replace(chosen, kind=cast(Kind, kind), **_labels(spec, facts))
+    chosen = replace(chosen, format=_tagged(chosen.format, spec, facts))
+    if kind == "token" and not chosen.format.tag:
+        raise TilebeamError("A reward model that answers with tokens needs a tag or a preset.")
+    head = _head(path, kind, chosen, beside)
+    if not spec.outcome and chosen.outcome:
+        raise TilebeamError(
+            f"The preset {name} is for outcome reward models: load the model with outcome=True (--orm on the command "
+            "line)."
+        )
+    # A process reward model stands in for an outcome reward model by its verdict on the last step.
+    outcome = spec.outcome and (chosen.outcome or name is None)
+    about = f"{'outcome' if spec.outcome else 'process'} reward model, {kind}"
+    about += f", preset {name}" if name else ""
+    return _Plan(path, chosen, head, outcome, "last" if spec.outcome else spec.aggregate, about)
+
+
+def _preset_in(head: Path | None) -> str | None:
+    """The preset that a head's file names."""
+    if head is None or head.suffix != ".gguf":
+        return None
+    from tilebeam.scoring.reward_heads import load_head
+
+    return load_head(head).preset
+
+
+def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None) -> Kind:
+    """The kind of a model that says neither kind nor preset, by what there is of it."""
+    from tilebeam.scoring.reward_heads import load_head
+
+    if facts["classifier"]:
+        return "classifier"
+    if head is not None:
+        return "two-label" if load_head(head).output == "softmax" else "value-head"
+    if spec.tag or facts.get("tag"):
+        return "token"
+    raise TilebeamError(
+        f"{path} does not say what kind of reward model it is: name its preset ({', '.join(PRESETS)}), or its kind, "
+        "tag and labels (on the command line --reward-preset, --reward-kind, --reward-tag, --reward-labels)."
+    )
+
+
+def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | None:
+    """The head that a kind needs, None if it needs none."""
+    from tilebeam.scoring.reward_heads import classifier_of, load_head
+
+    if kind == "token":
+        return None
+    if kind == "classifier":
+        return classifier_of(path)
+    if beside is None:
+        raise TilebeamError(
+            f"A reward model of the kind {kind} needs its head's weights: name the head's file, or put it beside the "
+            f"model as {path.stem}.head.gguf. `tilebeam reward-head` takes it out of the published files."
+        )
+    if kind == "two-label":
+        return load_head(beside, "softmax", chosen.label)
+    head = load_head(beside, chosen.output if chosen.output != "softmax" else None)
+    if head.output == "softmax":
+        raise TilebeamError(f"{beside} has {head.shape} values: that is a head over labels, of the kind two-label.")
+    return head
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What a model's file says of itself as a reward model."""
+    from tilebeam import gguf as gguf_tools
+    from tilebeam.scoring.reward_heads import CLASSIFIER, PREFIX
+
+    if not path.is_file():
+        raise TilebeamError(f"The reward model {path} does not exist.")
+    try:
+        with gguf_tools.open_gguf(path) as file:
+            facts: dict[str, Any] = {
+                key.removeprefix(PREFIX): kv.value for key, kv in file.kv.items() if key.startswith(PREFIX)
+            }
+            for key in ("general.basename", "general.name"):
+                if key in file.kv:
+                    facts["name"] = file.kv[key].value
+            facts["classifier"] = CLASSIFIER in file.tensors
+    except gguf_tools.GGUFError as error:
+        raise TilebeamError(f"{path} cannot be loaded as a reward model: {error}") from None
+    wrong = [k for k in ("kind", "preset", "tag", "good", "bad") if not isinstance(facts.get(k, ""), str)]
+    if wrong:
+        raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is no text.")
+    return facts
+
+
+def _head_beside(path: Path) -> Path | None:
+    candidates = [path.with_name(f"{path.stem}.head{suffix}") for suffix in (".gguf", ".npz", ".npy")]
+    return next((c for c in candidates if c.is_file()), None)
+
+
+def _labels(spec: RewardSpec, facts: dict[str, Any]) -> dict[str, Any]:
+    if spec.labels is None:
+        return {k: facts[k] for k in ("good", "bad") if k in facts}
+    if isinstance(spec.labels, str) or len(spec.labels) != 2 or not all(spec.labels):
+        raise TilebeamError(f"A reward model has two labels, a good and a bad one, not {spec.labels!r}.")
+    good, bad = spec.labels
+    return {"good": good, "bad": bad}
+
+
+def _tagged(form: RewardFormat, spec: RewardSpec, facts: dict[str, Any]) -> RewardFormat:
+    tag = facts.get("tag") if spec.tag is None else spec.tag
+    return form if tag is None else replace(form, tag=tag)
