@@ -92,7 +92,7 @@ def cells_run_out(lm: LM, record: Record) -> None:
     record.results(lm.generate(long, SamplingParams(n=5, max_tokens=30, seed=2, ignore_eos=True)))
 
 
-def kept_prefixes(lm: LM, record: Record) -> None:
+def cached_prefixes(lm: LM, record: Record) -> None:
     with lm.keep_prefixes():
         prompt = [*PREFIX]
         for seed in range(4):
@@ -141,7 +141,7 @@ EXPECTED: dict[str, tuple[Callable[[LM, Record], None], int, int, str]] = {
     "slots": (more_samples_than_slots, 40, 217, "e32a1f29039442b9"),
     "prefixes": (prompts_with_common_prefixes, 36, 201, "1b53f37fa2bcb011"),
     "cells": (cells_run_out, 653, 2110, "edc9318edfba1604"),
-    "kept": (kept_prefixes, 72, 994, "ca92be0091326231"),
+    "cached": (cached_prefixes, 72, 994, "ca92be0091326231"),
     "streams": (streams_that_come_and_go, 73, 449, "341b18bc58ae6cdb"),
     "samplers": (every_kind_of_sampling, 116, 363, "a442bf6fa8f3fcbd"),
 }

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from draw_kit import Witness, check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampler_kit import Witness, check
 from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.llama import Context
@@ -23,8 +23,8 @@ from bench.lib.synth import preset, write_model
 
 # The NPU's matrix products treat each row alone: a text depends on its batch only through where its KV cells lie. The
 # CPU backend's do not, but with float32 weights and cache and without flash attention the differences are so small that
-# they change hardly one draw in a hundred thousand (draw_kit.py tells these apart, where prompts are drawn by chance or
-# texts are many). So scheduling is proved there, and on the NPU where cells lie alike.
+# they change hardly one draw in a hundred thousand (sampler_kit.py tells these apart, where prompts are drawn by
+# chance or texts are many). So scheduling is proved there, and on the NPU where cells lie alike.
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cpu": ("f32", EXACT), "npu": ("q8_0", {})}
 PROMPT = "the question is how many times the number"
@@ -287,7 +287,7 @@ def test_running_out_of_cells_changes_no_text(small: LM, roomy: LM, n: int) -> N
 
 
 @pytest.mark.parametrize("seed", [3, 10, 28, 34])
-def test_holders_leave_sequences_for_those_who_wait_for_one(roomy: LM, seed: int) -> None:
+def test_pinned_prompts_leave_sequences_for_samples_that_wait_for_one(roomy: LM, seed: int) -> None:
     """Prompts with more samples than there are slots, followers of others, and kept sequences in between."""
     rng = random.Random(seed)
     words = ["the", "question", "is", "how", "many", "times", "the", "number", "of", "people", "have", "been"]

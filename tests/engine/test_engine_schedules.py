@@ -2,7 +2,7 @@
 
 Whatever is submitted, read, cancelled or dropped, in whatever order: every call ends, a sample that was not cancelled
 has the text that it has when it is alone, one that was has a beginning of it (but for draws that the last bits of
-logits decide, see draw_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
+logits decide, see sampler_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from draw_kit import Witness, check
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.native.llama import Context
 
@@ -62,7 +62,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
 
 def check_ledger(lm: LM) -> None:
     """Cells that are free, and those of live sequences by how many share them, are all there are."""
-    kv, engine = lm._engine.kv, lm._engine
+    engine = lm._engine
+    kv, scheduler = engine.kv, engine.scheduler
     owners = np.zeros(kv.n_cells, np.int64)
     for seq in kv.live:
         assert len(seq.cells) == len(set(seq.cells)) == len(seq.tokens)
@@ -70,13 +71,13 @@ def check_ledger(lm: LM) -> None:
     assert (owners == kv._owners).all()
     assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
     assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.n_ids))
-    held = [s.kv for s in engine._running] + [r.holder for r in _requests(lm)]
-    owned = {s.id for s in held if s is not None} | set(engine._kept)
+    held = [s.kv for s in scheduler.running] + [r.pinned for r in _requests(lm)]
+    owned = {s.id for s in held if s is not None} | set(kv._cached)
     assert owned <= {s.id for s in kv.live}
     if engine.busy:  # a reader's sequences are its own
         assert len(owned) == len(kv.live)
-    assert len(engine._running) <= engine.n_slots
-    for s in engine._running:
+    assert len(scheduler.running) <= scheduler.n_slots
+    for s in scheduler.running:
         assert s.finish is None
         if s.kv is not None:
             assert s.kv.tokens == s.target()[: len(s.kv)]

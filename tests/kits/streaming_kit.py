@@ -80,7 +80,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def under_way(lm: LM) -> int:
     """Calls in the line and in the engine, and readers in the line."""
-    return len(lm._dispatcher._line) + len(lm._dispatcher._active)
+    return len(lm._dispatcher._queue) + len(lm._dispatcher._active)
 
 
 def add_up(deltas: list[Delta], n: int) -> list[dict[str, Any]]:

@@ -327,7 +327,7 @@ def test_tracer_leaves_the_model_as_it_was(model: Path) -> None:
             with pytest.raises(TilebeamError, match="Another trace"), trace.Tracer(lm):
                 pass
         assert "decode" not in vars(lm._context)
-        assert not {"step", "_draw", "_build"} & vars(lm._engine).keys()
+        assert not {"step", "_plan", "_sample"} & vars(lm._engine).keys()
         with trace.tracing(lm) as empty:
             pass
         assert len(first.records) > 0

@@ -26,7 +26,7 @@ from tilebeam import (
     TokenReward,
     Usage,
 )
-from tilebeam.engine.detokenizer import TextStream
+from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.scoring.reward_model import split_steps
 
 from bench.lib.synth import preset, write_model
@@ -225,7 +225,7 @@ class Bytes(Scripted):
         results = []
         for prompt, params in zip(prompts, sampling, strict=True):
             rest = self.whole[len(prompt) - 1 :]  # the prompt is one byte
-            stream, tokens, reason = TextStream(params.stop), [], "length"
+            stream, tokens, reason = Detokenizer(params.stop), [], "length"
             for token in rest[: params.max_tokens]:
                 tokens.append(token)
                 if token == END or stream.feed(bytes([token])):

@@ -15,7 +15,7 @@ from tilebeam import LM, SamplingParams, TilebeamError
 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from tilebeam.engine.detokenizer import TextStream
+from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.server import chat
 from tilebeam.server import model_host as host_module
 from tilebeam.server.admission import ClientGone, Gate
@@ -126,7 +126,7 @@ def test_contents_in_parts() -> None:
 )
 def test_tokens_are_told_with_their_text(pieces: list[bytes], stop: str, sizes: list[int]) -> None:
     """However text and tokens come, in the end every token that the text shows was told once, in order."""
-    stream, ledger = TextStream([stop]), TokenLedger(lambda token: pieces[token])
+    stream, ledger = Detokenizer([stop]), TokenLedger(lambda token: pieces[token])
     told: list[int] = []
     starts: list[int] = []
     shown = ""
@@ -138,7 +138,7 @@ def test_tokens_are_told_with_their_text(pieces: list[bytes], stop: str, sizes: 
             if stream.feed(pieces[t]):
                 break
         ledger.feed(range(batch[0], token) if batch else [], [0.5] * (token - batch[0]) if batch else [], None)
-        text = stream.text[len(shown) : stream.settled()]
+        text = stream.text[len(shown) : stream.stable_length()]
         shown += text
         for start, t, _, _ in ledger.take(text):
             told.append(t)

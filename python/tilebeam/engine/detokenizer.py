@@ -6,11 +6,14 @@ import codecs
 from collections.abc import Sequence
 
 
-class TextStream:
-    """Collects the bytes of one sample.
+class Detokenizer:
+    """Makes text of one sample's token bytes.
 
     ``text`` grows by whole characters; bytes that are no UTF-8 become U+FFFD. The first stop string to appear ends
-    the stream: ``text`` then ends before it.
+    it: ``text`` then ends before that string.
+
+    Args:
+        stop: stop strings.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -21,7 +24,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, piece: bytes) -> bool:
-        """Add the bytes of one token. True once a stop string has appeared."""
+        """Add the bytes of one or more tokens. True once a stop string has appeared."""
         new = self._decoder.decode(piece)
         if new and not self.stopped:
             # A stop string that ends in the new text starts at most this far before it.
@@ -38,8 +41,8 @@ class TextStream:
         """Whether a stop string has appeared."""
         return self.stop_string is not None
 
-    def settled(self) -> int:
-        """Characters of ``text`` that stay whatever comes: its end may turn out to be the start of a stop string."""
+    def stable_length(self) -> int:
+        """Leading characters of ``text`` that no further token can cut: its end may begin a stop string."""
         if self.stopped or not self._stop:
             return len(self.text)
         for start in range(max(0, len(self.text) - self._longest + 1), len(self.text)):

@@ -1,14 +1,14 @@
 """Many callers, one engine: calls of several threads and of coroutines share its batches.
 
-Whoever waits for a call leads, if nobody else does: it steps the engine, for everybody, until what it waits for has
-come, and then hands over to another that waits. Calls that nobody waits for in a thread of their own (`background`) are
-led by a thread that lives as long as there are any. So a call alone runs in its own thread, without any other.
+A thread that waits for a call steps the engine, for all callers, if no other thread does; when its own call is ready it
+hands over to another thread that waits. Calls without a thread that waits (`background`) are stepped by a worker thread
+that lives as long as there are such calls. So a single call runs in its caller's thread, without any other.
 
-Calls and those who need the engine for themselves (`alone`: reading logits, decoding by hand) stand in one line. What
-stands behind an `alone` starts after it, and it starts when everything before it has ended: nobody waits for ever.
+Calls and exclusive users of the engine (`exclusive`: reading logits, decoding by hand) share one queue. An exclusive
+use starts when everything before it has ended, and what comes after it starts after it: none of them starves.
 
-One lock guards the line. It is never held while the engine steps, and never while anybody's code (a progress hook)
-runs. The engine is touched by the owner only; everybody else leaves a note, which the owner reads between two steps.
+One lock guards the queue. It is never held while the engine steps, and never while callers' code (a progress hook)
+runs. Only the owner touches the engine; other threads leave commands, which the owner runs between two steps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Call:
 
     Args:
         streams: collect deltas.
-        watched: `news` is wanted after every step, not only in the end.
-        news: called in the owner's thread, with the lock held: it must not block. None: the caller waits in
+        watched: `notify` is wanted after every step, not only in the end.
+
+    Attributes:
+        notify: called in the owner's thread, with the lock held: it must not block. None: the caller waits in
             `Dispatcher.wait`.
     """
 
-    def __init__(self, *, streams: bool = False, watched: bool = False, news: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, streams: bool = False, watched: bool = False) -> None:
         self.requests: list[Request] = []
         self.progress = Progress()
         self.deltas: deque[Delta] = deque()
@@ -47,11 +49,11 @@ class Call:
         self.started = time.perf_counter()
         self.streams = streams
         self.watched = watched
-        self.news = news
-        self.background = False  # nobody waits for it in a thread
+        self.notify: Callable[[], None] | None = None
+        self.background = False  # no thread waits for it
         self.ready: Callable[[], bool] | None = None  # what the thread in `Dispatcher.wait` waits for
         self.waiter: threading.Condition | None = None
-        self._told: dict[Sample, tuple[int, int]] = {}  # tokens and characters that deltas told
+        self._reported: dict[Sample, tuple[int, int]] = {}  # tokens and characters that deltas have reported
 
     def add(self, request: Request) -> None:
         """Make a request part of the call, before it is submitted."""
@@ -67,7 +69,7 @@ class Call:
         """The results of a call that is done.
 
         Raises:
-            TilebeamError: why there are none.
+            TilebeamError: why the call failed.
         """
         if self.error is not None:
             raise self.error
@@ -84,31 +86,32 @@ class Call:
         self.done = True
 
     def _on_change(self, sample: Sample) -> None:
-        tokens, chars = self._told.get(sample, (0, 0))
-        text, settled = "", 0
-        if sample.stream is not None:
-            text = sample.stream.text
-            settled = len(text) if sample.finish else max(chars, sample.stream.settled())
+        tokens, chars = self._reported.get(sample, (0, 0))
+        text, stable = "", 0
+        detokenizer = sample.detokenizer
+        if detokenizer is not None:
+            text = detokenizer.text
+            stable = len(text) if sample.finish else max(chars, detokenizer.stable_length())
         params = sample.request.params
         self.deltas.append(
             Delta(
                 index=sample.index,
-                text=text[chars:settled],
+                text=text[chars:stable],
                 token_ids=sample.tokens[tokens:],
                 logprobs=sample.logprobs[tokens:] if params.logprobs else None,
                 finish_reason=sample.finish,
-                stop_reason=sample.stream.stop_string if sample.stream and sample.finish else None,
+                stop_reason=detokenizer.stop_string if detokenizer and sample.finish else None,
                 top_logprobs=sample.top_logprobs[tokens:] if params.top_logprobs else None,
             )
         )
-        self._told[sample] = len(sample.tokens), settled
+        self._reported[sample] = len(sample.tokens), stable
 
 
-_NOBODY = -1  # owns the engine of a closed model
+_CLOSED = -1  # owner of the engine of a closed model
 
 
-class _Alone:
-    """A place in the line of somebody who wants the engine for themselves."""
+class _Exclusive:
+    """A place in the queue of a thread that wants the engine for itself."""
 
     def __init__(self, waiter: threading.Condition) -> None:
         self.waiter = waiter
@@ -122,42 +125,42 @@ class Dispatcher:
         self._engine = engine
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
-        self._line: deque[Call | _Alone] = deque()
+        self._queue: deque[Call | _Exclusive] = deque()
         self._active: dict[Call, None] = {}  # in the engine
-        self._notes: deque[Callable[[], None]] = deque()  # to be done between two steps
-        self._waiters: dict[threading.Condition, None] = {}  # could lead, first come first
-        self._background = 0  # calls
-        self._pump: threading.Thread | None = None
+        self._commands: deque[Callable[[], None]] = deque()  # to be run between two steps
+        self._waiters: dict[threading.Condition, None] = {}  # of threads that could step, first come first served
+        self._background_calls = 0  # calls
+        self._worker: threading.Thread | None = None
         self._users = 0  # threads that read the model, which needs no turn
         self._closed = False
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def submit(self, call: Call, *, background: object = None) -> None:
-        """Put a call into the line.
+        """Put a call into the queue.
 
         Args:
-            background: somebody shall step the call although no thread waits for it, and keep this object alive
-                meanwhile (what must not be collected while the engine works).
+            background: the worker thread steps the call, as no thread waits for it, and keeps this object alive
+                meanwhile (it must not be collected while the engine works).
 
         Raises:
             TilebeamError: closed, or the engine failed before.
         """
         with self._lock:
-            self._usable()
+            self._check_usable()
             if not call.requests:
                 call.done = True
                 return
-            self._line.append(call)
+            self._queue.append(call)
             if background is not None:
                 call.background = True
-                self._background += 1
-                if self._pump is None:
-                    self._pump = threading.Thread(target=self._run_pump, args=(background,), name="tilebeam")
-                    self._pump.start()
+                self._background_calls += 1
+                if self._worker is None:
+                    self._worker = threading.Thread(target=self._run_worker, args=(background,), name="tilebeam")
+                    self._worker.start()
 
     def wait(self, call: Call, ready: Callable[[], bool]) -> None:
-        """Return when the call is done or `ready`, stepping the engine meanwhile if nobody else does.
+        """Return when the call is done or `ready`, stepping the engine meanwhile if no other thread does.
 
         Raises:
             TilebeamError: this thread has the engine for itself, so that the call could never start.
@@ -166,7 +169,7 @@ class Dispatcher:
             call.waiter = threading.Condition(self._lock)
             call.ready = ready
             try:
-                self._until(lambda: call.done or ready(), call.waiter)
+                self._wait_until(lambda: call.done or ready(), call.waiter)
             finally:
                 call.waiter = call.ready = None
 
@@ -175,32 +178,32 @@ class Dispatcher:
         with self._lock:
             if call.done:
                 return
-            if call in self._line:
+            if call in self._queue:
                 self._drop(call)
             else:
-                self._note(lambda: self._drop(call))
+                self._command(lambda: self._drop(call))
 
     def abandon(self, call: Call) -> None:
-        """`cancel` for a destructor, which may run anywhere, even in a thread that holds the lock."""
+        """`cancel` for a destructor, which may run in any thread, even in one that holds the lock."""
         if call.done:
             return
-        self._notes.append(lambda: self._drop(call))
+        self._commands.append(lambda: self._drop(call))
         if self._lock.acquire(blocking=False):
             try:
                 if self._owner is None:
-                    self._read_notes()
+                    self._run_commands()
             finally:
                 self._lock.release()
 
-    def keep(self, on: bool) -> None:
-        """`Engine.keep`, before the next step."""
+    def set_caching(self, on: bool) -> None:
+        """`PrefixCache.set_caching`, before the next step."""
         with self._lock:
-            self._note(lambda: self._engine.keep(on))
+            self._command(lambda: self._engine.kv.set_caching(on))
 
-    # --- the engine for oneself -------------------------------------------------------------------------------------
+    # --- exclusive use ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """The engine, idle, for this thread only. Reentrant.
 
         Raises:
@@ -211,28 +214,28 @@ class Dispatcher:
             yield
             return
         with self._lock:
-            self._usable()
-            place = _Alone(threading.Condition(self._lock))
-            self._line.append(place)
+            self._check_usable()
+            place = _Exclusive(threading.Condition(self._lock))
+            self._queue.append(place)
             try:
-                self._until(
-                    lambda: self._owner is None and self._line[0] is place and not self._engine.busy, place.waiter
+                self._wait_until(
+                    lambda: self._owner is None and self._queue[0] is place and not self._engine.busy, place.waiter
                 )
-                self._usable()
+                self._check_usable()
                 self._owner = me
             finally:
-                self._line.remove(place)
+                self._queue.remove(place)
                 if self._owner != me:
-                    self._pass_on()
-            self._read_notes()
+                    self._wake_next()
+            self._run_commands()
         try:
             with log_router().capture() as self.log:
                 yield
         finally:
             with self._lock:
                 self._owner = None
-                self._read_notes()
-                self._pass_on()
+                self._run_commands()
+                self._wake_next()
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -242,7 +245,7 @@ class Dispatcher:
             TilebeamError: closed, or the engine failed before.
         """
         with self._lock:
-            self._usable()
+            self._check_usable()
             self._users += 1
         try:
             yield
@@ -250,7 +253,7 @@ class Dispatcher:
             with self._lock:
                 self._users -= 1
                 if self._closed:
-                    self._pass_on()
+                    self._wake_next()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -260,7 +263,7 @@ class Dispatcher:
         return self._closed
 
     def close(self) -> bool:
-        """Fail everybody who waits, and wait until nobody uses the engine. True for one thread, which shall free it.
+        """Fail every call, and wait until no thread uses the engine. True for one thread, which shall free it.
 
         Raises:
             TilebeamError: this thread itself is using the engine.
@@ -268,28 +271,28 @@ class Dispatcher:
         me = threading.get_ident()
         with self._lock:
             if self._owner == me and not self._closed:
-                raise TilebeamError("The model cannot be closed by who is using its context.")
+                raise TilebeamError("A thread that is using the model's context cannot close the model.")
             if not self._closed:
                 self._closed = True
                 error = TilebeamError("The model was closed while this call was waiting.")
-                for call in [*self._active, *(c for c in self._line if isinstance(c, Call))]:
+                for call in [*self._active, *(c for c in self._queue if isinstance(c, Call))]:
                     call.fail(error)
                     self._forget(call)
-                self._line = deque(a for a in self._line if isinstance(a, _Alone))
+                self._queue = deque(a for a in self._queue if isinstance(a, _Exclusive))
                 for waiter in self._waiters:
                     waiter.notify()
             waiter = threading.Condition(self._lock)
             self._waiters[waiter] = None
-            while self._users or self._owner not in (None, _NOBODY):
+            while self._users or self._owner not in (None, _CLOSED):
                 waiter.wait()
             del self._waiters[waiter]
-            first, self._owner = self._owner is None, _NOBODY
-            pump = self._pump
-        if pump is not None and pump is not threading.current_thread():
-            pump.join()
+            first, self._owner = self._owner is None, _CLOSED
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
         return first
 
-    def _usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._closed:
             raise TilebeamError("This model is closed; load it again.")
         if self._engine.broken:
@@ -297,7 +300,7 @@ class Dispatcher:
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 
-    def _until(self, ready: Callable[[], bool], waiter: threading.Condition) -> None:
+    def _wait_until(self, ready: Callable[[], bool], waiter: threading.Condition) -> None:
         me = threading.get_ident()
         try:
             while not ready():
@@ -309,7 +312,7 @@ class Dispatcher:
                         "generated before it is done."
                     )
                 if self._owner is None and self._has_work():
-                    self._lead(me, ready)
+                    self._drive(me, ready)
                 else:
                     self._waiters[waiter] = None
                     try:
@@ -317,33 +320,33 @@ class Dispatcher:
                     finally:
                         self._waiters.pop(waiter, None)
         finally:
-            self._pass_on()
+            self._wake_next()
 
     def _has_work(self) -> bool:
-        """Whether there is anything that an owner could do for those who wait."""
-        return bool(self._notes) or self._engine.busy or bool(self._line and isinstance(self._line[0], Call))
+        """Whether there is anything for an owner to do."""
+        return bool(self._commands) or self._engine.busy or bool(self._queue and isinstance(self._queue[0], Call))
 
-    def _pass_on(self) -> None:
-        """Wake who goes on, if nobody has the engine."""
+    def _wake_next(self) -> None:
+        """Wake the thread that goes on, if no thread has the engine."""
         if self._closed:
             for waiter in self._waiters:
                 waiter.notify()
         elif self._owner is None:
-            head = self._line[0] if self._line else None
-            if not self._has_work() and isinstance(head, _Alone):
+            head = self._queue[0] if self._queue else None
+            if not self._has_work() and isinstance(head, _Exclusive):
                 head.waiter.notify()
             elif self._has_work() and self._waiters:
                 next(iter(self._waiters)).notify()
 
-    def _lead(self, me: int, ready: Callable[[], bool]) -> None:
+    def _drive(self, me: int, ready: Callable[[], bool]) -> None:
         """Step until `ready`, closed, or nothing is left to do."""
         self._owner = me
         try:
             with log_router().capture() as self.log:
                 while not self._closed:
-                    self._read_notes()
-                    while self._line and isinstance(call := self._line[0], Call):
-                        self._line.popleft()
+                    self._run_commands()
+                    while self._queue and isinstance(call := self._queue[0], Call):
+                        self._queue.popleft()
                         self._active[call] = None
                         for request in call.requests:
                             self._engine.submit(request)
@@ -378,13 +381,13 @@ class Dispatcher:
                 self._wake(call)
 
     def _fail_all(self, error: BaseException) -> None:
-        """A step went wrong: end every call in the engine, and those in the line if it is for good."""
+        """A step failed: end every call in the engine, and those in the queue if it failed for good."""
         if not isinstance(error, Exception):
             error = TilebeamError("The thread that was decoding for all callers was interrupted; call again.")
         calls = list(self._active)
         if self._engine.broken:
-            calls += [c for c in self._line if isinstance(c, Call)]
-            self._line = deque(a for a in self._line if isinstance(a, _Alone))
+            calls += [c for c in self._queue if isinstance(c, Call)]
+            self._queue = deque(a for a in self._queue if isinstance(a, _Exclusive))
         for call in calls:
             for request in call.requests:
                 request.on_change = None
@@ -393,21 +396,21 @@ class Dispatcher:
             call.fail(error)
             self._forget(call)
 
-    def _note(self, what: Callable[[], None]) -> None:
-        """Have something done to the engine between two steps: now, if nobody has it."""
-        self._notes.append(what)
+    def _command(self, what: Callable[[], None]) -> None:
+        """Have something done to the engine between two steps: now, if no thread has it."""
+        self._commands.append(what)
         if self._owner is None:
-            self._read_notes()
+            self._run_commands()
 
-    def _read_notes(self) -> None:
-        while self._notes:
-            self._notes.popleft()()
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
 
     def _drop(self, call: Call) -> None:
         if call.done:
             return
-        if call in self._line:
-            self._line.remove(call)
+        if call in self._queue:
+            self._queue.remove(call)
         for request in call.requests:
             self._engine.cancel(request)
         self._complete(call)
@@ -426,23 +429,23 @@ class Dispatcher:
         self._active.pop(call, None)
         if call.background:
             call.background = False
-            self._background -= 1
-            if self._background == 0:
-                for waiter in self._waiters:  # the pump is one of them, or leads
+            self._background_calls -= 1
+            if self._background_calls == 0:
+                for waiter in self._waiters:  # the worker is one of them, or steps
                     waiter.notify()
         self._wake(call)
 
     def _wake(self, call: Call) -> None:
-        if call.news is not None:
+        if call.notify is not None:
             if call.done or call.deltas or not call.streams:
-                call.news()
+                call.notify()
         elif call.waiter is not None and (call.done or (call.ready is not None and call.ready())):
             call.waiter.notify()
 
-    def _run_pump(self, background: object) -> None:
-        """Lead as long as there are calls that no thread waits for."""
+    def _run_worker(self, background: object) -> None:
+        """Step as long as there are calls that no thread waits for."""
         with self._lock:
-            self._until(lambda: self._background == 0 or self._closed, threading.Condition(self._lock))
-            self._pump = None
+            self._wait_until(lambda: self._background_calls == 0 or self._closed, threading.Condition(self._lock))
+            self._worker = None
         # Only now may what was kept alive go: its destructor needs the lock.
         del background

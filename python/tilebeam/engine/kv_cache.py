@@ -1,7 +1,9 @@
-"""The KV cache as the scheduler sees it: sequences that share cells, and how many cells are left.
+"""The KV cache as the scheduler sees it: sequences that share cells, how many cells are left, and finished sequences
+that stay for others to continue.
 
-llama.cpp's unified cache holds one cell per token and layer; a cell belongs to every sequence that shares it. This
-ledger mirrors that, so that room is known before a batch is built instead of learnt from its failure.
+llama.cpp's unified cache holds one cell per token and layer; a cell belongs to every sequence that shares it. `KvCache`
+mirrors that, so that room is known before a batch is built instead of learnt from its failure. `PrefixCache` adds which
+finished sequences are cached, and which of them goes first when room is needed.
 """
 
 from __future__ import annotations
@@ -154,6 +156,68 @@ class KvCache:
             taken = np.asarray(cells)
             self._owners[taken] -= 1
             self._free_cells.extend(taken[self._owners[taken] == 0].tolist())
+
+
+class PrefixCache(KvCache):
+    """A `KvCache` in which finished sequences may stay, for later ones that begin alike.
+
+    Attributes:
+        caching: whether finished sequences stay; see `set_caching`.
+    """
+
+    def __init__(
+        self, memory: Memory, n_cells: int, n_ids: int, n_swa: int = 0, whole_forks_only: bool = False
+    ) -> None:
+        super().__init__(memory, n_cells, n_ids, n_swa, whole_forks_only)
+        self.caching = False
+        self._cached: dict[int, Sequence] = {}  # by id; the least recently used first
+
+    def set_caching(self, on: bool) -> None:
+        """Cache sequences that finish from now on; off: evict all that are cached, too."""
+        self.caching = on
+        while not on and self.evict():
+            pass
+
+    def retire(self, seq: Sequence) -> None:
+        """A sequence is finished: cache it, or close it."""
+        if self.caching:
+            self._cached[seq.id] = seq
+        else:
+            self.close(seq)
+
+    def evict(self, spare: Sequence | None = None) -> bool:
+        """Close the least recently used of the cached sequences other than `spare`. False: nothing to evict."""
+        for seq in self._cached.values():
+            if seq is not spare:
+                self.close(seq)
+                return True
+        return False
+
+    def longest_prefix(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
+        """The sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`."""
+        best: tuple[Sequence | None, int] = (None, 0)
+        for seq in self._live.values():
+            shared = self.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
+            if best[1] < shared <= limit:
+                best = (seq, shared)
+        return best
+
+    def open_from(self, source: Sequence | None, length: int) -> Sequence:
+        """A new sequence that shares the first `length` tokens of `source`, which counts as just used; an empty one
+        without them."""
+        if source is None or not length:
+            return self.open()
+        self.touch(source)
+        return self.fork(source, length)
+
+    def touch(self, seq: Sequence) -> None:
+        """Count a sequence as just used: other cached ones are evicted before it."""
+        if seq.id in self._cached:
+            self._cached[seq.id] = self._cached.pop(seq.id)
+
+    def close(self, seq: Sequence) -> None:
+        self._cached.pop(seq.id, None)
+        super().close(seq)
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

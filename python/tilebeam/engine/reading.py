@@ -1,7 +1,7 @@
 """Logits or hidden states at chosen positions of given texts: what reward models and likelihood scores are made of.
 
-Texts that begin with tokens already in the cache (kept sequences, see `Engine.keep`, or other texts of the same call)
-fork those cells, so a text that grew by a step costs the step's tokens only.
+Texts that begin with tokens already in the prefix cache, or with those of other texts of the same call, fork those
+cells, so a text that grew by a step costs the step's tokens only.
 
 A batch that gives hidden states gives them for all its entries, logits included. So tokens that nobody asked about go
 through in batches of their own, without outputs, where there are enough of them.
@@ -10,16 +10,19 @@ through in batches of their own, without outputs, where there are enough of them
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine import kv_cache as kv
-from tilebeam.engine.engine import Engine
+from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
+from tilebeam.engine.request import check_prompt
 from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context
 
 ReadHook = Callable[[int, int], object]
 Floats = npt.NDArray[np.float32]
@@ -51,11 +54,13 @@ class Reading:
 
 @dataclass(eq=False)
 class _Job:
+    """One text on its way through the model."""
+
     target: list[int]
     rows: dict[int, list[int]]  # position -> rows of the result
     out: Reading
-    seq: kv.Sequence | None = None
-    done: int = 0
+    seq: Sequence | None = None
+    done: int = 0  # tokens of it in the batch under way
     flagged: list[tuple[int, int]] = field(default_factory=list)  # (batch entry, position)
     marks: list[int] = field(default_factory=list)  # lengths still to come at which others will fork it
 
@@ -82,153 +87,200 @@ class _Question:
     hidden: bool
     tokens: npt.NDArray[np.int64] | None = None
 
-    def answer(self, engine: Engine, entry: int) -> Floats:
+    def answer(self, context: Context, entry: int) -> Floats:
         if self.hidden:
-            return engine.context.hidden(entry)
-        logits = engine.context.logits(entry)
+            return context.hidden(entry)
+        logits = context.logits(entry)
         return logits if self.tokens is None else logits[self.tokens]
 
 
-def read(
-    engine: Engine,
-    targets: Sequence[list[int]],
-    positions: Sequence[Sequence[int]],
-    tokens: Sequence[int] | None,
-    hook: ReadHook | None = None,
-) -> list[Reading]:
-    """See `LM.read`. The engine must be idle."""
-    size = engine.vocab.size
-    wanted = None if tokens is None else np.asarray(tokens, np.int64)
-    if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < size):
-        raise TilebeamError(f"Tokens must lie between 0 and {size - 1}.")
-    jobs = _jobs(engine, targets, positions, size if wanted is None else wanted.size, 0)
-    return _answers(engine, jobs, _Question(False, wanted), hook)
+class Reader:
+    """Reads texts over a context that nothing else uses meanwhile.
 
+    Args:
+        context: what decodes.
+        kv: its cells.
+        fail: raises the exception for a failed llama_decode, given its return code.
+    """
 
-def read_hidden(
-    engine: Engine, targets: Sequence[list[int]], positions: Sequence[Sequence[int]], hook: ReadHook | None = None
-) -> list[Reading]:
-    """See `LM.hidden`. The engine must be idle."""
-    jobs = _jobs(engine, targets, positions, 0, engine.context.model.n_embd)
-    return _answers(engine, jobs, _Question(True), hook)
+    def __init__(self, context: Context, kv: PrefixCache, fail: Callable[[int], NoReturn]) -> None:
+        self._context = context
+        self._kv = kv
+        self._fail = fail
 
+    def logits(
+        self,
+        targets: SequenceOf[list[int]],
+        positions: SequenceOf[SequenceOf[int]],
+        tokens: SequenceOf[int] | None,
+        hook: ReadHook | None = None,
+    ) -> list[Reading]:
+        """See `LM.read`."""
+        size = self._context.model.vocab.size
+        wanted = None if tokens is None else np.asarray(tokens, np.int64)
+        if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < size):
+            raise TilebeamError(f"Tokens must lie between 0 and {size - 1}.")
+        jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
+        return self._answers(jobs, _Question(False, wanted), hook)
 
-def _jobs(
-    engine: Engine, targets: Sequence[list[int]], positions: Sequence[Sequence[int]], n_logits: int, n_hidden: int
-) -> list[_Job]:
-    if len(targets) != len(positions):
-        raise TilebeamError(f"{len(targets)} texts but {len(positions)} lists of positions.")
-    jobs = []
-    for target, where in zip(targets, positions, strict=True):
-        engine.check(target)
-        rows: dict[int, list[int]] = {}
-        for row, position in enumerate(where):
-            at = position + len(target) if position < 0 else position
-            if not 0 <= at < len(target):
-                raise TilebeamError(f"Position {position} is not in a text of {len(target)} tokens.")
-            rows.setdefault(at, []).append(row)
-        logits, hidden = (np.empty((len(where), n), np.float32) for n in (n_logits, n_hidden))
-        jobs.append(_Job(target, rows, Reading(logits, hidden)))
-    return jobs
+    def hidden(
+        self,
+        targets: SequenceOf[list[int]],
+        positions: SequenceOf[SequenceOf[int]],
+        hook: ReadHook | None = None,
+    ) -> list[Reading]:
+        """See `LM.hidden`."""
+        jobs = self._jobs(targets, positions, 0, self._context.model.n_embd)
+        return self._answers(jobs, _Question(True), hook)
 
+    def _jobs(
+        self, targets: SequenceOf[list[int]], positions: SequenceOf[SequenceOf[int]], n_logits: int, n_hidden: int
+    ) -> list[_Job]:
+        if len(targets) != len(positions):
+            raise TilebeamError(f"{len(targets)} texts but {len(positions)} lists of positions.")
+        jobs = []
+        for target, where in zip(targets, positions, strict=True):
+            check_prompt(target, self._context)
+            rows: dict[int, list[int]] = {}
+            for row, position in enumerate(where):
+                at = position + len(target) if position < 0 else position
+                if not 0 <= at < len(target):
+                    raise TilebeamError(f"Position {position} is not in a text of {len(target)} tokens.")
+                rows.setdefault(at, []).append(row)
+            logits, hidden = (np.empty((len(where), n), np.float32) for n in (n_logits, n_hidden))
+            jobs.append(_Job(target, rows, Reading(logits, hidden)))
+        return jobs
 
-def _answers(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> list[Reading]:
-    keeping = engine.keeping
-    try:
-        engine.keep(True)  # for the texts of this call
-        _run(engine, jobs, question, hook)
-        engine.keep(keeping)
-    except BaseException:
-        engine.abort()
-        engine.keeping = keeping
-        raise
-    finally:
+    def _answers(self, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> list[Reading]:
+        caching = self._kv.caching
+        try:
+            self._kv.set_caching(True)  # for the texts of this call
+            self._run(jobs, question, hook)
+            self._kv.set_caching(caching)
+        except BaseException:
+            self._kv.clear()
+            self._kv.caching = caching
+            raise
+        finally:
+            if question.hidden:
+                self._context.output_hidden(False)
+        return [job.out for job in jobs]
+
+    def _run(self, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> None:
+        waiting = [job for job in jobs if job.rows]
+        total = sum(len(job.target) for job in waiting)
+        running: list[_Job] = []
+        for job in waiting:  # what will be forked stays longer than what will not
+            source, _ = self._kv.longest_prefix(job.target, min(job.rows))
+            if source is not None:
+                self._kv.touch(source)
+        while waiting or running:
+            waiting = [job for job in waiting if not self._start(job, running, waiting)]
+            self._decode(running, question)
+            running = [job for job in running if job.seq is not None]
+            if hook is not None:
+                seen = sum(job.out.decoded_tokens + job.out.cached_tokens for job in jobs)
+                hook(seen, total)
+
+    def _start(self, job: _Job, running: list[_Job], waiting: list[_Job]) -> bool:
+        """Give a text its sequence. False: not now."""
+        kv = self._kv
+        limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
+        source, shared = kv.longest_prefix(job.target, limit)
+        for other in running:
+            coming = min(limit, common_prefix(other.target, job.target))
+            if not self._forkable_anywhere(other):
+                coming = max((m for m in other.marks if m <= coming), default=0)
+            if coming - shared >= _SHARE_AT_LEAST:
+                return False
+        ids = kv.free_ids
+        room = job.stop - shared + sum(j.stop - j.start for j in running)
+        while (ids == 0 or kv.free < room) and kv.evict(spare=source):
+            ids = kv.free_ids
+        if ids == 0 or (running and kv.free < room):
+            return False
+        job.seq = kv.open_from(source, shared)
+        job.out.cached_tokens = shared
+        running.append(job)
+        while kv.free < job.stop - shared and kv.evict():  # the source's own end may be in the way
+            pass
+        if not self._forkable_anywhere(job):
+            others = [min(min(o.rows), common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
+            job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
+        return True
+
+    def _forkable_anywhere(self, job: _Job) -> bool:
+        """Whether others can fork a text's beginning when it has been read to its end. Models with sliding windows or
+        recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
+        return self._kv.forkable(job.stop, job.stop - 1) == job.stop - 1
+
+    def _decode(self, running: list[_Job], question: _Question) -> None:
+        """Decode one batch and take the answers in it; texts that are read to their end lose their sequence."""
         if question.hidden:
-            engine.context.output_hidden(False)
-    return [job.out for job in jobs]
-
-
-def _run(engine: Engine, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> None:
-    waiting = [job for job in jobs if job.rows]
-    total = sum(len(job.target) for job in waiting)
-    running: list[_Job] = []
-    for job in waiting:  # what will be forked stays longer than what will not
-        source, _ = engine.best_source(job.target, min(job.rows))
-        if source is not None:
-            engine.touch(source)
-    while waiting or running:
-        waiting = [job for job in waiting if not _start(engine, job, running, waiting)]
-        if question.hidden:
-            stops, every = _apart(running)
-            engine.context.output_hidden(every)
+            stops, every = _hidden_stops(running)
+            self._context.output_hidden(every)
         else:
             stops, every = [job.stop for job in running], False
-        n = _fill(engine, running, stops, every)
+        n = self._fill(running, stops, every)
         if n == 0:
             raise TilebeamError("The KV cache has no room for this text; load the model with a larger n_ctx.")
         began = time.perf_counter()
-        code = engine.context.decode(n)
+        code = self._context.decode(n)
         seconds = time.perf_counter() - began
         if code != 0:
-            engine.fail(code)
+            self._fail(code)
         for job in running:
             job.out.seconds += seconds * job.done / n
             job.out.decoded_tokens += job.done
             for entry, position in job.flagged:
                 out = job.out.hidden if question.hidden else job.out.logits
-                out[job.rows[position]] = question.answer(engine, entry)
-            _leave_mark(engine, job)
+                out[job.rows[position]] = question.answer(self._context, entry)
+            self._leave_mark(job)
             if job.start == job.stop and job.seq is not None:
-                engine.retire(job.seq)
+                self._kv.retire(job.seq)
                 job.seq = None
-        running = [job for job in running if job.seq is not None]
-        if hook is not None:
-            seen = sum(job.out.decoded_tokens + job.out.cached_tokens for job in jobs)
-            hook(seen, total)
+
+    def _leave_mark(self, job: _Job) -> None:
+        """Cache what was read of a text by now, if it has come to a length at which others will fork it."""
+        if job.marks and job.seq is not None and job.start == job.marks[0]:
+            del job.marks[0]
+            if self._kv.free_ids or self._kv.evict():
+                self._kv.retire(self._kv.fork(job.seq, job.start))
+
+    def _fill(self, running: list[_Job], stops: list[int], every: bool) -> int:
+        """Put the next tokens of the running texts into the batch, with outputs where they are asked for, or for all of
+        them; how many."""
+        context, kv = self._context, self._kv
+        n = outputs = 0
+        for job, stop in zip(running, stops, strict=True):
+            job.done, job.flagged = 0, []
+            assert job.seq is not None
+            start = job.start
+            stop = min([stop, *job.marks[:1]])
+            count = min(stop - start, context.n_batch - n, kv.free)
+            if every:
+                count = min(count, context.max_outputs - outputs)
+            asked = job.asked(start + count)
+            if not every and outputs + len(asked) > context.max_outputs:
+                asked = asked[: context.max_outputs - outputs]
+                count = asked[-1] + 1 - start if asked else 0
+            if count <= 0:
+                continue
+            end = n + count
+            context.token[n:end] = job.target[start : start + count]
+            context.pos[n:end] = np.arange(start, start + count)
+            context.seq[n:end] = job.seq.id
+            context.output[n:end] = every
+            for position in asked:
+                entry = n + position - start
+                context.output[entry] = 1
+                job.flagged.append((entry, position))
+            kv.extend(job.seq, job.target[start : start + count])
+            job.done, outputs, n = count, outputs + (count if every else len(asked)), end
+        return n
 
 
-def _start(engine: Engine, job: _Job, running: list[_Job], waiting: list[_Job]) -> bool:
-    """Give a text its sequence. False: not now."""
-    limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
-    source, shared = engine.best_source(job.target, limit)
-    for other in running:
-        coming = min(limit, kv.common_prefix(other.target, job.target))
-        if not _forkable_anywhere(engine, other):
-            coming = max((m for m in other.marks if m <= coming), default=0)
-        if coming - shared >= _SHARE_AT_LEAST:
-            return False
-    ids = engine.kv.free_ids
-    room = job.stop - shared + sum(j.stop - j.start for j in running)
-    while (ids == 0 or engine.kv.free < room) and engine.evict(spare=source):
-        ids = engine.kv.free_ids
-    if ids == 0 or (running and engine.kv.free < room):
-        return False
-    job.seq = engine.fork(source, shared)
-    job.out.cached_tokens = shared
-    running.append(job)
-    while engine.kv.free < job.stop - shared and engine.evict():  # the source's own end may be in the way
-        pass
-    if not _forkable_anywhere(engine, job):
-        others = [min(min(o.rows), kv.common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
-        job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
-    return True
-
-
-def _forkable_anywhere(engine: Engine, job: _Job) -> bool:
-    """Whether others can fork a text's beginning when it has been read to its end. Models with sliding windows or
-    recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
-    return engine.kv.forkable(job.stop, job.stop - 1) == job.stop - 1
-
-
-def _leave_mark(engine: Engine, job: _Job) -> None:
-    """Keep what was read of a text by now, if it has come to a length at which others will fork it."""
-    if job.marks and job.seq is not None and job.start == job.marks[0]:
-        del job.marks[0]
-        if engine.kv.free_ids or engine.evict():
-            engine.retire(engine.kv.fork(job.seq, job.start))
-
-
-def _apart(running: list[_Job]) -> tuple[list[int], bool]:
+def _hidden_stops(running: list[_Job]) -> tuple[list[int], bool]:
     """How far each text goes in the next batch, and whether that batch gives hidden states: up to the next question
     without, if that is worth a batch; else with, up to where such a batch will be worth it."""
     gaps = [job.asked(job.stop)[0] - job.start for job in running]
@@ -240,36 +292,3 @@ def _apart(running: list[_Job]) -> tuple[list[int], bool]:
         wide = [a for a, b in pairwise(asked) if (b - a - 1) * len(running) >= _PLAIN_AT_LEAST]
         stops.append((wide[0] if wide else asked[-1]) + 1)
     return stops, True
-
-
-def _fill(engine: Engine, running: list[_Job], stops: list[int], every: bool) -> int:
-    """Put the next tokens of the running texts into the batch, with outputs where they are asked for, or for all of
-    them; how many."""
-    context = engine.context
-    n = outputs = 0
-    for job, stop in zip(running, stops, strict=True):
-        job.done, job.flagged = 0, []
-        assert job.seq is not None
-        start = job.start
-        stop = min([stop, *job.marks[:1]])
-        count = min(stop - start, context.n_batch - n, engine.kv.free)
-        if every:
-            count = min(count, context.max_outputs - outputs)
-        asked = job.asked(start + count)
-        if not every and outputs + len(asked) > context.max_outputs:
-            asked = asked[: context.max_outputs - outputs]
-            count = asked[-1] + 1 - start if asked else 0
-        if count <= 0:
-            continue
-        end = n + count
-        context.token[n:end] = job.target[start : start + count]
-        context.pos[n:end] = np.arange(start, start + count)
-        context.seq[n:end] = job.seq.id
-        context.output[n:end] = every
-        for position in asked:
-            entry = n + position - start
-            context.output[entry] = 1
-            job.flagged.append((entry, position))
-        engine.kv.extend(job.seq, job.target[start : start + count])
-        job.done, outputs, n = count, outputs + (count if every else len(asked)), end
-    return n

@@ -1,14 +1,16 @@
-"""What the scheduler works on: a prompt with its samples, from the queue to their texts."""
+"""What the engine works on: a prompt with its samples, from the queue to their texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from tilebeam.engine.detokenizer import TextStream
+from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.sampler import Sampler
 from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 
@@ -24,22 +26,16 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     sampler: Sampler | None = None
-    stream: TextStream | None = None
+    detokenizer: Detokenizer | None = None
     kv: Sequence | None = None
-    age: int = 0  # admission number: who gives way when cells run out
+    age: int = 0  # admission number: who is preempted when cells run out
     finish: FinishReason | None = None
     limit: int = 0  # tokens that it may have
-    reached: int = 0  # tokens, with the prompt, that had cells when it gave them up: decoded before
-    shown: int = 0  # tokens whose text is in the stream
+    reached: int = 0  # tokens, with the prompt, that had cells when it was preempted: decoded before
+    detokenized: int = 0  # tokens whose text is in the detokenizer
 
     @property
-    def chain(self) -> Sampler:
-        """The sampler of a sample that runs."""
-        assert self.sampler is not None
-        return self.sampler
-
-    @property
-    def streams(self) -> bool:
+    def detokenizes(self) -> bool:
         """Whether its text is looked at while it grows, so that tokens must become text at once."""
         return bool(self.request.params.stop) or self.request.on_change is not None
 
@@ -57,8 +53,8 @@ class Sample:
 class Request:
     """One prompt with its samples.
 
-    `on_change` is called by whoever steps the engine, with each sample that drew a token or ended; the request is
-    complete when `unfinished` is 0.
+    `on_change` is called in the thread that steps the engine, with each sample that drew a token or ended; the request
+    is complete when `unfinished` is 0.
     """
 
     prompt: str
@@ -69,11 +65,11 @@ class Request:
     on_change: Callable[[Sample], None] | None = None
     usage: Usage = field(default_factory=Usage)
     samples: list[Sample] = field(default_factory=list)
-    lead: Sample | None = None  # decodes the prompt now
-    followers: list[Sample] = field(default_factory=list)  # wait for the lead
-    holder: Sequence | None = None  # keeps prompt[:-1] for samples still in the queue
+    prefiller: Sample | None = None  # the sample that decodes the prompt now
+    forks: list[Sample] = field(default_factory=list)  # admitted; fork from the prefiller when the prompt is decoded
+    pinned: Sequence | None = None  # keeps prompt[:-1] in the cache for samples still queued
     decoded: int = 0  # leading prompt tokens accounted for: decoded or taken from another prompt's cells
-    waiting: int = 0  # samples in the queue
+    queued: int = 0  # samples
     unfinished: int = 0  # samples
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
 
@@ -90,14 +86,50 @@ class Request:
             outputs.append(
                 CompletionOutput(
                     index=s.index,
-                    text=s.stream.text if s.stream else "",
+                    text=s.detokenizer.text if s.detokenizer else "",
                     token_ids=s.tokens,
                     finish_reason=s.finish or "aborted",
                     seed=s.seed,
                     cumulative_logprob=sum(logprobs) if logprobs is not None else None,
                     logprobs=logprobs,
-                    stop_reason=s.stream.stop_string if s.stream else None,
+                    stop_reason=s.detokenizer.stop_string if s.detokenizer else None,
                     top_logprobs=s.top_logprobs if self.params.top_logprobs else None,
                 )
             )
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
+
+
+def check_prompt(prompt_ids: SequenceOf[int], context: Context) -> None:
+    """Raise `TilebeamError` if a context cannot run this prompt."""
+    if not prompt_ids:
+        raise TilebeamError("The prompt has no tokens.")
+    if len(prompt_ids) >= context.n_ctx:
+        raise TilebeamError(
+            f"The prompt has {len(prompt_ids)} tokens, the context {context.n_ctx}: at least one must stay free; "
+            "shorten the prompt or load the model with a larger n_ctx."
+        )
+    low, high, size = min(prompt_ids), max(prompt_ids), context.model.vocab.size
+    if low < 0 or high >= size:
+        raise TilebeamError(f"Token {low if low < 0 else high} is not in the vocabulary (0 to {size - 1}).")
+
+
+def make_request(
+    context: Context, prompt: str, prompt_ids: list[int], params: SamplingParams, progress: Progress
+) -> Request:
+    """Check a prompt and its parameters, and make samples of them; any thread may.
+
+    Args:
+        progress: of the call that the request belongs to; its total grows by the samples.
+
+    Raises:
+        TilebeamError: the request cannot be run.
+    """
+    check_prompt(prompt_ids, context)
+    if params.grammar is not None or params.logit_bias:
+        Sampler(params, 0, context.model.vocab).close()
+    params = params.resolved()
+    request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n)
+    request.usage.prompt_tokens = len(prompt_ids)
+    request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
+    progress.total += params.n
+    return request

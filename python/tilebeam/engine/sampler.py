@@ -1,6 +1,7 @@
-"""How one sequence draws its tokens: a chain of llama.cpp's samplers, and what C needs to draw without it.
+"""Drawing tokens: `Sampler` is how one sequence draws, `BatchSampler` draws for all sequences of a batch in one call.
 
-See backend/sampling/sampling.h for what is drawn there.
+A sampler is a chain of llama.cpp's samplers and the state that native code needs to draw the same tokens without that
+chain; backend/sampling/sampling.h tells which chains it draws.
 """
 
 from __future__ import annotations
@@ -13,19 +14,37 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
+import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Vocab, log_router
+from tilebeam.native.llama import Context, Vocab, log_router
 from tilebeam.native.sampling import ffi, lib
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOP: int = lib.TB_DRAW_TOP_MAX
+NO_TOKEN: int = lib.TB_DRAW_NOTHING  # the sampler forbids every token
+BAD_LOGITS: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
 
 # Of GBNF: what holds no rules (strings, character classes, comments), and repetitions with both bounds.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 _REPETITION = re.compile(r"\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 # Penalties look at so many of the last tokens one by one; for more, llama.cpp goes through the vocabulary.
 _MOST_RECENT = 1024
+
+_ROW = np.dtype(
+    [
+        ("chain", np.uintp),
+        ("entry", np.int32),
+        ("wants_norm", np.int32),
+        ("token", np.int32),
+        ("logit", np.float32),
+        ("norm", np.float64),
+    ],
+    align=True,
+)
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+assert _ROW.itemsize == ffi.sizeof("struct tb_draw_row")
+assert _CANDIDATE.itemsize == ffi.sizeof("struct tb_candidate")
 
 
 class Sampler:
@@ -34,21 +53,18 @@ class Sampler:
 
     Attributes:
         pointer: llama.cpp's chain of all but the grammar.
-        chain: a struct tb_chain.
+        state: a struct tb_chain.
 
     Args:
         prompt: its last tokens count for the penalties.
-        own: draw without llama.cpp's chain where that gives the same tokens.
 
     Raises:
-        TilebeamError: the grammar is none, or a bias is for a token that there is not.
+        TilebeamError: the grammar is invalid, or a bias is for a token outside the vocabulary.
     """
 
-    def __init__(
-        self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = (), *, own: bool = True
-    ) -> None:
+    def __init__(self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = ()) -> None:
         self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        self.chain = ffi.new("struct tb_chain *")
+        self.state = ffi.new("struct tb_chain *")
         self._kept: list[Any] = []  # what the struct points to
         self._grammar: Any = None
         try:
@@ -72,18 +88,18 @@ class Sampler:
                 self._add(C.llama_sampler_init_min_p(params.min_p, 1))
             self._add(C.llama_sampler_init_temp(params.temperature))
             draw = C.llama_sampler_init_dist(seed)
-            self.chain.draw = _pointer(draw)
+            self.state.draw = _pointer(draw)
             self._add(draw)
-            lib.tb_chain_seed(self.chain, seed)
-        chain = self.chain
-        chain.links, chain.grammar = _pointer(self.pointer), _pointer(self._grammar)
-        chain.top_k, chain.top_p, chain.min_p = params.top_k, params.top_p, params.min_p
-        chain.temperature = params.temperature
-        chain.own = own and self._known(params, vocab) and (params.temperature == 0 or same_random_numbers())
+            lib.tb_chain_seed(self.state, seed)
+        state = self.state
+        state.links, state.grammar = _pointer(self.pointer), _pointer(self._grammar)
+        state.top_k, state.top_p, state.min_p = params.top_k, params.top_p, params.min_p
+        state.temperature = params.temperature
+        state.own = self._known(params, vocab) and (params.temperature == 0 or same_random_numbers())
 
     @staticmethod
     def _known(params: SamplingParams, vocab: Vocab) -> bool:
-        """Whether C draws what the chain draws."""
+        """Whether native code draws what the chain draws."""
         if params.penalizes and params.penalty_last_n > min(vocab.size, _MOST_RECENT):
             return False
         cut = 0 < params.top_k <= MAX_TOP or (params.top_k == 0 and params.top_p == 1)
@@ -91,8 +107,8 @@ class Sampler:
 
     @property
     def address(self) -> int:
-        """The struct tb_chain, for C."""
-        return int(ffi.cast("uintptr_t", self.chain))
+        """The address of `state`, for native code."""
+        return int(ffi.cast("uintptr_t", self.state))
 
     def _add(self, link: Any) -> None:
         C.llama_sampler_chain_add(self.pointer, link)
@@ -104,7 +120,7 @@ class Sampler:
         self._add(C.llama_sampler_init_logit_bias(vocab.size, len(bias), items))
         biases = ffi.from_buffer("struct tb_bias[]", items)
         self._kept.append(biases)
-        self.chain.biases, self.chain.n_biases = biases, len(bias)
+        self.state.biases, self.state.n_biases = biases, len(bias)
 
     def _add_penalties(self, params: SamplingParams, vocab: Vocab, prompt: Sequence[int]) -> None:
         link = C.llama_sampler_init_penalties(
@@ -123,8 +139,8 @@ class Sampler:
         last = last[-size:]
         recent[0 : len(last)] = last
         self._kept.append(recent)
-        chain = self.chain
-        chain.penalties, chain.recent, chain.n_recent, chain.accepted = _pointer(link), recent, size, len(last)
+        state = self.state
+        state.penalties, state.recent, state.n_recent, state.accepted = _pointer(link), recent, size, len(last)
 
     def close(self) -> None:
         """Free the chain."""
@@ -136,17 +152,78 @@ class Sampler:
             self._grammar = None
 
 
+class SampleRows:
+    """Rows to draw for: a sampler and the batch entry whose logits it gets, and what was drawn.
+
+    The same rows can be drawn again and again: the same samplers, from the same entries of the next batches.
+    """
+
+    def __init__(self, rows: list[tuple[Sampler, int, bool]]) -> None:
+        """`rows`: sampler, entry, and whether the row's log norm is wanted."""
+        self._rows = np.zeros(len(rows), _ROW)
+        self._rows["chain"] = [sampler.address for sampler, _, _ in rows]
+        self._rows["entry"] = [entry for _, entry, _ in rows]
+        self._rows["wants_norm"] = [wants for _, _, wants in rows]
+        self._tokens: npt.NDArray[np.int32] = self._rows["token"]
+        self._pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
+        self._samplers = [sampler for sampler, _, _ in rows]  # alive as long as their addresses are used
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """A view of what was drawn: int32 [rows], a token, `NO_TOKEN` or `BAD_LOGITS`."""
+        return self._tokens
+
+    @property
+    def logits(self) -> list[float]:
+        """Of the tokens drawn, as the model computed them."""
+        return self._rows["logit"].tolist()
+
+    @property
+    def norms(self) -> list[float]:
+        """Logarithm of the sum of exp(logit) over the vocabulary, where wanted: logit - norm is a log-probability."""
+        return self._rows["norm"].tolist()
+
+
+class BatchSampler:
+    """Draws from the logits of a context's last batch."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._n_vocab = context.model.vocab.size
+        self._scratch = np.empty(MAX_TOP, _CANDIDATE)
+        self._c, self._kept = draw_context(self._n_vocab)
+        self._c.context = ffi.cast("void *", address_of(context.pointer))
+        self._c.logits = ffi.cast("void *", address_of(C._lib.llama_get_logits_ith))
+
+    def sample(self, rows: SampleRows) -> None:
+        """Draw a token for every row; the samplers remember theirs."""
+        lib.tb_draw_rows(self._c, rows._pointer, len(rows._tokens))
+
+    def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
+        """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
+        logits = self._context.logits(entry)
+        count = min(count, self._n_vocab)
+        if count <= MAX_TOP:
+            found = lib.tb_top(
+                ffi.from_buffer("float[]", logits),
+                self._n_vocab,
+                count,
+                ffi.from_buffer("struct tb_candidate[]", self._scratch),
+            )
+            return self._scratch["id"][:found].tolist(), self._scratch["logit"][:found].tolist()
+        order = np.lexsort((np.arange(self._n_vocab), -logits))[:count]
+        return order.tolist(), logits[order].tolist()
+
+
 def _grammar(grammar: str, vocab: Vocab) -> Any:
     for least, most in _REPETITION.findall(_LITERAL.sub("", grammar)):
         if int(most) < int(least):  # llama.cpp would go on repeating for ever
-            raise TilebeamError(
-                f"The grammar is not one: {{{least},{most}}} asks for at least {least} and at most {most}."
-            )
+            raise TilebeamError(f"Invalid grammar: {{{least},{most}}} asks for at least {least} and at most {most}.")
     with log_router().capture() as log:
         link = C.llama_sampler_init_grammar(vocab.pointer, grammar.encode("utf-8", "surrogatepass"), b"root")
     if not link:
         reason = " ".join("".join(text for _, text in log).split()) or "llama.cpp gave no reason"
-        raise TilebeamError(f"The grammar is not one: {reason}")
+        raise TilebeamError(f"Invalid grammar: {reason}")
     return link
 
 
@@ -155,21 +232,21 @@ def _pointer(sampler: Any) -> Any:
     return ffi.cast("void *", ctypes.cast(sampler, ctypes.c_void_p).value or 0) if sampler else ffi.NULL
 
 
-def context_of(n_vocab: int) -> tuple[Any, list[Any]]:
+def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
     """A struct tb_draw_context with llama.cpp's samplers and room for one row, but no logits yet; and what must live as
     long as it does."""
     candidates = np.empty(n_vocab * ffi.sizeof("struct tb_candidate"), np.uint8)
     adjusted = np.empty(n_vocab, np.float32)
     c = ffi.new("struct tb_draw_context *")
-    c.apply = ffi.cast("void *", function(C._lib.llama_sampler_apply))
-    c.accept = ffi.cast("void *", function(C._lib.llama_sampler_accept))
+    c.apply = ffi.cast("void *", address_of(C._lib.llama_sampler_apply))
+    c.accept = ffi.cast("void *", address_of(C._lib.llama_sampler_accept))
     c.n_vocab = n_vocab
     c.candidates = ffi.from_buffer("struct tb_candidate[]", candidates)
     c.adjusted = ffi.from_buffer("float[]", adjusted)
     return c, [candidates, adjusted]
 
 
-def function(pointer: Any) -> int:
+def address_of(pointer: Any) -> int:
     """Where a ctypes pointer or function points."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
@@ -183,7 +260,7 @@ def same_random_numbers() -> bool:
     draw = C.llama_sampler_init_dist(20)
     C.llama_sampler_chain_add(links, draw)
     try:
-        c, _kept = context_of(n_vocab)
+        c, _kept = draw_context(n_vocab)
         logits = np.zeros(n_vocab, np.float32)
         c.context = ffi.from_buffer(logits)
         chains = ffi.new("struct tb_chain[2]")

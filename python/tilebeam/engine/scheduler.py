@@ -1,37 +1,413 @@
-"""What one llama_decode works on, and how a batch is divided between prompts."""
+"""Which samples run, and what the next batch decodes.
+
+Samples wait in a queue for a slot. A batch has one token of every sample that decodes, and chunks of prompts: at most
+`PREFILL_CHUNK` tokens of these while samples decode, half of them of the prompt that came first, the others of the
+shortest.
+
+- A prompt is decoded once, by its first sample; samples admitted meanwhile wait for it and fork from its cells, all
+  drawing from the same logits. If there are more samples than slots, the prompt without its last token is pinned in the
+  cache for those that come later; they fork from it and decode that one token themselves.
+- A prompt that shares a prefix with tokens already in the cache forks from there; one that shares a prefix with a
+  prompt being decoded waits for it.
+- Finished sequences in the prefix cache are evicted when room is needed. When cells run out, the sample admitted last
+  is preempted: it gives up its cells and queues again; what it has drawn so far is kept and decoded again later. The
+  sample admitted first always goes on, so every request ends.
+
+The order of everything follows from the requests and when they came: the same requests at once give the same batches.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from tilebeam.engine.drawing import Draws
-from tilebeam.engine.kv_cache import Sequence
+from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.request import Request, Sample
+from tilebeam.engine.sampler import SampleRows
+from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context
 
-# Tokens of prompts in one batch while samples decode, who should not have to wait for long.
+# Tokens of prompts in one batch while samples decode, which should not have to wait for long.
 PREFILL_CHUNK = 128
+# Waiting for another prompt's prefix pays off from this many tokens.
+_SHARE_AT_LEAST = 32
+# Cells to leave free per running sample when another one is admitted.
+_HEADROOM = 8
+
+
+class _Start(Enum):
+    """Whether a sample could get its sequence."""
+
+    NOW = auto()
+    LATER = auto()  # what it shares with another prompt is being decoded
+    NO_ROOM = auto()
+
+
+@dataclass(eq=False)
+class Span:
+    """Consecutive tokens of one sequence in a batch.
+
+    Attributes:
+        seq: which has cells for them already.
+        request: whose they are.
+        sample: of it; None: they belong to the request's pinned prefix.
+        tokens: what is decoded.
+        entry: where the first of them stands in the batch.
+        outputs: how many of them, the last ones, give logits.
+    """
+
+    seq: Sequence
+    request: Request
+    sample: Sample | None
+    tokens: list[int]
+    entry: int
+    outputs: int
 
 
 @dataclass(eq=False)
 class Plan:
-    """One batch: what is decoded, and whose token is drawn from which entry.
+    """What one llama_decode works on.
 
-    While all samples simply go on, one token each, the plan of the next batch is the same: `going`.
+    Attributes:
+        spans: in the order of the batch.
+        n: tokens in all spans.
+        steady: all running samples go on by one token each, so that the next batch has the same plan.
+        drawing: samples that draw a token, and the entries that they draw from.
+        rows: the same for the native code; made when the plan is drawn from for the first time.
+        shares: of a steady plan: requests, and how many of its samples.
+        unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
     """
 
-    rows: list[tuple[Sample, int]]  # samples whose token is drawn, and the entries
-    spans: list[tuple[Sequence, Request, Sample | None, int]]  # sequences, whose they are, and how many tokens of each
-    n: int  # entries
-    going: bool = False
-    shares: list[tuple[Request, int]] = field(default_factory=list)  # requests and their rows, of a plan that is going
-    draws: Draws | None = None
-    quiet: int = 0  # of a plan that is going: so many draws need no look at the single sample, unless a token ends it
+    spans: list[Span]
+    n: int
+    steady: bool
+    drawing: list[tuple[Sample, int]] = field(default_factory=list)
+    rows: SampleRows | None = None
+    shares: list[tuple[Request, int]] = field(default_factory=list)
+    unchecked: int = 0
+
+    def write(self, context: Context) -> None:
+        """Fill the batch arrays."""
+        tokens: list[int] = []
+        pos: list[int] = []
+        seq: list[int] = []
+        output: list[int] = []
+        for span in self.spans:
+            count, end = len(span.tokens), len(span.seq)
+            tokens += span.tokens
+            pos += range(end - count, end)
+            seq += [span.seq.id] * count
+            output += [0] * (count - span.outputs) + [1] * span.outputs
+        n = self.n
+        context.token[:n], context.pos[:n], context.seq[:n], context.output[:n] = tokens, pos, seq, output
+
+
+class Scheduler:
+    """Owns the queue, the slots and the plan of every batch.
+
+    Args:
+        context: its sizes count.
+        kv: its cells.
+        n_slots: samples that decode at the same time.
+    """
+
+    def __init__(self, context: Context, kv: PrefixCache, n_slots: int) -> None:
+        self.kv = kv
+        self.n_slots = n_slots
+        self.queue: deque[Sample] = deque()
+        self.running: list[Sample] = []  # in order of admission
+        self._context = context
+        self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
+        self._admitted = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether samples run or wait."""
+        return bool(self.queue or self.running)
+
+    def submit(self, request: Request) -> None:
+        """Queue all samples of a request."""
+        request.queued = len(request.samples)
+        self.queue.extend(request.samples)
+
+    def remove(self, request: Request) -> None:
+        """Take what is not finished of a request out of queue and slots, and free its cells."""
+        self.queue = deque(s for s in self.queue if s.request is not request)
+        self.running = [s for s in self.running if s.request is not request]
+        self._unpin(request)
+        request.prefiller, request.forks, request.queued = None, [], 0
+        for sample in request.samples:
+            if sample.kv is not None:
+                self.kv.close(sample.kv)
+                sample.kv = None
+
+    def clear(self) -> list[Sample]:
+        """Forget all samples and every cell, cached ones too.
+
+        Returns:
+            samples that are not finished.
+        """
+        unfinished = [*self.running, *self.queue]
+        self.running.clear()
+        self.queue.clear()
+        self._pinning.clear()
+        self.kv.clear()
+        for sample in unfinished:
+            request = sample.request
+            request.prefiller, request.forks, request.pinned, request.queued = None, [], None, 0
+            sample.kv = None
+        return unfinished
+
+    def retire(self, sample: Sample) -> None:
+        """A sample is finished: free its slot, cache or close its sequence."""
+        self.running.remove(sample)
+        if sample.kv is not None:
+            self.kv.retire(sample.kv)
+            sample.kv = None
+
+    # --- admission --------------------------------------------------------------------------------------------------
+
+    def admit(self) -> list[Sample]:
+        """Fill free slots from the queue.
+
+        A sample that waits for a prompt to be decoded may be overtaken; one that finds no room may not, or a large
+        prompt would wait for ever.
+
+        Returns:
+            the samples that got a slot.
+        """
+        admitted: list[Sample] = []
+        waiting: set[Request] = set()
+        at = 0
+        while at < len(self.queue) and len(self.running) < self.n_slots:
+            sample = self.queue[at]
+            request = sample.request
+            # Forks have no sequence yet, but will.
+            while self.kv.free_ids <= sum(s.kv is None for s in self.running):
+                if not self.kv.evict():
+                    return admitted
+            if request.prefiller is not None:
+                # The prompt is being decoded: join. Forking at its end costs no cells.
+                request.forks.append(sample)
+            else:
+                started = _Start.LATER if request in waiting else self._start(sample)
+                if started is _Start.NO_ROOM:
+                    return admitted
+                if started is _Start.LATER:
+                    waiting.add(request)
+                    at += 1
+                    continue
+            del self.queue[at]
+            request.queued -= 1
+            self._admitted += 1
+            sample.age = self._admitted
+            self.running.append(sample)
+            admitted.append(sample)
+            if not request.queued:
+                self._unpin(request)
+        return admitted
+
+    def _start(self, sample: Sample) -> _Start:
+        """Give a sample its sequence, forked from the longest prefix in the cache."""
+        request, kv = sample.request, self.kv
+        if request in self._pinning:
+            return _Start.LATER
+        target = sample.target()
+        limit = len(target) - 1  # the last token is always decoded, for its logits
+        source, shared = kv.longest_prefix(target, limit)
+        coming = self._coming_prefix(target, limit)
+        if coming - shared >= _SHARE_AT_LEAST:
+            return _Start.LATER
+        room = len(target) - shared + self._promised() + _HEADROOM * (len(self.running) + 1)
+        while kv.free < room and kv.evict(spare=source):
+            pass
+        if (self.running or self._pinning) and kv.free < room:
+            return _Start.NO_ROOM
+        first = not sample.tokens and request.decoded < len(request.prompt_ids)
+        crowd = request.queued > self.n_slots - len(self.running) and len(request.prompt_ids) > 1
+        promised = 1 + sum(s.kv is None for s in self.running)  # sequences of this sample and of forks
+        pins = first and crowd and request.pinned is None and kv.free_ids > promised
+        seq = kv.open_from(source, shared)
+        if first:
+            request.usage.cached_tokens += max(0, shared - request.decoded)
+            request.decoded = max(request.decoded, shared)
+        if pins:
+            request.pinned = seq
+            if len(seq) < limit:
+                self._pinning.append(request)
+                return _Start.LATER
+            seq = kv.fork(seq, limit)
+        sample.kv = seq
+        if not sample.tokens:
+            request.prefiller = sample
+        return _Start.NOW
+
+    def _promised(self) -> int:
+        """Cells that prompts being decoded will still take."""
+        pinned = sum(len(r.prompt_ids) - 1 - len(r.pinned) for r in self._pinning if r.pinned is not None)
+        return pinned + sum(s.todo() for s in self.running if s.kv is not None and s.todo() > 1)
+
+    def _coming_prefix(self, target: list[int], limit: int) -> int:
+        """The longest prefix that some prompt being decoded now will have in the cache."""
+        best = 0
+        prompts = [r.prompt_ids[:-1] for r in self._pinning]
+        prompts += [s.request.prompt_ids for s in self.running if s.kv is not None and s.todo() > 1]
+        for prompt in prompts:
+            shared = self.kv.forkable(len(prompt), min(limit, common_prefix(prompt, target)))
+            if shared <= limit:
+                best = max(best, shared)
+        return best
+
+    # --- plans ------------------------------------------------------------------------------------------------------
+
+    def make_room(self) -> list[Sample]:
+        """Preempt until there is a cell for every sample that decodes.
+
+        Returns:
+            samples that cannot go on because one alone has all cells: to be finished, then asked again.
+        """
+        while True:
+            decoding = self._decoding()
+            filling = self._pinning or len(decoding) < sum(s.kv is not None for s in self.running)
+            if len(decoding) <= self.kv.free and (self.kv.free or not filling):
+                return []
+            if not self.preempt():
+                if not decoding:
+                    raise TilebeamError("The KV cache is full and no sample can be preempted.")
+                return decoding
+
+    def plan(self) -> Plan:
+        """The next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded."""
+        decoding = self._decoding()
+        spans: list[Span] = []
+        n = 0
+        for sample in decoding:
+            assert sample.kv is not None
+            last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
+            self.kv.extend(sample.kv, [last])
+            spans.append(Span(sample.kv, sample.request, sample, [last], n, 1))
+            n += 1
+        for span in self._prefill(self._context.n_batch - n, bool(decoding)):
+            span.entry = n
+            spans.append(span)
+            n += len(span.tokens)
+        drawing = [(s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs]
+        steady = len(drawing) == n == len(self.running) and not (self.queue and n < self.n_slots)
+        plan = Plan(spans, n, steady, drawing)
+        if steady:
+            self._count_shares(plan, decoding)
+        return plan
+
+    def _decoding(self) -> list[Sample]:
+        return [s for s in self.running if s.kv is not None and s.todo() == 1]
+
+    def _prefill(self, room: int, decoding: bool) -> list[Span]:
+        """The next tokens of all prompts that are being decoded, as many as fit into `room`; entries are set later."""
+        jobs: list[tuple[Sequence, Request, list[int], Sample | None]] = []
+        for request in self._pinning:
+            assert request.pinned is not None
+            jobs.append((request.pinned, request, request.prompt_ids[:-1], None))
+        for sample in self.running:
+            if sample.kv is not None and sample.todo() > 1:
+                jobs.append((sample.kv, sample.request, sample.target(), sample))
+        if decoding:
+            room = min(room, PREFILL_CHUNK)
+        counts = portions([len(target) - len(seq) for seq, _, target, _ in jobs], room, self.kv.free)
+        spans = []
+        for (seq, request, target, owner), count in zip(jobs, counts, strict=True):
+            if count > 0:
+                tokens = target[len(seq) : len(seq) + count]
+                self.kv.extend(seq, tokens)
+                outputs = int(owner is not None and len(seq) == len(target))
+                spans.append(Span(seq, request, owner, tokens, 0, outputs))
+        return spans
+
+    @staticmethod
+    def _count_shares(plan: Plan, decoding: list[Sample]) -> None:
+        if not any(s.detokenizes or s.request.params.top_logprobs for s in decoding):
+            plan.unchecked = min(s.limit - len(s.tokens) for s in decoding) - 1
+        for sample in decoding:
+            request = sample.request
+            if plan.shares and plan.shares[-1][0] is request:
+                plan.shares[-1] = request, plan.shares[-1][1] + 1
+            else:
+                plan.shares.append((request, 1))
+
+    def undo(self, plan: Plan) -> None:
+        """llama.cpp refused a batch: give back its cells."""
+        for span in plan.spans:
+            self.kv.retract(span.seq, len(span.tokens))
+
+    def decoded(self) -> None:
+        """A batch was decoded: pinned prefixes may be complete."""
+        if self._pinning:
+            self._pinning = [r for r in self._pinning if r.pinned is not None and len(r.pinned) < len(r.prompt_ids) - 1]
+
+    def fork_waiting(self, sample: Sample) -> list[Sample]:
+        """The samples that wait for this one's prompt, forked from it now, when its logits are there."""
+        request = sample.request
+        if request.prefiller is not sample:
+            return []
+        forks = request.forks
+        for fork in forks:
+            assert sample.kv is not None
+            fork.kv = self.kv.fork(sample.kv, len(sample.kv))
+        request.prefiller, request.forks = None, []
+        return forks
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def preempt(self) -> bool:
+        """Free cells: of the prefix cache first, then of pinned prefixes of requests with nothing running, then of the
+        sample admitted last, then of other pinned prefixes. False: nothing can be freed."""
+        if self.kv.evict():
+            return True
+        active = {id(s.request) for s in self.running}
+        pinned = [r for r in {id(s.request): s.request for s in self.queue}.values() if r.pinned is not None]
+        idle = [r for r in pinned if id(r) not in active]
+        if idle and (self.running or len(idle) > 1):
+            self._unpin(idle[-1])
+            return True
+        with_cells = [s for s in self.running if s.kv is not None]
+        if len(with_cells) < 2:
+            if pinned and with_cells:
+                self._unpin(pinned[-1])
+                return True
+            return False
+        self._requeue(max(with_cells, key=lambda s: s.age))
+        return True
+
+    def _requeue(self, sample: Sample) -> None:
+        """Put a sample, and those that wait for its prompt, back to the head of the queue."""
+        request = sample.request
+        back = [sample]
+        if request.prefiller is sample:
+            back += request.forks
+            request.prefiller, request.forks = None, []
+        for s in sorted(back, key=lambda s: s.age, reverse=True):
+            if s.kv is not None:
+                s.reached = max(s.reached, len(s.kv))
+                self.kv.close(s.kv)
+                s.kv = None
+            self.running.remove(s)
+            self.queue.appendleft(s)
+            request.queued += 1
+
+    def _unpin(self, request: Request) -> None:
+        if request.pinned is not None:
+            if request in self._pinning:
+                self._pinning.remove(request)
+            self.kv.close(request.pinned)
+            request.pinned = None
 
 
 def portions(needs: list[int], room: int, free: int) -> list[int]:
     """How much of each prompt goes into a batch with `room` for prompt tokens: at least half of it is for the prompt
     that came first, so that none waits for ever; the rest goes to the shortest, which so need not wait for long ones.
-    Where cells are short, all is for who came first."""
+    Where cells are short, all is for the prompt that came first."""
     room = min(room, free)
     fair = sum(needs) <= free
     counts = [0] * len(needs)

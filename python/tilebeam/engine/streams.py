@@ -1,4 +1,5 @@
-"""Texts while they grow: what `LM.stream` and `LM.astream` return, and waiting for a call in a coroutine."""
+"""Texts while they grow: what `LM.stream` and `LM.astream` return; and waiting for a call, in a thread or a
+coroutine."""
 
 from __future__ import annotations
 
@@ -7,21 +8,21 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import Delta, ProgressHook, RequestOutput
 
-if TYPE_CHECKING:
-    from tilebeam.model.lm import LM
-
 
 class _Streaming:
-    """What both kinds of streams share: one call of one prompt."""
+    """What both kinds of streams share: one call of one prompt.
 
-    def __init__(self, lm: LM, dispatcher: Dispatcher, call: Call) -> None:
-        self._lm = lm  # the model lives as long as its streams
+    Args:
+        model: the model, which lives as long as its streams.
+    """
+
+    def __init__(self, model: object, dispatcher: Dispatcher, call: Call) -> None:
+        self._model = model
         self._dispatcher = dispatcher
         self._call = call
 
@@ -34,7 +35,7 @@ class _Streaming:
         """The whole result, once all samples have ended.
 
         Raises:
-            TilebeamError: they have not, or why there is none.
+            TilebeamError: they have not ended, or the call failed.
         """
         if not self._call.done:
             raise TilebeamError("The stream has not ended: read it to its end, or cancel it.")
@@ -78,9 +79,9 @@ class AsyncStream(_Streaming):
     """The deltas of one prompt's samples, as they come. Iterate with `async for`; leaving the `async with` block,
     cancelling the task or dropping it cancels."""
 
-    def __init__(self, lm: LM, dispatcher: Dispatcher, call: Call) -> None:
-        super().__init__(lm, dispatcher, call)
-        self._news = _News(call)
+    def __init__(self, model: object, dispatcher: Dispatcher, call: Call) -> None:
+        super().__init__(model, dispatcher, call)
+        self._changes = _Changes(call)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -89,7 +90,7 @@ class AsyncStream(_Streaming):
         call = self._call
         try:
             while not (call.deltas or call.done):
-                await self._news.wait()
+                await self._changes.wait()
         except BaseException:
             self.cancel()
             raise
@@ -113,40 +114,46 @@ class AsyncStream(_Streaming):
         self.cancel()
 
 
-class _News:
-    """Carries "something happened" from the thread that steps to the event loop of the call's task."""
+class _Changes:
+    """Tells the event loop of a call's task, from the thread that steps, that the call has changed."""
 
     def __init__(self, call: Call) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._on_its_way = False
-        call.news = self._tell
+        self._scheduled = False
+        call.notify = self._notify
 
-    def _tell(self) -> None:
-        if self._on_its_way:
+    def _notify(self) -> None:
+        if self._scheduled:
             return
-        self._on_its_way = True
-        with suppress(RuntimeError):  # the loop is closed: nobody is left who could listen
-            self._loop.call_soon_threadsafe(self._arrive)
+        self._scheduled = True
+        with suppress(RuntimeError):  # the loop is closed, and the task with it
+            self._loop.call_soon_threadsafe(self._set)
 
-    def _arrive(self) -> None:
-        self._on_its_way = False
+    def _set(self) -> None:
+        self._scheduled = False
         self._event.set()
 
     async def wait(self) -> None:
-        """Return when something happened since the last time."""
+        """Return when the call has changed since the last time."""
         await self._event.wait()
         self._event.clear()
 
 
-async def completed(lm: LM, dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> list[RequestOutput]:
-    """Submit a call and wait for its results; see `LM.agenerate`."""
-    news = _News(call)
-    dispatcher.submit(call, background=lm)
+async def run_async(
+    model: object, dispatcher: Dispatcher, call: Call, progress: ProgressHook | None
+) -> list[RequestOutput]:
+    """Submit a call and wait for its results in a coroutine; see `LM.agenerate`.
+
+    Args:
+        model: the model, which lives as long as the call.
+    """
+    changes = _Changes(call)
+    dispatcher.submit(call, background=model)
     try:
         seen = 0
         while not call.done:
-            await news.wait()
+            await changes.wait()
             if progress is not None and call.steps > seen and call.error is None:
                 seen = call.steps
                 if progress(call.snapshot()) is False:
@@ -164,7 +171,7 @@ def run(dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> li
     try:
         while progress is not None and not call.done:
             seen = call.steps
-            dispatcher.wait(call, partial(_moved, call, seen))
+            dispatcher.wait(call, partial(_has_stepped, call, seen))
             if call.steps > seen and call.error is None and progress(call.snapshot()) is False:
                 progress = None
                 dispatcher.cancel(call)
@@ -175,5 +182,5 @@ def run(dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> li
     return call.outputs()
 
 
-def _moved(call: Call, seen: int) -> bool:
+def _has_stepped(call: Call, seen: int) -> bool:
     return call.steps > seen

@@ -175,8 +175,8 @@ class Tracer:
         engine = self._lm._engine
         self._wrap(self._lm._context, "decode", "llama_decode")
         self._wrap(engine, "step", "step")
-        self._wrap(engine, "_build", "build the batch")
-        self._wrap(engine, "_draw", "sampling")
+        self._wrap(engine, "_plan", "build the batch")
+        self._wrap(engine, "_sample", "sampling")
         control().trace_start(self._most)
         return self
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.engine.engine import Engine
-from tilebeam.engine.reading import ReadHook, Reading, read, read_hidden
-from tilebeam.engine.streams import AsyncStream, Stream, completed, run
+from tilebeam.engine.reading import Reader, ReadHook, Reading
+from tilebeam.engine.request import check_prompt, make_request
+from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context, Model, apply_chat_template, errors_in, log_router
 from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
@@ -77,6 +78,7 @@ class LM:
         self._resources = resources
         self._failure = on_failure
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._reader = Reader(context, self._engine.kv, self._engine.fail)
         self._dispatcher = Dispatcher(self._engine)
         self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
@@ -123,7 +125,7 @@ class LM:
         """
         call = Call(watched=progress is not None)
         self._fill(call, prompts, sampling)
-        return await completed(self, self._dispatcher, call, progress)
+        return await run_async(self, self._dispatcher, call, progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Stream:
         """Generate samples for one prompt and get them as they grow.
@@ -173,9 +175,9 @@ class LM:
                     text, ids = prompt, vocab.tokenize(prompt, True, True)
                 else:
                     ids = [int(t) for t in prompt]
-                    self._engine.check(ids)
+                    check_prompt(ids, self._context)
                     text = vocab.text(ids)
-                call.add(self._engine.request(text, ids, p, call.progress))
+                call.add(make_request(self._context, text, ids, p, call.progress))
 
     def logits(self, tokens: Sequence[int], *, chunk: int | None = None) -> npt.NDArray[np.float32]:
         """Logits at every position of one sequence.
@@ -228,7 +230,7 @@ class LM:
         with self._lock:
             before, self._kept_for = self._kept_for, self._kept_for + change
             if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
-                self._dispatcher.keep(self._kept_for > 0)
+                self._dispatcher.set_caching(self._kept_for > 0)
 
     def read(
         self,
@@ -253,8 +255,8 @@ class LM:
             TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
         """
         ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
-        with self._dispatcher.alone():
-            return read(self._engine, ids, positions, tokens, progress)
+        with self._dispatcher.exclusive():
+            return self._reader.logits(ids, positions, tokens, progress)
 
     def hidden(
         self, prompts: Sequence[Prompt], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
@@ -264,8 +266,8 @@ class LM:
         As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
         """
         ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
-        with self._dispatcher.alone():
-            return read_hidden(self._engine, ids, positions, progress)
+        with self._dispatcher.exclusive():
+            return self._reader.hidden(ids, positions, progress)
 
     @contextmanager
     def raw_decode(self) -> Iterator[Context]:
@@ -273,7 +275,7 @@ class LM:
 
         What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
         """
-        with self._dispatcher.alone():
+        with self._dispatcher.exclusive():
             self._engine.abort()
             try:
                 yield self._context
@@ -335,7 +337,7 @@ class LM:
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
         with self._dispatcher.using():
-            self._engine.request("", list(prompt), sampling, Progress())
+            make_request(self._context, "", list(prompt), sampling, Progress())
 
     # --- facts ------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def test_tasks_share_batches(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(main()) == expected
     assert len(gate.sizes) < 3 * 20
-    until(lambda: lm._dispatcher._pump is None)
+    until(lambda: lm._dispatcher._worker is None)
     assert idle(lm)
     assert asyncio.run(lm.agenerate([])) == []
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from streaming_kit import LONG, PROMPT, add_up, idle, tokens
 from tilebeam import LM, Delta, SamplingParams, Stream, TilebeamError
-from tilebeam.engine.detokenizer import TextStream
+from tilebeam.engine.detokenizer import Detokenizer
 
 
 @pytest.mark.parametrize("n", [1, 3, 11])
@@ -40,18 +40,18 @@ def test_no_delta_shows_what_a_stop_string_cuts(lm: LM) -> None:
 
 
 def test_text_is_held_back_only_where_it_may_be_cut() -> None:
-    stream = TextStream(["aab", "xyz"])
+    stream = Detokenizer(["aab", "xyz"])
     shown = []
     for piece in ("a", "a", "a", "x", "y", "a", "aq", "xyz"):
         stream.feed(piece.encode())
-        shown.append(stream.settled())
+        shown.append(stream.stable_length())
     assert shown == [0, 0, 1, 3, 3, 5, 8, 8]
     assert stream.text == "aaaxyaaq"
-    split = TextStream()
+    split = Detokenizer()
     split.feed("é".encode()[:1])
-    assert (split.text, split.settled()) == ("", 0)
+    assert (split.text, split.stable_length()) == ("", 0)
     split.feed("é".encode()[1:])
-    assert (split.text, split.settled()) == ("é", 1)
+    assert (split.text, split.stable_length()) == ("é", 1)
 
 
 def test_bad_requests_are_refused_at_once(lm: LM) -> None:

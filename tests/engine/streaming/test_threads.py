@@ -91,7 +91,7 @@ def test_a_failed_decode_reaches_every_caller(
         assert all("fail" in str(e) for e in errors)
         with pytest.raises(kind, match="fail"):
             lm.stream(PROMPT)
-        until(lambda: lm._dispatcher._pump is None)
+        until(lambda: lm._dispatcher._worker is None)
 
 
 def test_closing_ends_every_call_with_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tilebeam import LM, CompletionOutput, SamplingParams
-from tilebeam.engine.drawing import Draws
-from tilebeam.engine.sampler import Sampler, context_of
+from tilebeam.engine.sampler import Sampler, SampleRows, draw_context
 from tilebeam.native.sampling import ffi, lib
 
 F32 = npt.NDArray[np.float32]
@@ -42,9 +41,9 @@ class Ours:
 
     def __init__(self, params: SamplingParams, seed: int, n_vocab: int, prompt: Sequence[int]) -> None:
         self.sampler = Sampler(params, seed, Tokens(n_vocab), prompt)  # type: ignore[arg-type]
-        self._c, self._kept = context_of(n_vocab)
+        self._c, self._kept = draw_context(n_vocab)
         self._row = ffi.new("struct tb_draw_row *")
-        self._row.chain, self._row.wants_norm = self.sampler.chain, True
+        self._row.chain, self._row.wants_norm = self.sampler.state, True
 
     def draw(self, logits: F32) -> int:
         self._c.context = ffi.from_buffer(logits)
@@ -61,25 +60,25 @@ class Witness:
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
-        self._drawer: Any = lm._engine._drawer
+        self._sampler: Any = lm._engine.sampler
         self._drawn: dict[int, tuple[list[int], list[F32]]] = {}  # by the identity of the sample's list of tokens
 
     def __enter__(self) -> Witness:
-        real, engine = self._drawer.draw, self.lm._engine
+        real, scheduler = self._sampler.sample, self.lm._engine.scheduler
 
-        def draw(draws: Draws) -> None:
-            real(draws)
-            samples = {id(s.sampler): s for s in engine._running}
-            for sampler, entry in zip(draws._samplers, draws._rows["entry"].tolist(), strict=True):
+        def sample(rows: SampleRows) -> None:
+            real(rows)
+            samples = {id(s.sampler): s for s in scheduler.running}
+            for sampler, entry in zip(rows._samplers, rows._rows["entry"].tolist(), strict=True):
                 tokens = samples[id(sampler)].tokens
-                rows = self._drawn.setdefault(id(tokens), (tokens, []))[1]
-                rows.append(self.lm._context.logits(entry).copy())
+                seen = self._drawn.setdefault(id(tokens), (tokens, []))[1]
+                seen.append(self.lm._context.logits(entry).copy())
 
-        self._drawer.draw = draw
+        self._sampler.sample = sample
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        del self._drawer.draw
+        del self._sampler.sample
 
     def forget(self) -> None:
         """Forget what was drawn so far."""

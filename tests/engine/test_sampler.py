@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tilebeam import LM, SamplingParams, TilebeamError
-from tilebeam.engine.drawing import DAMAGED, NOTHING, Drawer, Draws
-from tilebeam.engine.sampler import Sampler
+from tilebeam.engine.sampler import BAD_LOGITS, NO_TOKEN, BatchSampler, Sampler, SampleRows
 from tilebeam.native.sampling import ffi, lib
 
 from bench.lib.synth import preset, write_model
@@ -85,18 +84,18 @@ def test_a_chain_draws_what_llama_sampler_sample_draws(lm: LM, params: SamplingP
     pairs = [(Sampler(params, seed, vocab), Sampler(params, seed, vocab)) for seed in range(6)]
     drawn: set[int] = set()
     with lm.raw_decode() as c:
-        draws = Draws([(ours, entry, True) for entry, (ours, _) in enumerate(pairs)])
-        drawer = Drawer(c)
+        rows = SampleRows([(ours, entry, True) for entry, (ours, _) in enumerate(pairs)])
+        sampler = BatchSampler(c)
         for step in range(25):
             c.token[:6], c.pos[:6], c.seq[:6], c.output[:6] = rng.integers(3, 500, 6), step, range(6), 1
             assert c.decode(6) == 0
-            drawer.draw(draws)
+            sampler.sample(rows)
             theirs = [int(C.llama_sampler_sample(chain.pointer, c.pointer, i)) for i, (_, chain) in enumerate(pairs)]
-            assert draws.tokens.tolist() == theirs
-            rows = np.stack([c.logits(i) for i in range(6)]).astype(np.float64)
-            np.testing.assert_array_equal(draws.logits, rows[range(6), theirs])
-            norm = rows.max(1) + np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1))
-            np.testing.assert_allclose(draws.norms, norm, atol=2e-6)
+            assert rows.tokens.tolist() == theirs
+            logits = np.stack([c.logits(i) for i in range(6)]).astype(np.float64)
+            np.testing.assert_array_equal(rows.logits, logits[range(6), theirs])
+            norm = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
+            np.testing.assert_allclose(rows.norms, norm, atol=2e-6)
             drawn.update(theirs)
     assert len(drawn) > 20
     for ours, theirs_too in pairs:
@@ -111,13 +110,13 @@ def test_damaged_logits_are_told_from_forbidden_tokens(lm: LM, params: SamplingP
     with lm.raw_decode() as c:
         c.token[:1], c.pos[:1], c.seq[:1], c.output[:1] = 5, 0, 0, 1
         assert c.decode(1) == 0
-        drawer, draws = Drawer(c), Draws([(chain, 0, False), (nothing, 0, False)])
-        drawer.draw(draws)
-        assert draws.tokens[0] >= 0
-        assert draws.tokens[1] == NOTHING
+        sampler, rows = BatchSampler(c), SampleRows([(chain, 0, False), (nothing, 0, False)])
+        sampler.sample(rows)
+        assert rows.tokens[0] >= 0
+        assert rows.tokens[1] == NO_TOKEN
         c.logits(0)[:] = np.nan
-        drawer.draw(draws)
-        assert draws.tokens[0] == DAMAGED
+        sampler.sample(rows)
+        assert rows.tokens[0] == BAD_LOGITS
     chain.close()
     nothing.close()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
-from tilebeam.engine.detokenizer import TextStream
+from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import KvCache, Sequence, common_prefix
 
 
@@ -103,7 +103,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
 def test_text_comes_out_whole_however_the_bytes_are_cut(text: str, cuts: list[int]) -> None:
     raw = text.encode("utf-8", "replace")
     text = raw.decode()
-    stream = TextStream()
+    stream = Detokenizer()
     edges = [0, *sorted(c for c in cuts if c < len(raw)), len(raw)]
     for a, b in pairwise(edges):
         assert not stream.feed(raw[a:b])
@@ -113,7 +113,7 @@ def test_text_comes_out_whole_however_the_bytes_are_cut(text: str, cuts: list[in
 
 @given(st.text("abé", max_size=30), st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_first_stop_string_to_appear_cuts_the_text(text: str, stop: list[str]) -> None:
-    stream = TextStream(stop)
+    stream = Detokenizer(stop)
     for byte in text.encode():
         if stream.feed(bytes([byte])):
             break
@@ -127,7 +127,7 @@ def test_first_stop_string_to_appear_cuts_the_text(text: str, stop: list[str]) -
 
 
 def test_bytes_that_are_no_text_show_and_half_a_character_does_not() -> None:
-    stream = TextStream()
+    stream = Detokenizer()
     stream.feed(b"a\xff")
     stream.feed("é".encode()[:1])
     assert stream.text == "a\ufffd"

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pytest
 import tilebeam
 from tilebeam import LM, SamplingParams
-from tilebeam.engine.drawing import NOTHING
-from tilebeam.engine.sampler import Sampler, context_of
+from tilebeam.engine.sampler import NO_TOKEN, Sampler, draw_context
 from tilebeam.native.llama import Vocab
 from tilebeam.native.sampling import ffi, lib
 
@@ -49,9 +48,9 @@ def allowed(vocab: Vocab) -> npt.NDArray[np.intp]:
 def draws(vocab: Vocab, params: SamplingParams, rows: npt.NDArray[np.float32], seed: int = 3) -> list[int]:
     """A token of each row, by one sampler."""
     sampler = Sampler(params, seed, vocab)
-    c, _kept = context_of(vocab.size)
+    c, _kept = draw_context(vocab.size)
     row = ffi.new("struct tb_draw_row *")
-    row.chain = sampler.chain
+    row.chain = sampler.state
     drawn = []
     for logits in rows:
         c.context = ffi.from_buffer(logits)
@@ -121,7 +120,7 @@ def test_nothing_is_left_when_bias_bans_what_the_grammar_allows(
 ) -> None:
     ban = dict.fromkeys([*allowed.tolist(), vocab.eos], -math.inf)
     rows = np.random.default_rng(1).normal(0, 2, (2, vocab.size)).astype(np.float32)
-    assert draws(vocab, SamplingParams(grammar=GRAMMAR, logit_bias=ban, **cut), rows) == [NOTHING, NOTHING]
+    assert draws(vocab, SamplingParams(grammar=GRAMMAR, logit_bias=ban, **cut), rows) == [NO_TOKEN, NO_TOKEN]
 
 
 def test_the_grammar_and_the_text_of_tokens_agree(vocab: Vocab, allowed: npt.NDArray[np.intp]) -> None:
