@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,22 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             raise TilebeamError(f"{file} line {number} is not JSON: {error}.") from None
 
 
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
+_MEANING = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # the others stand for themselves
+
+
 def unescaped(text: str) -> str:
-    """A text with its ``\\n`` and ``\\t`` made line breaks and tabs."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
+    """A text with its escapes expanded as llama.cpp's options do: ``\\n``, ``\\r``, ``\\t``, ``\\'``, ``\\"``,
+    ``\\\\``, and ``\\x`` with two digits for a byte. Other backslashes stay.
+
+    Raises:
+        TilebeamError: the bytes are no UTF-8.
+    """
+
+    def meaning(found: re.Match[bytes]) -> bytes:
+        return bytes.fromhex(found[1].decode()) if found[1] else _MEANING.get(found[2], found[2])
+
+    try:
+        return _ESCAPE.sub(meaning, text.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeDecodeError:
+        raise TilebeamError(f"{text!r} is not UTF-8 once its escapes (\\x..) are expanded.") from None

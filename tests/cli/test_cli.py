@@ -21,6 +21,7 @@ from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
+from tilebeam.text_files import unescaped
 from typer.testing import CliRunner
 
 from bench.lib import synth
@@ -302,6 +303,54 @@ def test_generate_prints_prompt_and_text_and_repeats_with_its_seed(model: Path) 
     record = json.loads(ok(*flags, "--json").out)
     assert first.out == "the cat" + record["outputs"][0]["text"] + "\n"
     assert record["seed"] == 5
+
+
+def test_escapes_of_a_prompt_and_of_stop_strings(model: Path, tmp_path: Path) -> None:
+    """As llama.cpp: expanded in what is typed unless --no-escape; files are taken as they are."""
+    typed, real = r"Q:\t\x41\\n\nA: \d", "Q:\tA\\n\nA: \\d"
+    flags = ["generate", "-m", model, "-n", 2, "--device", "cpu", "-t", 1, "--json"]
+    assert json.loads(ok(*flags, "-p", typed).out)["prompt"] == real
+    assert json.loads(ok(*flags, "-e", "-p", typed).out)["prompt"] == real
+    assert json.loads(ok(*flags, "--no-escape", "-p", typed).out)["prompt"] == typed
+    (tmp_path / "p.txt").write_text(typed)
+    assert json.loads(ok(*flags, "-f", tmp_path / "p.txt").out)["prompt"] == typed
+    assert json.loads(ok(*flags, "-p", "-", stdin=typed).out)["prompt"] == typed
+    Ran(*flags, "-p", r"\xff").fails_with("UTF-8", r"\\xff")
+    record = json.loads(ok("vote", "-m", model, "-p", r"a\nb", "-N", 2, "-n", 2, "-t", 1, "--json").out)
+    assert record["prompt"] == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (r"a\nb\rc\td", "a\nb\rc\td"),
+        (r"\'\"", "'\""),
+        (r"\\n", r"\n"),
+        (r"\x41\x4A\xc3\xbc", "AJü"),
+        (r"\x4", r"\x4"),
+        (r"\xzz", r"\xzz"),
+        ("\\d\\", "\\d\\"),
+        ("ü \\ €", "ü \\ €"),
+    ],
+)
+def test_escapes_mean_what_they_mean_to_llama_cpp(typed: str, meant: str) -> None:
+    assert unescaped(typed) == meant
+
+
+def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
+    """The same reader as for the searches: a prompt a line, not one prompt of JSON."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the cat"}\n\n"the dog"\n')
+    flags = ["generate", "-m", model, "-f", file, "-n", 3, "-N", 2, "-t", 1]
+    records = [json.loads(line) for line in ok(*flags, "--json").out.splitlines()]
+    assert [r["prompt"] for r in records] == ["the cat", "the dog"]
+    assert [len(r["outputs"]) for r in records] == [2, 2]
+    shown = ok(*flags).out
+    assert shown.index("the cat") < shown.index("sample 1") < shown.index("the dog")
+    file.write_text('{"question": "the cat"}\n')
+    Ran(*flags).fails_with("prompts.jsonl line 1", "prompt")
+    trace = ["trace", "-m", model, "-n", 2, "-t", 1, "-o", tmp_path / "t.json"]
+    Ran(*trace, "-f", file).fails_with("prompts.jsonl line 1", "prompt")
 
 
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:

@@ -28,6 +28,7 @@ from tilebeam.cli.options import (
     CtxSize,
     Device,
     Devices,
+    Escape,
     ExecutorOption,
     Json,
     MemoryLimit,
@@ -35,14 +36,14 @@ from tilebeam.cli.options import (
     ModelOptions,
     NPredict,
     Prompt,
-    PromptFile,
+    PromptsFile,
     SamplingOptions,
     Seed,
     Sequences,
     Temp,
     Threads,
 )
-from tilebeam.cli.prompts import one_prompt
+from tilebeam.cli.prompts import prompts
 
 app = typer.Typer(
     name="tilebeam",
@@ -318,7 +319,8 @@ def trace(
     model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Where the timeline goes.")] = Path("trace.json"),
     prompt: Prompt = None,
-    file: PromptFile = None,
+    file: PromptsFile = None,
+    escape: Escape = True,
     n_prompt: Annotated[
         int, typer.Option("--n-prompt", min=1, help="Without -p and -f: a prompt of so many random tokens.")
     ] = 128,
@@ -347,16 +349,16 @@ def trace(
 
     check_target(out)
     random = prompt is None and file is None
-    text = "" if random else one_prompt(prompt, file)
+    texts = [] if random else prompts(prompt, file, escape)
     drawing = SamplingOptions(n_predict=n_predict, temp=temp, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
     params = drawing.params(n_samples)
     options = ModelOptions(model, Device.npu, threads, ctx_size, parallel, executor, devices, memory_limit)
-    with options.load(n_samples) as lm:
+    with options.load(n_samples * max(1, len(texts))) as lm:
         if random:
             params = replace(params, ignore_eos=True)
-            trace_cli.run(lm, trace_cli.random_prompt(lm, n_prompt, params.seed or 0), params, out, json_)
+            trace_cli.run(lm, [trace_cli.random_prompt(lm, n_prompt, params.seed or 0)], params, out, json_)
         else:
-            trace_cli.run(lm, text, params, out, json_)
+            trace_cli.run(lm, texts, params, out, json_)
 
 
 # Their options fill a module each.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from tilebeam.cli import console
+from tilebeam.cli.prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.text_files import unescaped
 
@@ -62,9 +63,16 @@ Model = Annotated[
     Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
 ]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt; - reads it from stdin.")]
-PromptFile = Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from this file.")]
 PromptsFile = Annotated[
     Path | None, typer.Option("-f", "--file", help='Prompts: a .jsonl file of {"prompt": ..}, or one text.')
+]
+Escape = Annotated[
+    bool,
+    typer.Option(
+        "--escape/--no-escape",
+        "-e",
+        help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does.",
+    ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 Budget = Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")]
@@ -190,6 +198,24 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class PromptOptions:
+    """The prompts."""
+
+    prompt: Prompt = None
+    file: PromptsFile = None
+    escape: Escape = True
+    chat: Chat = False
+
+    def read(self) -> list[str]:
+        """The prompts, without the chat template.
+
+        Raises:
+            TilebeamError: as `tilebeam.cli.prompts.prompts`.
+        """
+        return prompts(self.prompt, self.file, self.escape)
+
+
+@dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are drawn."""
 
@@ -201,8 +227,13 @@ class SamplingOptions:
     seed: Seed = None
     stop: Stop = None
 
-    def params(self, n: int = 1) -> SamplingParams:
-        """What they mean, with a seed."""
+    def params(self, n: int = 1, escape: bool = True) -> SamplingParams:
+        """What they mean, with a seed.
+
+        Args:
+            n: samples per prompt.
+            escape: expand escapes in stop strings.
+        """
         from tilebeam.sampling_params import SamplingParams
 
         return SamplingParams(
@@ -212,7 +243,7 @@ class SamplingOptions:
             top_k=self.top_k,
             min_p=self.min_p,
             max_tokens=self.n_predict,
-            stop=[unescaped(s) for s in self.stop or []],
+            stop=[unescaped(s) if escape else s for s in self.stop or []],
             seed=self.seed,
         ).resolved()
 

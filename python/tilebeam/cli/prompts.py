@@ -7,37 +7,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.text_files import json_lines, read_text
+from tilebeam.text_files import json_lines, read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def one_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt of -p (with - for stdin) or -f.
+def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
+    """The prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
+    {"prompt": ..} or strings.
+
+    Args:
+        escape: expand escapes in what was typed after -p. Files and stdin are taken as they are.
 
     Raises:
-        TilebeamError: none, both, an empty one, or a file that is not UTF-8 text.
+        TilebeamError: none, both, an empty one, or a file that is not UTF-8 text; for a bad line, with its number.
     """
-    if prompt is not None and file is None:
-        text = sys.stdin.read() if prompt == "-" else prompt
-    elif file is not None and prompt is None:
-        text = read_text(file)
-    else:
+    if (prompt is None) == (file is None):
         raise TilebeamError("Give a prompt, either with -p or with -f.")
+    if file is not None and file.suffix == ".jsonl":
+        return _lines(file)
+    if file is not None:
+        text = read_text(file)
+    elif prompt == "-":
+        text = sys.stdin.read()
+    else:
+        assert prompt is not None
+        text = unescaped(prompt) if escape else prompt
     if not text:
         raise TilebeamError("The prompt is empty.")
-    return text
+    return [text]
 
 
-def prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """One prompt, or those of a .jsonl file whose lines are {"prompt": ..} or strings.
-
-    Raises:
-        TilebeamError: as `one_prompt`; for a bad line, with its number.
-    """
-    if prompt is not None or file is None or file.suffix != ".jsonl":
-        return [one_prompt(prompt, file)]
+def _lines(file: Path) -> list[str]:
     found = []
     for number, item in json_lines(file):
         text = item.get("prompt") if isinstance(item, dict) else item

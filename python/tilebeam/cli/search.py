@@ -15,16 +15,13 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import (
     Budget,
-    Chat,
     Json,
     ModelOptions,
-    Prompt,
-    PromptFile,
-    PromptsFile,
+    PromptOptions,
     SamplingOptions,
     grouped,
 )
-from tilebeam.cli.prompts import one_prompt, prompts, wrap
+from tilebeam.cli.prompts import wrap
 from tilebeam.cli.reward_options import RewardModelOptions, open_scorer
 from tilebeam.errors import TilebeamError
 from tilebeam.text_files import read_text, unescaped
@@ -32,7 +29,7 @@ from tilebeam.text_files import read_text, unescaped
 if TYPE_CHECKING:
     from tilebeam.answers.extract import Extractor
     from tilebeam.model.lm import LM
-    from tilebeam.outputs import CompletionOutput
+    from tilebeam.outputs import RequestOutput
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
@@ -64,15 +61,6 @@ class VerdictName(StrEnum):
 
     probability = "probability"
     number = "number"
-
-
-@dataclass(frozen=True)
-class PromptOptions:
-    """The prompts."""
-
-    prompt: Prompt = None
-    file: PromptsFile = None
-    chat: Chat = False
 
 
 @dataclass(frozen=True)
@@ -172,45 +160,55 @@ ScorerOption = Annotated[
 def generate(
     model: ModelOptions,
     drawing: SamplingOptions,
-    prompt: Prompt = None,
-    file: PromptFile = None,
-    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples.")] = 1,
-    chat: Chat = False,
+    what: PromptOptions,
+    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples per prompt.")] = 1,
     json_: Json = False,
 ) -> None:
     """Generate text: one sample streams as it is written, several come as they are complete.
 
     Example: tilebeam generate -m model.gguf -p "Once upon a time" -N 4 -n 64
     """
-    text = one_prompt(prompt, file)
-    params = drawing.params(n_samples)
-    with model.load(n_samples) as lm:
-        text = wrap(lm, text, chat)
-        if n_samples == 1 and not json_:
-            print(text, end="", flush=True)
-            with lm.stream(text, params) as stream:
-                for delta in stream:
-                    print(delta.text, end="", flush=True)
-            print(flush=True)
-            output = stream.output
+    texts = what.read()
+    params = drawing.params(n_samples, what.escape)
+    total = n_samples * len(texts)
+    with model.load(total) as lm:
+        texts = [wrap(lm, text, what.chat) for text in texts]
+        if total == 1 and not json_:
+            outputs = [_streamed(lm, texts[0], params)]
         else:
-            with console.generating("generate", n_samples) as hook:
-                [output] = lm.generate(text, params, progress=hook)
-            if json_:
-                print(json.dumps(asdict(output) | {"device": lm.device}, indent=2))
-            else:
-                _samples(output.outputs)
+            with console.generating("generate", total) as hook:
+                outputs = lm.generate(texts, params, progress=hook)
+            for output in outputs:
+                if json_:
+                    print(json.dumps(asdict(output) | {"device": lm.device}, indent=2 if len(outputs) == 1 else None))
+                else:
+                    _samples(output, titled=len(outputs) > 1)
     from tilebeam.cli import search_view
 
-    search_view.account([output.usage], output.seed)
+    search_view.account([output.usage for output in outputs], params.seed)
 
 
-def _samples(outputs: list[CompletionOutput]) -> None:
+def _streamed(lm: LM, text: str, params: SamplingParams) -> RequestOutput:
+    """Print a prompt and its one sample while that grows."""
+    print(text, end="", flush=True)
+    with lm.stream(text, params) as stream:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+    print(flush=True)
+    return stream.output
+
+
+def _samples(output: RequestOutput, titled: bool) -> None:
+    """Print complete samples, under their prompt where there are several."""
     from rich.rule import Rule
     from rich.text import Text
 
+    from tilebeam.cli.search_view import one_line
+
     screen = console.out()
-    for sample in outputs:
+    if titled:
+        screen.print(Text(one_line(output.prompt, 90), style="bold"))
+    for sample in output.outputs:
         screen.print(Rule(f"sample {sample.index}, seed {sample.seed}, {sample.finish_reason}", align="left"))
         screen.print(Text(sample.text))
 
@@ -481,8 +479,8 @@ def _opened(
     as_json: bool,
 ) -> Iterator[_Search]:
     """Loads the model once the prompts are read."""
-    texts = prompts(what.prompt, what.file)
-    params = drawing.params()
+    texts = what.read()
+    params = drawing.params(escape=what.escape)
     with ExitStack() as stack:
         lm = stack.enter_context(model.load(budget * len(texts)))
         asked = {wrap(lm, text, what.chat): text for text in texts}

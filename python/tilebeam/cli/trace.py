@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,10 @@ def random_prompt(lm: LM, length: int, seed: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, lm.n_vocab, length)]
 
 
-def run(lm: LM, prompt: str | list[int], params: SamplingParams, out: Path, as_json: bool) -> None:
-    """Trace one `LM.generate`, write the timeline to `out`, print the summary to stdout."""
-    with OtherLoad() as load, console.generating("trace", params.n) as hook, Tracer(lm) as tracer:
-        lm.generate([prompt], params, progress=hook)
+def run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out: Path, as_json: bool) -> None:
+    """Trace one `LM.generate` of all prompts, write the timeline to `out`, print the summary to stdout."""
+    with OtherLoad() as load, console.generating("trace", params.n * len(prompts)) as hook, Tracer(lm) as tracer:
+        lm.generate(prompts, params, progress=hook)
     with whole_file(out) as partial:
         partial.write_text(json.dumps(tracer.timeline()), encoding="utf-8")
     summary = tracer.summary(Limits.measure(lm.info.threads))

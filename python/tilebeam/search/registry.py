@@ -104,7 +104,8 @@ def create(
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
-    """A name and its options out of "name" or "name:option=value,option=value"; in values, ``\\n`` is a line break.
+    """A name and its options out of "name" or "name:option=value,option=value"; escapes in values are expanded, but for
+    ``extract``, whose regular expressions have escapes of their own.
 
     Raises:
         TilebeamError: an option without a value. (Whether there is such an option, `create` says.)
@@ -115,7 +116,7 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise TilebeamError(f"{text!r}: {part!r} should be option=value.")
-        found[key.strip()] = unescaped(value)
+        found[key.strip()] = value if key.strip() == "extract" else unescaped(value)
     return name.strip(), found
 
 
