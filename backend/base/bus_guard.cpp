@@ -13,6 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "fork.h"
+
 namespace tb {
 
 struct guarded_range::node {
@@ -39,8 +41,8 @@ struct sigaction previous; // written under `changes`, before ours is in front
 
 // Nodes are taken and given back, and handlers changed, by one thread at a time. Never destroyed: buffers may be freed
 // by the destructors of static objects.
-std::mutex & changes() {
-    static auto * const m = new std::mutex;
+fork_lock & changes() {
+    static auto * const m = new fork_lock;
     return *m;
 }
 
@@ -123,7 +125,7 @@ void put_in_front() {
 } // namespace
 
 guarded_range::guarded_range(const void * base, size_t size, int protection, repair how) : self(nullptr) {
-    std::lock_guard<std::mutex> hold(changes());
+    std::lock_guard<fork_lock> hold(changes());
     page_bytes.store(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)));
     node * n = ranges.load();
     while (n && n->end.load() != 0) {
@@ -150,7 +152,7 @@ guarded_range::guarded_range(const void * base, size_t size, int protection, rep
 }
 
 guarded_range::~guarded_range() {
-    std::lock_guard<std::mutex> hold(changes());
+    std::lock_guard<fork_lock> hold(changes());
     self->version.fetch_add(1, std::memory_order_acq_rel);
     self->begin.store(0, std::memory_order_release);
     self->end.store(0, std::memory_order_release);
@@ -166,7 +168,7 @@ void keep_bus_handler() {
     if (in_use.load() == 0) {
         return;
     }
-    std::lock_guard<std::mutex> hold(changes());
+    std::lock_guard<fork_lock> hold(changes());
     put_in_front();
 }
 

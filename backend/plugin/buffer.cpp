@@ -20,9 +20,11 @@ namespace {
 
 buffer & self(ggml_backend_buffer_t b) { return *buffer::of(b); }
 
-// ggml calls these from C: nothing may be thrown through it.
+// ggml calls these from C: nothing may be thrown through it. A forked child neither reads nor writes its parent's
+// buffers.
 template <class Work> void guarded(ggml_backend_buffer_t b, const Work & work) {
     try {
+        if (!self(b).is_here()) return self(b).spoil(forked_text);
         work(self(b));
     } catch (const std::exception & e) {
         self(b).spoil(std::string("device buffer: ") + e.what());
@@ -47,6 +49,7 @@ void set_tensor(ggml_backend_buffer_t b, ggml_tensor * t, const void * data, siz
 }
 
 void get_tensor(ggml_backend_buffer_t b, const ggml_tensor * t, void * data, size_t offset, size_t size) {
+    if (!self(b).is_here()) std::memset(data, 0, size);
     guarded(b, [&](buffer & mine) { mine.read(t, data, offset, size); });
 }
 
@@ -54,7 +57,8 @@ void get_tensor(ggml_backend_buffer_t b, const ggml_tensor * t, void * data, siz
 bool cpy_tensor(ggml_backend_buffer_t b, const ggml_tensor * src, ggml_tensor * dst) {
     ggml_backend_buffer_t from = src->view_src ? src->view_src->buffer : src->buffer;
     if (!from || !src->data || !ggml_is_contiguous(src) || !ggml_is_contiguous(dst)) return false;
-    const bool plain = is_own(from) && buffer::of(from) && self(from).what == buffer::kind::plain &&
+    const bool plain = is_own(from) && buffer::of(from) && self(from).is_here() &&
+                       self(from).what == buffer::kind::plain &&
                        self(from).tiled_type(src->view_src ? src->view_src : src) == TB_TYPE_COUNT;
     if (!plain && !ggml_backend_buffer_is_host(from)) return false;
     set_tensor(b, dst, src->data, 0, ggml_nbytes(dst));
@@ -173,7 +177,7 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
 
 void buffer_health::spoil(const std::string & why) {
     {
-        std::lock_guard<std::mutex> hold(lock);
+        std::lock_guard<fork_lock> hold(reasons_lock());
         if (!bad) {
             reason = why;
             bad = true;
@@ -353,7 +357,7 @@ uint64_t stored_bytes(const ggml_tensor * t, uint32_t type) {
 }
 
 uint32_t buffer::tiled_type(const ggml_tensor * t) const {
-    if (!t->data || !may_hold_tiles()) return TB_TYPE_COUNT;
+    if (!t->data || !may_hold_tiles() || !is_here()) return TB_TYPE_COUNT;
     std::lock_guard<std::mutex> hold(lock);
     const auto it = tiled.find(offset_of(t->data));
     if (it == tiled.end() || std::memcmp(it->second.ne, t->ne, sizeof it->second.ne) != 0) return TB_TYPE_COUNT;

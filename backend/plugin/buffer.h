@@ -26,6 +26,7 @@
 
 #include "division.h"
 #include "file_watch.h"
+#include "fork.h"
 #include "ggml-backend-impl.h"
 #include "manifest.h"
 #include "state.h"
@@ -43,9 +44,6 @@ struct buffer_health {
     std::shared_ptr<load_counts> load;
 
     void spoil(const std::string & why);
-
-  private:
-    std::mutex lock;
 };
 
 class buffer {
@@ -58,6 +56,9 @@ class buffer {
 
     // nullptr for the zero-size dummies that the loader probes with. The caller knows that `b` is ours (is_own).
     static buffer * of(ggml_backend_buffer_t b) { return static_cast<buffer *>(b->context); }
+
+    // False: it belongs to the process that forked this one. It must be asked before anything that takes `lock`.
+    bool is_here() const { return made_in.is_here(); }
 
     // nullptr: the reason is in state's last error.
     static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t buft, size_t size);
@@ -101,6 +102,7 @@ class buffer {
     bool map_tensor(const ggml_tensor * t, uint64_t at, uint32_t type, std::string & why);
     bool map_range(int to_device, uint64_t first, uint64_t last, std::string & why);
 
+    const home made_in;
     const session_ptr session; // of this device
     std::unique_ptr<tb::session::shared_memory> memory;
     backing file;           // mapped: a descriptor of its own

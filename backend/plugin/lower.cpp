@@ -252,6 +252,10 @@ struct lowering {
             why = std::string("tensor '") + t->name + "' does not lie on the device";
             return nullptr;
         }
+        if (!b->is_here()) {
+            why = forked_text;
+            return nullptr;
+        }
         if (std::find(out.buffers.begin(), out.buffers.end(), b->health) == out.buffers.end()) {
             out.buffers.push_back(b->health);
         }

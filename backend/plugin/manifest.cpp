@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cstring>
+#include <mutex>
 
 #include "ggml.h"
 #include "tilebeam/layout.h"
@@ -46,14 +47,18 @@ bool valid_entry(const tilebeam_tensor & t, uint64_t file_size, std::string & wh
 
 } // namespace
 
+fork_lock & reasons_lock() {
+    static auto * const lock = new fork_lock; // never destroyed: see state::get()
+    return *lock;
+}
+
 void load_counts::note_bad(const std::string & why) {
-    std::lock_guard<std::mutex> hold(lock);
     if (reason.empty()) reason = why;
     bad++;
 }
 
 std::string load_counts::first_reason() const {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(reasons_lock());
     return reason;
 }
 

@@ -10,11 +10,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 
 #include "control.h"
+#include "fork.h"
 #include "tilebeam/types.h"
 
 struct ggml_tensor;
@@ -33,16 +33,18 @@ bool identify_file(const char * path, file_id & id, uint64_t & size);
 // Of the buffers of one load that live.
 class load_counts {
   public:
-    std::atomic<uint64_t> announced{0}; // tensors held as tiles that the manifest names
-    std::atomic<uint64_t> tiled{0};     // all tensors held as tiles
-    std::atomic<uint64_t> bad{0};       // buffers that no graph can use
-    void note_bad(const std::string & why);
-    std::string first_reason() const; // of a bad buffer
+    std::atomic<uint64_t> announced{0};     // tensors held as tiles that the manifest names
+    std::atomic<uint64_t> tiled{0};         // all tensors held as tiles
+    std::atomic<uint64_t> bad{0};           // buffers that no graph can use
+    void note_bad(const std::string & why); // under reasons_lock()
+    std::string first_reason() const;       // of a bad buffer
 
   private:
-    mutable std::mutex lock;
     std::string reason;
 };
+
+// Guards why buffers and loads are bad.
+fork_lock & reasons_lock();
 
 struct manifest {
     struct entry {

@@ -174,44 +174,47 @@ tb::session::options state::session_options(int device) const {
 }
 
 session_ptr state::acquire(int device) {
-    std::string why;
+    std::lock_guard<fork_lock> one(starting);
+    session_ptr session = current(device);
+    if (session && session->alive() && !session->starved()) return session;
+    tb::session::options o;
     {
-        std::lock_guard<std::mutex> hold(lock);
-        slot & s = slots[static_cast<size_t>(device)];
-        session_ptr session = s.running.lock();
-        if (session && session->alive() && !session->starved()) return session;
-        const tb::session::options o = session_options(device);
-        session = tb::session::session::start(o, why);
-        if (session) {
-            s.running = session;
-            s.threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
-            s.started++;
-            count.sessions++;
-            return session;
-        }
+        std::lock_guard<fork_lock> hold(lock);
+        o = session_options(device);
     }
-    fail("the NPU did not start: " + why);
-    return nullptr;
+    std::string why;
+    session = tb::session::session::start(o, why);
+    if (!session) {
+        fail("the NPU did not start: " + why);
+        return nullptr;
+    }
+    std::lock_guard<fork_lock> hold(lock);
+    slot & s = slots[static_cast<size_t>(device)];
+    s.running = session;
+    s.threads = o.n_threads > 0 ? o.n_threads : session->n_threads();
+    s.started++;
+    count.sessions++;
+    return session;
 }
 
 session_ptr state::current(int device) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     return slots[static_cast<size_t>(device)].running.lock();
 }
 
 uint64_t state::started(int device) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     return slots[static_cast<size_t>(device)].started;
 }
 
 uint64_t state::limit_of(int device) {
-    std::lock_guard<std::mutex> hold(lock);
-    const session_ptr session = slots[static_cast<size_t>(device)].running.lock();
-    return session && session->alive() ? session->opts().memory_limit : session_options(device).memory_limit;
+    if (const session_ptr session = current(device); session && session->alive()) return session->opts().memory_limit;
+    std::lock_guard<fork_lock> hold(lock);
+    return session_options(device).memory_limit;
 }
 
 tilebeam_options state::options() {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     return opt;
 }
 
@@ -246,7 +249,7 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     std::vector<session_ptr> changed;
     int threads = 0;
     {
-        std::lock_guard<std::mutex> hold(lock);
+        std::lock_guard<fork_lock> hold(lock);
         const int32_t before = opt.executor;
         opt = o;
         if (o.executor != before && o.deadline_ms == tb::session::default_deadline_ms(kind_of(before))) {
@@ -258,6 +261,7 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
         changed = take_threads();
     }
     for (const session_ptr & session : changed) {
+        if (!session->alive()) continue;
         const tb::session::result r = session->set_threads(threads);
         if (!r.ok()) {
             why = r.why;
@@ -271,8 +275,9 @@ std::vector<session_ptr> state::take_threads() {
     std::vector<session_ptr> changed;
     const int threads = wanted_threads();
     for (slot & s : slots) {
+        if (threads <= 0 || threads == s.threads) continue;
         session_ptr session = s.running.lock();
-        if (!session || threads <= 0 || threads == s.threads || !session->alive()) continue;
+        if (!session) continue;
         s.threads = threads;
         changed.push_back(std::move(session));
     }
@@ -284,19 +289,20 @@ void state::ask_threads(int n) {
     std::vector<session_ptr> changed;
     int threads = 0;
     {
-        std::lock_guard<std::mutex> hold(lock);
+        std::lock_guard<fork_lock> hold(lock);
         asked_threads = std::min(n, max_threads);
         threads = wanted_threads();
         changed = take_threads();
     }
     for (const session_ptr & session : changed) {
+        if (!session->alive()) continue;
         const tb::session::result r = session->set_threads(threads);
         if (!r.ok()) fail(r.why);
     }
 }
 
 int state::n_threads(int device) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     const slot & s = slots[static_cast<size_t>(device)];
     return s.running.expired() ? 0 : s.threads;
 }
@@ -320,7 +326,7 @@ void state::fail(const std::string & why) {
     own_error() = {why, true};
     count.errors++;
     {
-        std::lock_guard<std::mutex> hold(error_lock);
+        std::lock_guard<fork_lock> hold(error_lock);
         if (error == why) return;
         error = why;
     }
@@ -329,7 +335,7 @@ void state::fail(const std::string & why) {
 
 std::string state::last_error() {
     if (!own_error().text.empty()) return own_error().text;
-    std::lock_guard<std::mutex> hold(error_lock);
+    std::lock_guard<fork_lock> hold(error_lock);
     return error;
 }
 

@@ -14,11 +14,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "control.h"
+#include "fork.h"
 #include "session.h"
 #include "types.h"
 
@@ -77,14 +77,15 @@ class state {
     // The sessions that have another number of threads than wanted, and are now said to have it.
     std::vector<session_ptr> take_threads();
 
-    std::mutex lock; // options, sessions, threads
+    fork_lock starting{fork_lock::at_fork::renewed}; // one session starts at a time
+    fork_lock lock;                                  // options, sessions, threads
     tilebeam_options opt{};
     int listed = 1;
     int asked_threads = 0;
     std::array<slot, TILEBEAM_MAX_DEVICES> slots;
     std::atomic<int32_t> numerics_in_force{TILEBEAM_NUMERICS_INT8};
 
-    std::mutex error_lock;
+    fork_lock error_lock;
     std::string error;
 };
 

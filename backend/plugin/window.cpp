@@ -7,13 +7,15 @@
 #include <mutex>
 #include <set>
 
+#include "fork.h"
+
 namespace tb::plugin {
 
 namespace {
 
 // All mapped windows. Never destroyed: see state::get().
-std::mutex & windows_lock() {
-    static std::mutex * const m = new std::mutex;
+fork_lock & windows_lock() {
+    static auto * const m = new fork_lock;
     return *m;
 }
 std::set<const window *> & windows() {
@@ -56,14 +58,14 @@ window_ptr window::open(int device, const session_ptr & session, const backing &
         }
         return nullptr;
     }
-    std::lock_guard<std::mutex> hold(windows_lock());
+    std::lock_guard<fork_lock> hold(windows_lock());
     windows().insert(w.get());
     return w;
 }
 
 window::~window() {
     {
-        std::lock_guard<std::mutex> hold(windows_lock());
+        std::lock_guard<fork_lock> hold(windows_lock());
         if (windows().erase(this) == 0) return; // never mapped
     }
     try {
@@ -74,7 +76,7 @@ window::~window() {
 }
 
 uint64_t mapped_in(const tb::session::session * session) {
-    std::lock_guard<std::mutex> hold(windows_lock());
+    std::lock_guard<fork_lock> hold(windows_lock());
     uint64_t bytes = 0;
     for (const window * w : windows())
         if (w->session.get() == session) bytes += w->pages_bytes();

@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "fork.h"
 #include "peer.h"
 #include "wait.h"
 
@@ -33,16 +34,16 @@ constexpr int child_socket_fd = 4;
 // A killed process that waits for a disk ends when the disk answers. Nobody waits for it here: its exit status is
 // collected when the next one starts.
 constexpr int end_ms = 700; // from SIGKILL to the end, for all others
-std::mutex abandoned_lock;
+fork_lock abandoned_lock;
 std::vector<pid_t> abandoned;
 
 void abandon(pid_t child) {
-    std::lock_guard<std::mutex> hold(abandoned_lock);
+    std::lock_guard<fork_lock> hold(abandoned_lock);
     abandoned.push_back(child);
 }
 
 void collect_abandoned() {
-    std::lock_guard<std::mutex> hold(abandoned_lock);
+    std::lock_guard<fork_lock> hold(abandoned_lock);
     abandoned.erase(std::remove_if(abandoned.begin(), abandoned.end(),
                                    [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; }),
                     abandoned.end());

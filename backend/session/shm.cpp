@@ -7,9 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fork.h"
 #include "huge_pages.h"
 
 namespace tb::session {
+
+shared_memory::shared_memory() = default;
 
 std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t size, std::string & why) {
     const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -42,10 +45,12 @@ std::unique_ptr<shared_memory> shared_memory::create(const char * name, uint64_t
     madvise(base, rounded, MADV_HUGEPAGE); // fewer TLB misses where the system allows it for shared memory
     m->base = base;
     m->bytes = rounded;
+    m->apart = std::make_unique<private_in_children>(base, rounded, m->file);
     return m;
 }
 
 shared_memory::~shared_memory() {
+    apart.reset();
     if (base) {
         munmap(base, bytes);
     }

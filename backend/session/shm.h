@@ -6,9 +6,14 @@
 #include <memory>
 #include <string>
 
+namespace tb {
+class private_in_children; // fork.h
+}
+
 namespace tb::session {
 
-// Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction.
+// Memory that both sides map (a memfd). Sealed against shrinking; unmapped and closed on destruction. A forked child
+// that writes it writes pages of its own.
 class shared_memory {
   public:
     static std::unique_ptr<shared_memory> create(const char * name, uint64_t size, std::string & why);
@@ -18,10 +23,11 @@ class shared_memory {
     int fd() const { return file; }
 
   private:
-    shared_memory() = default;
+    shared_memory();
     void * base = nullptr;
     uint64_t bytes = 0;
     int file = -1;
+    std::unique_ptr<private_in_children> apart;
 };
 
 } // namespace tb::session

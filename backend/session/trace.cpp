@@ -13,7 +13,7 @@ trace & trace::get() {
 }
 
 void trace::start(uint64_t most_records) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     records.clear();
     most = most_records;
     n_lost = 0;
@@ -41,7 +41,7 @@ void trace::span(tb_span kind, int64_t begin, int64_t end, uint32_t session, uin
 }
 
 void trace::add(const std::vector<tb_trace_record> & more) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     const size_t room = most > records.size() ? static_cast<size_t>(most) - records.size() : 0;
     const size_t n = std::min(room, more.size());
     records.insert(records.end(), more.begin(), more.begin() + static_cast<ptrdiff_t>(n));
@@ -49,18 +49,18 @@ void trace::add(const std::vector<tb_trace_record> & more) {
 }
 
 void trace::note_losses(uint64_t lost, uint64_t damaged) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     n_lost += lost;
     n_damaged += damaged;
 }
 
 uint64_t trace::count() {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     return records.size();
 }
 
 uint64_t trace::take(tb_trace_record * out, uint64_t n) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     const size_t taken = static_cast<size_t>(std::min<uint64_t>(n, records.size()));
     std::copy_n(records.begin(), taken, out);
     records.erase(records.begin(), records.begin() + static_cast<ptrdiff_t>(taken));
@@ -68,7 +68,7 @@ uint64_t trace::take(tb_trace_record * out, uint64_t n) {
 }
 
 void trace::losses(uint64_t * lost, uint64_t * damaged) {
-    std::lock_guard<std::mutex> hold(lock);
+    std::lock_guard<fork_lock> hold(lock);
     *lost = n_lost;
     *damaged = n_damaged;
 }

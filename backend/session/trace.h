@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "fork.h"
 #include "tilebeam/trace.h"
 
 namespace tb::session {
@@ -35,7 +35,7 @@ class trace {
   private:
     trace() = default;
     std::atomic<bool> active{false};
-    std::mutex lock; // guards what follows
+    fork_lock lock; // guards what follows
     std::vector<tb_trace_record> records;
     uint64_t most = 0;
     uint64_t n_lost = 0;

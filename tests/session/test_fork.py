@@ -1,0 +1,122 @@
+"""fork(): a child's copy of a model is of no use and does no harm, whatever the parent's threads were doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import ggml_kit as kit
+import numpy as np
+import process_kit
+import pytest
+from npu_kit import OK, Outcome, Session, SharedArray, Vec, scale
+
+from bench.lib import synth
+
+ROUNDS = int(os.environ.get("TILEBEAM_FORK_ROUNDS", "14"))
+HANG_S = 60
+N = 1 << 18
+
+
+def exit_code(child_does: Callable[[], bool]) -> int:
+    """Of a forked child: 0 if it returns true, SIGALRM (negative) if it hangs."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(HANG_S)
+        try:
+            os._exit(0 if child_does() else 1)
+        except BaseException:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_every_call_of_a_child_fails_at_once(process: bool) -> None:
+    """A thread of the parent holds the session's lock nearly all the time; the child's copy of it stays taken."""
+    memory = SharedArray(N)
+    graph = [scale(Vec(0, N), Vec(0, N), 1.0)] * 50
+    with Session(process, n_threads=2) as s:
+        s.map(memory)
+        done: list[Outcome] = []
+        ending = threading.Event()
+
+        def compute() -> None:
+            while not ending.is_set():
+                done.append(s.compute(graph, 1))
+
+        def all_fail() -> bool:
+            outcomes = [s.noop(), s.map_fd(memory.fd, 4096)[0], s.unmap(0), s.compute(graph, 1), s.set_threads(1)]
+            told = all(o.name == "TB_E_DEAD" and "forked this one: load the model again" in o.why for o in outcomes)
+            counted = s.counters.requests > 0
+            s.stop()
+            return told and counted
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            while not done:
+                pass
+            assert [exit_code(all_fail) for _ in range(10)] == [0] * 10
+            assert exit_code(lambda: not s.alive) == 0
+        finally:
+            ending.set()
+            thread.join()
+        assert all(o.status == OK for o in done)
+    memory.close()
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_parent_goes_on_as_if_there_were_no_children(executor: str, tmp_path: Path) -> None:
+    """Children decode, clear, restore, save, free and load while the parent decodes: see fork_rounds.py."""
+    model = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", n_layer=2))
+    script = Path(__file__).with_name("fork_rounds.py")
+    run = subprocess.run(
+        [sys.executable, str(script), executor, "--rounds", str(ROUNDS), "--model", str(model)],
+        capture_output=True,
+        text=True,
+        env=process_kit.environment(),
+        timeout=120 + 10 * ROUNDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    result = json.loads(run.stdout)
+    assert sum(n for became in result["children"].values() for n in became.values()) == ROUNDS
+    assert all(set(became) == {"right"} for became in result["children"].values()), result
+    assert result["parent"]["wrong"] == 0
+    assert result["parent"]["right"] > 0
+    assert result["loads"] > 0
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_childs_bytes_are_its_own(tiled: bool) -> None:
+    """By ggml's calls a child changes nothing, and by a pointer into a buffer only a copy of its own."""
+    rng = np.random.default_rng(1)
+    with kit.Context() as c:
+        weights = c.tensor(kit.Q8_0, 64, 64) if tiled else c.tensor(kit.F32, 64, 64)
+        buffer = c.allocate(c.device.tiled if tiled else c.device.plain)
+        kit.put(weights, rng.integers(0, 100, kit.lib.ggml_nbytes(weights)).astype(np.uint8))
+        size = int(kit.lib.ggml_backend_buft_get_alloc_size(c.device.tiled, weights))
+        bytes_ = np.frombuffer(kit.ffi.buffer(kit.lib.ggml_backend_buffer_get_base(buffer), size), np.uint8)
+        before = bytes_.copy()
+
+        def write() -> bool:
+            kit.lib.ggml_backend_buffer_clear(buffer, 7)
+            kit.lib.ggml_backend_tensor_memset(weights, 7, 0, 64)
+            kit.put(weights, np.zeros(kit.lib.ggml_nbytes(weights), np.uint8))
+            refused = np.array_equal(bytes_, before)
+            bytes_[:] = 9
+            return refused and bool(np.all(bytes_ == 9))
+
+        def read() -> bool:
+            told = kit.get(weights)
+            return not told.any() and "forked this one" in c.device.control.last_error()
+
+        assert exit_code(write) == 0
+        assert exit_code(read) == 0
+        assert np.array_equal(bytes_, before)
