@@ -63,25 +63,21 @@ class Clock:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._decode = context.decode
         self.seconds, self.steps = 0.0, 0
 
     def __enter__(self) -> Clock:
-        self._context.decode = self._timed  # type: ignore[method-assign]
+        self._context.on_decode = self._decoded
         self._began = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         total = time.perf_counter() - self._began
-        del self._context.decode  # type: ignore[method-assign]
+        self._context.on_decode = None
         self.spent = Spent(self.seconds / self.steps, (total - self.seconds) / self.steps)
 
-    def _timed(self, n: int) -> int:
-        began = time.perf_counter()
-        code = self._decode(n)
-        self.seconds += time.perf_counter() - began
+    def _decoded(self, begin_ns: int, end_ns: int) -> None:
+        self.seconds += (end_ns - begin_ns) / 1e9
         self.steps += 1
-        return code
 
 
 def engine(lm: LM, params: SamplingParams) -> Spent:
@@ -96,7 +92,7 @@ def plain_loop(lm: LM, params: SamplingParams) -> Spent:
     vocab, n = lm._model.vocab, params.n
     with lm.raw_decode() as c, Clock(c) as clock:
         size = len(PROMPT)
-        chains = [Sampler(params, seed, vocab) for seed in range(n)]
+        samplers = [Sampler(params, seed, vocab) for seed in range(n)]
         c.token[:size], c.pos[:size], c.seq[:size], c.output[:size] = PROMPT, range(size), 0, 0
         c.output[size - 1] = 1
         lm.check_decode(c.decode(size))
@@ -104,15 +100,15 @@ def plain_loop(lm: LM, params: SamplingParams) -> Spent:
             c.fork(0, seq, size)
         entries, texts = [size - 1] * n, [b""] * n
         for step in range(params.max_tokens or 1):
-            for seq, chain in enumerate(chains):
-                token = C.llama_sampler_sample(chain.pointer, c.pointer, entries[seq])
+            for seq, sampler in enumerate(samplers):
+                token = C.llama_sampler_sample(sampler.pointer, c.pointer, entries[seq])
                 texts[seq] += b"" if vocab.is_end(token) else vocab.piece(token)
                 c.token[seq], c.pos[seq], c.seq[seq], c.output[seq] = token, size + step, seq, 1
             entries = list(range(n))
             if step + 1 < (params.max_tokens or 1):
                 lm.check_decode(c.decode(n))
-        for chain in chains:
-            chain.close()
+        for sampler in samplers:
+            sampler.close()
     return clock.spent
 
 

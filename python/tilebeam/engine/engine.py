@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import PrefixCache
+from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import BAD_LOGITS, BatchSampler, Sampler, SampleRows
 from tilebeam.engine.scheduler import Plan, Scheduler
@@ -35,6 +37,7 @@ class Engine:
     Attributes:
         broken: why decoding failed for good, None if it did not.
         batches: steps, by how many samples drew a token.
+        observer: see `observe`.
     """
 
     def __init__(self, context: Context, n_slots: int, n_ids: int, on_failure: Callable[[int], TilebeamError]) -> None:
@@ -46,6 +49,7 @@ class Engine:
         self.sampler = BatchSampler(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()
+        self.observer: Observer | None = None
         self._on_failure = on_failure
         self._steady: Plan | None = None  # of the next batch too, while nothing changes
 
@@ -83,6 +87,11 @@ class Engine:
         for sample in self.scheduler.clear():
             self._end(sample, "aborted")
 
+    def observe(self, observer: Observer | None) -> None:
+        """Tell an observer of all phases from now on; None: tell nothing any more. Any thread may."""
+        self.observer = observer
+        self.context.on_decode = None if observer is None else partial(observer.phase, "decode")
+
     def fail(self, code: int) -> NoReturn:
         """llama_decode failed for good: raise why, now and on every later use."""
         self.broken = self._on_failure(code)
@@ -98,25 +107,32 @@ class Engine:
         """
         if self.broken:
             raise self.broken
+        with observed(self.observer, "step"):
+            plan = self._decode()
+            if plan is not None:
+                with observed(self.observer, "sample"):
+                    self._sample(plan)
+
+    def _decode(self) -> Plan | None:
+        """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
         plan = self._repeat()
         while True:
             if plan is None:
-                plan = self._plan()
+                with observed(self.observer, "plan"):
+                    plan = self._plan()
                 if not plan.n:
-                    return
+                    return None
             began = time.perf_counter()
             code = self.context.decode(plan.n)
-            seconds = time.perf_counter() - began
             if code == 0:
-                break
+                self._account(plan, time.perf_counter() - began)
+                self.scheduler.decoded()
+                return plan
             self.scheduler.undo(plan)
             # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
             if code != 1 or not self.scheduler.preempt():
                 self.fail(code)
             plan = None
-        self._account(plan, seconds)
-        self.scheduler.decoded()
-        self._sample(plan)
 
     def _plan(self) -> Plan:
         """A new plan, in the batch arrays."""

@@ -1,15 +1,15 @@
 """What both sides do while a model runs: a timeline in Chrome's trace format, and a table per kind of op.
 
 The NPU side stamps its messages and each worker's part of each op into shared memory, the plugin and the channel their
-own work (``tilebeam/trace.h``), and this module the calls of llama.cpp. All stamps are of CLOCK_MONOTONIC, one clock
-for all processes. While no `Tracer` is entered nothing is stamped: a graph pays one comparison for it, an op another.
+own work (``tilebeam/trace.h``), and the engine the phases of its steps (``engine/observer.py``). All stamps are of
+CLOCK_MONOTONIC, one clock for all processes. While no `Tracer` is entered nothing is stamped: a graph pays one
+comparison for it, an op another.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam import _ext as ggml_ext
+from tilebeam.engine.observer import Phase
 from tilebeam.errors import TilebeamError
 from tilebeam.measure import peaks as limits
 from tilebeam.model.lm import LM
@@ -45,6 +46,12 @@ _CPU_SPANS = {
     _SPAN["TB_SPAN_RECEIVE"]: "check the reply",
 }
 _MESSAGE, _OP, _NOTES = _SPAN["TB_SPAN_MESSAGE"], _SPAN["TB_SPAN_OP"], _SPAN["TB_SPAN_NOTES"]
+_PHASES: dict[Phase, str] = {
+    "step": "step",
+    "plan": "build the batch",
+    "decode": "llama_decode",
+    "sample": "sampling",
+}
 _INTEGER_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL")
 
 
@@ -163,7 +170,6 @@ class Tracer:
             raise TilebeamError("Only a model on the NPU can be traced: load it with device='npu'.")
         self._lm = lm
         self._most = most_records
-        self._restore: list[Callable[[], None]] = []
         self.calls: list[Call] = []
         self.records: Records = np.zeros(0, record_type())
         self.lost = 0
@@ -172,35 +178,20 @@ class Tracer:
     def __enter__(self) -> Tracer:
         if not Tracer._entered.acquire(blocking=False):
             raise TilebeamError("Another trace is being taken in this program.")
-        engine = self._lm._engine
-        self._wrap(self._lm._context, "decode", "llama_decode")
-        self._wrap(engine, "step", "step")
-        self._wrap(engine, "_plan", "build the batch")
-        self._wrap(engine, "_sample", "sampling")
+        self._lm.observe(self)
         control().trace_start(self._most)
         return self
 
     def __exit__(self, *_: object) -> None:
         control().trace_stop()
-        for restore in self._restore:
-            restore()
+        self._lm.observe(None)
         raw, self.lost, self.damaged = control().trace_take()
         self.records = np.frombuffer(raw, record_type())
         Tracer._entered.release()
 
-    def _wrap(self, owner: Any, attribute: str, name: str) -> None:
-        """Time calls of a method of this one object; without a trace the method is the class's own."""
-        method = getattr(owner, attribute)
-
-        def timed(*args: Any) -> Any:
-            begin = time.monotonic_ns()
-            try:
-                return method(*args)
-            finally:
-                self.calls.append(Call(name, begin, time.monotonic_ns(), threading.get_native_id()))
-
-        setattr(owner, attribute, timed)
-        self._restore.append(lambda: delattr(owner, attribute))
+    def phase(self, name: Phase, begin_ns: int, end_ns: int) -> None:
+        """The engine tells what it did."""
+        self.calls.append(Call(_PHASES[name], begin_ns, end_ns, threading.get_native_id()))
 
     # --- what it tells ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.engine.engine import Engine
+from tilebeam.engine.observer import Observer
 from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
@@ -286,6 +287,11 @@ class LM:
         """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
         if code != 0:
             self._engine.fail(code)
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one
+        observer at a time."""
+        self._engine.observe(observer)
 
     # --- text -------------------------------------------------------------------------------------------------------
 

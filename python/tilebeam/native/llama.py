@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -260,6 +261,8 @@ class Context:
 
     The batch arrays are numpy views of the memory that llama_decode reads: ``token``, ``pos``, ``seq`` (one sequence
     per token) and ``output`` (1: keep the logits). Fill the first n entries, then call ``decode(n)``.
+
+    ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
     """
 
     def __init__(self, pointer: Any, model: Model, n_batch: int, max_outputs: int) -> None:
@@ -269,6 +272,7 @@ class Context:
         self.n_ctx: int = C.llama_n_ctx(pointer)
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
         self.n_batch = n_batch
+        self.on_decode: Callable[[int, int], None] | None = None
         self._memory = C.llama_get_memory(pointer)
         self.token: I32 = np.zeros(n_batch, np.int32)
         self.pos: I32 = np.zeros(n_batch, np.int32)
@@ -293,7 +297,13 @@ class Context:
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
         self._batch.n_tokens = n
-        return int(C.llama_decode(self.pointer, self._batch))
+        on_decode = self.on_decode
+        if on_decode is None:
+            return int(C.llama_decode(self.pointer, self._batch))
+        begin = time.monotonic_ns()
+        code = int(C.llama_decode(self.pointer, self._batch))
+        on_decode(begin, time.monotonic_ns())
+        return code
 
     def logits(self, i: int) -> F32:
         """A view (no copy) of the logits of batch entry i, shape [n_vocab]; valid until the next decode."""
