@@ -47,19 +47,21 @@ class Beams:
         self.prompt = self._draw(self.n_prompt)
         self._steps = [[self._draw(self.n_step) + "\n" for _ in range(self.beams)] for _ in range(ROUNDS)]
 
-    def search(self, scorer: RewardModel) -> list[list[list[str]]]:
-        """Grow and rate; the texts of each round."""
+    def search(self, scorer: RewardModel) -> tuple[list[list[list[str]]], tilebeam.Usage]:
+        """Grow and rate; the texts of each round, and what rating them cost."""
         alive: list[list[str]] = [[]]
         history = []
+        spent = tilebeam.Usage()
         with scorer.session():
             for steps in self._steps:
                 parents = [p for p in alive for _ in range(self.beams // len(alive))]
                 grown = [[*p, s] for p, s in zip(parents, steps, strict=True)]
-                scores = scorer.score_steps([self.prompt] * self.beams, grown)
-                best = sorted(range(self.beams), key=lambda i: -scores[i][-1])[: self.beams // self.width]
+                ratings = scorer.rate_steps([self.prompt] * self.beams, grown)
+                spent = sum((r.usage for r in ratings), spent)
+                best = sorted(range(self.beams), key=lambda i: -ratings[i].scores[-1])[: self.beams // self.width]
                 alive = [grown[i] for i in best]
                 history.append(grown)
-        return history
+        return history, spent
 
 
 def whole(scorer: RewardModel, prompt: str, history: list[list[list[str]]]) -> int:
@@ -111,15 +113,14 @@ def main() -> None:
         for name, scorer in scorers(lm).items():
             pairs = report.Pairs([], [])
             for _ in tqdm(range(a.rounds), desc=name, disable=None):
-                scorer.usage = tilebeam.Usage()
                 began = time.perf_counter()
-                history = beams.search(scorer)
+                history, usage = beams.search(scorer)
                 middle = time.perf_counter()
                 tokens = whole(scorer, beams.prompt, history)
                 pairs.ours.append(middle - began)
                 pairs.baseline.append(time.perf_counter() - middle)
-                assert tokens == scorer.usage.full_scoring_tokens  # both counted the same texts
-            spent = scorer.usage.scored_tokens
+                assert tokens == usage.full_scoring_tokens  # both counted the same texts
+            spent = usage.scored_tokens
             row = report.row(f"{name}, {a.beams} beams of {ROUNDS} steps", pairs, ROUNDS * a.beams, "texts/s")
             rows.append(row | {"tokens": spent, "tokens_whole": tokens, "fewer": round(tokens / spent, 2)})
     if a.json:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tilebeam.scoring.reward_formats import RewardFormat
     from tilebeam.scoring.reward_heads import Head, classifier_of, load_head
     from tilebeam.scoring.reward_model import HeadReward, RewardModel, StepScorer, TokenReward
-    from tilebeam.scoring.scorers import LogProb, Majority, Scorer, Verifier
+    from tilebeam.scoring.scorers import LogProb, Majority, Rating, Scorer, Verifier
     from tilebeam.search.adaptive import Adaptive, AdaptiveResult
     from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
@@ -77,6 +77,7 @@ _HOME = {
     "classifier_of": "scoring.reward_heads",
     "Reading": "engine.reading",
     "Scorer": "scoring.scorers",
+    "Rating": "scoring.scorers",
     "LogProb": "scoring.scorers",
     "Verifier": "scoring.scorers",
     "Majority": "scoring.scorers",
@@ -109,6 +110,7 @@ __all__ = [
     "MathAnswer",
     "NpuError",
     "Progress",
+    "Rating",
     "Reading",
     "RequestOutput",
     "RewardFormat",

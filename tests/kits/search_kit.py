@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilebeam import CompletionOutput, Progress, RequestOutput, SamplingParams, StepScorer, Usage
+from tilebeam import CompletionOutput, Progress, Rating, RequestOutput, SamplingParams, StepScorer, Usage
 
 END = 0
 PIECES = ["", "a", "b", "1", "2", "\n", "\n\n", "1\n", "#", " "]
@@ -141,7 +141,13 @@ class ScriptedPRM(StepScorer):
         return random.Random(f"{self.world} {prompt} {list(steps)}").randrange(9) / 8
 
     def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
+        return [rating.scores for rating in self.rate_steps(prompts, solutions)]
+
+    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+        """A step costs a token."""
         assert len(prompts) == len(solutions)
         self.rated += sum(map(len, solutions))
-        self.usage += Usage(scored_tokens=sum(map(len, solutions)))
-        return [[self.score_of(p, s[: i + 1]) for i in range(len(s))] for p, s in zip(prompts, solutions, strict=True)]
+        return [
+            Rating([self.score_of(p, s[: i + 1]) for i in range(len(s))], Usage(scored_tokens=len(s)))
+            for p, s in zip(prompts, solutions, strict=True)
+        ]

@@ -14,6 +14,7 @@ from tilebeam import (
     BestOfN,
     CompletionOutput,
     LLMJudge,
+    Rating,
     Reading,
     RequestOutput,
     SamplingParams,
@@ -43,18 +44,21 @@ def test_a_verdict_is_the_probability_of_its_first_token(lm: tilebeam.LM) -> Non
     template = "ask {prompt} says {answer} right? "
     judge = LLMJudge(lm, template=template, good=("1", "3"), bad=("2",))
     prompts, groups = ["one?", "two?"], [candidates("a", "b", "a"), candidates("{prompt}")]
-    scores = judge.score_many(prompts, groups)
+    ratings = judge.rate(prompts, groups)
     tokens = [lm.tokenize(t, add_special=False)[0] for t in ("1", "3", "2")]
-    for prompt, group, found in zip(prompts, groups, scores, strict=True):
-        for candidate, score in zip(group, found, strict=True):
+    for prompt, group, found in zip(prompts, groups, ratings, strict=True):
+        for candidate, score in zip(group, found.scores, strict=True):
             text = f"ask {prompt} says {candidate.text} right? "  # what looks like a place in a text stays
             chances = np.exp(lm.logits(lm.tokenize(text))[-1][tokens].astype(np.float64))
             assert score == pytest.approx(chances[:2].sum() / chances.sum(), abs=1e-5)
-    assert scores[0][0] == scores[0][2]
-    read = sum(len(lm.tokenize(t)) for t in ("ask one? says a right? ", "ask one? says b right? "))
-    read += len(lm.tokenize("ask two? says {prompt} right? "))
-    assert judge.usage.full_scoring_tokens == read  # equal texts are judged once
-    assert 0 < judge.usage.scored_tokens <= read
+    assert ratings[0].scores[0] == ratings[0].scores[2]
+    asked = [("ask one? says a right? ", "ask one? says b right? "), ("ask two? says {prompt} right? ",)]
+    for rating, texts in zip(ratings, asked, strict=True):  # equal texts are judged once
+        assert rating.usage.full_scoring_tokens == sum(len(lm.tokenize(text)) for text in texts)
+        assert 0 < rating.usage.scored_tokens <= rating.usage.full_scoring_tokens
+    again = judge.rate(["one?", "one?"], [candidates("a"), candidates("a")])
+    assert again[0].usage.full_scoring_tokens == len(lm.tokenize(asked[0][0]))
+    assert again[1] == Rating(again[0].scores)  # the first prompt paid
     assert judge.score("p", []) == []
 
 
@@ -68,14 +72,13 @@ def test_a_judge_weighs_votes_and_its_tokens_are_accounted_for(lm: tilebeam.LM) 
     assert judge._ask("what", "x").count("WHAT") == 1
 
 
-def test_usage_is_each_threads_own(lm: tilebeam.LM) -> None:
+def test_costs_are_those_of_the_call_in_whatever_thread(lm: tilebeam.LM) -> None:
     judge = LLMJudge(lm, good="1", bad="2", template="{answer}")
-    judge.usage = Usage()
     spent = []
 
     def score(text: str) -> None:
-        judge.score("p", candidates(text))
-        spent.append((len(lm.tokenize(text)), judge.usage.full_scoring_tokens))
+        (rating,) = judge.rate(["p"], [candidates(text)])
+        spent.append((len(lm.tokenize(text)), rating.usage.full_scoring_tokens))
 
     threads = [threading.Thread(target=score, args=(f"text {'again ' * i}",)) for i in range(4)]
     for thread in threads:
@@ -84,7 +87,6 @@ def test_usage_is_each_threads_own(lm: tilebeam.LM) -> None:
         thread.join()
     assert len(spent) == 4
     assert all(a == b for a, b in spent)
-    assert judge.usage == Usage()
 
 
 def test_judges_by_name(lm: tilebeam.LM) -> None:
@@ -135,10 +137,11 @@ class Writes:
 def test_numbers_are_scaled_and_what_is_none_does_not_count() -> None:
     model = Writes(["10", "it is 3/10, so 5", "none", "7.5 or 99", "0", "-3"])
     judge = LLMJudge(model, verdict="number", chat=True, template="{answer} {low}-{high}")  # type: ignore[arg-type]
-    assert judge.score("p", candidates("a", "b", "c", "d", "e", "f")) == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
+    (rating,) = judge.rate(["p"], [candidates("a", "b", "c", "d", "e", "f")])
+    assert rating.scores == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
     assert [p for p, _ in model.asked] == [f"<{x} 0-10>" for x in "abcdef"]
     assert {s.temperature for _, s in model.asked} == {0.0}
-    assert judge.usage == Usage(scored_tokens=6 * (10 - 4 + 1 + 2), full_scoring_tokens=6 * 12)
+    assert rating.usage == Usage(scored_tokens=6 * (10 - 4 + 1 + 2), full_scoring_tokens=6 * 12)
 
 
 def test_several_numbers_are_averaged() -> None:

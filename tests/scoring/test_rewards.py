@@ -15,7 +15,17 @@ import pytest
 import tilebeam
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tilebeam import LM, CompletionOutput, Head, HeadReward, RewardFormat, RewardModel, TilebeamError, TokenReward
+from tilebeam import (
+    LM,
+    CompletionOutput,
+    Head,
+    HeadReward,
+    RewardFormat,
+    RewardModel,
+    TilebeamError,
+    TokenReward,
+    Usage,
+)
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.llama import log_router
 from tilebeam.scoring.reward_formats import PRESETS, Layout
@@ -246,15 +256,17 @@ def test_scores_of_growing_beams_are_those_of_whole_texts(
     prompts = [QUESTION, "how many people have been"]
     beams: list[tuple[str, list[str]]] = [(p, []) for p in prompts]
     final: list[tuple[str, list[str], list[float]]] = []
+    spent = Usage()
     with scorer.session():
         for _ in range(data.draw(st.integers(1, 3))):
             kept = data.draw(st.lists(st.sampled_from(beams), min_size=1, max_size=3))
             beams = [(p, [*steps, data.draw(STEPS)]) for p, steps in kept]
-            rated = scorer.score_steps([p for p, _ in beams], [s for _, s in beams])
-            final += [(p, s, r) for (p, s), r in zip(beams, rated, strict=True)]
+            rated = scorer.rate_steps([p for p, _ in beams], [s for _, s in beams])
+            final += [(p, s, r.scores) for (p, s), r in zip(beams, rated, strict=True)]
+            spent = sum((r.usage for r in rated), spent)
     for prompt, steps, scores in final[-4:]:
         np.testing.assert_allclose(scores, by_hand(scorer, prompt, steps), atol=1e-4)
-    assert scorer.usage.scored_tokens <= scorer.usage.full_scoring_tokens or outcome
+    assert spent.scored_tokens <= spent.full_scoring_tokens or outcome
     assert not lm._engine.kv.live
     assert not scorer._known  # nothing outlives a session
 
@@ -268,7 +280,7 @@ def test_beams_of_eight_steps_decode_only_what_is_new(models: Path, beams: int, 
         layout = scorer._layout
         alive: list[list[str]] = [[]]
         prompt = " ".join([QUESTION] * 2)
-        expected, whole = len(layout.head(prompt)), 0
+        expected, whole, spent = len(layout.head(prompt)), 0, Usage()
         with scorer.session():
             for round in range(8):
                 # First letters differ: no two new steps share a beginning.
@@ -276,15 +288,19 @@ def test_beams_of_eight_steps_decode_only_what_is_new(models: Path, beams: int, 
                 ends = [f"{chr(65 + i)} step {round} is the number of {WORDS[-1 - i]} and {i}\n" for i in fresh]
                 grown = [[*steps, end] for steps in alive for end in ends]
                 assert len(grown) == beams
-                scores = scorer.score_steps([prompt] * beams, grown)
-                for steps in grown:
+                rated = scorer.rate_steps([prompt] * beams, grown)
+                scores = [r.scores for r in rated]
+                spent = sum((r.usage for r in rated), spent)
+                for steps, rating in zip(grown, rated, strict=True):
                     sizes = [len(layout.step(s, first=False)) + len(layout.tag) for s in steps]
                     expected += sizes[-1]
                     whole += len(layout.head(prompt)) + sum(sizes)
+                    assert rating.usage.full_scoring_tokens == len(layout.head(prompt)) + sum(sizes)
+                    assert round == 0 or rating.usage.scored_tokens == sizes[-1]
                 best = sorted(range(beams), key=lambda i: -scores[i][-1])[: beams // width]
                 alive = [grown[i] for i in best]
-        assert scorer.usage.scored_tokens == expected
-        assert scorer.usage.full_scoring_tokens == whole
+        assert spent.scored_tokens == expected
+        assert spent.full_scoring_tokens == whole
         assert whole >= 5 * expected
         again = scorers(lm)["value-head"].score_steps([prompt] * len(alive), alive)
         np.testing.assert_allclose([scores[i] for i in best], again, atol=1e-4)
@@ -343,8 +359,9 @@ def test_aggregates_and_outcomes(lm: LM) -> None:
         assert scorer.score(QUESTION, [candidate]) == [pytest.approx(function(steps[0]), abs=1e-5)]
     whole = scorers(lm, outcome=True, aggregate="min")["value-head"]
     want = by_hand(whole, QUESTION, ["the first step\n", "the second step\n", "the last"])
-    assert whole.score(QUESTION, [candidate]) == [pytest.approx(want[-1], abs=1e-4)]
-    assert whole.usage.scored_tokens == whole.usage.full_scoring_tokens  # the end only, in one go
+    (rating,) = whole.rate([QUESTION], [[candidate]])
+    assert rating.scores == [pytest.approx(want[-1], abs=1e-4)]
+    assert rating.usage.scored_tokens == rating.usage.full_scoring_tokens  # the end only, in one go
     # A text without steps is rated, too: its score need not be lower than others'.
     (empty,) = whole.score(QUESTION, [CompletionOutput(0, "", [], "stop", 0)])
     assert empty == pytest.approx(by_hand(whole, QUESTION, [""])[0], abs=1e-4)
@@ -354,10 +371,30 @@ def test_many_candidates_share_their_prompts_cells(lm: LM) -> None:
     scorer = scorers(lm, outcome=True)["two-label"]
     long = " ".join([QUESTION] * 5)
     candidates = [CompletionOutput(i, f"{chr(65 + i)} is it", [], "stop", 0) for i in range(12)]
-    scores = scorer.score(long, candidates)
-    assert len(set(scores)) == 12
+    (rating,) = scorer.rate([long], [candidates])
+    assert len(set(rating.scores)) == 12
     head = len(scorer._layout.head(long))
-    assert scorer.usage.scored_tokens == head + scorer.usage.full_scoring_tokens - 12 * head
+    assert rating.usage.scored_tokens == head + rating.usage.full_scoring_tokens - 12 * head
+
+
+def test_each_prompt_pays_for_its_own_texts(lm: LM) -> None:
+    """Two prompts rated in one go cost what each costs alone: neither gets a share of the other's tokens."""
+    for outcome in (False, True):
+        scorer = scorers(lm, outcome=outcome)["value-head"]
+        prompts = [" ".join([QUESTION] * 4), "how many people have been"]
+        groups = [
+            [CompletionOutput(i, f"{w} step\nis {w}", [], "stop", 0) for i, w in enumerate(words)]
+            for words in (WORDS[:2], WORDS[2:8])
+        ]
+        together = scorer.rate(prompts, groups)
+        for rating, prompt, group in zip(together, prompts, groups, strict=True):
+            (alone,) = scorer.rate([prompt], [group])
+            for kind in ("scored_tokens", "full_scoring_tokens"):
+                assert getattr(rating.usage, kind) == getattr(alone.usage, kind)
+            assert rating.usage.scored_tokens > 0
+        twice = scorer.rate([prompts[0]] * 2, [groups[0]] * 2)
+        assert twice[1].usage == Usage()  # of equal texts the first pays
+        assert twice[0].scores == twice[1].scores
 
 
 def test_models_with_a_sliding_window_share_beginnings_too(windowed: LM) -> None:
@@ -366,12 +403,13 @@ def test_models_with_a_sliding_window_share_beginnings_too(windowed: LM) -> None
     texts = [f"{start} {chr(65 + i)} is it" for start in ("now " * 20, "so " * 20) for i in range(5)]
     candidates = [CompletionOutput(i, text, [], "stop", 0) for i, text in enumerate(texts)]
     for scorer in scorers(windowed).values():
-        scores = scorer.score(long, candidates)
+        (rating,) = scorer.rate([long], [candidates])
+        scores = rating.scores
         tokens = [ids for text in texts for ids, _ in scorer._texts(long, (text,), True)]
         assert len(scorer._layout.head(long)) > 128
         beginnings = {tuple(ids[:n]) for ids in tokens for n in range(1, len(ids) + 1)}
         # Each beginning once, but for those that are too short to wait for.
-        assert len(beginnings) <= scorer.usage.scored_tokens <= len(beginnings) + 16 * len(texts)
+        assert len(beginnings) <= rating.usage.scored_tokens <= len(beginnings) + 16 * len(texts)
         alone = [scorer.score(long, [c])[0] for c in candidates]
         np.testing.assert_allclose(scores, alone, atol=1e-4)
         assert len(set(scores)) == len(scores)

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_kit import END, PIECES, ScriptedLM, ScriptedPRM
-from tilebeam import BestOfN, SamplingParams, SearchCancelled, SearchResult, StepScorer, TilebeamError, VoteResult
+from tilebeam import (
+    BestOfN,
+    Rating,
+    SamplingParams,
+    SearchCancelled,
+    SearchResult,
+    StepScorer,
+    TilebeamError,
+    VoteResult,
+)
 from tilebeam.search import registry as methods
 
 PROMPTS = ["a", "b1", "2 a"]
@@ -35,10 +44,10 @@ def test_every_algorithm_is_driven_here() -> None:
 
 
 def same(a: SearchResult, b: SearchResult) -> bool:
-    """But for what is shared out over prompts: seconds, and what a scorer cost."""
+    """But for what is shared out over prompts: seconds."""
     dicts = [r.as_dict() for r in (a, b)]
     for d in dicts:
-        d["usage"] = {k: v for k, v in d["usage"].items() if "seconds" not in k and "scor" not in k}
+        d["usage"] = {k: v for k, v in d["usage"].items() if "seconds" not in k}
     return dicts[0] == dicts[1]
 
 
@@ -145,18 +154,20 @@ class Misbehaving(StepScorer):
 @pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
 @pytest.mark.parametrize("what", ["few", "short", "nan"])
 def test_step_scorers_that_misbehave(name: str, what: str) -> None:
-    with pytest.raises(TilebeamError, match=r"Misbehaving (did not return|returned a score that)"):
+    with pytest.raises(
+        TilebeamError, match=r"Misbehaving (rated .* solutions|returned .* scores where|returned a score that)"
+    ):
         methods.create(name, scorer=Misbehaving(what)).run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
 
 
 def test_scorers_that_forget_a_prompt() -> None:
-    with pytest.raises(TilebeamError, match="_Forgetful scored 2 of 3 prompts"):
+    with pytest.raises(TilebeamError, match="_Forgetful rated 2 of 3 prompts"):
         BestOfN(_Forgetful()).run(ScriptedLM(), PROMPTS, 4, sampling=SamplingParams(seed=0))
 
 
 class _Forgetful(ScriptedPRM):
-    def score_many(self, prompts: Any, groups: Any) -> list[list[float]]:
-        return super().score_many(prompts, groups)[:-1]
+    def rate(self, prompts: Any, groups: Any) -> list[Rating]:
+        return super().rate(prompts, groups)[:-1]
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------

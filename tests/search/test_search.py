@@ -163,7 +163,7 @@ def test_misbehaving_scorers_are_named() -> None:
         def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
             return [float(len(prompt))] * (len(candidates) - 1)
 
-    with pytest.raises(TilebeamError, match="Short returned 1 scores for 2"):
+    with pytest.raises(TilebeamError, match="Short returned 1 scores where 2"):
         BestOfN(Short()).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="not a number"):
         BestOfN(lambda *_: float("nan")).infer(lm, "p", budget=2)

@@ -53,9 +53,8 @@ def score(
         with console.bar("score") as bar:
             task = bar.add_task("texts", total=len(items), note="")
             for item in items:
-                scorer.usage = Usage()
                 rated = scorer.rate_text(item["prompt"], item["text"])
-                spent += scorer.usage
+                spent += rated.usage
                 _show(item, rated, json_)
                 bar.advance(task)
     console.err().print(

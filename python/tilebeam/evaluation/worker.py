@@ -20,7 +20,7 @@ from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.scorers import Scorer, log_probability, rate
+from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
 
@@ -142,9 +142,10 @@ class Workbench:
                 [self.task.verdict(item, c.text) for c in output.outputs]
                 for item, output in zip(items, outputs, strict=True)
             ]
-        scores, costs = rate(self._scorer(name, device), outputs)
-        for output, cost in zip(outputs, costs, strict=True):
-            output.usage += cost
+        ratings = rate_outputs(self._scorer(name, device), outputs)
+        for output, rating in zip(outputs, ratings, strict=True):
+            output.usage += rating.usage
+        scores = [rating.scores for rating in ratings]
         if not all(math.isfinite(score) for group in scores for score in group):
             raise TilebeamError(f"--scorer {name} returned a score that is not finite.")
         return scores

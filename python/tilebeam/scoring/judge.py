@@ -13,7 +13,7 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.scorers import Scorer
+from tilebeam.scoring.scorers import Rating, Scorer
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -108,14 +108,19 @@ class LLMJudge(Scorer):
 
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One verdict per candidate."""
-        return self.score_many([prompt], [candidates])[0]
+        return self.rate([prompt], [candidates])[0].scores
 
-    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
-        """One verdict per candidate of each prompt, all in one go; equal texts are judged once."""
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+        """One verdict per candidate of each prompt, all in one go; equal texts are judged once, at the cost of the
+        first prompt that asks."""
         asked = [[self._ask(prompt, c.text) for c in group] for prompt, group in zip(prompts, groups, strict=True)]
         different = list(dict.fromkeys(text for group in asked for text in group))
         verdicts = dict(zip(different, self._judge(different) if different else [], strict=True))
-        return [[verdicts[text] for text in group] for group in asked]
+        costs = {text: cost for text, (_, cost) in verdicts.items()}
+        return [
+            Rating([verdicts[text][0] for text in group], sum((costs.pop(t, Usage()) for t in group), Usage()))
+            for group in asked
+        ]
 
     def _ask(self, prompt: str, answer: str) -> str:
         """The judge's prompt."""
@@ -129,30 +134,33 @@ class LLMJudge(Scorer):
         text = _PLACE.sub(lambda place: values[place[1]], self.template)
         return self.lm.apply_chat_template([{"role": "user", "content": text}]) if self.chat else text
 
-    def _judge(self, texts: list[str]) -> list[float]:
+    def _judge(self, texts: list[str]) -> list[tuple[float, Usage]]:
+        """Of each of the judge's prompts its verdict, and what that cost."""
         return self._probabilities(texts) if self.verdict == "probability" else self._numbers(texts)
 
-    def _probabilities(self, texts: list[str]) -> list[float]:
-        scores = []
+    def _probabilities(self, texts: list[str]) -> list[tuple[float, Usage]]:
+        found = []
         for reading in self.lm.read(texts, [[-1]] * len(texts), self._labels):
             logits = reading.logits[0].astype(np.float64)
             chances = np.exp(logits - logits.max())
-            scores.append(float(chances[: self._good].sum() / chances.sum()))
             length = reading.decoded_tokens + reading.cached_tokens
-            self.usage += Usage(scored_tokens=reading.decoded_tokens, full_scoring_tokens=length)
-        return scores
+            usage = Usage(
+                scored_tokens=reading.decoded_tokens, full_scoring_tokens=length, scoring_seconds=reading.seconds
+            )
+            found.append((float(chances[: self._good].sum() / chances.sum()), usage))
+        return found
 
-    def _numbers(self, texts: list[str]) -> list[float]:
+    def _numbers(self, texts: list[str]) -> list[tuple[float, Usage]]:
         outputs = self.lm.generate(texts, self.sampling)
         check_complete(outputs)
-        scores = []
+        found = []
         for output in outputs:
             cost = output.usage
             decoded = cost.total_tokens - cost.cached_tokens + cost.recomputed_tokens
-            self.usage += Usage(scored_tokens=decoded, full_scoring_tokens=cost.total_tokens)
-            found = [n for reply in output.outputs if (n := self._number(reply.text)) is not None]
-            scores.append(sum(found) / len(found) if found else 0.0)
-        return scores
+            usage = Usage(scored_tokens=decoded, full_scoring_tokens=cost.total_tokens, scoring_seconds=cost.seconds)
+            numbers = [n for reply in output.outputs if (n := self._number(reply.text)) is not None]
+            found.append((sum(numbers) / len(numbers) if numbers else 0.0, usage))
+        return found
 
     def _number(self, reply: str) -> float | None:
         """The last number of a reply, scaled; None if there is none, or it lies outside."""

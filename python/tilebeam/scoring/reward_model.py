@@ -23,7 +23,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
 from tilebeam.scoring.reward_heads import Head, sigmoid
-from tilebeam.scoring.scorers import Scorer
+from tilebeam.scoring.scorers import Rating, Scorer
 
 if TYPE_CHECKING:
     from tilebeam.engine.reading import Reading
@@ -51,15 +51,18 @@ def split_steps(text: str, step_stop: str = "\n") -> list[str]:
 
 @dataclass(frozen=True)
 class RatedText:
-    """A text's steps, their scores, and the score of the whole."""
+    """A text's steps, their scores, the score of the whole, and what that cost."""
 
     steps: list[str]
     scores: list[float]
     score: float
+    usage: Usage
 
 
 class StepScorer(Scorer):
     """Rates solutions step by step; as a `Scorer`, it rates a whole candidate by the aggregate of its steps.
+
+    One without costs implements `score_steps`, one that runs a model `rate_steps`, too.
 
     Args:
         aggregate: of the steps' scores: "last", "min", "prod" or "mean".
@@ -71,11 +74,14 @@ class StepScorer(Scorer):
             raise TilebeamError(f"aggregate must be one of {', '.join(get_args(Aggregation))}, not {aggregate!r}.")
         self.aggregate = aggregate
         self.step_stop = step_stop
-        self.usage = Usage()  # spent on scoring since it was last taken
 
     @abstractmethod
     def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         """Scores of every step of every solution; solution i answers prompts[i]."""
+
+    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+        """`score_steps` with costs: one rating per solution."""
+        return [Rating(scores) for scores in self.score_steps(prompts, solutions)]
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -89,20 +95,26 @@ class StepScorer(Scorer):
     def rate_text(self, prompt: str, text: str) -> RatedText:
         """A text with the scores of its steps; the score of the whole is that of a candidate with this text."""
         steps = split_steps(text, self.step_stop)
-        (scores,) = self.score_steps([prompt], [steps])
-        return RatedText(steps, scores, self.total(scores))
+        (rating,) = self.rate_steps([prompt], [steps])
+        return RatedText(steps, rating.scores, self.total(rating.scores), rating.usage)
 
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One aggregate per candidate."""
-        return self.score_many([prompt], [candidates])[0]
+        return self.rate([prompt], [candidates])[0].scores
 
-    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One aggregate per candidate of each prompt, all in one go."""
         flat = [(prompt, c) for prompt, group in zip(prompts, groups, strict=True) for c in group]
         with self.session():
-            scores = self.score_steps([p for p, _ in flat], [split_steps(c.text, self.step_stop) for _, c in flat])
-        totals = iter([self.total(s) for s in scores])
-        return [[next(totals) for _ in group] for group in groups]
+            rated = self.rate_steps([p for p, _ in flat], [split_steps(c.text, self.step_stop) for _, c in flat])
+        if len(rated) != len(flat):
+            raise TilebeamError(f"{type(self).__name__} rated {len(rated)} of {len(flat)} solutions.")
+        left = iter(rated)
+        return [self._whole([next(left) for _ in group]) for group in groups]
+
+    def _whole(self, solutions: Sequence[Rating]) -> Rating:
+        """The rating of a prompt's candidates, out of those of their steps."""
+        return Rating([self.total(r.scores) for r in solutions], sum((r.usage for r in solutions), Usage()))
 
 
 class RewardModel(StepScorer):
@@ -176,53 +188,62 @@ class RewardModel(StepScorer):
                         self._known.clear()
 
     def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Scores of every step; what is known from earlier calls of a session is not read again."""
+        """Scores of every step."""
+        return [rating.scores for rating in self.rate_steps(prompts, solutions)]
+
+    def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
+        """Every step's score and what they cost; what is known from earlier calls of a session is not read again, and
+        of equal solutions the first pays."""
         keys = [(p, tuple(steps)) for p, steps in zip(prompts, solutions, strict=True)]
         with self.session():
-            self._ask(keys)
-            return [[self._known[p, steps[: i + 1]] for i in range(len(steps))] for p, steps in keys]
+            costs = self._ask(keys)
+            return [
+                Rating([self._known[p, steps[: i + 1]] for i in range(len(steps))], costs.pop((p, steps), Usage()))
+                for p, steps in keys
+            ]
 
-    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         """One score per candidate of each prompt."""
         if not self.outcome:
-            return super().score_many(prompts, groups)
+            return super().rate(prompts, groups)
         keys = [
             [(p, tuple(split_steps(c.text, self.step_stop) or [""])) for c in group]
             for p, group in zip(prompts, groups, strict=True)
         ]
         with self.session():
-            self._ask([key for group in keys for key in group], whole=True)
-            return [[self._known[key] for key in group] for group in keys]
+            costs = self._ask([key for group in keys for key in group], whole=True)
+            return [
+                self._whole([Rating([self._known[key]], costs.pop(key, Usage())) for key in group]) for group in keys
+            ]
 
     def total(self, scores: Sequence[float]) -> float:
         """The aggregate; of an outcome reward model the last."""
         return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
-    def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> None:
-        """Let `_known` hold the verdict on every step of these solutions, or on the whole of each."""
+    def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> dict[_Solution, Usage]:
+        """Let `_known` hold the verdict on every step of these solutions, or on the whole of each; what each cost."""
         asked: set[_Solution] = set()
-        jobs: list[tuple[list[int], list[tuple[int, _Solution]]]] = []
-        for prompt, steps in dict.fromkeys(keys):
+        costs: dict[_Solution, Usage] = {}
+        jobs: list[tuple[_Solution, list[int], list[tuple[int, _Solution]]]] = []
+        for key in dict.fromkeys(keys):
+            prompt, steps = key
             length = 0
             for text, names in self._texts(prompt, steps, whole):
                 self._check_length(text)
                 length = len(text)
                 new = [(at, n) for at, n in names if n not in self._known and n not in asked]
                 if new:
-                    jobs.append((text, new))
+                    jobs.append((key, text, new))
                     asked.update(n for _, n in new)
-            self.usage += Usage(full_scoring_tokens=length)  # the last text holds the others
-        readings = self._read([text for text, _ in jobs], [[at for at, _ in names] for _, names in jobs])
-        for reading, (_, names) in zip(readings, jobs, strict=True):
+            costs[key] = Usage(full_scoring_tokens=length)  # the last text holds the others
+        readings = self._read([text for _, text, _ in jobs], [[at for at, _ in names] for _, _, names in jobs])
+        for reading, (key, _, names) in zip(readings, jobs, strict=True):
             for (_, name), value in zip(names, self._verdicts(reading), strict=True):
                 if not math.isfinite(value):
                     raise TilebeamError("The reward model computed values that are not numbers: it is damaged.")
                 self._known[name] = float(value)
-            self.usage += Usage(
-                scored_tokens=reading.decoded_tokens,
-                cached_tokens=reading.cached_tokens,
-                scoring_seconds=reading.seconds,
-            )
+            costs[key] += Usage(scored_tokens=reading.decoded_tokens, scoring_seconds=reading.seconds)
+        return costs
 
     def _texts(
         self, prompt: str, steps: tuple[str, ...], whole: bool

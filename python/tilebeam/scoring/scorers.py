@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
@@ -18,8 +18,22 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
+@dataclass(frozen=True)
+class Rating:
+    """Scores, and what they cost.
+
+    Attributes:
+        scores: one per candidate of a prompt, or one per step of a solution; higher is better.
+        usage: ``scored_tokens`` and ``full_scoring_tokens``, and in ``scoring_seconds`` what the model took; zeros
+            where no model runs.
+    """
+
+    scores: list[float]
+    usage: Usage = field(default_factory=Usage)
+
+
 class Scorer(ABC):
-    """Rates candidates; higher is better.
+    """Rates candidates; higher is better. A scorer without costs implements `score`, one that runs a model `rate`, too.
 
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
@@ -27,27 +41,14 @@ class Scorer(ABC):
 
     needs_logprobs: bool = False
 
-    @property
-    def usage(self) -> Usage:
-        """What scoring has cost in the calling thread since it was last set; scorers that run a model add to it."""
-        return getattr(self._accounts, "usage", None) or Usage()
-
-    @usage.setter
-    def usage(self, value: Usage) -> None:
-        self._accounts.usage = value
-
-    @property
-    def _accounts(self) -> threading.local:
-        accounts: threading.local = self.__dict__.setdefault("_usage_of_threads", threading.local())
-        return accounts
-
     @abstractmethod
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
         """One score per candidate of a prompt, in their order."""
 
-    def score_many(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[list[float]]:
-        """Scores for the candidates of several prompts. Scorers that can batch over prompts override it."""
-        return [self.score(prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+        """The candidates of several prompts: one rating per prompt. Scorers that run a model or can batch over prompts
+        override it."""
+        return [Rating(self.score(prompt, group)) for prompt, group in zip(prompts, groups, strict=True)]
 
 
 class LogProb(Scorer):
@@ -140,43 +141,38 @@ def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:
     return candidate.cumulative_logprob / max(1, len(candidate.token_ids))
 
 
-def rate(scorer: Scorer, outputs: Sequence[RequestOutput]) -> tuple[list[list[float]], list[Usage]]:
-    """The scores of all candidates of several prompts, and what they cost each prompt.
+def rate_outputs(scorer: Scorer, outputs: Sequence[RequestOutput]) -> list[Rating]:
+    """The candidates of several prompts: one rating per prompt, checked, with its share of the time.
 
     Raises:
-        TilebeamError: as `checked_scores`.
+        TilebeamError: as `checked_scores`, or there are more or fewer ratings than prompts.
     """
     began = time.perf_counter()
-    scorer.usage = Usage()
-    scored = scorer.score_many([o.prompt for o in outputs], [o.outputs for o in outputs])
-    if len(scored) != len(outputs):
-        raise TilebeamError(f"{type(scorer).__name__} scored {len(scored)} of {len(outputs)} prompts.")
-    scores = [checked_scores(s, o.outputs, scorer) for s, o in zip(scored, outputs, strict=True)]
-    return scores, shared_costs(scorer, time.perf_counter() - began, [len(o.outputs) for o in outputs])
+    ratings = scorer.rate([o.prompt for o in outputs], [o.outputs for o in outputs])
+    if len(ratings) != len(outputs):
+        raise TilebeamError(f"{type(scorer).__name__} rated {len(ratings)} of {len(outputs)} prompts.")
+    scores = [checked_scores(r.scores, len(o.outputs), scorer) for r, o in zip(ratings, outputs, strict=True)]
+    seconds = shares(time.perf_counter() - began, [len(o.outputs) for o in outputs])
+    return [
+        Rating(own, replace(r.usage, scoring_seconds=s)) for own, r, s in zip(scores, ratings, seconds, strict=True)
+    ]
 
 
-def shared_costs(scorer: Scorer, seconds: float, counts: Sequence[int]) -> list[Usage]:
-    """What a scorer has spent, shared out over prompts by the number of texts that it rated for each."""
-    names, left = ("scored_tokens", "full_scoring_tokens"), sum(counts)
-    tokens = {name: getattr(scorer.usage, name) for name in names}
-    costs = []
-    for count in counts:
-        shares = {name: tokens[name] * count // left if left else 0 for name in names}
-        costs.append(Usage(**shares, scoring_seconds=seconds * count / max(1, sum(counts))))
-        tokens, left = {name: tokens[name] - shares[name] for name in names}, left - count
-    return costs
+def shares(seconds: float, counts: Sequence[int]) -> list[float]:
+    """Seconds that several prompts took together, shared out by the number of texts of each."""
+    return [seconds * count / max(1, sum(counts)) for count in counts]
 
 
-def checked_scores(scores: Sequence[float], candidates: Sequence[CompletionOutput], scorer: Scorer) -> list[float]:
+def checked_scores(scores: Sequence[float], count: int, scorer: Scorer) -> list[float]:
     """The scores as floats.
 
     Raises:
-        TilebeamError: a scorer returned another number of scores than it was given candidates, or NaN.
+        TilebeamError: a scorer returned another number of scores than `count`, or NaN.
     """
     result = [float(s) for s in scores]
     name = type(scorer).__name__
-    if len(result) != len(candidates):
-        raise TilebeamError(f"{name} returned {len(result)} scores for {len(candidates)} candidates.")
+    if len(result) != count:
+        raise TilebeamError(f"{name} returned {len(result)} scores where {count} were asked for.")
     if any(math.isnan(s) for s in result):
         raise TilebeamError(f"{name} returned a score that is not a number.")
     return result

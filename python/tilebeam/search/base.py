@@ -81,8 +81,8 @@ class SearchResult:
             half-way and still counts against the budget has the finish reason "aborted".
         scores: one per candidate: what the search chose by.
         best_index: of the chosen candidate.
-        usage: tokens and seconds spent on this prompt. The seconds of batches that prompts share are shares, and so are
-            the tokens that a scorer decodes for several prompts in one go.
+        usage: tokens and seconds spent on this prompt, in the model and in the scorer. Tokens are exact; the seconds of
+            batches that prompts share are shares.
         seed: what the candidates' seeds derive from.
         budget: candidates that the search was allowed.
         trajectories: one per candidate.

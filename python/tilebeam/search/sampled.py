@@ -12,7 +12,7 @@ from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number,
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate
+from tilebeam.scoring.scorers import Scorer, Verifier, log_probability, rate_outputs
 from tilebeam.search.base import (
     Algorithm,
     Generator,
@@ -54,9 +54,10 @@ class _WholeSearch(Algorithm[Result]):
         check_complete(outputs)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
-            scores, costs = rate(self.scorer, outputs)
-            for output, cost in zip(outputs, costs, strict=True):
-                output.usage += cost
+            ratings = rate_outputs(self.scorer, outputs)
+            for output, rating in zip(outputs, ratings, strict=True):
+                output.usage += rating.usage
+            scores = [rating.scores for rating in ratings]
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
 
     @abstractmethod

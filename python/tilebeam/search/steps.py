@@ -5,7 +5,6 @@ A fork shares the KV cells of its beginning, in the model and in the reward mode
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
-from tilebeam.scoring.scorers import shared_costs
+from tilebeam.scoring.scorers import checked_scores, shares
 from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory
 
 
@@ -140,21 +139,18 @@ class Grower:
         flat = [(task, beam) for task, beams in fresh.items() for beam in beams]
         solutions = self._look_ahead(lm, flat, progress)
         began = time.perf_counter()
-        self.scorer.usage = Usage()
-        rated = self.scorer.score_steps([task.prompt for task, _ in flat], solutions)
-        name = type(self.scorer).__name__
-        if len(rated) != len(flat) or any(len(r) != len(s) for r, s in zip(rated, solutions, strict=True)):
-            raise TilebeamError(f"{name} did not return one score per step.")
-        if any(math.isnan(score) for scores in rated for score in scores):
-            raise TilebeamError(f"{name} returned a score that is not a number.")
-        for (_, beam), scores in zip(flat, rated, strict=True):
-            beam.scores = [float(s) for s in scores[: len(beam.steps)]]
+        ratings = self.scorer.rate_steps([task.prompt for task, _ in flat], solutions)
+        if len(ratings) != len(flat):
+            raise TilebeamError(f"{type(self.scorer).__name__} rated {len(ratings)} of {len(flat)} solutions.")
+        for (task, beam), rating, steps in zip(flat, ratings, solutions, strict=True):
+            scores = checked_scores(rating.scores, len(steps), self.scorer)
+            beam.scores = scores[: len(beam.steps)]
             if len(scores) > len(beam.steps):  # the end of the look-ahead stands for the step that leads there
-                beam.scores[-1] = float(scores[-1])
-        seconds = time.perf_counter() - began
-        costs = shared_costs(self.scorer, seconds, [len(beams) for beams in fresh.values()])
-        for task, cost in zip(fresh, costs, strict=True):
-            task.usage += cost
+                beam.scores[-1] = scores[-1]
+            task.usage += replace(rating.usage, scoring_seconds=0.0)
+        seconds = shares(time.perf_counter() - began, [len(beams) for beams in fresh.values()])
+        for task, own in zip(fresh, seconds, strict=True):
+            task.usage.scoring_seconds += own
 
     def total(self, beam: Beam) -> float:
         """What the beam is worth."""
