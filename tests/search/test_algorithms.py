@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
@@ -222,7 +222,7 @@ class Oracle:
                 scout = self.grow(scout, 0, greedy=True)
         if len(scout.steps()) > len(node.steps()):
             scores[-1] = self.scores(scout)[-1]
-        elif scout is not node:  # the step went on
+        elif len(scout.steps()) == len(node.steps()):  # the step went on
             scores = self.scores(scout)
         return self.prm.total(scores)
 
@@ -266,6 +266,16 @@ class Oracle:
     st.sampled_from(["beam", "dvts"]),
     st.sampled_from(["last", "min", "prod", "mean"]),
     st.integers(0, 99),
+)
+# The look-ahead meets a stop string that begins in the beam's last step: it would cut that step away.
+@example(
+    lm=ScriptedLM(4, 8, 0.0),
+    sampling=SamplingParams(max_tokens=None, stop="a\n", seed=1),
+    options=StepOptions(4, 2, "\n", 1, 1),
+    trees=1,
+    name="beam",
+    aggregate="last",
+    world=1,
 )
 @settings(max_examples=150, deadline=None)
 def test_beam_search_and_dvts(

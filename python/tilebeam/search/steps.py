@@ -213,7 +213,11 @@ class Grower:
     def _look_ahead(
         self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress
     ) -> list[list[str]]:
-        """The steps of each beam, with what greedy decoding makes of them."""
+        """The steps of each beam, with what greedy decoding makes of them.
+
+        Where that meets a stop string which begins in the beam's own steps, and so would take one of them away, the
+        beam is rated as it is: it need not go on like that.
+        """
         scouts = list(fresh)
         for _ in range(self.lookahead):
             going = [i for i, (_, beam) in enumerate(scouts) if not beam.done]
@@ -224,7 +228,10 @@ class Grower:
             outputs = self._generate(lm, branches, params, progress.aside())
             for i, branch, output in zip(going, branches, outputs, strict=True):
                 scouts[i] = branch.task, self._child(lm, branch, output.outputs[0])
-        return [beam.steps for _, beam in scouts]
+        return [
+            scout.steps if len(scout.steps) >= len(beam.steps) else beam.steps
+            for (_, scout), (_, beam) in zip(scouts, fresh, strict=True)
+        ]
 
 
 def _steps(steps: Sequence[str], text: str, joined: bool) -> list[str]:
