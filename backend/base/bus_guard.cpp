@@ -1,8 +1,13 @@
 // See bus_guard.h. The handler takes no lock and allocates nothing: ranges lie in a list that only grows, their nodes
 // are used again, and a node's version tells a reader that it changed meanwhile.
+//
+// A SIGBUS that is not ours goes to the handler that was there before, each time, and nothing is remembered of it: that
+// handler need not come back (siglongjmp). Programs put handlers in front of ours, and we go in front of theirs again;
+// so that "the one before" stays well defined, each of our places in that row is a function of its own.
 #include "bus_guard.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -10,8 +15,9 @@
 #include <fcntl.h>
 #include <mutex>
 #include <sys/mman.h>
-#include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
+#include <utility>
 
 #include "fork.h"
 
@@ -34,10 +40,15 @@ using node = guarded_range::node;
 std::atomic<node *> ranges{nullptr};
 std::atomic<bool> any_hit{false};
 std::atomic<uintptr_t> page_bytes{0};
-std::atomic<int> in_use{0};     // ranges
-std::atomic<int> passing_on{0}; // thread that hands a signal to the handler before ours
-std::atomic<bool> passed_on{false};
-struct sigaction previous; // written under `changes`, before ours is in front
+std::atomic<int> in_use{0}; // ranges
+
+// Our places in the row of handlers, oldest first; written under `changes`.
+struct place {
+    std::atomic<const struct sigaction *> before{nullptr}; // the handler there before; nullptr: not taken
+    std::atomic<bool> spent{false};                        // a handler for one signal only, which it has had
+};
+constexpr size_t most_places = 8; // then the last one is used again
+place places[most_places];
 
 // Nodes are taken and given back, and handlers changed, by one thread at a time. Never destroyed: buffers may be freed
 // by the destructors of static objects.
@@ -79,46 +90,105 @@ void die_of(int signal) {
     sigaction(signal, &standard, nullptr);
 }
 
-void on_bus(int signal, siginfo_t * info, void * context) {
+// A place that a signal has come through, on the stack of its handler. A handler behind us may call the one before it,
+// which may be us again: a signal's list is in its context, in the link that the kernel clears and never reads.
+struct visit {
+    const place * at;
+    visit * earlier;
+};
+
+bool was_at(const place & p, const visit * v) {
+    while (v && v->at != &p) {
+        v = v->earlier;
+    }
+    return v != nullptr;
+}
+
+// What is to be done with a signal that is not ours at this place. False: what the system does.
+bool pass_on(place & p, int signal, siginfo_t * info, ucontext_t * context) {
+    const struct sigaction & before = *p.before.load(std::memory_order_acquire);
+    const bool takes_info = (before.sa_flags & SA_SIGINFO) != 0;
+    if (!takes_info && before.sa_handler == SIG_IGN) {
+        return info->si_code <= 0; // a fault cannot be ignored
+    }
+    if ((!takes_info && before.sa_handler == SIG_DFL) ||
+        ((before.sa_flags & static_cast<int>(SA_RESETHAND)) != 0 && p.spent.exchange(true))) {
+        return false;
+    }
+    visit here{&p, reinterpret_cast<visit *>(context->uc_link)};
+    context->uc_link = reinterpret_cast<ucontext_t *>(&here);
+    if (takes_info) {
+        before.sa_sigaction(signal, info, context);
+    } else {
+        before.sa_handler(signal);
+    }
+    context->uc_link = reinterpret_cast<ucontext_t *>(here.earlier);
+    return true;
+}
+
+void on_bus(size_t at, int signal, siginfo_t * info, void * from) {
     const int error = errno;
     const bool fault = info->si_code > 0; // else sent by somebody with kill()
-    if (fault && repaired(reinterpret_cast<uintptr_t>(info->si_addr))) {
-        errno = error;
-        return;
-    }
-    // Another handler may hand it back to this one (each in front of the other), or put this one back and raise the
-    // signal again to die of it: then it is time to.
-    const int thread = static_cast<int>(syscall(SYS_gettid));
-    const bool again = passing_on.load() == thread || (!fault && passed_on.load());
-    if (again ||
-        (!(previous.sa_flags & SA_SIGINFO) && (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN))) {
-        die_of(signal);
-        if (!fault) {
-            raise(signal);
+    if (!fault || !repaired(reinterpret_cast<uintptr_t>(info->si_addr))) {
+        auto * context = static_cast<ucontext_t *>(from);
+        while (at < most_places && was_at(places[at], reinterpret_cast<const visit *>(context->uc_link))) {
+            --at; // below the first: there is none left
         }
-        return; // a fault happens again
+        if (at >= most_places || !pass_on(places[at], signal, info, context)) {
+            die_of(signal);
+            if (!fault) {
+                raise(signal);
+            }
+            // a fault happens again
+        }
     }
-    passed_on.store(true);
-    passing_on.store(thread);
-    if (previous.sa_flags & SA_SIGINFO) {
-        previous.sa_sigaction(signal, info, context);
-    } else {
-        previous.sa_handler(signal);
-    }
-    passing_on.store(0);
     errno = error;
+}
+
+using handler = void (*)(int, siginfo_t *, void *);
+
+template <size_t at> void on_bus_at(int signal, siginfo_t * info, void * context) { on_bus(at, signal, info, context); }
+
+template <size_t... at> constexpr std::array<handler, sizeof...(at)> make_handlers(std::index_sequence<at...>) {
+    return {on_bus_at<at>...};
+}
+
+constexpr std::array<handler, most_places> handlers = make_handlers(std::make_index_sequence<most_places>());
+
+bool is_same(const struct sigaction & a, const struct sigaction & b) {
+    return a.sa_sigaction == b.sa_sigaction && a.sa_flags == b.sa_flags;
+}
+
+// The place behind which this handler already is, else a free one.
+size_t place_before(const struct sigaction & now) {
+    size_t at = 0;
+    for (; at + 1 < most_places; ++at) {
+        const struct sigaction * before = places[at].before.load();
+        if (!before || is_same(*before, now)) {
+            break;
+        }
+    }
+    const struct sigaction * before = places[at].before.load();
+    if (!before || !is_same(*before, now)) {
+        places[at].before.store(new struct sigaction(now), std::memory_order_release); // a handler may read the old one
+    }
+    return at;
 }
 
 void put_in_front() {
     struct sigaction now = {};
-    if (sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus)) {
+    if (sigaction(SIGBUS, nullptr, &now) != 0 ||
+        ((now.sa_flags & SA_SIGINFO) &&
+         std::find(handlers.begin(), handlers.end(), now.sa_sigaction) != handlers.end())) {
         return;
     }
-    previous = now;
+    const size_t at = place_before(now);
+    places[at].spent.store(false);
     struct sigaction ours = {};
-    ours.sa_sigaction = on_bus;
-    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&ours.sa_mask);
+    ours.sa_sigaction = handlers[at];
+    // The handler behind this one finds what it asked for.
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (now.sa_flags & (SA_NODEFER | SA_RESTART));
+    ours.sa_mask = now.sa_mask;
     sigaction(SIGBUS, &ours, nullptr);
 }
 
