@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "ops/ops.h"
 #include "run_state.h"
@@ -14,6 +15,20 @@ namespace {
 constexpr uint32_t window = 6;      // phases back into which an op may still go
 constexpr size_t most_recent = 128; // steps in them: bounds the time that a list of independent ops takes
 constexpr uint64_t line = 128;
+
+// Elementwise ops that an op does in the place of its result, in this order, and which of its operands the first one's
+// becomes.
+constexpr int most_fused = 2;
+struct fusion {
+    uint32_t code;
+    int operand;
+    uint32_t next[most_fused];
+};
+constexpr fusion fusions[] = {
+    {TB_OP_MUL_MAT, 2, {TB_OP_ADD, TB_OP_NOP}},
+    {TB_OP_RMS_NORM, 1, {TB_OP_MUL, TB_OP_NOP}},
+    {TB_OP_NORM, 1, {TB_OP_MUL, TB_OP_ADD}},
+};
 
 uint64_t elements(const tb_tensor & t) {
     return uint64_t{t.ne[0]} * t.ne[1] * t.ne[2] * t.ne[3]; // checked ops only: no overflow
@@ -186,6 +201,21 @@ class scheduler {
         return b.type == TB_F32 && b.ne[0] == first.ne[0] && b.nb[0] == sizeof(float) && !overlap(reach_of(b), result);
     }
 
+    // How many of the ops behind op `index` it can do, too; their other operands go behind its own.
+    uint8_t fuse_next(uint32_t index, step & s) const {
+        const tb_op & op = ops[index];
+        const auto * f = std::find_if(std::begin(fusions), std::end(fusions),
+                                      [&op](const fusion & candidate) { return candidate.code == op.code; });
+        if (f == std::end(fusions)) return 0;
+        uint8_t n = 0;
+        const tb_tensor * other = nullptr;
+        while (n < most_fused && f->next[n] != TB_OP_NOP && index + n + 1 < ops.size() &&
+               follows(ops[index + n + 1], f->next[n], op.dst, &other)) {
+            s.src[f->operand + n++] = see(*other);
+        }
+        return n;
+    }
+
     void add(uint32_t index) {
         const tb_op & op = ops[index];
         taken = 1;
@@ -203,18 +233,8 @@ class scheduler {
         at.divided = entry.divided;
         at.tiny = is_tiny(op);
 
-        const tb_tensor * other = nullptr;
-        if (fuse && index + 1 < ops.size()) {
-            const tb_op & next = ops[index + 1];
-            if (op.code == TB_OP_MUL_MAT && follows(next, TB_OP_ADD, op.dst, &other)) {
-                s.src[2] = see(*other);
-                taken = 2;
-            } else if (op.code == TB_OP_RMS_NORM && follows(next, TB_OP_MUL, op.dst, &other)) {
-                s.src[1] = see(*other);
-                taken = 2;
-            }
-        }
-        s.fused = static_cast<uint8_t>(taken - 1);
+        s.fused = fuse ? fuse_next(index, s) : 0;
+        taken += s.fused;
         uint32_t earliest = first_open;
         size_t used = none;
         const op_preparation * const prepare = entry.prepare;

@@ -14,7 +14,9 @@ constexpr int most_between = 32; // nodes from one product to the next of the sa
 bool is_product(const ggml_tensor * t) { return t->op == GGML_OP_MUL_MAT; }
 
 // Ops that leave their operand's place and are no part of a product's own step (schedule.h).
-bool moves_on(const ggml_tensor * t) { return t->op == GGML_OP_ROPE || t->op == GGML_OP_RMS_NORM; }
+bool moves_on(const ggml_tensor * t) {
+    return t->op == GGML_OP_ROPE || t->op == GGML_OP_RMS_NORM || t->op == GGML_OP_NORM;
+}
 
 // The last op of that kind on what these products gave: the next ones, and attention, begin something new.
 int last_move(const ggml_cgraph * graph, int last) {

@@ -32,6 +32,8 @@ int ggml_backend_sched_get_n_splits(void * sched);
 {T} ggml_cont(void * ctx, {T} a);
 {T} ggml_cpy(void * ctx, {T} a, {T} b);
 {T} ggml_mul(void * ctx, {T} a, {T} b);
+{T} ggml_norm(void * ctx, {T} a, float eps);
+{T} ggml_norm_inplace(void * ctx, {T} a, float eps);
 {T} ggml_permute(void * ctx, {T} a, int x, int y, int z, int w);
 {T} ggml_repeat_4d(void * ctx, {T} a, int64_t n0, int64_t n1, int64_t n2, int64_t n3);
 {T} ggml_reshape_3d(void * ctx, {T} a, int64_t n0, int64_t n1, int64_t n2);

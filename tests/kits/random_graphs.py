@@ -182,6 +182,14 @@ def _rms_norm(g: RandomGraph) -> Value:
     return Value(g.call("mul", normed, g.row) if g.coin() else normed, 1.5)
 
 
+def _norm(g: RandomGraph) -> Value:
+    t = g.call("norm", g.pick_dense().tensor, 1e-5)
+    if g.coin():
+        t = g.call("mul", t, g.row)
+        t = g.call("add", t, g.row) if g.coin() else t
+    return Value(t, 2.0)
+
+
 def _soft_max(g: RandomGraph) -> Value:
     return Value(g.call("soft_max_ext", g.pick_dense().tensor, ffi.NULL, 0.5, 0.0), 1.0)
 
@@ -261,6 +269,7 @@ def _in_place(g: RandomGraph) -> Value | None:
     kinds: dict[str, tuple[tuple[Any, ...], float]] = {
         "scale": ((0.9,), a.size),
         "rms_norm": ((1e-5,), 1.0),
+        "norm": ((1e-5,), 1.0),
         "rope": ((g.positions, width, 2), a.size),
         "silu": ((), a.size),
         "soft_max": ((), 1.0),
@@ -311,6 +320,7 @@ OPS: dict[str, Callable[[RandomGraph], Value | None]] = {
     "mul row": _repeated("mul"),
     "scale": _scale,
     "rms_norm": _rms_norm,
+    "norm": _norm,
     "soft_max": _soft_max,
     "soft_max masked": _soft_max_masked,
     "rope": _rope,

@@ -20,6 +20,7 @@ SHAPES = st.tuples(
     st.integers(1, 3),
     st.integers(1, 2),
 )
+ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
 COPIED = st.sampled_from([t.F32, t.F16, t.BF16, t.I32])
 
 runs, threads = t.runs, t.threads
@@ -33,6 +34,30 @@ def numbers(seed: int, kind: int, ne: tuple[int, ...]) -> NDArray[Any]:
     if kind == t.I32:
         return rng.integers(-(2**31), 2**31, shape, dtype=np.int32)
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def floats(seed: int, ne: tuple[int, ...]) -> NDArray[np.float32]:
+    """Values of which rows are far from 0 on average."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(reversed(ne))
+    return (rng.standard_normal(shape) + 20 * rng.standard_normal((*shape[:-1], 1))).astype(np.float32)
+
+
+@runs
+@threads
+@few
+@given(ne=SHAPES, order=ROW_ORDERS, pad=PADS, seed=SEEDS, eps=st.sampled_from([1e-6, 1e-1]), in_place=st.booleans())
+def test_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: int, eps: float, in_place: bool) -> None:
+    a = t.Arena()
+    x = a.add(t.F32, ne, floats(seed, ne), order, pad)
+    v = x.floats()
+    dst = x if in_place else a.add(t.F32, ne, None, (0, 2, 1, 3), (1, 0, 0, 0))
+    got = t.run(a, t.make_op("NORM", dst, [x], {0: eps}), dst, isa, n_threads)
+    centred = v - v.mean(axis=-1, keepdims=True)
+    want = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    # The mean is rounded to float: of a mean of 60, by 4e-6, which counts where a row hardly varies.
+    slack = 1e-5 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    assert np.all(np.abs(got - want) <= 4e-6 * np.abs(want) + slack)
 
 
 @runs

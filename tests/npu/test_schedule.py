@@ -303,9 +303,11 @@ def put_op(g: Graph, draw: Callable[[Any], Any]) -> None:
     )
     if kind == "norm":
         dst = at(0, (n, rows))
-        g.add("RMS_NORM", dst, at(1, (n, rows)), params=(1e-5,))
+        g.add(draw(st.sampled_from(("RMS_NORM", "NORM"))), dst, at(1, (n, rows)), params=(1e-5,))
         if draw(st.booleans()):
             g.add("MUL", dst, dst, at(2, (n,)))
+        if draw(st.booleans()):
+            g.add("ADD", dst, dst, at(3, (n,)))
     elif kind == "mul_mat":
         dst = at(0, (64, rows))
         x = at(1, (64, rows))

@@ -63,6 +63,8 @@ const op_entry & op_table(uint32_t code) {
         return sum_rows_entry;
     case TB_OP_REPEAT:
         return repeat_entry;
+    case TB_OP_NORM:
+        return norm_entry;
     default:
         return none;
     }

@@ -37,6 +37,7 @@ extern const op_entry pad_entry;
 extern const op_entry mul_mat_id_entry;
 extern const op_entry sum_rows_entry;
 extern const op_entry repeat_entry;
+extern const op_entry norm_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

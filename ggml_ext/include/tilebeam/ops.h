@@ -57,7 +57,8 @@ enum tb_op_code {
     TB_OP_SUM_ROWS = 26,   // src0 [n, ..], dst [1, ..]
     // shapes of other model families
     TB_OP_REPEAT = 27, // dst is src0 repeated in all dimensions
-    TB_OP_COUNT = 28,
+    TB_OP_NORM = 28,   // params f32: [0] eps
+    TB_OP_COUNT = 29,
 };
 
 // tb_op.flags
