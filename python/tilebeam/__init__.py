@@ -23,8 +23,9 @@ from tilebeam._version import __version__
 from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
 
 if TYPE_CHECKING:
-    from tilebeam.answers.extract import after, boxed, choice, last_number, normalize_answer, regex
+    from tilebeam.answers.extract import after, boxed, choice, last_number, regex
     from tilebeam.answers.math import MathAnswer
+    from tilebeam.answers.normalize import normalize_answer
     from tilebeam.engine.reading import Reading
     from tilebeam.engine.streams import AsyncStream, Stream
     from tilebeam.model.lm import LM
@@ -88,7 +89,7 @@ _HOME = {
     "choice": "answers.extract",
     "last_number": "answers.extract",
     "regex": "answers.extract",
-    "normalize_answer": "answers.extract",
+    "normalize_answer": "answers.normalize",
 }
 
 __all__ = [

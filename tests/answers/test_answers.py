@@ -26,7 +26,9 @@ from tilebeam import (
     choice,
     last_number,
 )
-from tilebeam.answers.extract import equality_of, extractor, merged, plain_math
+from tilebeam.answers.extract import equality_of
+from tilebeam.answers.normalize import merged, plain_math
+from tilebeam.answers.registry import extractor
 
 needs_math = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
 

@@ -22,7 +22,7 @@ from tilebeam import (
     TilebeamError,
     Usage,
 )
-from tilebeam.scoring.scorers import named_scorer
+from tilebeam.scoring.registry import named_scorer
 from tilebeam.search import registry as methods
 
 from bench.lib.synth import preset, write_model

@@ -12,6 +12,7 @@ import pytest
 import tilebeam
 import tilebeam.search.registry
 from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
+from tilebeam.answers.extract import whole_text
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
@@ -39,7 +40,7 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert told.text == rated.the_one.text
     assert told.search["scores"] == pytest.approx(rated.scores, abs=1e-4)
     told = ask(method="vote", budget=8, extract="text")
-    voted = SelfConsistency(tilebeam.answers.extract.extractor("text")).infer(lm, PROMPT, 8, sampling=params)
+    voted = SelfConsistency(whole_text).infer(lm, PROMPT, 8, sampling=params)
     assert (told.text, told.search["answer"]) == (voted.the_one.text, voted.answer)
     told = ask(method="beam", budget=8, beam_width=2, max_steps=3, step_stop="e")
     grown = BeamSearch(reward, 2, 3, "e").infer(lm, PROMPT, 8, sampling=params)

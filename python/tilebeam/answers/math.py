@@ -13,7 +13,7 @@ import time
 from functools import lru_cache
 from importlib.util import find_spec
 
-from tilebeam.answers.extract import plain_math
+from tilebeam.answers.normalize import plain_math
 from tilebeam.errors import TilebeamError
 
 _START_SECONDS = 120.0  # sympy is imported; on a busy machine that takes a while

@@ -234,7 +234,8 @@ def best_of_n(
 
     Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
     """
-    from tilebeam.scoring.scorers import Majority, named_scorer
+    from tilebeam.scoring.registry import named_scorer
+    from tilebeam.scoring.scorers import Majority
 
     rates = reward.read()
     judge.check(scorer is ScorerName.judge)
@@ -494,7 +495,7 @@ def _check_step_stop(rates: RewardSpec | None, step_stop: str) -> None:
 
 
 def _extractor(name: str) -> Extractor:
-    from tilebeam.answers.extract import extractor
+    from tilebeam.answers.registry import extractor
 
     try:
         return extractor(name)

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.scoring.load_reward import RewardSpec
+from tilebeam.scoring.registry import named_scorer
 from tilebeam.scoring.reward_model import StepScorer
-from tilebeam.scoring.scorers import LogProb, Scorer, Verifier, named_scorer
+from tilebeam.scoring.scorers import LogProb, Scorer, Verifier
 
 REWARDS = ("prm", "orm")
 VERIFIER = "verifier"

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
-from tilebeam.answers.extract import Extractor, equality_of, extractor, normalize_answer
+from tilebeam.answers.extract import Extractor, equality_of
+from tilebeam.answers.normalize import normalize_answer
+from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.text_files import json_lines

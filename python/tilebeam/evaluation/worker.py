@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.answers.extract import merged
+from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed

@@ -8,14 +8,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
-
-if TYPE_CHECKING:
-    from tilebeam.model.lm import LM
 
 
 @dataclass(frozen=True)
@@ -100,32 +97,6 @@ class Majority(Scorer):
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = Counter(a for a in answers if a is not None)
         return [votes[a] / len(candidates) if a is not None else 0.0 for a in answers]
-
-
-def named_scorer(name: str, lm: LM | None = None) -> Scorer:
-    """A scorer by name: "logprob", "logprob-sum", "majority", or "judge": a model asked about the candidates.
-
-    Args:
-        name: the scorer's.
-        lm: the judge.
-
-    Raises:
-        TilebeamError: there is none of that name, or no judge.
-    """
-    known: dict[str, Callable[[], Scorer]] = {
-        "logprob": LogProb,
-        "logprob-sum": lambda: LogProb(per_token=False),
-        "majority": Majority,
-    }
-    if name in known:
-        return known[name]()
-    if name != "judge":
-        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}, judge.")
-    if lm is None:
-        raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
-    from tilebeam.scoring.judge import LLMJudge
-
-    return LLMJudge(lm)
 
 
 def log_probability(candidate: CompletionOutput, *, per_token: bool) -> float:

@@ -1,1 +1,64 @@
-"""Searches: Best-of-N, votes, beams, adaptive budgets."""
+"""Searches: algorithms that spend more compute on a prompt. The classes can be imported from here.
+
+base       what an algorithm is, what it asks of a model, what it returns
+sampled    over whole candidates: Best-of-N, self-consistency
+beam       by steps: beam search, DVTS; steps: how texts grow step by step
+adaptive   votes that stop once they are settled
+registry   algorithms by name, with options by keyword
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilebeam.errors import SearchCancelled
+    from tilebeam.search.adaptive import Adaptive, AdaptiveResult
+    from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
+    from tilebeam.search.beam import DVTS, BeamSearch, StepResult
+    from tilebeam.search.sampled import BestOfN, SelfConsistency, Weighting
+
+_HOME = {
+    "Adaptive": "search.adaptive",
+    "AdaptiveResult": "search.adaptive",
+    "Algorithm": "search.base",
+    "BeamSearch": "search.beam",
+    "BestOfN": "search.sampled",
+    "DVTS": "search.beam",
+    "SearchCancelled": "errors",
+    "SearchResult": "search.base",
+    "SelfConsistency": "search.sampled",
+    "StepResult": "search.beam",
+    "Trajectory": "search.base",
+    "VoteResult": "search.base",
+    "Weighting": "search.sampled",
+}
+
+__all__ = [
+    "DVTS",
+    "Adaptive",
+    "AdaptiveResult",
+    "Algorithm",
+    "BeamSearch",
+    "BestOfN",
+    "SearchCancelled",
+    "SearchResult",
+    "SelfConsistency",
+    "StepResult",
+    "Trajectory",
+    "VoteResult",
+    "Weighting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilebeam.search' has no attribute {name!r}")
+    value = getattr(import_module(f"tilebeam.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

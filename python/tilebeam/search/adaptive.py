@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, ProgressHook, Usage, check_complete
@@ -29,7 +30,7 @@ from tilebeam.search.base import (
     sampling_for,
 )
 from tilebeam.search.sampled import heaviest, tally, whole_trajectories
-from tilebeam.search.steps import Beam, Branch, Grower, Task
+from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
 
 @dataclass
@@ -119,10 +120,10 @@ class Adaptive(Algorithm[AdaptiveResult]):
         self.wave = whole("wave", wave)
         self.give_up = 0.1 if give_up is None else give_up
         self.max_steps = whole("max_steps", 10 if max_steps is None else max_steps)
-        self._grower: Grower | None = None
+        self._expander: StepExpander | None = None
         if scorer is not None:
             stop = "\n" if step_stop is None else step_stop
-            self._grower = Grower(scorer, stop, 256 if max_step_tokens is None else max_step_tokens, 0)
+            self._expander = StepExpander(scorer, stop, 256 if max_step_tokens is None else max_step_tokens, 0)
 
     def run(
         self,
@@ -142,11 +143,11 @@ class Adaptive(Algorithm[AdaptiveResult]):
             polls.append(_Poll(Task(prompt, ids, own, Usage(prompt_tokens=len(ids)))))
         tell = SearchProgress(progress, budget * len(polls))
         with ExitStack() as stack:
-            stack.enter_context(self._grower.session(lm) if self._grower else lm.keep_prefixes())
+            stack.enter_context(self._expander.session(lm) if self._expander else lm.keep_prefixes())
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
                 drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
-                if self._grower:
-                    self._wave_by_steps(lm, self._grower, open_polls, budget, tell, drawn)
+                if self._expander:
+                    self._wave_by_steps(lm, self._expander, open_polls, budget, tell, drawn)
                 else:
                     self._wave(lm, open_polls, budget, tell, drawn)
                 for poll in open_polls:
@@ -174,7 +175,13 @@ class Adaptive(Algorithm[AdaptiveResult]):
             poll.totals += [1.0] * len(fresh)
 
     def _wave_by_steps(
-        self, lm: StepGenerator, grower: Grower, polls: list[_Poll], budget: int, tell: SearchProgress, drawn: int
+        self,
+        lm: StepGenerator,
+        expander: StepExpander,
+        polls: list[_Poll],
+        budget: int,
+        tell: SearchProgress,
+        drawn: int,
     ) -> None:
         """A wave of candidates for each prompt that grow until they end or look hopeless."""
         grown: dict[_Poll, list[Beam]] = {}
@@ -191,7 +198,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
                     grown[poll] = []
                     continue
                 for i, beam in enumerate(grown[poll]):
-                    if not beam.done and not self._hopeless(grower, beam):
+                    if not beam.done and not self._hopeless(expander, beam):
                         seed = poll.task.params.sample_seed(round * budget + first + i)
                         branches.append(Branch(poll.task, beam, 1, seed))
                         places.append((poll, i))
@@ -199,19 +206,19 @@ class Adaptive(Algorithm[AdaptiveResult]):
                 break
             fresh: dict[Task, list[Beam]] = {}
             over = sum(map(len, grown.values())) - len(branches) if round else 0
-            for (poll, at), beams in zip(places, grower.grow(lm, branches, tell.aside(drawn + over)), strict=True):
+            for (poll, at), beams in zip(places, expander.expand(lm, branches, tell.aside(drawn + over)), strict=True):
                 grown[poll][at : at + len(beams)] = beams
                 fresh.setdefault(poll.task, []).extend(beams)
-            grower.rate(lm, fresh, tell)
+            expander.rate(lm, fresh, tell)
         for poll, beams in grown.items():
             first = len(poll.candidates)
             for i, beam in enumerate(beams):
-                poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(grower, beam)))
+                poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(expander, beam)))
             poll.trajectories += [beam.trajectory() for beam in beams]
-            poll.totals += [grower.total(beam) for beam in beams]
+            poll.totals += [expander.total(beam) for beam in beams]
 
-    def _hopeless(self, grower: Grower, beam: Beam) -> bool:
-        return not beam.done and grower.total(beam) < self.give_up
+    def _hopeless(self, expander: StepExpander, beam: Beam) -> bool:
+        return not beam.done and expander.total(beam) < self.give_up
 
     def _count(self, poll: _Poll, budget: int) -> None:
         """Take the new candidates' answers, and see whether more could change the outcome."""

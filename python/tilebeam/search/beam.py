@@ -27,7 +27,7 @@ from tilebeam.search.base import (
     checked_budget,
     sampling_for,
 )
-from tilebeam.search.steps import Beam, Branch, Grower, Task
+from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
 
 @dataclass
@@ -104,7 +104,7 @@ class _StepSearch(Algorithm[StepResult]):
     ) -> None:
         self.beam_width = whole("beam_width", beam_width)
         self.max_steps = whole("max_steps", max_steps)
-        self._grower = Grower(scorer, step_stop, max_step_tokens, lookahead)
+        self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def run(
         self,
@@ -118,10 +118,10 @@ class _StepSearch(Algorithm[StepResult]):
         """See `Algorithm.run`. The budget is N, a multiple of beam_width or less than it. `the_one` is the candidate
         with the best aggregate, those that ended before those that did not."""
         width = width_for(self.beam_width, budget)
-        tasks = [self._grower.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
+        tasks = [self._expander.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
         searches = [_Search(task, [Beam()]) for task in tasks]
         tell = SearchProgress(progress, self.max_steps * budget * len(prompts))
-        with self._grower.session(lm):
+        with self._expander.session(lm):
             for round in range(self.max_steps):
                 if not self._advance(lm, searches, round, budget, width, tell):
                     break
@@ -147,9 +147,9 @@ class _StepSearch(Algorithm[StepResult]):
             Branch(s.task, s.beams[i], n, s.task.params.sample_seed(round * budget + i * width)) for s, i in active
         ]
         done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
-        grown = self._grower.grow(lm, branches, tell.call(done))
+        expanded = self._expander.expand(lm, branches, tell.call(done))
         fresh: dict[Task, list[Beam]] = {}
-        for branch, children in zip(branches, grown, strict=True):
+        for branch, children in zip(branches, expanded, strict=True):
             if round == 0:
                 for i, child in enumerate(children):
                     child.tree = i // width
@@ -157,7 +157,7 @@ class _StepSearch(Algorithm[StepResult]):
             for child in children:
                 different.setdefault((child.tree, *child.tokens), child)
             fresh.setdefault(branch.task, []).extend(different.values())
-        self._grower.rate(lm, fresh, tell)
+        self._expander.rate(lm, fresh, tell)
         for search in searches:
             if search.task not in fresh:
                 continue
@@ -176,11 +176,11 @@ class _StepSearch(Algorithm[StepResult]):
 
     def _order(self, beams: list[Beam]) -> list[Beam]:
         """Best first; of equals the first."""
-        return sorted(beams, key=lambda b: -self._grower.total(b))
+        return sorted(beams, key=lambda b: -self._expander.total(b))
 
     def _result(self, search: _Search, budget: int) -> StepResult:
         beams = search.pool + [b for b in search.beams if not b.done]
-        totals = [self._grower.total(b) for b in beams]
+        totals = [self._expander.total(b) for b in beams]
         return StepResult(
             prompt=search.task.prompt,
             candidates=[b.candidate(i) for i, b in enumerate(beams)],

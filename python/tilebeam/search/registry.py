@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tilebeam.answers.extract import Equal, Extractor, extractor
+from tilebeam.answers.extract import Extractor
+from tilebeam.answers.normalize import Equal
+from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.scorers import LogProb, Scorer, named_scorer
+from tilebeam.scoring.registry import named_scorer
+from tilebeam.scoring.scorers import LogProb, Scorer
 from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.beam import DVTS, BeamSearch
@@ -79,10 +82,10 @@ def create(
     Args:
         name: one of `names`, or an alias ("vote").
         scorer: what rates candidates or steps, or the name of a scorer (see
-            `tilebeam.scoring.scorers.named_scorer`). Without one, best-of-n takes the
+            `tilebeam.scoring.registry.named_scorer`). Without one, best-of-n takes the
             log-probability; beam and dvts need a `StepScorer`.
         options: see `options`. Values may be texts, as they come from a command line; extractors go by name (see
-            `tilebeam.answers.extract.extractor`).
+            `tilebeam.answers.registry.extractor`).
 
     Raises:
         TilebeamError: an unknown name or option, a value that does not fit, a scorer that is missing.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
-from tilebeam.answers.extract import Equal, Extractor, equality_of, last_number, merged
+from tilebeam.answers.extract import Extractor, equality_of, last_number
+from tilebeam.answers.normalize import Equal, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, check_complete
 from tilebeam.sampling_params import SamplingParams

@@ -93,7 +93,7 @@ class Branch:
     seed: int
 
 
-class Grower:
+class StepExpander:
     """Draws steps and has them rated.
 
     Args:
@@ -125,7 +125,7 @@ class Grower:
         ids = lm.tokenize(prompt)
         return Task(prompt, ids, params, Usage(prompt_tokens=len(ids)))
 
-    def grow(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
+    def expand(self, lm: StepGenerator, branches: Sequence[Branch], hook: ProgressHook | None) -> list[list[Beam]]:
         """The continuations of each branch, in the order of their seeds. They are not rated yet."""
         outputs = self._generate(lm, branches, [self._params(b, n=b.n, seed=b.seed) for b in branches], hook)
         return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]

@@ -1,0 +1,35 @@
+"""Extractors by name, as options and requests give them."""
+
+from __future__ import annotations
+
+import re
+
+from tilebeam.answers.extract import Extractor, boxed, choice, last_number, regex, whole_text
+from tilebeam.answers.math import MathAnswer
+from tilebeam.errors import TilebeamError
+
+_BY_NAME: dict[str, Extractor] = {
+    "last-number": last_number,
+    "text": whole_text,
+    "choice": choice(),
+    "boxed": boxed,
+}
+
+
+def extractor(name: str) -> Extractor:
+    """An extractor by name: "last-number", "text" (`whole_text`), "choice", "boxed", "math" (`tilebeam.MathAnswer`), or
+    a regular expression whose first group (if it has one) is the answer.
+
+    Raises:
+        TilebeamError: it is no name, and no expression either.
+    """
+    if name == "math":
+        return MathAnswer()
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    try:
+        return regex(name)
+    except re.error as error:
+        raise TilebeamError(
+            f"{name!r} is neither {', '.join(_BY_NAME)}, math, nor a regular expression: {error}."
+        ) from None

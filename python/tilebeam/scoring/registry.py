@@ -1,0 +1,38 @@
+"""Scorers by name, as options and requests give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tilebeam.errors import TilebeamError
+from tilebeam.scoring.scorers import LogProb, Majority, Scorer
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+
+def named_scorer(name: str, lm: LM | None = None) -> Scorer:
+    """A scorer by name: "logprob", "logprob-sum", "majority", or "judge": a model asked about the candidates.
+
+    Args:
+        name: the scorer's.
+        lm: the judge.
+
+    Raises:
+        TilebeamError: there is none of that name, or no judge.
+    """
+    known: dict[str, Callable[[], Scorer]] = {
+        "logprob": LogProb,
+        "logprob-sum": lambda: LogProb(per_token=False),
+        "majority": Majority,
+    }
+    if name in known:
+        return known[name]()
+    if name != "judge":
+        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}, judge.")
+    if lm is None:
+        raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
+    from tilebeam.scoring.judge import LLMJudge
+
+    return LLMJudge(lm)
