@@ -24,3 +24,12 @@ def test_python_example(example: str, tmp_path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 2
+
+
+def test_examples_show_what_readers_look_for() -> None:
+    """The answer of a vote, not only the text it is in; and streams that show their text at once, piped or not."""
+    text = "\n".join(EXAMPLES)
+    assert "vote.answer" in text
+    assert "vote.votes" in text
+    for printed in re.findall(r"print\(.*end=.*", text):
+        assert "flush=True" in printed
