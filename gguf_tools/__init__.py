@@ -8,20 +8,56 @@
 
 All functions raise :class:`GGUFError` (one clear sentence) for files they cannot accept and ``OSError`` where reading
 or writing fails. Output files appear under their name only when they are complete.
+
+Importing the package is cheap: numpy, gguf and the native library are loaded on first use.
 """
 
-from .adapter_check import Pair, check_adapter
-from .contents import ARCHITECTURE, Manifest, TiledTensor, is_repacked, manifest, read_manifest
-from .conversion import convert
-from .errors import GGUFError
-from .gguf_file import GGUFFile, TensorInfo
-from .imatrix import load_imatrix
-from .inspection import inspect
-from .model_check import check_model
-from .policy import Policy, Rule
-from .repack import Report, TensorReport, pack, unpack
-from .split import Source, open_gguf
-from .verification import Verified, verify
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .adapter_check import Pair, check_adapter
+    from .contents import ARCHITECTURE, Manifest, TiledTensor, is_repacked, manifest, read_manifest
+    from .conversion import convert
+    from .errors import GGUFError
+    from .gguf_file import GGUFFile, TensorInfo
+    from .imatrix import load_imatrix
+    from .inspection import inspect
+    from .model_check import check_model
+    from .policy import Policy, Rule
+    from .repack import Report, TensorReport, pack, unpack
+    from .split import Source, open_gguf
+    from .verification import Verified, verify
+
+_HOME = {
+    "Pair": "adapter_check",
+    "check_adapter": "adapter_check",
+    "ARCHITECTURE": "contents",
+    "Manifest": "contents",
+    "TiledTensor": "contents",
+    "is_repacked": "contents",
+    "manifest": "contents",
+    "read_manifest": "contents",
+    "convert": "conversion",
+    "GGUFError": "errors",
+    "GGUFFile": "gguf_file",
+    "TensorInfo": "gguf_file",
+    "load_imatrix": "imatrix",
+    "inspect": "inspection",
+    "check_model": "model_check",
+    "Policy": "policy",
+    "Rule": "policy",
+    "Report": "repack",
+    "TensorReport": "repack",
+    "pack": "repack",
+    "unpack": "repack",
+    "Source": "split",
+    "open_gguf": "split",
+    "Verified": "verification",
+    "verify": "verification",
+}
 
 __all__ = [
     "ARCHITECTURE",
@@ -50,3 +86,14 @@ __all__ = [
     "unpack",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

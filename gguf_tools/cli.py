@@ -21,6 +21,7 @@ from .conversion import convert as convert_file
 from .errors import GGUFError
 from .heat_map import heat_map as draw_heat_map
 from .heat_map import relative_errors
+from .help_text import App
 from .imatrix import load_imatrix
 from .inspection import inspect as inspect_file
 from .inspection import table
@@ -32,13 +33,7 @@ from .stream import Progress
 from .verification import verify as verify_file
 from .whole_file import check_target, os_error
 
-app = typer.Typer(
-    help="Rewrite GGUF files into the tile layout of Tilebeam, and back.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
 
 
 class Grouping(StrEnum):

@@ -14,9 +14,10 @@ import typer
 from tqdm import tqdm
 
 from .cli import MIB, run
+from .help_text import App
 from .trim_vocab import Progress, TrimReport, as_json, trim_vocab
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = App()
 
 
 @contextlib.contextmanager

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from enum import Enum
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from tilebeam.cli import main as cli
 from tilebeam.gguf import cli as repack_cli
 from tilebeam.gguf import trim_vocab_cli
 from typer.main import get_command
+from typer.testing import CliRunner
 
 PROGRAMS = {"tilebeam": cli.app, "gguf-repack": repack_cli.app, "gguf-trim-vocab": trim_vocab_cli.app}
 
@@ -34,6 +36,56 @@ ALL = dict(commands())
 def test_every_option_is_explained(name: str) -> None:
     for parameter in ALL[name].params:
         assert parameter.help or parameter.name == "help", parameter
+
+
+def shown(name: str, columns: int) -> str:
+    """The help of a command on a terminal of that width."""
+    program, *words = name.split()
+    result = CliRunner().invoke(PROGRAMS[program], [*words, "--help"], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def values(name: str) -> Iterator[list[str]]:
+    """What the options of a command may be, for each that is one of several words."""
+    for hint in get_type_hints(ALL[name].callback).values():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                yield [str(member.value) for member in kind]
+
+
+def flags(command: Any) -> set[str]:
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("name", ALL)
+def test_every_flag_can_be_read_on_a_narrow_terminal(name: str, columns: int) -> None:
+    """No flag and no value is cut or broken in two, in the list of options as in the text above."""
+    text = shown(name, columns)
+    assert "…" not in text
+    for parameter in ALL[name].params:
+        names = parameter.opts + parameter.secondary_opts if parameter.param_type_name == "option" else [parameter.name]
+        for flag in names:
+            found = re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text, re.IGNORECASE)
+            assert found or parameter.metavar in text, flag
+    for kind in values(name):
+        assert all(re.search(rf"[<|]{re.escape(value)}[|>]", text) for value in kind)
+    known = {flag for command in ALL.values() for flag in flags(command)} | {"--help", "--version"}
+    assert set(re.findall(r"(?<![\w-])--[\w-]+", text)) <= known
+    assert max(map(len, text.splitlines())) <= max(columns, 70)
+
+
+def test_options_are_under_their_headings() -> None:
+    text = shown("tilebeam beam", 80)
+    headings = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
+    assert headings[0] == "Options"
+    assert {"Model", "Sampling", "Steps", "Reward model"} <= set(headings)
+    assert text.index("\nSteps:") < text.index("--lookahead")
+    program = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).stdout
+    for name in ALL:
+        if name.startswith("tilebeam "):
+            assert re.search(rf"^  {name.split()[1]} +\S", program, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n != "tilebeam doctor"])

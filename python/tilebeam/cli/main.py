@@ -44,15 +44,12 @@ from tilebeam.cli.options import (
     Threads,
 )
 from tilebeam.cli.prompts import prompts
+from tilebeam.gguf.help_text import App
 
-app = typer.Typer(
+app = App(
     name="tilebeam",
     help="Test-time scaling for GGUF models on local hardware. Start with: tilebeam doctor",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
 )
 
 

@@ -139,7 +139,7 @@ Extract = Annotated[
     str,
     typer.Option(
         "--extract",
-        help="A text's answer: last-number, boxed, choice, math (equal formulas count as one; needs tilebeam\\[math]), "
+        help="A text's answer: last-number, boxed, choice, math (equal formulas count as one; needs tilebeam[math]), "
         "text (all of it), or a regular expression.",
     ),
 ]

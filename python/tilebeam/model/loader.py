@@ -249,10 +249,8 @@ def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple
         raise TilebeamError(f"{path} does not exist.")
     if not path.is_file():
         raise TilebeamError(f"{path} is not a file.")
-    try:
-        from tilebeam import gguf as gguf_tools
-    except ImportError as error:
-        raise TilebeamError(str(error)) from None
+    from tilebeam import gguf as gguf_tools
+
     try:
         with gguf_tools.open_gguf(path) as gguf:
             path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
@@ -276,6 +274,8 @@ def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple
                 with _once(path, state, "digests", verify) as needed:
                     if needed:
                         gguf_tools.verify(path, deep=False)
+    except ImportError as error:
+        raise TilebeamError(str(error)) from None
     except (gguf_tools.GGUFError, OSError) as error:
         raise TilebeamError(f"{path} cannot be loaded: {error}") from None
     file.repacked, file.architecture = True, manifest.architecture

@@ -1,0 +1,107 @@
+"""Help of the commands as plain text: flags are never cut or broken in two, however narrow the terminal.
+
+Options with a panel of their own (typer's `rich_help_panel`) get a heading. What an option says of itself is typer's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+WIDEST = 100  # columns; longer lines are hard to read
+_NAMES = 30  # columns of an option's names and values; longer ones get a line of their own
+_NARROWEST = 50
+
+Row = tuple[str, str]
+
+
+def help_of(command: Any, ctx: Any) -> str:
+    """The whole help of a command or group, without a line break at the end.
+
+    Args:
+        command: typer's (click's) command.
+        ctx: its context.
+    """
+    width = max(_NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
+    lines = _wrapped(f"Usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}", width, "", "  ")
+    text = inspect.cleandoc(command.help or "").partition("\f")[0]
+    for paragraph in filter(None, text.split("\n\n")):
+        lines += ["", *_wrapped(paragraph, width, "  ", "  ")]
+    for heading, rows in _sections(command, ctx):
+        lines += ["", f"{heading}:", *_table(rows, width)]
+    return "\n".join(lines)
+
+
+def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[Row]]]:
+    """Headings, and what is listed below them."""
+    sections: dict[str, list[Row]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        row = parameter.get_help_record(ctx)
+        if row is None:
+            continue
+        kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+        sections.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(row)
+    commands: Iterable[tuple[str, Any]] = getattr(command, "commands", {}).items()
+    sections["Commands"] = [(name, part.get_short_help_str(limit=1000)) for name, part in commands if not part.hidden]
+    return ((heading, rows) for heading, rows in sections.items() if rows)
+
+
+def _table(rows: list[Row], width: int) -> list[str]:
+    column = min(_NAMES, max(len(names) for names, _ in rows)) + 4
+    lines = []
+    for names, meaning in rows:
+        text = _wrapped(meaning, width, " " * column, " " * column)
+        if len(names) + 4 <= column and text:
+            text[0] = f"  {names}".ljust(column) + text[0][column:]
+            lines += text
+        else:
+            lines += [*_wrapped(names, width, "  ", "      "), *text]
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
+    """Lines of at most `width` columns, broken at spaces only."""
+    return textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=first,
+        subsequent_indent=other,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+class _Command(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(help_of(self, ctx) + "\n")
+
+
+class _Group(TyperGroup):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(help_of(self, ctx) + "\n")
+
+
+class App(typer.Typer):
+    """A typer application with this help, and usage errors without boxes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            cls=_Group,
+            rich_markup_mode=None,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **settings,
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """As typer's decorator."""
+        return super().command(name, cls=_Command, **settings)
