@@ -225,7 +225,7 @@ def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"n_seq_max": 257}, "n_seq_max must lie between 1 and 256"),
+        ({"n_seq_max": 257}, "n_seq_max must be a whole number from 1 to 256"),
         ({"n_seq_max": 0}, "n_seq_max"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_ctx": "4096"}, "n_ctx"),

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
 from tilebeam import gguf as gguf_tools
-from tilebeam.model import loader as loading
+from tilebeam.model import load_options
 from tilebeam.model.placement import PAGE, Matrix, Placement, Planner, Use, Weights, weights_of
 from tilebeam.native.control import control
 
@@ -123,11 +123,11 @@ def test_the_advice_of_a_refusal_works(files: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"devices": 0}, "between 1 and 15"),
-        ({"devices": 16}, "between 1 and 15"),
+        ({"devices": 0}, "from 1 to 15"),
+        ({"devices": 16}, "from 1 to 15"),
         ({"memory_limit": "much"}, "size such as"),
         ({"memory_limit": -1}, "size such as"),
-        ({"memory_limit": []}, "between 1 and 15 sizes"),
+        ({"memory_limit": []}, "from 1 to 15 sizes"),
         ({"devices": 2, "n_gpu_layers": 1}, "n_gpu_layers=-1"),
     ],
 )
@@ -137,8 +137,8 @@ def test_bad_options(files: dict[str, Path], options: dict[str, Any], text: str)
 
 
 def test_sizes() -> None:
-    assert loading.parse_limits("2GiB") == [2 << 30]
-    assert loading.parse_limits(["512M", "1kb", 7, "0"]) == [512 << 20, 1024, 7, 0]
+    assert load_options.parse_limits("2GiB") == [2 << 30]
+    assert load_options.parse_limits(["512M", "1kb", 7, "0"]) == [512 << 20, 1024, 7, 0]
 
 
 def test_a_limit_is_for_one_load(files: dict[str, Path]) -> None:

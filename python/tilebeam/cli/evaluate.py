@@ -209,7 +209,7 @@ def evaluate(
     from tilebeam.evaluation.config import Setting
     from tilebeam.evaluation.tasks import TaskOptions, open_task
     from tilebeam.evaluation.worker import Job
-    from tilebeam.model.loader import default_threads
+    from tilebeam.model.load_options import default_threads
 
     reward = reward_model.read()
     options = TaskOptions(
@@ -298,7 +298,7 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
 
 
 def _devices(text: str) -> tuple[str, ...]:
-    from tilebeam.model.loader import DEVICES
+    from tilebeam.model.load_options import DEVICES
 
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if unknown := [n for n in names if n not in DEVICES]:

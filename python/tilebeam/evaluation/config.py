@@ -19,6 +19,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
 from tilebeam.evaluation.tasks import TaskOptions
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
@@ -93,8 +94,8 @@ class Setting:
     seeds: tuple[int, ...] = (1, 2, 3)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
-    n_ctx: int = 4096
-    n_seq_max: int = 16
+    n_ctx: int = LoadOptions.n_ctx
+    n_seq_max: int = LoadOptions.n_seq_max
     threads: int = 1
     npu: str | None = None
     unit_items: int = 8

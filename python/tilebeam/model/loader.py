@@ -8,37 +8,34 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model import file_check as checked_files
 from tilebeam.model.file_check import State
+from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
 from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
-from tilebeam.native.control import EXECUTORS, Control, Loaded, TiledTensor, control
+from tilebeam.native.control import Control, Loaded, TiledTensor, control
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Source
     from tilebeam.model.lm import LM
 
-DEVICES = ("npu", "cpu")
-Verify = Literal["once", "always", "never"]
-VERIFY: tuple[Verify, ...] = get_args(Verify)
-MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 # One load at a time: executor and memory limit are options of the whole program.
 _loading = threading.Lock()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
 _MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
-_KV_BYTES = {0: 4.0, 1: 2.0, 8: 34 / 32}  # per element, by ggml type
+# ggml's types of the KV cache, and bytes per element.
+_KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q8_0": 8}
+_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
 
 @dataclass
@@ -57,23 +54,23 @@ class _File:
 
 def load(
     model: str | os.PathLike[str],
-    device: str = "npu",
-    n_ctx: int = 4096,
-    n_seq_max: int = 16,
-    threads: int | None = None,
+    device: str = LoadOptions.device,
+    n_ctx: int = LoadOptions.n_ctx,
+    n_seq_max: int = LoadOptions.n_seq_max,
+    threads: int | None = LoadOptions.threads,
     *,
-    n_batch: int = 512,
-    n_ubatch: int | None = None,
-    executor: str | None = None,
-    flash_attn: bool = True,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    n_gpu_layers: int = -1,
-    devices: int | None = None,
-    memory_limit: int | str | Sequence[int | str] | None = None,
+    n_batch: int = LoadOptions.n_batch,
+    n_ubatch: int | None = LoadOptions.n_ubatch,
+    executor: str | None = LoadOptions.executor,
+    flash_attn: bool = LoadOptions.flash_attn,
+    type_k: str = LoadOptions.type_k,
+    type_v: str = LoadOptions.type_v,
+    n_gpu_layers: int = LoadOptions.n_gpu_layers,
+    devices: int | None = LoadOptions.devices,
+    memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
-    verify: Verify | bool | None = None,
-    verbose: bool = False,
+    verify: Verify | bool | None = LoadOptions.verify,
+    verbose: bool = LoadOptions.verbose,
 ) -> LM:
     """Load a model.
 
@@ -106,22 +103,24 @@ def load(
     Raises:
         TilebeamError: with a sentence that says why not; nothing stays loaded.
     """
-    options = _check_options(
-        device,
-        n_ctx,
-        n_seq_max,
-        threads,
-        n_batch,
-        n_ubatch,
-        executor,
-        flash_attn,
-        type_k,
-        type_v,
-        n_gpu_layers,
-        devices,
-        memory_limit,
-    )
-    file = _inspect(model, _when(verify), files_and_scales(lora))
+    options = LoadOptions(
+        device=device,
+        n_ctx=n_ctx,
+        n_seq_max=n_seq_max,
+        threads=threads,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        executor=executor,
+        flash_attn=flash_attn,
+        type_k=type_k,
+        type_v=type_v,
+        n_gpu_layers=n_gpu_layers,
+        devices=devices,
+        memory_limit=memory_limit,
+        verify=verify,
+        verbose=verbose,
+    ).checked()
+    file = _inspect(model, options.verify, files_and_scales(lora))
     if device == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
@@ -131,116 +130,7 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     with _loading, ExitStack() as stack:
-        loader = _Loader(file, device, options, verbose, stack)
-        return loader.run()
-
-
-@dataclass(frozen=True)
-class _Options:
-    n_ctx: int
-    n_seq_max: int
-    threads: int
-    n_batch: int
-    n_ubatch: int
-    executor: str | None
-    flash_attn: bool
-    type_k: int
-    type_v: int
-    n_gpu_layers: int
-    devices: int | None
-    memory_limit: list[int] | None
-
-
-def _check_options(
-    device: str,
-    n_ctx: int,
-    n_seq_max: int,
-    threads: int | None,
-    n_batch: int,
-    n_ubatch: int | None,
-    executor: str | None,
-    flash_attn: bool,
-    type_k: str,
-    type_v: str,
-    n_gpu_layers: int,
-    devices: int | None,
-    memory_limit: int | str | Sequence[int | str] | None,
-) -> _Options:
-    def need(ok: bool, what: str) -> None:
-        if not ok:
-            raise TilebeamError(what)
-
-    def within(value: object, low: int, high: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    need(device in DEVICES, f'device must be "npu" or "cpu", not {device!r}.')
-    need(within(n_ctx, 1, 2**24), f"n_ctx must lie between 1 and {2**24}, not {n_ctx!r}.")
-    need(within(n_seq_max, 1, 256), f"n_seq_max must lie between 1 and 256 (llama.cpp's limit), not {n_seq_max!r}.")
-    need(threads is None or within(threads, 1, 512), f"threads must lie between 1 and 512, not {threads!r}.")
-    need(within(n_batch, 1, 2**20), f"n_batch must lie between 1 and {2**20}, not {n_batch!r}.")
-    need(n_batch >= n_seq_max, f"n_batch ({n_batch}) must be at least n_seq_max ({n_seq_max}).")
-    need(
-        n_ubatch is None or within(n_ubatch, 1, n_batch), f"n_ubatch must lie between 1 and n_batch, not {n_ubatch!r}."
-    )
-    need(executor in (None, *EXECUTORS), f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}.")
-    for name, kind in (("type_k", type_k), ("type_v", type_v)):
-        need(kind in KV_TYPES, f"{name} must be one of {', '.join(KV_TYPES)}, not {kind!r}.")
-    need(flash_attn or type_v != "q8_0", "A quantized V cache needs flash attention.")
-    need(within(n_gpu_layers, -1, 2**31 - 1), f"n_gpu_layers must be -1 (all) or a count, not {n_gpu_layers!r}.")
-    need(devices is None or within(devices, 1, MAX_DEVICES), f"devices must lie between 1 and {MAX_DEVICES}.")
-    return _Options(
-        n_ctx=(n_ctx + 255) // 256 * 256,
-        n_seq_max=n_seq_max,
-        threads=threads or default_threads(),
-        n_batch=n_batch,
-        n_ubatch=n_ubatch or n_batch,
-        executor=executor,
-        flash_attn=flash_attn,
-        type_k=KV_TYPES[type_k],
-        type_v=KV_TYPES[type_v],
-        n_gpu_layers=n_gpu_layers,
-        devices=devices,
-        memory_limit=None if memory_limit is None else parse_limits(memory_limit),
-    )
-
-
-def default_threads() -> int:
-    text = os.environ.get("TILEBEAM_THREADS")
-    if not text:
-        return len(os.sched_getaffinity(0))
-    if text.isdecimal() and 1 <= int(text) <= 512:
-        return int(text)
-    raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to 512, not {text!r}.")
-
-
-def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
-    """Bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
-
-    Raises:
-        TilebeamError: one of them is no size.
-    """
-    entries = [given] if isinstance(given, int | str) else list(given)
-    sizes = []
-    for entry in entries:
-        match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(entry), re.IGNORECASE)
-        size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
-        if not 0 <= size < 2**63:
-            raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {entry!r}.')
-        sizes.append(size)
-    if not 1 <= len(sizes) <= MAX_DEVICES:
-        raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
-    return sizes
-
-
-def _when(verify: Verify | bool | None) -> Verify:
-    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
-    if isinstance(text, bool):
-        return "once" if text else "never"
-    for choice in VERIFY:
-        if text == choice:
-            return choice
-    name = "TILEBEAM_VERIFY" if verify is None else "verify"
-    raise TilebeamError(f"{name} must be one of {', '.join(VERIFY)}, not {text!r}.")
+        return _Loader(file, options, stack).run()
 
 
 def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]]) -> _File:
@@ -323,7 +213,7 @@ def _on_npu(gguf: Source) -> bool:
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
-    def __init__(self, file: _File, device: str, options: _Options, verbose: bool, stack: ExitStack) -> None:
+    def __init__(self, file: _File, options: CheckedOptions, stack: ExitStack) -> None:
         import llama_cpp.llama_cpp as capi
 
         from tilebeam.native import llama
@@ -331,9 +221,7 @@ class _Loader:
         self._c = capi
         self._llama = llama
         self._file = file
-        self._device = device
         self._o = options
-        self._verbose = verbose
         self._stack = stack
         self._control: Control | None = None
         self._placement = Placement(())
@@ -343,7 +231,7 @@ class _Loader:
     def run(self) -> LM:
         from tilebeam.model.lm import LM, LoadInfo
 
-        if self._device == "npu":
+        if self._o.device == "npu":
             from tilebeam.native.plugin import register
 
             if complaints := register().complaints:
@@ -357,7 +245,7 @@ class _Loader:
             model, context, tiled = self._start()
         info = LoadInfo(
             path=self._file.path,
-            device=self._device,
+            device=self._o.device,
             repacked=self._file.repacked,
             tiled_tensors=tiled,
             n_ctx=context.n_ctx,
@@ -534,7 +422,7 @@ class _Loader:
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = self._cpu_threads()
         params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.type_k, params.type_v = o.type_k, o.type_v
+        params.type_k, params.type_v = _KV_TYPES[o.type_k], _KV_TYPES[o.type_v]
         params.embeddings = False
         # Hidden states of tokens (`LM.hidden`), also from files that ask for one pooled value per sequence.
         params.pooling_type = c.LLAMA_POOLING_TYPE_NONE
@@ -568,7 +456,7 @@ class _Loader:
             self._control.take_error()
         with self._llama.log_router().capture() as log:
             result = step()
-        if self._verbose:
+        if self._o.verbose:
             sys.stderr.write("".join(text for _, text in log))
         if result is None:
             reasons = [self._llama.errors_in(log)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from cffi import FFI
 
@@ -18,13 +18,14 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext.cdef import declarations
 from tilebeam.errors import TilebeamError
 from tilebeam.native import paths as _paths
+from tilebeam.native.choices import Executor, Numerics, Softmax
 from tilebeam.native.plugin import Registry, register
 
 _STATES = {0: "none", 1: "alive", 2: "dead"}
-EXECUTORS = ("thread", "process", "qemu-hexagon")  # the order of enum tilebeam_executor
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 # enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
-NUMERICS = {"int8": 0, "int8-256": 2, "fp16": 1}
-SOFTMAX = {"table": 0, "exact": 16}
+NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 2, 1), strict=True))
+SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16), strict=True))
 
 
 @dataclass(frozen=True)

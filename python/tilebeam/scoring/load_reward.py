@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.errors import TilebeamError
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
@@ -69,7 +70,7 @@ def load_reward_model(
     aggregate: Aggregation = "last",
     step_stop: str = "\n",
     question: Callable[[str], str] | None = None,
-    n_ctx: int = 4096,
+    n_ctx: int = LoadOptions.n_ctx,
     n_seq_max: int = _SEQUENCES,
     **load: Any,
 ) -> RewardModel:

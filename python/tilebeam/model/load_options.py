@@ -1,0 +1,159 @@
+"""How a model is loaded: the arguments of `tilebeam.load` with their defaults, and the checks that need no file.
+
+Commands take their choices and defaults from here, so importing this needs neither numpy nor a native library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from tilebeam.checks import is_whole
+from tilebeam.errors import TilebeamError
+from tilebeam.native.choices import Executor
+
+Device = Literal["npu", "cpu"]
+KvType = Literal["f16", "f32", "q8_0"]
+Verify = Literal["once", "always", "never"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
+MAX_SEQUENCES = 256  # llama.cpp's limit
+MAX_THREADS = 512
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The arguments of `tilebeam.load` besides the files, which says what they mean; the defaults are these."""
+
+    device: str = "npu"
+    n_ctx: int = 4096
+    n_seq_max: int = 16
+    threads: int | None = None
+    n_batch: int = 512
+    n_ubatch: int | None = None
+    executor: str | None = None
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_gpu_layers: int = -1
+    devices: int | None = None
+    memory_limit: int | str | Sequence[int | str] | None = None
+    verify: Verify | bool | None = None
+    verbose: bool = False
+
+    def checked(self) -> CheckedOptions:
+        """The same, complete.
+
+        Raises:
+            TilebeamError: an argument, or a variable that stands for it, is out of range; names it.
+        """
+        _one_of("device", self.device, DEVICES)
+        _within("n_ctx", self.n_ctx, 1, 2**24)
+        _within("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
+        _within("threads", self.threads, 1, MAX_THREADS, none=True)
+        _within("n_batch", self.n_batch, 1, 2**20)
+        if self.n_batch < self.n_seq_max:
+            raise TilebeamError(f"n_batch ({self.n_batch}) must be at least n_seq_max ({self.n_seq_max}).")
+        _within("n_ubatch", self.n_ubatch, 1, self.n_batch, none=True)
+        if self.executor is not None:
+            _one_of("executor", self.executor, get_args(Executor))
+        _one_of("type_k", self.type_k, get_args(KvType))
+        _one_of("type_v", self.type_v, get_args(KvType))
+        if self.type_v == "q8_0" and not self.flash_attn:
+            raise TilebeamError("A quantized V cache needs flash attention.")
+        _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
+        _within("devices", self.devices, 1, MAX_DEVICES, none=True)
+        return CheckedOptions(
+            device=cast(Device, self.device),
+            n_ctx=(self.n_ctx + 255) // 256 * 256,
+            n_seq_max=self.n_seq_max,
+            threads=self.threads or default_threads(),
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch or self.n_batch,
+            executor=cast("Executor | None", self.executor),
+            flash_attn=self.flash_attn,
+            type_k=cast(KvType, self.type_k),
+            type_v=cast(KvType, self.type_v),
+            n_gpu_layers=self.n_gpu_layers,
+            devices=self.devices,
+            memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),
+            verify=_when(self.verify),
+            verbose=self.verbose,
+        )
+
+
+@dataclass(frozen=True)
+class CheckedOptions:
+    """`LoadOptions` that can work: n_ctx a multiple of 256, defaults filled in, memory limits in bytes."""
+
+    device: Device
+    n_ctx: int
+    n_seq_max: int
+    threads: int
+    n_batch: int
+    n_ubatch: int
+    executor: Executor | None
+    flash_attn: bool
+    type_k: KvType
+    type_v: KvType
+    n_gpu_layers: int
+    devices: int | None
+    memory_limit: list[int] | None
+    verify: Verify
+    verbose: bool
+
+
+def default_threads() -> int:
+    """Threads where none are asked for: TILEBEAM_THREADS, or one per CPU that this process may use.
+
+    Raises:
+        TilebeamError: the variable is no number of threads.
+    """
+    text = os.environ.get("TILEBEAM_THREADS")
+    if not text:
+        return len(os.sched_getaffinity(0))
+    if text.isdecimal() and 1 <= int(text) <= MAX_THREADS:
+        return int(text)
+    raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to {MAX_THREADS}, not {text!r}.")
+
+
+def parse_limits(given: int | str | Sequence[int | str]) -> list[int]:
+    """Bytes from numbers or texts such as "2GiB", "512M", "0"; K, M and G are powers of 1024.
+
+    Raises:
+        TilebeamError: one of them is no size.
+    """
+    entries = [given] if isinstance(given, int | str) else list(given)
+    sizes = []
+    for entry in entries:
+        match = re.fullmatch(r"\s*(\d+)\s*(?:([KMG])(?:iB|B)?|B)?\s*", str(entry), re.IGNORECASE)
+        size = int(match[1]) << 10 * ("_KMG".index((match[2] or "_").upper())) if match else -1
+        if not 0 <= size < 2**63:
+            raise TilebeamError(f'memory_limit must be bytes, or a size such as "2GiB", not {entry!r}.')
+        sizes.append(size)
+    if not 1 <= len(sizes) <= MAX_DEVICES:
+        raise TilebeamError(f"memory_limit must name between 1 and {MAX_DEVICES} sizes, not {len(sizes)}.")
+    return sizes
+
+
+def _when(verify: Verify | bool | None) -> Verify:
+    text = (os.environ.get("TILEBEAM_VERIFY") or "once") if verify is None else verify
+    if isinstance(text, bool):
+        return "once" if text else "never"
+    _one_of("TILEBEAM_VERIFY" if verify is None else "verify", text, get_args(Verify))
+    return cast(Verify, text)
+
+
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise TilebeamError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def _within(name: str, value: object, low: int, high: int, *, none: bool = False) -> None:
+    if none and value is None:
+        return
+    if not is_whole(value) or not low <= cast(int, value) <= high:
+        raise TilebeamError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")

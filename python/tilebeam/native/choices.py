@@ -1,0 +1,12 @@
+"""What the NPU can be told, by name: the values of its options, wherever they are given."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# How the NPU side runs; in the order of enum tilebeam_executor.
+Executor = Literal["thread", "process", "qemu-hexagon"]
+# Its matrix arithmetic: int8 products per 32 inputs, per 256 in prompts, or FP16 operands.
+Numerics = Literal["int8", "int8-256", "fp16"]
+# Its exponentials in flash attention: from a table, or in float32.
+Softmax = Literal["table", "exact"]
