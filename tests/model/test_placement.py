@@ -127,7 +127,7 @@ def test_the_advice_of_a_refusal_works(files: dict[str, Path]) -> None:
         ({"devices": 16}, "from 1 to 15"),
         ({"memory_limit": "much"}, "size such as"),
         ({"memory_limit": -1}, "size such as"),
-        ({"memory_limit": []}, "from 1 to 15 sizes"),
+        ({"memory_limit": []}, "between 1 and 15 sizes"),
         ({"devices": 2, "n_gpu_layers": 1}, "n_gpu_layers=-1"),
     ],
 )
