@@ -20,6 +20,10 @@ Two ways to see it, hot, at 1 and 16 sequences, with 1 thread and with 2:
     idle      not in the sum: what workers wait for the busiest one of a phase, the mean over workers;
     notes     not in the sum: what the NPU side takes to write down the trace.
 
+"Threads 1 and 2 in turn": steps of one token and of two in turn, in a context whose n_threads is 1 and whose
+n_threads_batch is 2, as `llama_cpp.Llama` has them by default; against the slower of the same with 1 thread and with 2
+for both, round by round in one process.
+
 And "op by op": the step with TILEBEAM_FUSE=0 against that with shared conversions, fused ops and fewer barriers, in
 processes of their own that take turns; small layers, and a model of 6 layers with a width of 512.
 """
@@ -107,6 +111,41 @@ for line in sys.stdin:
     print(json.dumps(result), flush=True)
 """
 
+# Steps of one and of two tokens in turn, in contexts with these n_threads and n_threads_batch; prints seconds per step.
+_IN_TURN = """
+import ctypes, json, sys, time
+import llama_cpp as C
+from tilebeam.native import plugin
+plugin.register()
+path, rounds = sys.argv[1], int(sys.argv[2])
+quiet = C.llama_log_callback(lambda *_: None)
+C.llama_log_set(quiet, None)
+params = C.llama_model_default_params()
+params.n_gpu_layers = 999
+model = C.llama_model_load_from_file(path.encode(), params)
+def context(one, more):
+    params = C.llama_context_default_params()
+    params.n_ctx, params.n_threads, params.n_threads_batch = 256, one, more
+    return C.llama_init_from_model(model, params)
+def decode(c, n):
+    tokens = (C.llama_token * n)(*range(5, 5 + n))
+    assert C.llama_decode(c, C.llama_batch_get_one(tokens, n)) == 0
+contexts = {key: context(*key) for key in ((1, 1), (2, 2), (1, 2))}
+times = {key: [] for key in contexts}
+for i in range(rounds):
+    order = list(contexts)
+    for key in order[i % 3:] + order[:i % 3]:
+        c = contexts[key]
+        C.llama_memory_clear(C.llama_get_memory(c), False)
+        for n in (32, 1, 2):
+            decode(c, n)
+        start = time.perf_counter()
+        for step in range(40):
+            decode(c, 1 + step % 2)
+        times[key].append((time.perf_counter() - start) / 40)
+print(json.dumps([times[1, 1], times[2, 2], times[1, 2]]))
+"""
+
 
 class Child:
     """A loaded model in a process of its own, which decodes when it is asked to."""
@@ -183,6 +222,16 @@ def not_in_ops(name: str, child: Child, rounds: int) -> dict[str, Any]:
     }
 
 
+def in_turn(path: Path, rounds: int) -> dict[str, Any]:
+    """The row of a context that goes back and forth between 1 thread and 2."""
+    command = [sys.executable, "-c", _IN_TURN, str(path), str(rounds)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    one, two, both = json.loads(done.stdout)
+    pairs = report.Pairs(both, [max(pair) for pair in zip(one, two, strict=True)])
+    rates = {"one_thread": round(1 / median(one), 1), "two_threads": round(1 / median(two), 1)}
+    return report.row("width 512, threads 1 and 2 in turn", pairs, 1.0, "steps/s", **rates)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -222,6 +271,7 @@ def main() -> None:
             for name, path in (("small layers", narrow), ("width 512", small)):
                 ways = Child(path, "npu", threads, n), Child(path, "npu", threads, n, fuse=False)
                 add(report.row(f"op by op, {name}, {label}", compare(*ways, rounds), 1.0, "steps/s"))
+    add(in_turn(wide, 3 * rounds))
     if args.json:
         report.emit("graph_overhead", {"overhead_us": LIMIT_S * 1e6}, rows)
 

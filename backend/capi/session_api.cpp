@@ -156,7 +156,7 @@ uint32_t tb_session_guards(tb_session * s) { return s->session->guards(); }
 
 void tb_session_count(tb_session * s, tb_session_counters * counters) {
     const tb::session::session_counters c = s->session->counters();
-    *counters = {c.requests, c.patched, c.spun, c.slept};
+    *counters = {c.requests, c.patched, c.spun, c.slept, c.schedules};
 }
 
 const char * tb_session_build_id(void) { return tb::session::build_id_text; }

@@ -41,6 +41,7 @@ typedef struct tb_session_counters {
     uint64_t patched;
     uint64_t spun;
     uint64_t slept;
+    uint32_t schedules;
 } tb_session_counters;
 
 // NULL on failure, `result` then says why.

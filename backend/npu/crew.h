@@ -15,39 +15,46 @@ namespace tb::npu {
 
 class crew {
   public:
-    // At most so many. `fixed`: never fewer, whatever it costs.
-    explicit crew(int most = 1, bool fixed = false) : limit(most), now_at(most), is_fixed(fixed) {}
+    // How many there are. `fixed`: never fewer, whatever it costs.
+    void set_most(int most, bool fixed) {
+        limit = most;
+        is_fixed = fixed;
+    }
 
-    int size() const { return now_at; }
+    int size() const { return is_fixed ? limit : std::min(cap, limit); }
 
     // For the run that starts now (nanoseconds of a monotonic clock).
     int next(int64_t now) {
-        if (now_at < limit && now - changed > hold) {
-            now_at = std::min(2 * now_at, limit);
-            changed = now;
-        } else if (now_at == limit && now - changed > hold) {
-            hold = least_hold;
+        if (now - changed > hold) {
+            if (cap < limit) {
+                cap *= 2;
+                changed = now;
+            } else {
+                hold = least_hold;
+            }
         }
-        return now_at;
+        return size();
     }
 
-    // Has a run that takes `elapsed` so far lost too much? A third: with half of the threads it would take twice as
-    // long at most.
-    bool is_crowded(int64_t lost, int64_t elapsed) const {
-        return !is_fixed && now_at > 1 && lost > slack && lost - slack > elapsed / 3;
+    // Has a run of `hands` threads that takes `elapsed` so far lost too much? A third: with half of the threads it
+    // would take twice as long at most.
+    bool is_crowded(int hands, int64_t lost, int64_t elapsed) const {
+        return !is_fixed && hands > 1 && lost > slack && lost - slack > elapsed / 3;
     }
 
-    void shrink(int64_t now) {
+    // .. of so many threads.
+    void shrink(int hands, int64_t now) {
         hold = std::min(now - changed < hold ? 2 * hold : least_hold, most_hold);
-        now_at = std::max(1, now_at / 2);
+        cap = std::max(1, hands / 2);
         changed = now;
     }
 
   private:
     static constexpr int64_t slack = 1000000; // a thread may lose its CPU once without any consequence
     static constexpr int64_t least_hold = 20000000, most_hold = 1000000000;
-    int limit, now_at;
-    bool is_fixed;
+    int limit = 1;
+    int cap = 1 << 16; // what crowding leaves of it
+    bool is_fixed = false;
     int64_t changed = 0, hold = least_hold;
 };
 

@@ -82,11 +82,30 @@ void run_guarded(void (*run)(const op_context & ctx), const op_context & ctx) {
 
 } // namespace
 
+// llama.cpp has two numbers of threads, for one token and for more; a graph may meet those of two models.
+constexpr size_t most_plans = 4;
+
 struct graph::impl {
+    struct plan {
+        int n_threads = 0;
+        uint64_t last_used = 0;
+        schedule steps;
+    };
     std::vector<tb_op> ops;
     std::vector<uint8_t> checked; // per op: as it is, against the executor's state of `epoch`
-    schedule plan;                // of the ops when all were checked last
+    std::vector<plan> plans;      // of the ops when all were checked last
     uint64_t epoch = 0;           // 0 = none
+
+    // The plan for so many threads, or the one to make it in place of.
+    plan & plan_for(int n_threads) {
+        const auto fits = [n_threads](const plan & p) { return p.n_threads == n_threads; };
+        auto found = std::find_if(plans.begin(), plans.end(), fits);
+        if (found == plans.end() && plans.size() < most_plans) {
+            return plans.emplace_back();
+        }
+        const auto older = [](const plan & a, const plan & b) { return a.last_used < b.last_used; };
+        return found != plans.end() ? *found : *std::min_element(plans.begin(), plans.end(), older);
+    }
 };
 
 graph::graph() : self(std::make_unique<impl>()) {}
@@ -116,24 +135,28 @@ struct executor::impl {
     uint64_t mapped_bytes = 0;
     std::vector<region> buffers{TB_MAX_BUFFERS};
     std::vector<tb_extent> extents{TB_MAX_BUFFERS};
-    uint64_t epoch = 1; // moves when a schedule may have become wrong: buffers or thread count changed
+    uint64_t epoch = 1; // moves when a schedule may have become wrong: buffers changed
     bool fuse = true;
     arena scratch;
     arena prepared;
     int n_threads = 1;   // that schedules are made for
     int fixed_hands = 0; // config.hands
     std::unique_ptr<thread_pool> pool;
-    crew present; // threads of the pool that take part
-    graph once;   // run(ops, n): keeps its memory between calls
+    int pool_wanted = 0;    // threads that it was asked for
+    crew present;           // threads of the pool that take part
+    uint64_t schedules = 0; // made, and runs begun
+    uint64_t runs = 0;
+    graph once; // run(ops, n): keeps its memory between calls
     bool stamping = false;
     std::vector<stamp> stamps; // [worker][op] of the last run
 
     tb_status check(const tb_op & op, const char ** why) const;
-    outcome prepare(graph::impl & g);
+    outcome prepare(graph::impl & g, const schedule ** plan);
 
     struct job {
         executor::impl * self;
         graph::impl * g;
+        const schedule * plan;
         run_state state;
         int hands;
         int64_t began;
@@ -163,16 +186,13 @@ void executor::set_threads(int n) {
     const int cpus = usable_cpus();
     n = std::clamp(n > 0 ? n : cpus, 1, most_threads);
     const int most = std::min(n, self->fixed_hands > 0 ? self->fixed_hands : cpus);
-    if (self->n_threads != n) {
-        self->n_threads = n;
-        ++self->epoch;
+    self->n_threads = n;
+    if (!self->pool || most > self->pool_wanted) {
+        self->pool.reset(); // never two pools at once
+        self->pool = std::make_unique<thread_pool>(most);
+        self->pool_wanted = most;
     }
-    if (self->pool && self->pool->size() == most) {
-        return;
-    }
-    self->pool.reset(); // never two pools at once
-    self->pool = std::make_unique<thread_pool>(most);
-    self->present = crew(self->pool->size(), self->fixed_hands > 0);
+    self->present.set_most(std::min(most, self->pool->size()), self->fixed_hands > 0);
 }
 
 void executor::set_fusion(bool on) {
@@ -200,6 +220,8 @@ void executor::wake() {
 const char * executor::isa() const { return self->kernels->isa; }
 
 int executor::n_threads() const { return self->n_threads; }
+
+uint64_t executor::schedules() const { return self->schedules; }
 
 tb_status executor::map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from) {
     if (id >= TB_MAX_BUFFERS || self->extents[id].mapped || !base || size == 0 ||
@@ -247,7 +269,8 @@ tb_status executor::impl::check(const tb_op & op, const char ** why) const {
     return static_cast<tb_status>(tb_op_check_bounds(&op, extents.data(), static_cast<uint32_t>(extents.size()), why));
 }
 
-outcome executor::impl::prepare(graph::impl & g) {
+// Everything that a run needs, `*plan` among it.
+outcome executor::impl::prepare(graph::impl & g, const schedule ** plan) {
     const size_t n = g.ops.size();
     outcome out;
     if (n > TB_MAX_GRAPH_OPS) {
@@ -273,11 +296,20 @@ outcome executor::impl::prepare(graph::impl & g) {
         changed = true;
     }
     if (changed) {
-        g.plan = make_schedule(g.ops, buffers, *kernels, n_threads, fuse);
+        g.plans.clear();
     }
-    if (g.plan.scratch_bytes > SIZE_MAX / 2 || g.plan.prepared_bytes > SIZE_MAX / 2 ||
-        !scratch.reserve(static_cast<size_t>(g.plan.scratch_bytes)) ||
-        !prepared.reserve(static_cast<size_t>(g.plan.prepared_bytes))) {
+    graph::impl::plan & made = g.plan_for(n_threads);
+    if (made.n_threads != n_threads) {
+        made.n_threads = 0;
+        made.steps = make_schedule(g.ops, buffers, *kernels, n_threads, fuse);
+        made.n_threads = n_threads;
+        ++schedules;
+    }
+    made.last_used = ++runs;
+    *plan = &made.steps;
+    if (made.steps.scratch_bytes > SIZE_MAX / 2 || made.steps.prepared_bytes > SIZE_MAX / 2 ||
+        !scratch.reserve(static_cast<size_t>(made.steps.scratch_bytes)) ||
+        !prepared.reserve(static_cast<size_t>(made.steps.prepared_bytes))) {
         return {TB_E_NOMEM, 0, "no memory for scratch space"};
     }
     return out;
@@ -311,7 +343,7 @@ void executor::impl::run_step(const job & j, const step & s, op_context & ctx, i
 // Thread 0 at the end of a phase: are there too many threads for the CPUs that other programs leave?
 void executor::impl::leave_if_crowded(job & j, const step & s, int hands) const {
     const int64_t lost = pool->lost_ns();
-    if (lost != 0 && j.state.fewer == 0 && present.is_crowded(lost, now_ns() - j.began)) {
+    if (lost != 0 && j.state.fewer == 0 && present.is_crowded(hands, lost, now_ns() - j.began)) {
         j.state.fewer = std::max(1, hands / 2);
         j.state.fewer_from.store(s.phase, std::memory_order_relaxed); // the barrier publishes it
     }
@@ -393,7 +425,7 @@ template <bool stamped> struct executor::impl::walker {
 
 template <bool stamped> void executor::impl::work(void * arg, int thread) {
     walker<stamped> w(*static_cast<job *>(arg), thread);
-    const std::vector<step> & steps = w.j.g->plan.steps;
+    const std::vector<step> & steps = w.j.plan->steps;
     uint32_t * const progress = thread == 0 ? w.self.progress : nullptr;
     uint32_t ended = w.self.progress_base;
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -426,7 +458,8 @@ outcome executor::run(graph & g) {
     if (self->stamping) {
         self->stamps.assign(static_cast<size_t>(self->pool->size()) * 2 * g.size(), stamp{});
     }
-    outcome out = self->prepare(*g.self);
+    const schedule * plan = nullptr;
+    outcome out = self->prepare(*g.self, &plan);
     if (out.status != TB_OK) {
         g.self->epoch = 0; // steps are half resolved
         return out;
@@ -436,14 +469,14 @@ outcome executor::run(graph & g) {
     std::fegetenv(&caller);
     std::fesetenv(FE_DFL_ENV);
     const int64_t began = now_ns();
-    impl::job job{self.get(), g.self.get(), {}, std::min(self->present.next(began), g.self->plan.threads), began};
+    impl::job job{self.get(), g.self.get(), plan, {}, std::min(self->present.next(began), plan->threads), began};
     job.state.pool = self->pool.get();
     self->pool->run(self->stamping ? impl::work<true> : impl::work<false>, &job, job.hands);
     std::fesetenv(&caller);
     if (job.hands > 1 && (job.state.fewer != 0 || self->pool->lost_ns() != 0)) {
         const int64_t now = now_ns();
-        if (job.state.fewer != 0 || self->present.is_crowded(self->pool->lost_ns(), now - began)) {
-            self->present.shrink(now);
+        if (job.state.fewer != 0 || self->present.is_crowded(job.hands, self->pool->lost_ns(), now - began)) {
+            self->present.shrink(job.hands, now);
         }
     }
     if (job.state.failed.load(std::memory_order_acquire) != run_state::no_failure) {

@@ -42,8 +42,8 @@ struct origin {
     uint64_t offset = 0;
 };
 
-// A list of ops that is run more than once. What was checked and resolved for an op is kept until the op, the mapped
-// buffers or the number of threads change. Belongs to one executor; holds its own copy of the ops.
+// A list of ops that is run more than once. What was checked and resolved for an op is kept until the op or the mapped
+// buffers change, for each of a few numbers of threads. Belongs to one executor; holds its own copy of the ops.
 class graph {
   public:
     graph();
@@ -72,7 +72,8 @@ class executor {
     tb_status map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from = {});
     tb_status unmap(uint32_t id);
     // 0: one per usable CPU. Only this number has a part in what is computed; at work are as many threads, but no more
-    // than there are CPUs, and fewer while other programs want those (crew.h).
+    // than there are CPUs, and fewer while other programs want those (crew.h). Programs that go back and forth between
+    // two numbers pay nothing for it: threads stay when there are more of them than wanted.
     void set_threads(int n);
     // 0: as said. Else: that many are at work whatever it costs, as long as there are threads.
     void set_hands(int n);
@@ -88,6 +89,7 @@ class executor {
 
     const char * isa() const; // the kernel set in use
     int n_threads() const;
+    uint64_t schedules() const; // made so far
 
     // Stamp the times at which each worker begins and ends its part of each op, from the next run on. An op that was
     // fused into the one before it takes no time, when that one ends.

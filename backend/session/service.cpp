@@ -306,6 +306,7 @@ answer service::run_graph(npu::graph & g) {
     a.status = o.status;
     a.why = o.why;
     a.op_index = o.op_index;
+    a.value = static_cast<uint32_t>(executor->schedules());
     if (any_range_hit()) {
         if (const answer lost = find_lost_file(g); lost.status != TB_OK) {
             a = lost; // whatever came of it, it was computed with zeros

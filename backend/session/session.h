@@ -50,9 +50,10 @@ struct result {
 // What the channel did so far.
 struct session_counters {
     uint64_t requests = 0;
-    uint64_t patched = 0; // graphs of which only differences were sent
-    uint64_t spun = 0;    // replies that came while spinning for them, or were made by the thread that asked
-    uint64_t slept = 0;   // .. while asleep, or never
+    uint64_t patched = 0;   // graphs of which only differences were sent
+    uint64_t spun = 0;      // replies that came while spinning for them, or were made by the thread that asked
+    uint64_t slept = 0;     // .. while asleep, or never
+    uint32_t schedules = 0; // that the NPU side made of graphs
 };
 
 // Thread-safe: calls from several threads are served one after the other. After a dead or late NPU every further call

@@ -146,6 +146,7 @@ result session::impl::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial
     tb_reply reply;
     result r = exchange(kind, kept ? &kept->expected_ns : nullptr, &reply);
     if (r.ok()) {
+        count.schedules = reply.value;
         if (traced) {
             traced->record(seq, kind, ops, n_ops, {began, doorbell_ns, replied_ns});
         }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ggml_kit as kit
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import process_kit
@@ -730,3 +731,23 @@ def test_a_killed_npu_fails_the_graph_and_the_next_buffer_gets_a_new_one(device:
                 assert c.compute(y) == FAILED
         with Context() as again:
             assert again.compute(graph(again)) == SUCCESS
+
+
+def test_llama_with_two_thread_counts_keeps_its_threads(tmp_path: Path) -> None:
+    """llama.cpp has a count for one token and one for more, which `llama_cpp.Llama` makes different by default."""
+    kit.device()
+    path = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", n_layer=1))
+
+    def threads() -> set[str]:
+        tasks = Path("/proc/self/task").iterdir()
+        return {task.name for task in tasks if (task / "comm").read_text() == "tilebeam-npu\n"}
+
+    llm = llama_cpp.Llama(str(path), n_gpu_layers=-1, n_ctx=256, n_threads=1, n_threads_batch=2, verbose=False)
+    try:
+        llm.eval([5, 6, 7])
+        before = threads()
+        for i in range(20):
+            llm.eval([8 + i] * (1 + i % 2))
+        assert threads() == before
+    finally:
+        llm.close()

@@ -422,6 +422,45 @@ def test_counters(process: bool, memory: SharedArray) -> None:
         assert count.spun + count.slept == 7
 
 
+@BOTH
+def test_thread_counts_that_alternate(process: bool, memory: SharedArray) -> None:
+    """No thread begins or ends, and no graph is scheduled anew, when a program goes back and forth between counts."""
+    halve = [scale(vec(i), vec(i), 0.5) for i in range(4)]
+    double = [scale(vec(i), vec(i), 2.0) for i in range(4)]
+    want = memory.floats.copy()
+    with Session(process, n_threads=2) as s:
+        s.map(memory)
+
+        def round_trip(n: int) -> None:
+            assert s.set_threads(n).status == OK
+            assert s.compute(halve, 1).status == OK
+            assert s.compute(double, 2).status == OK
+            assert np.array_equal(memory.floats, want)
+
+        def threads() -> set[str]:
+            return set(os.listdir(f"/proc/{s.pid}/task"))
+
+        round_trip(1)
+        round_trip(2)
+        assert s.counters.schedules == 4
+        before = threads()
+        for i in range(40):
+            round_trip(1 + i % 2)
+        assert threads() == before
+        assert s.counters.schedules == 4
+        # A changed op means one schedule more for each count, a new count one for each graph.
+        halve[0] = scale(vec(0), vec(0), 0.5, label="again")
+        for n in (1, 2, 1, 2):
+            round_trip(n)
+        assert s.counters.schedules == 6
+        for n in (3, 4, 1, 2, 3, 4):
+            round_trip(n)
+        assert s.counters.schedules == 10
+        for n in (5, 5, 4, 3, 2):  # which takes the place of the count unused for longest
+            round_trip(n)
+        assert s.counters.schedules == 12
+
+
 def test_npud_alone() -> None:
     npud = str(_paths.native("tilebeam-npud"))
 

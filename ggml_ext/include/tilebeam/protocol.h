@@ -95,7 +95,7 @@ typedef struct tb_reply {
     uint32_t tag;
     uint64_t busy_ns; // time the NPU side worked on this request
     char why[96];     // NUL-terminated
-    uint32_t value;   // TB_REQ_THREADS: worker threads in use from now on
+    uint32_t value;   // TB_REQ_THREADS: threads in use from now on; a graph: schedules made so far (they wrap)
     uint32_t reserved;
     uint64_t check; // digest of rep_seq and the fields above
 } tb_reply;
