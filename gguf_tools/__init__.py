@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adapter_check import Pair, check_adapter
-    from .contents import ARCHITECTURE, Manifest, TiledTensor, is_repacked, manifest, read_manifest
+    from .contents import (
+        ARCHITECTURE,
+        Manifest,
+        TiledTensor,
+        is_repacked,
+        layers_key,
+        manifest,
+        model_kv,
+        read_manifest,
+    )
     from .conversion import convert
     from .errors import GGUFError
     from .gguf_file import GGUFFile, TensorInfo
@@ -38,7 +47,9 @@ _HOME = {
     "Manifest": "contents",
     "TiledTensor": "contents",
     "is_repacked": "contents",
+    "layers_key": "contents",
     "manifest": "contents",
+    "model_kv": "contents",
     "read_manifest": "contents",
     "convert": "conversion",
     "GGUFError": "errors",
@@ -78,8 +89,10 @@ __all__ = [
     "convert",
     "inspect",
     "is_repacked",
+    "layers_key",
     "load_imatrix",
     "manifest",
+    "model_kv",
     "open_gguf",
     "pack",
     "read_manifest",

@@ -13,13 +13,15 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 
 from .errors import GGUFError
-from .gguf_file import GGUFFile, TensorInfo
+from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo
 from .gguf_write import tensor_header
+from .split import Source
 from .weights import GGML_TYPE
 
 ARCHITECTURE = "tilebeam"  # general.architecture of a repacked file: no stock runtime knows it
 PREFIX = "tilebeam."
 K_ARCHITECTURE = PREFIX + "architecture"
+K_LAYERS = PREFIX + "block_count"  # the source's ARCH.block_count, moved here; absent in files of early versions
 K_LAYOUT = PREFIX + "layout_version"
 K_TOOL = PREFIX + "tool_version"
 K_ALIGNMENT = PREFIX + "source_alignment"
@@ -66,7 +68,8 @@ class Manifest:
     ``lossless``: unpacking gives the source's very bytes. ``same_contents``: it gives the source's metadata and tensors
     bit for bit, though perhaps not its padding. ``added``: tensors that the source does not have (an output matrix of
     its own for a model with tied embeddings). ``scales``: how quantized tensors got theirs: "nearest" (round
-    to nearest), "search", or "imatrix" (a search for the smallest error weighted by an importance matrix).
+    to nearest), "search", or "imatrix" (a search for the smallest error weighted by an importance matrix). ``layers``:
+    the model's, None where the file has their number under its ordinary key (:func:`layers_key`).
     """
 
     path: Path
@@ -83,15 +86,7 @@ class Manifest:
     tensors: tuple[TiledTensor, ...]
     added: tuple[str, ...]
     scales: str
-
-    def announcement(self) -> dict[str, Any]:
-        """What the plugin is told before the load, to be sent as JSON."""
-        return {
-            "path": str(self.path.resolve()),
-            "tensors": [
-                {"name": t.name, "type": int(t.type), "ne": list(t.ne), "offset": t.offset} for t in self.tensors
-            ],
-        }
+    layers: int | None
 
 
 def fidelity(lossless: bool, same_contents: bool) -> str:
@@ -163,6 +158,7 @@ def read_manifest(f: GGUFFile) -> Manifest:
         tensors=tuple(_tiled(f, *entry) for entry in zip(names, types, plain, strict=True)),
         added=tuple(added),
         scales=scales,
+        layers=f.number(K_LAYERS) if K_LAYERS in f.kv else None,
     )
 
 
@@ -171,6 +167,30 @@ def _truth(f: GGUFFile, key: str) -> bool:
     if kv is None or not isinstance(kv.value, bool):
         raise GGUFError(f"{f.path}: the metadata has no truth value {key!r}")
     return kv.value
+
+
+def layers_key(architecture: str) -> str:
+    """The key of the number of layers, which every model of llama.cpp has.
+
+    A repacked file has it under another name (``K_LAYERS``), so that llama.cpp refuses the file until it is told the
+    number as well as the architecture. Somebody who overrides the architecture alone, and so has tiles read as ggml's
+    blocks, gets an error instead of nonsense.
+    """
+    return f"{architecture}.block_count"
+
+
+def moved_layers(f: Source) -> bool:
+    """Can the number of layers of an ordinary file be moved?"""
+    kv = f.kv.get(layers_key(f.architecture))
+    return kv is not None and kv.type == UINT32
+
+
+def model_kv(f: Source) -> dict[str, KeyValue]:
+    """The metadata of a model under the keys that llama.cpp knows, whether it is repacked or not."""
+    architecture, layers = f.kv.get(K_ARCHITECTURE), f.kv.get(K_LAYERS)
+    if architecture is None or layers is None:
+        return f.kv
+    return {**f.kv, layers_key(str(architecture.value)): layers}
 
 
 def _array(f: GGUFFile, key: str, kind: type) -> list[Any]:

@@ -10,6 +10,7 @@ import math
 import struct
 from typing import Any
 
+from .contents import model_kv
 from .errors import GGUFError
 from .gguf_file import ARRAY, STRING, KeyValue
 from .split import Source
@@ -32,8 +33,10 @@ def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> Non
         if not ok:
             raise GGUFError(f"{f.path}: {key} is {_short(value(key))}, {why}")
 
+    metadata = model_kv(f)
+
     def value(key: str) -> Any:
-        kv = f.kv.get(key)
+        kv = metadata.get(key)
         return None if kv is None else kv.value
 
     def within(name: str, low: int, high: int) -> None:

@@ -297,11 +297,14 @@ class _Writer:
 
 
 def _packed_kv(f: Source, alignment: int, file_type: gguf.GGMLQuantizationType | None) -> list[bytes]:
-    """The source's records with another architecture and alignment, in the same order."""
+    """The source's records with another architecture, alignment and key of the number of layers, in the same order."""
     changed = {
         "general.architecture": w.kv_text("general.architecture", m.ARCHITECTURE),
         "general.alignment": w.kv_u32("general.alignment", alignment),
     }
+    if m.moved_layers(f):
+        key = m.layers_key(f.architecture)
+        changed[key] = w.kv_u32(m.K_LAYERS, int(f.kv[key].value))
     if file_type is not None:
         changed[K_FILE_TYPE] = w.kv_u32(K_FILE_TYPE, FILE_TYPE[file_type])
     return replaced(f, changed)
@@ -318,11 +321,15 @@ def unpacked_kv(f: GGUFFile, manifest: m.Manifest) -> list[bytes]:
     changed = {"general.architecture": w.kv_text("general.architecture", manifest.architecture)}
     if manifest.source_alignment:
         changed["general.alignment"] = w.kv_u32("general.alignment", manifest.source_alignment)
+    if manifest.layers is not None:
+        changed[m.K_LAYERS] = w.kv_u32(m.layers_key(manifest.architecture), manifest.layers)
     records = []
     for key, kv in f.kv.items():
         ours = key.startswith(m.PREFIX) or (key == "general.alignment" and not manifest.source_alignment)
-        if not ours:
-            records.append(changed.get(key, kv.raw))
+        if key in changed:
+            records.append(changed[key])
+        elif not ours:
+            records.append(kv.raw)
     return records
 
 

@@ -160,6 +160,12 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
         st.fail("announced " + m->path + " but " + file.path + " is being loaded");
         return nullptr;
     }
+    // An override of the architecture alone has llama.cpp read the tiles as ggml's blocks.
+    if ((!m || m->tensors.empty()) && says_repacked(file.fd)) {
+        st.fail(file.path + " is repacked, and nobody said where its tiles are: load it with tilebeam.load, or call " +
+                "tilebeam.register() before llama_cpp loads it");
+        return nullptr;
+    }
     b->health->file = std::make_unique<file_watch>(file);
     b->base = static_cast<uint8_t *>(ptr);
     b->size = bytes;

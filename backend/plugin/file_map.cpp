@@ -10,6 +10,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -179,6 +180,15 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
     out.mapping = reinterpret_cast<const void *>(all.begin);
     out.mapping_size = static_cast<size_t>(all.end - all.begin);
     return true;
+}
+
+bool says_repacked(int fd) {
+    // A string record: the key's length and text, type 8, the value's length and text.
+    static constexpr char record[] = "\x14\0\0\0\0\0\0\0general.architecture\x8\0\0\0\x8\0\0\0\0\0\0\0tilebeam";
+    std::vector<char> head(1 << 16); // nearly all files begin with this key
+    const ssize_t n = pread(fd, head.data(), head.size(), 0);
+    return n >= 4 && std::memcmp(head.data(), "GGUF", 4) == 0 &&
+           memmem(head.data(), static_cast<size_t>(n), record, sizeof record - 1) != nullptr;
 }
 
 } // namespace tb::plugin

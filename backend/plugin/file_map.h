@@ -27,6 +27,9 @@ struct mapped_file {
 // `why` says what is wrong.
 bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, mapped_file & out, std::string & why);
 
+// Does the file begin as a GGUF whose architecture is that of repacked files?
+bool says_repacked(int fd);
+
 } // namespace tb::plugin
 
 #endif // TILEBEAM_PLUGIN_FILE_MAP_H

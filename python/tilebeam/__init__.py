@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream, Stream
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
-    from tilebeam.native.plugin import register
+    from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.judge import LLMJudge
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _HOME = {
     "LM": "model.lm",
     "load": "model.loader",
-    "register": "native.plugin",
+    "register": "native.stock",
     "SamplingParams": "sampling_params",
     "CompletionOutput": "outputs",
     "Delta": "outputs",

@@ -147,15 +147,6 @@ def test_tensors_are_where_the_manifest_says(model: Path, packed: Path) -> None:
         if len(t.ne) == 3:  # a stack: each matrix by itself
             one = t.nbytes // t.ne[2]
             assert np.array_equal(unpack(t.type, tiles[one : 2 * one], k, t.ne[1]), plain[one : 2 * one])
-    announced = manifest.announcement()
-    assert json.loads(json.dumps(announced)) == announced
-    assert announced["path"] == str(packed.resolve())
-    assert announced["tensors"][0] == {
-        "name": "blk.0.attn_q.weight",
-        "type": 8,
-        "ne": [64, 96],
-        "offset": manifest.tensors[0].offset,
-    }
 
 
 def test_stock_reader_sees_a_sound_file_of_an_unknown_architecture(model: Path, packed: Path) -> None:
@@ -170,8 +161,11 @@ def test_stock_reader_sees_a_sound_file_of_an_unknown_architecture(model: Path, 
     assert field(stock, "tilebeam.source_alignment") == 0
     assert field(stock, "tilebeam.tensors.names") == list(TILED_AS_IS)
     assert field(stock, "tilebeam.tensors.types") == [int(t) for t in TILED_AS_IS.values()]
+    # Under its own name llama.cpp would find it as soon as somebody overrides the architecture.
+    assert field(stock, "tilebeam.block_count") == field(source, "llama.block_count")
+    assert "llama.block_count" not in stock.fields
     for key in source.fields:
-        if key.startswith(("GGUF.", "general.architecture")):
+        if key.startswith(("GGUF.", "general.architecture", "llama.block_count")):
             continue
         assert field(stock, key) == field(source, key), key
     for a, b in zip(stock.tensors, source.tensors, strict=True):

@@ -17,8 +17,9 @@ import pytest
 from gguf_kit import blocks, only_files, write_gguf
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import GGUFError, gguf_write, stream
-from tilebeam.gguf.synth import preset, write_model
 from tilebeam.gguf.trim_vocab import trim_vocab
+
+from bench.lib.synth import preset, write_model
 
 Q = gguf.GGMLQuantizationType
 MIB = 1 << 20

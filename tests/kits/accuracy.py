@@ -21,7 +21,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tilebeam import gguf as gguf_tools
 
 F32 = npt.NDArray[np.float32]
 N_PARALLEL = 16
@@ -266,28 +265,19 @@ _KEEP: list[Any] = []
 
 @contextmanager
 def open_model(job: Job) -> Iterator[Any]:
-    """A loaded llama_model, freed on exit; a repacked file is announced to the plugin as its metadata say."""
+    """A loaded llama_model, freed on exit."""
     import llama_cpp as lc
 
     params = lc.llama_model_default_params()
     params.n_gpu_layers = 0
-    announced: Any = nullcontext()
     if job.device == "npu":
-        from tilebeam.native.control import TiledTensor, control
+        import tilebeam
+        from tilebeam.native.control import control
 
+        tilebeam.register()
         control().configure(executor=job.executor, n_threads=job.n_threads)
         params.n_gpu_layers = job.n_gpu_layers
-        if gguf_tools.is_repacked(job.model):
-            manifest = gguf_tools.manifest(job.model)
-            overrides = (lc.llama_model_kv_override * 2)()
-            overrides[0].tag = lc.LLAMA_KV_OVERRIDE_TYPE_STR
-            overrides[0].key = b"general.architecture"
-            overrides[0].value.val_str = manifest.architecture.encode()
-            params.kv_overrides = overrides
-            tensors = [TiledTensor(t.name, t.type, (*t.ne, 1, 1, 1)[:4], t.offset) for t in manifest.tensors]
-            announced = control().announced(job.model, tensors)
-    with announced:
-        model = lc.llama_model_load_from_file(os.fsencode(job.model), params)
+    model = lc.llama_model_load_from_file(os.fsencode(job.model), params)
     if not model:
         raise RuntimeError(f"{job.model}: not loaded")
     try:

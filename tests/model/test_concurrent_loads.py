@@ -17,6 +17,8 @@ import llama_cpp.llama_cpp as capi
 import pytest
 import tilebeam
 from tilebeam import SamplingParams, TilebeamError, gguf
+from tilebeam.model import loader
+from tilebeam.native import stock
 from tilebeam.native.control import control
 
 from bench.lib.synth import preset, write_model
@@ -37,7 +39,7 @@ def repacked(ordinary: Path) -> Path:
 
 def while_loading(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Let another thread act when the next load has its model, and before the load is judged."""
-    load = capi.llama_model_load_from_file
+    load = stock.own_load()
 
     def loaded(*args: Any) -> Any:
         monkeypatch.undo()
@@ -46,7 +48,7 @@ def while_loading(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
             pool.submit(act).result()
         return pointer
 
-    monkeypatch.setattr(capi, "llama_model_load_from_file", loaded)
+    monkeypatch.setattr(loader, "own_load", lambda: loaded)
 
 
 def breaks(lm: tilebeam.LM, file: Path) -> Callable[[], None]:

@@ -20,7 +20,6 @@ from tilebeam import NpuError, SamplingParams, TilebeamError, register
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext._library import native_file
 from tilebeam.gguf import gguf_write
-from tilebeam.native import llama
 from tilebeam.native.control import Control, control
 
 from bench.lib.synth import preset, write_model
@@ -159,14 +158,6 @@ def test_log_is_shown_only_when_asked_for(ordinary: Path, capfd: pytest.CaptureF
 # --- failing closed ---------------------------------------------------------------------------------------------------
 
 
-def test_stock_llama_refuses_a_repacked_file_by_name(repacked: Path) -> None:
-    import llama_cpp
-
-    with llama.log_router().capture() as log, pytest.raises(ValueError, match="Failed to load model"):
-        llama_cpp.Llama(str(repacked), n_gpu_layers=-1)
-    assert "unknown model architecture: 'tilebeam'" in llama.errors_in(log)
-
-
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 def test_too_few_layers_of_a_repacked_file_are_refused(repacked: Path, layers: int) -> None:
     before = held()
@@ -181,11 +172,11 @@ def test_cpu_is_refused_for_a_repacked_file(repacked: Path) -> None:
 
 
 def test_a_plugin_that_did_not_get_the_list_is_noticed(repacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An override without the list loads "well" and would compute garbage; the count tells."""
+    """An override without the list would compute garbage."""
     announced = Control.announced
     before = held()
     monkeypatch.setattr(Control, "announced", lambda self, *_: announced(self))
-    with pytest.raises(TilebeamError, match="the NPU has 0"):
+    with pytest.raises(TilebeamError, match="nobody said where its tiles are"):
         tilebeam.load(repacked, **SMALL)
     assert held() == before
 

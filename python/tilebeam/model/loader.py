@@ -22,7 +22,9 @@ from tilebeam.model.file_check import State
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
 from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
-from tilebeam.native.control import Control, Loaded, TiledTensor, control
+from tilebeam.native.control import Control, Loaded, control
+from tilebeam.native.repacked import RepackedFile
+from tilebeam.native.stock import own_load
 
 if TYPE_CHECKING:
     from tilebeam.gguf import Source
@@ -47,8 +49,7 @@ class _File:
     on_npu: bool
     weights: Weights
     aligned: bool  # may be mapped
-    repacked: bool = False
-    tensors: list[TiledTensor] = field(default_factory=list)
+    repacked: RepackedFile | None = None
     adapters: list[Adapter] = field(default_factory=list)
 
 
@@ -168,12 +169,7 @@ def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple
         raise TilebeamError(str(error)) from None
     except (gguf_tools.GGUFError, OSError) as error:
         raise TilebeamError(f"{path} cannot be loaded: {error}") from None
-    file.repacked, file.architecture = True, manifest.architecture
-    if not 0 < len(file.architecture.encode()) < 128:
-        raise TilebeamError(f"{path} cannot be loaded: its real architecture is {file.architecture!r}.")
-    for tensor in manifest.tensors:
-        ne = (*tensor.ne, 1, 1, 1)
-        file.tensors.append(TiledTensor(tensor.name, int(tensor.type), (ne[0], ne[1], ne[2], ne[3]), tensor.offset))
+    file.repacked, file.architecture = RepackedFile.of(manifest), manifest.architecture
     return file
 
 
@@ -246,7 +242,7 @@ class _Loader:
         info = LoadInfo(
             path=self._file.path,
             device=self._o.device,
-            repacked=self._file.repacked,
+            repacked=self._file.repacked is not None,
             tiled_tensors=tiled,
             n_ctx=context.n_ctx,
             n_batch=self._o.n_batch,
@@ -337,14 +333,10 @@ class _Loader:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
         params.load_mode = c.LLAMA_LOAD_MODE_MMAP if self._file.aligned else c.LLAMA_LOAD_MODE_NONE
-        if self._file.repacked:
-            overrides = (c.llama_model_kv_override * 2)()
-            overrides[0].tag = c.LLAMA_KV_OVERRIDE_TYPE_STR
-            overrides[0].key = b"general.architecture"
-            overrides[0].value.val_str = self._file.architecture.encode()
-            params.kv_overrides = overrides
+        if self._file.repacked is not None:
+            self._file.repacked.override(params)
         with self._announcement(), self._division():
-            pointer = c.llama_model_load_from_file(os.fsencode(self._file.path), params)
+            pointer = own_load()(os.fsencode(self._file.path), params)
             if self._control is not None:
                 self._loaded = self._control.loaded()
         return self._llama.Model(pointer) if pointer else None
@@ -357,7 +349,8 @@ class _Loader:
     def _announcement(self) -> Any:
         if self._control is None:
             return nullcontext()
-        return self._control.announced(self._file.path if self._file.repacked else None, self._file.tensors)
+        file = self._file.repacked
+        return self._control.announced() if file is None else self._control.announced(file.path, file.tensors)
 
     def _division(self) -> Any:
         if self._control is None or not self._placement.divisions:
@@ -391,7 +384,7 @@ class _Loader:
 
     def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
-        made, wanted = self._loaded, len(self._file.tensors)
+        made, wanted = self._loaded, len(self._file.repacked.tensors) if self._file.repacked else 0
         if made.bad_buffers:
             raise TilebeamError(f"{self._file.path} cannot be loaded: {made.reason}")
         if made.announced_tensors != wanted:

@@ -118,8 +118,12 @@ class Placement:
 def weights_of(gguf: Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
 
+    from tilebeam.gguf import model_kv
+
+    metadata = model_kv(gguf)
+
     def number(key: str, default: int) -> int:
-        entry = gguf.kv.get(f"{architecture}.{key}")
+        entry = metadata.get(f"{architecture}.{key}")
         value: Any = entry.value if entry is not None else None
         if isinstance(value, list):
             value = max((v for v in value if isinstance(v, int)), default=None)

@@ -45,19 +45,23 @@ class LogRouter:
         lines: list[tuple[int, str]] | None = getattr(self._local, "lines", None)
         if lines is not None:
             lines.append((level, text.decode("utf-8", "replace")))
-        elif self._former:
+        if self._former and (lines is None or self._local.echo):
             self._former(level, text, self._former_data)
 
     @contextmanager
-    def capture(self) -> Iterator[list[tuple[int, str]]]:
-        """Collect this thread's (level, text) pairs; nested captures see only their own."""
-        outer = getattr(self._local, "lines", None)
+    def capture(self, echo: bool = False) -> Iterator[list[tuple[int, str]]]:
+        """Collect this thread's (level, text) pairs; nested captures see only their own.
+
+        Args:
+            echo: lines go to the former callback, too.
+        """
+        outer = getattr(self._local, "lines", None), getattr(self._local, "echo", False)
         lines: list[tuple[int, str]] = []
-        self._local.lines = lines
+        self._local.lines, self._local.echo = lines, echo
         try:
             yield lines
         finally:
-            self._local.lines = outer
+            self._local.lines, self._local.echo = outer
 
 
 _router: LogRouter | None = None

@@ -100,8 +100,6 @@ def ggml() -> ctypes.CDLL:
 def register() -> Registry:
     """Load the plugin, once per process; later calls return the same registry.
 
-    Afterwards stock ``llama_cpp.Llama(path, n_gpu_layers=-1, flash_attn=True)`` runs ordinary GGUF files on the NPU.
-
     Raises:
         TilebeamError: the plugin is missing, llama-cpp-python is of another version, or the plugin refuses its ggml.
     """
