@@ -23,6 +23,8 @@ class Usage:
         completion_tokens: tokens sampled, end-of-generation tokens included.
         recomputed_tokens: tokens decoded a second time: the last prompt token of samples that started after the
             prompt's own batch, and whole sequences that had to give up their cells for a while.
+        drafted_tokens: tokens that were guessed and decoded before they were drawn.
+        accepted_tokens: of these, those that were then drawn. The others were decoded in vain.
         scored_tokens: tokens decoded by a reward model (searches only).
         full_scoring_tokens: what it would have decoded had it kept no cells: the whole text of every solution, each
             time one is rated.
@@ -35,6 +37,8 @@ class Usage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     recomputed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     scored_tokens: int = 0
     full_scoring_tokens: int = 0
     prefill_seconds: float = 0.0

@@ -3,6 +3,7 @@
 Whatever is submitted, read, cancelled or dropped, in whatever order: every call ends, a sample that was not cancelled
 has the text that it has when it is alone, one that was has a beginning of it (but for draws that the last bits of
 logits decide, see sampler_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
+All of this with and without a drafter, which is right, wrong or has no guess in turn.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def check_ledger(lm: LM) -> None:
     for s in scheduler.running:
         assert s.finish is None
         if s.kv is not None:
-            assert s.kv.tokens == s.target()[: len(s.kv)]
+            draft = len(s.kv) - len(s.target())  # while a batch with one is decoded
+            assert draft <= 0 or engine.scheduler.drafter is not None
+            assert s.kv.tokens[: len(s.target())] == s.target()[: len(s.kv)]
 
 
 def _requests(lm: LM) -> list[Any]:
@@ -92,6 +95,7 @@ class Schedule(RuleBasedStateMachine):
 
     of_tight: Witness
     of_alone: Witness
+    drafting: bool
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +116,14 @@ class Schedule(RuleBasedStateMachine):
             return code
 
         context.decode = counting  # type: ignore[method-assign]
+        self.tight._engine.use_drafter(self if self.drafting else None)
+
+    def propose(self, sample: Any) -> list[int]:
+        """As a drafter: 5 of the tokens that the sample has when it is alone, one of them wrong."""
+        at, request = len(sample.tokens), sample.request
+        coming = self.expected(tuple(request.prompt_ids), request.params, sample.index).token_ids[at : at + 5]
+        wrong = (3 * at + sample.index) % 7
+        return [(t + (i == wrong)) % 1024 for i, t in enumerate(coming)] if wrong else []
 
     @rule(prompt=PROMPTS, params=PARAMS)
     def submit(self, prompt: list[int], params: SamplingParams) -> None:
@@ -171,6 +183,7 @@ class Schedule(RuleBasedStateMachine):
         usage = output.usage
         assert usage.completion_tokens == sum(len(s.token_ids) for s in output.outputs)
         assert usage.prompt_tokens == len(output.prompt_token_ids)
+        assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
 
     @classmethod
     @cache
@@ -188,6 +201,7 @@ class Schedule(RuleBasedStateMachine):
             self.finish(0, cancelled=False)
         self.tight._keep(-self.kept)
         del self.tight._context.decode  # type: ignore[method-assign]
+        self.tight._engine.use_drafter(None)
         self.expected.cache_clear()
         self.of_tight.forget()
         self.of_alone.forget()
@@ -202,14 +216,18 @@ class Schedule(RuleBasedStateMachine):
             u = output.usage
             fresh = u.prompt_tokens - u.cached_tokens + u.recomputed_tokens
             going = sum(max(0, len(s.token_ids) - 1) for s in output.outputs)
+            going += u.drafted_tokens - u.accepted_tokens
             most += fresh + going
+            most += len(output.outputs) if self.drafting else 0  # the last token may have been drafted
             least += fresh + going - (u.prompt_tokens if cancelled else 0)
         assert least <= self.decoded <= most
 
 
-def test_any_schedule_keeps_its_promises(models: tuple[Witness, Witness]) -> None:
+@pytest.mark.parametrize("with_drafter", [False, True], ids=["plain", "drafts"])
+def test_any_schedule_keeps_its_promises(models: tuple[Witness, Witness], with_drafter: bool) -> None:
     class OverModels(Schedule):
         of_tight, of_alone = models
+        drafting = with_drafter
 
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         OverModels,

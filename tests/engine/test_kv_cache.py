@@ -1,15 +1,12 @@
-"""The KV ledger against a model of llama.cpp's cells made of sets, and text streams against whole-text decoding."""
+"""The KV ledger against a model of llama.cpp's cells made of sets, and the prefix cache."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
-from tilebeam.engine.detokenizer import Detokenizer
-from tilebeam.engine.kv_cache import KvCache, Sequence, common_prefix
+from tilebeam.engine.kv_cache import KvCache, PrefixCache, Sequence, common_prefix
 
 
 class Cells:
@@ -31,11 +28,20 @@ class Cells:
             owners.discard(seq)
         self.cells = [c for c in self.cells if c[1]]
 
+    def truncate(self, seq: int, length: int) -> bool:
+        for pos, owners in self.cells:
+            if pos >= length:
+                owners.discard(seq)
+        self.cells = [c for c in self.cells if c[1]]
+        return True
+
     def clear(self) -> None:
         self.cells = []
 
 
-STEP = st.tuples(st.sampled_from(["open", "fork", "extend", "retract", "close"]), st.integers(0, 99), st.integers(0, 9))
+STEP = st.tuples(
+    st.sampled_from(["open", "fork", "extend", "retract", "truncate", "close"]), st.integers(0, 99), st.integers(0, 9)
+)
 
 
 @settings(deadline=None)
@@ -69,6 +75,8 @@ def test_ledger_counts_cells_as_llama_cpp_would(steps: list[tuple[str, int, int]
             if len(own) == min(amount, len(seq)) == amount:
                 kv.retract(seq, amount)
                 cells.cells = [c for c in cells.cells if c not in own]
+        elif what == "truncate":
+            kv.truncate(seq, max(0, len(seq) - amount))
         elif what == "close":
             live.remove(seq)
             kv.close(seq)
@@ -92,6 +100,21 @@ def test_windows_and_states_limit_where_a_sequence_forks() -> None:
         windowed.fork(seq, 3)
 
 
+def test_windows_and_states_cannot_be_cut() -> None:
+    for kv, reason in (
+        (KvCache(Cells(), 64, 4, n_swa=8), "sliding window of 8 tokens"),
+        (KvCache(Cells(), 64, 4, whole_forks_only=True), "recurrent layers"),
+    ):
+        assert reason in str(kv.uncuttable)
+        seq = kv.open()
+        kv.extend(seq, [1, 2, 3])
+        kv.truncate(seq, 3)  # nothing to cut
+        with pytest.raises(TilebeamError, match=reason):
+            kv.truncate(seq, 2)
+        assert len(seq) == 3
+    assert KvCache(Cells(), 8, 4, n_swa=8).uncuttable is None  # nothing ever leaves the window
+
+
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_common_prefix(a: list[int], b: list[int]) -> None:
     n = common_prefix(a, b)
@@ -99,37 +122,33 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
-@given(st.text(), st.lists(st.integers(0, 400)))
-def test_text_comes_out_whole_however_the_bytes_are_cut(text: str, cuts: list[int]) -> None:
-    raw = text.encode("utf-8", "replace")
-    text = raw.decode()
-    stream = Detokenizer()
-    edges = [0, *sorted(c for c in cuts if c < len(raw)), len(raw)]
-    for a, b in pairwise(edges):
-        assert not stream.feed(raw[a:b])
-        assert text.startswith(stream.text)
-    assert stream.text == text
-
-
-@given(st.text("abé", max_size=30), st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_first_stop_string_to_appear_cuts_the_text(text: str, stop: list[str]) -> None:
-    stream = Detokenizer(stop)
-    for byte in text.encode():
-        if stream.feed(bytes([byte])):
-            break
-    ends = [(text.index(s) + len(s), text.index(s)) for s in stop if s in text]
-    if not ends:
-        assert (stream.stopped, stream.text) == (False, text)
-    else:
-        end = min(ends)[0]
-        assert stream.stopped
-        assert stream.text == text[: min(at for e, at in ends if e == end)]
-
-
-def test_bytes_that_are_no_text_show_and_half_a_character_does_not() -> None:
-    stream = Detokenizer()
-    stream.feed(b"a\xff")
-    stream.feed("é".encode()[:1])
-    assert stream.text == "a\ufffd"
-    stream.feed(b"b")
-    assert stream.text == "a\ufffd\ufffdb"
+def test_cached_sequences_go_least_recently_used_first() -> None:
+    kv = PrefixCache(Cells(), 40, 6)
+    kv.set_caching(True)
+    made = []
+    for i in range(4):
+        seq = kv.open()
+        kv.extend(seq, [i, 7, 7, 7])
+        made.append(seq)
+    for seq in made[:3]:
+        kv.retire(seq)
+    assert kv.free == 40 - 16
+    assert kv.longest_prefix([1, 7, 7, 9], 4) == (made[1], 3)
+    assert kv.longest_prefix([1, 7, 7, 9], 2) == (made[1], 2)
+    assert kv.longest_prefix([3, 7], 2) == (made[3], 2)  # one in use counts too
+    assert kv.longest_prefix([9], 1) == (None, 0)
+    fork = kv.open_from(made[0], 2)  # counts as a use
+    assert kv.evict(spare=made[1])
+    assert made[2] not in kv.live
+    kv.touch(made[1])
+    assert kv.evict()
+    assert made[0] not in kv.live
+    assert fork.tokens == [0, 7]
+    assert kv.free == 40 - 4 - 4 - 2
+    kv.set_caching(False)
+    assert {s.id for s in kv.live} == {made[3].id, fork.id}
+    assert not kv.evict()
+    kv.retire(fork)
+    kv.close(made[3])
+    assert (kv.free, kv.live) == (40, [])
+    assert kv.open_from(None, 0).tokens == []

@@ -1,4 +1,4 @@
-"""Random models whose next tokens do not depend on a kernel's rounding."""
+"""Random models whose next tokens do not depend on a kernel's rounding, and a drafter that knows them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tilebeam import RequestOutput
 from tilebeam import gguf as gguf_tools
+from tilebeam.engine.request import Sample
 
 from bench.lib.synth import SynthConfig, preset, write_model
 
+# Of load: where rows of a batch come out the same, but for last bits, whatever else is in it.
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 _FLOAT = {"token_embd": "f32", "output": "f32"}
 
 
@@ -45,3 +49,36 @@ def _replace_output(path: Path, weights: np.ndarray[Any, Any]) -> None:
     with path.open("r+b") as f:
         f.seek(at)
         f.write(weights.astype(np.float32).tobytes())
+
+
+class ScriptedDrafter:
+    """Knows the samples of calls that were made before, and proposes what comes in them, or something else.
+
+    Args:
+        outputs: of the calls. A sample is known by its prompt and its index; of others nothing is proposed.
+        mode: "right": 4 tokens that come; "long": all of them; "wrong": 4 others; "partly": of 4 some right, as the
+            position has it; "empty": none; "turns": one of the others after the other.
+
+    Attributes:
+        asked: how many proposals were wanted; samples: for whom.
+    """
+
+    def __init__(self, outputs: list[RequestOutput], mode: str) -> None:
+        self._known = {(tuple(o.prompt_token_ids), s.index): s.token_ids for o in outputs for s in o.outputs}
+        self._mode = mode
+        self.asked = 0
+        self.samples: dict[Sample, None] = {}
+
+    def propose(self, sample: Sample) -> list[int]:
+        self.asked += 1
+        self.samples[sample] = None
+        at = len(sample.tokens)
+        coming = self._known.get((tuple(sample.request.prompt_ids), sample.index), [])[at:]
+        turn = (at + sample.index) % 4
+        mode = ("right", "wrong", "partly", "empty")[turn] if self._mode == "turns" else self._mode
+        if mode == "long":
+            return coming
+        if mode == "empty":
+            return []
+        right = {"right": 4, "wrong": 0, "partly": turn}[mode]
+        return coming[:right] + [(t + 1) % 500 for t in coming[right:4]]

@@ -3,6 +3,9 @@
 A step admits samples to free slots, decodes the batch that the scheduler plans, draws a token for every sample whose
 logits came out, and ends the samples that are complete. While nothing but the next token of each sample changes, the
 batch is not planned anew.
+
+With a drafter, a step decodes guesses of the next tokens too. Tokens are then drawn position by position, each sample's
+from its own sampler, as long as they are those that were guessed; the cells of the other guesses are given back.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from functools import partial
 from typing import NoReturn
 
 from tilebeam.engine.detokenizer import Detokenizer
+from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.kv_cache import PrefixCache
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
@@ -92,6 +96,16 @@ class Engine:
         self.observer = observer
         self.context.on_decode = None if observer is None else partial(observer.phase, "decode")
 
+    def use_drafter(self, drafter: Drafter | None) -> None:
+        """Ask a drafter from the next step on, unless `drafting_off` says why not; None: no drafts."""
+        self._steady = None
+        self.scheduler.drafter = None if self.drafting_off else drafter
+
+    @property
+    def drafting_off(self) -> str | None:
+        """Why this model's samples cannot be drafted; None: they can."""
+        return self.kv.uncuttable
+
     def fail(self, code: int) -> NoReturn:
         """llama_decode failed for good: raise why, now and on every later use."""
         self.broken = self._on_failure(code)
@@ -115,11 +129,11 @@ class Engine:
 
     def _decode(self) -> Plan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
-        plan = self._repeat()
+        plan, drafts = self._repeat(), True
         while True:
             if plan is None:
                 with observed(self.observer, "plan"):
-                    plan = self._plan()
+                    plan = self._plan(drafts)
                 if not plan.n:
                     return None
             began = time.perf_counter()
@@ -129,19 +143,19 @@ class Engine:
                 self.scheduler.decoded()
                 return plan
             self.scheduler.undo(plan)
-            # The ledger said there was room. Should llama.cpp disagree, fewer sequences may still fit.
-            if code != 1 or not self.scheduler.preempt():
+            # The ledger said there was room. Should llama.cpp disagree, fewer tokens or sequences may still fit.
+            if code != 1 or not (plan.drafts or self.scheduler.preempt()):
                 self.fail(code)
-            plan = None
+            plan, drafts = None, False
 
-    def _plan(self) -> Plan:
+    def _plan(self, drafts: bool) -> Plan:
         """A new plan, in the batch arrays."""
         for sample in self.scheduler.admit():
             self._prepare(sample)
         while full := self.scheduler.make_room():
             for sample in full:
                 self._finish(sample, "length")
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(drafts=drafts)
         plan.write(self.context)
         return plan
 
@@ -200,6 +214,8 @@ class Engine:
         self._steady = plan if plan.steady else None  # a sample that ends or a new request takes it away again
         if not self._take_all(plan, plan.rows):
             self._take_each(plan.drawing, plan.rows)
+        if plan.drafts:
+            self._verify(plan, plan.rows)
         share = (time.perf_counter() - began) / max(1, len(plan.drawing))
         if plan.steady:
             for request, count in plan.shares:
@@ -207,6 +223,29 @@ class Engine:
         else:
             for sample, _ in plan.drawing:
                 sample.request.usage.sampling_seconds += share
+
+    def _verify(self, plan: Plan, rows: SampleRows) -> None:
+        """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
+        spans = {span.sample: span for span in plan.spans if span.sample is not None and span.outputs > 1}
+        drawing, depth = plan.drawing, 0
+        while drawing:
+            confirmed: list[tuple[Sample, int]] = []
+            for (sample, entry), token in zip(drawing, rows.tokens.tolist(), strict=True):
+                if sample in spans and spans[sample].draft[depth : depth + 1] == [token]:
+                    sample.accepted += 1
+                    sample.request.usage.accepted_tokens += 1
+                    if sample.finish is None:
+                        confirmed.append((sample, entry + 1))
+            drawing, depth = confirmed, depth + 1
+            if drawing:
+                rows = _rows(drawing)
+                self.sampler.sample(rows)
+                self._take_each(drawing, rows)
+        for sample, span in spans.items():
+            sample.drafted += span.outputs - 1
+            sample.request.usage.drafted_tokens += span.outputs - 1
+            if sample.kv is not None:
+                self.scheduler.roll_back(sample)
 
     # --- drawn tokens -----------------------------------------------------------------------------------------------
 
@@ -269,7 +308,7 @@ class Engine:
         """Grammar and logit_bias forbid every token."""
         if sample.request.params.grammar is not None and self.vocab.eos < 0:
             # The text is complete, or will never be; without an end-of-text token that looks alike.
-            self._finish(sample, "stop")
+            self._finish(sample, "stop", pending=0)
             return
         sample.request.error = TilebeamError(
             f"Sample {sample.index}: after {len(sample.tokens)} tokens the grammar and logit_bias allow no token of "
@@ -277,8 +316,9 @@ class Engine:
         )
         self.cancel(sample.request)
 
-    def _finish(self, sample: Sample, reason: FinishReason) -> None:
-        self.scheduler.retire(sample)
+    def _finish(self, sample: Sample, reason: FinishReason, pending: int = 1) -> None:
+        """A sample is complete; its last `pending` tokens were never decoded."""
+        self.scheduler.retire(sample, pending)
         self._end(sample, reason)
 
     def _end(self, sample: Sample, reason: FinishReason) -> None:

@@ -21,6 +21,7 @@ class Memory(Protocol):
 
     def fork(self, source: int, target: int, length: int) -> None: ...
     def drop(self, seq: int) -> None: ...
+    def truncate(self, seq: int, length: int) -> bool: ...
     def clear(self) -> None: ...
 
 
@@ -136,8 +137,29 @@ class KvCache:
             del seq.cells[-count:]
             del seq.tokens[-count:]
 
+    @property
+    def uncuttable(self) -> str | None:
+        """Why `truncate` is refused; None: it is not."""
+        if self._whole:
+            return "the model has recurrent layers, whose state cannot go back to an earlier token"
+        if self._n_swa and self.n_cells > self._n_swa:
+            return f"the model attends over a sliding window of {self._n_swa} tokens, which cannot go back"
+        return None
+
+    def truncate(self, seq: Sequence, length: int) -> None:
+        """Forget all but the first `length` tokens of a sequence that were decoded.
+
+        Raises:
+            TilebeamError: the model's memory cannot be cut, see `uncuttable`.
+        """
+        count = len(seq) - length
+        if count > 0:
+            if self.uncuttable or not self._memory.truncate(seq.id, length):
+                raise TilebeamError(f"A sequence cannot be cut: {self.uncuttable or 'llama.cpp refused'}.")
+            self.retract(seq, count)
+
     def close(self, seq: Sequence) -> None:
-        """Forget a sequence; cells that nobody else shares become free."""
+        """Forget a sequence; cells that no other sequence shares become free."""
         if self._live.pop(seq.id, None) is None:
             return
         self._memory.drop(seq.id)

@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import SampleRows
@@ -54,7 +55,8 @@ class Span:
         sample: of it; None: they belong to the request's pinned prefix.
         tokens: what is decoded.
         entry: where the first of them stands in the batch.
-        outputs: how many of them, the last ones, give logits.
+        outputs: how many of them, the last ones, give logits: 0 of part of a prompt, 1 where the next token is drawn,
+            more where a draft follows the token drawn last.
     """
 
     seq: Sequence
@@ -63,6 +65,11 @@ class Span:
     tokens: list[int]
     entry: int
     outputs: int
+
+    @property
+    def draft(self) -> list[int]:
+        """Tokens that count only if they are drawn."""
+        return self.tokens[len(self.tokens) - self.outputs + 1 :] if self.outputs > 1 else []
 
 
 @dataclass(eq=False)
@@ -77,6 +84,7 @@ class Plan:
         rows: the same for the native code; made when the plan is drawn from for the first time.
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
+        drafts: whether there are spans with drafts.
     """
 
     spans: list[Span]
@@ -86,6 +94,7 @@ class Plan:
     rows: SampleRows | None = None
     shares: list[tuple[Request, int]] = field(default_factory=list)
     unchecked: int = 0
+    drafts: bool = False
 
     def write(self, context: Context) -> None:
         """Fill the batch arrays."""
@@ -103,6 +112,21 @@ class Plan:
         context.token[:n], context.pos[:n], context.seq[:n], context.output[:n] = tokens, pos, seq, output
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    """Tokens of one sequence that are decoded before anything is drawn: of a sample, or (None) of a pinned prompt."""
+
+    seq: Sequence
+    request: Request
+    sample: Sample | None
+    target: list[int]
+
+    @property
+    def todo(self) -> int:
+        """Tokens still to decode."""
+        return len(self.target) - len(self.seq)
+
+
 class Scheduler:
     """Owns the queue, the slots and the plan of every batch.
 
@@ -110,13 +134,19 @@ class Scheduler:
         context: its sizes count.
         kv: its cells.
         n_slots: samples that decode at the same time.
+
+    Attributes:
+        queue: samples that wait for a slot.
+        running: samples that have one, in order of admission.
+        drafter: proposes drafts for them, None for plans of one token each.
     """
 
     def __init__(self, context: Context, kv: PrefixCache, n_slots: int) -> None:
         self.kv = kv
         self.n_slots = n_slots
         self.queue: deque[Sample] = deque()
-        self.running: list[Sample] = []  # in order of admission
+        self.running: list[Sample] = []
+        self.drafter: Drafter | None = None
         self._context = context
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
@@ -161,10 +191,11 @@ class Scheduler:
             sample.kv = None
         return unfinished
 
-    def retire(self, sample: Sample) -> None:
-        """A sample is finished: free its slot, cache or close its sequence."""
+    def retire(self, sample: Sample, pending: int = 1) -> None:
+        """A sample is finished: free its slot, cache or close its sequence. `pending`: as for `roll_back`."""
         self.running.remove(sample)
         if sample.kv is not None:
+            self.roll_back(sample, pending)
             self.kv.retire(sample.kv)
             sample.kv = None
 
@@ -279,24 +310,33 @@ class Scheduler:
                     raise TilebeamError("The KV cache is full and no sample can be preempted.")
                 return decoding
 
-    def plan(self) -> Plan:
-        """The next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded."""
+    def plan(self, *, drafts: bool = True) -> Plan:
+        """The next batch, with cells for its tokens; `n` is 0 if nothing is to be decoded.
+
+        Args:
+            drafts: whether the drafter is asked.
+        """
         decoding = self._decoding()
+        prompts = self._prompts()
+        drafted = self._drafts(decoding, prompts) if drafts and self.drafter is not None else {}
         spans: list[Span] = []
         n = 0
         for sample in decoding:
             assert sample.kv is not None
             last = sample.tokens[-1] if sample.tokens else sample.request.prompt_ids[-1]
-            self.kv.extend(sample.kv, [last])
-            spans.append(Span(sample.kv, sample.request, sample, [last], n, 1))
-            n += 1
-        for span in self._prefill(self._context.n_batch - n, bool(decoding)):
+            tokens = [last, *drafted.get(sample, ())]
+            self.kv.extend(sample.kv, tokens)
+            spans.append(Span(sample.kv, sample.request, sample, tokens, n, len(tokens)))
+            n += len(tokens)
+        room = self._context.n_batch - n
+        for span in self._prefill(prompts, min(room, PREFILL_CHUNK) if decoding else room):
             span.entry = n
             spans.append(span)
             n += len(span.tokens)
         drawing = [(s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs]
         steady = len(drawing) == n == len(self.running) and not (self.queue and n < self.n_slots)
-        plan = Plan(spans, n, steady, drawing)
+        steady = steady and self.drafter is None  # it may have a guess the next time
+        plan = Plan(spans, n, steady, drawing, drafts=bool(drafted))
         if steady:
             self._count_shares(plan, decoding)
         return plan
@@ -304,26 +344,55 @@ class Scheduler:
     def _decoding(self) -> list[Sample]:
         return [s for s in self.running if s.kv is not None and s.todo() == 1]
 
-    def _prefill(self, room: int, decoding: bool) -> list[Span]:
-        """The next tokens of all prompts that are being decoded, as many as fit into `room`; entries are set later."""
-        jobs: list[tuple[Sequence, Request, list[int], Sample | None]] = []
+    def _prompts(self) -> list[_Prompt]:
+        """All that is being decoded towards a first token, in order."""
+        prompts = []
         for request in self._pinning:
             assert request.pinned is not None
-            jobs.append((request.pinned, request, request.prompt_ids[:-1], None))
+            prompts.append(_Prompt(request.pinned, request, None, request.prompt_ids[:-1]))
         for sample in self.running:
             if sample.kv is not None and sample.todo() > 1:
-                jobs.append((sample.kv, sample.request, sample.target(), sample))
-        if decoding:
-            room = min(room, PREFILL_CHUNK)
-        counts = portions([len(target) - len(seq) for seq, _, target, _ in jobs], room, self.kv.free)
+                prompts.append(_Prompt(sample.kv, sample.request, sample, sample.target()))
+        return prompts
+
+    def _prefill(self, prompts: list[_Prompt], room: int) -> list[Span]:
+        """The next tokens of the prompts, as many as fit into `room`; entries are set later."""
         spans = []
-        for (seq, request, target, owner), count in zip(jobs, counts, strict=True):
+        for p, count in zip(prompts, portions([p.todo for p in prompts], room, self.kv.free), strict=True):
             if count > 0:
-                tokens = target[len(seq) : len(seq) + count]
-                self.kv.extend(seq, tokens)
-                outputs = int(owner is not None and len(seq) == len(target))
-                spans.append(Span(seq, request, owner, tokens, 0, outputs))
+                tokens = p.target[len(p.seq) : len(p.seq) + count]
+                self.kv.extend(p.seq, tokens)
+                outputs = int(p.sample is not None and p.todo == 0)
+                spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
         return spans
+
+    def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
+        """What the drafter proposes, cut so that drafts take no cells, batch entries or logits that other tokens need.
+        What room there is, samples share evenly."""
+        assert self.drafter is not None
+        context, prefill = self._context, sum(p.todo for p in prompts)
+        room = min(
+            self.kv.free - len(decoding) - prefill,
+            context.n_batch - len(decoding) - min(prefill, PREFILL_CHUNK),
+            context.max_outputs - len(decoding) - len(prompts),
+        )
+        # Before its first token a sample may have forks, which take its cells as they are.
+        drafting = [s for s in decoding if s.tokens]
+        drafts: dict[Sample, list[int]] = {}
+        for i, sample in enumerate(drafting):
+            # The last token that it may have is drawn, not drafted.
+            most = min(room // (len(drafting) - i), sample.limit - len(sample.tokens) - 1)
+            if most > 0 and (draft := self._known(self.drafter.propose(sample)[:most])):
+                drafts[sample] = draft
+                room -= len(draft)
+        return drafts
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Tokens before the first that is not in the vocabulary."""
+        size = self._context.model.vocab.size
+        if tokens and (min(tokens) < 0 or max(tokens) >= size):
+            return tokens[: next(i for i, t in enumerate(tokens) if not 0 <= t < size)]
+        return tokens
 
     @staticmethod
     def _count_shares(plan: Plan, decoding: list[Sample]) -> None:
@@ -340,6 +409,13 @@ class Scheduler:
         """llama.cpp refused a batch: give back its cells."""
         for span in plan.spans:
             self.kv.retract(span.seq, len(span.tokens))
+
+    def roll_back(self, sample: Sample, pending: int = 1) -> None:
+        """Give back the cells of a draft behind the tokens that were drawn, of which the last `pending` have none."""
+        assert sample.kv is not None
+        length = len(sample.request.prompt_ids) + len(sample.tokens) - pending
+        if len(sample.kv) > length:
+            self.kv.truncate(sample.kv, length)
 
     def decoded(self) -> None:
         """A batch was decoded: pinned prefixes may be complete."""

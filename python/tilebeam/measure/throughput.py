@@ -154,7 +154,9 @@ class Runner:
             return
         for seq in range(1, context.n_seq_max):
             context.drop(seq)
-        context.truncate(0, min(kept, depth))
+        if not context.truncate(0, min(kept, depth)):
+            context.clear()
+            kept = 0
         if depth > kept:
             self._prefill(range(1), kept, depth - kept)
         self._kept = depth

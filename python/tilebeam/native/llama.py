@@ -348,9 +348,10 @@ class Context:
         """Remove a sequence from its cells."""
         C.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
-    def truncate(self, seq: int, length: int) -> None:
-        """Remove a sequence from its cells behind the first `length` positions."""
-        C.llama_memory_seq_rm(self._memory, seq, length, -1)
+    def truncate(self, seq: int, length: int) -> bool:
+        """Remove a sequence from its cells behind the first `length` positions. False: the model's memory cannot be cut
+        there (recurrent layers), and nothing was removed."""
+        return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
     def clear(self) -> None:
         """Forget all sequences."""

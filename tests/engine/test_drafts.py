@@ -1,0 +1,338 @@
+"""Steps that decode and verify drafts: whatever a drafter proposes, every text is the one without it, every rejected
+token's cell is given back, and usage tells what was drafted and accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from engine_kit import EXACT, ScriptedDrafter, equal_logits, separate_logits
+from sampler_kit import Witness, check
+from tilebeam import LM, RequestOutput, SamplingParams
+from tilebeam.native.llama import Context
+
+from bench.lib.synth import preset, write_model
+
+PREFIX = [7] * 40
+PROMPTS = [[5, 6, 7], [*PREFIX, 9], [*PREFIX, 9, 10, 11], [300 + i for i in range(90)]]
+SAMPLED = SamplingParams(n=3, max_tokens=25, seed=4, temperature=1, top_k=0, top_p=1, ignore_eos=True)
+GREEDY = SamplingParams(n=2, max_tokens=25, seed=4, temperature=0, ignore_eos=True)
+MODES = ["right", "wrong", "partly", "empty", "turns", "long"]
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
+    """Draws depend on seeds alone; four slots, few cells, small batches."""
+    path = equal_logits(tmp_path_factory.mktemp("models") / "equal.gguf")
+    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, n_batch=64) as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def no_drafter_is_left(equal: LM) -> Iterator[None]:
+    yield
+    equal._engine.use_drafter(None)
+    assert not equal._engine.kv.live
+    assert equal._engine.kv.free == equal.n_ctx
+
+
+class Count:
+    """Batches of a model, and the tokens in them."""
+
+    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches = self.tokens = 0
+        real = lm._context.decode
+
+        def decode(n: int) -> int:
+            self.batches += 1
+            self.tokens += n
+            return real(n)
+
+        monkeypatch.setattr(lm._context, "decode", decode)
+
+
+def told(outputs: list[RequestOutput]) -> list[Any]:
+    """All that a caller sees of texts."""
+    return [
+        (s.index, s.token_ids, s.text, s.finish_reason, s.stop_reason, s.seed, s.logprobs, s.top_logprobs)
+        for o in outputs
+        for s in o.outputs
+    ]
+
+
+def drafted(
+    lm: LM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], mode: str
+) -> tuple[list[RequestOutput], list[RequestOutput], ScriptedDrafter]:
+    """The same calls without a drafter and with one that knows what comes."""
+    lm._engine.use_drafter(None)
+    plain = lm.generate(prompts, params)
+    drafter = ScriptedDrafter(plain, mode)
+    lm._engine.use_drafter(drafter)
+    return plain, lm.generate(prompts, params), drafter
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sampled_texts_are_those_without_drafts(equal: LM, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More samples than slots, forks, common prefixes, prompts in chunks beside samples that decode."""
+    params = [replace(SAMPLED, n=n) for n in (1, 3, 4, 6)]
+    plain = equal.generate(PROMPTS, params)
+    count = Count(equal, monkeypatch)
+    without = [equal.generate(PROMPTS, params), count.batches][1]
+    _, outputs, drafter = drafted(equal, PROMPTS, params, mode)
+    assert told(outputs) == told(plain)
+    batches = count.batches - 2 * without
+    usage = [o.usage for o in outputs]
+    for u, p, o in zip(usage, plain, outputs, strict=True):
+        assert (u.prompt_tokens, u.completion_tokens) == (p.usage.prompt_tokens, p.usage.completion_tokens)
+        assert 0 <= u.accepted_tokens <= u.drafted_tokens
+        assert u.accepted_tokens < u.completion_tokens
+        assert sum(s.drafted for s in drafter.samples if s.request.usage is u) == u.drafted_tokens
+        assert sum(len(s.token_ids) for s in o.outputs) == u.completion_tokens
+    total, accepted = sum(u.drafted_tokens for u in usage), sum(u.accepted_tokens for u in usage)
+    if mode == "empty":
+        assert (total, accepted, batches) == (0, 0, without)
+    elif mode == "wrong":
+        assert (total > 100, accepted, batches) == (True, 0, without)
+    elif mode in ("right", "long"):
+        assert accepted == total > 100
+        assert batches < 0.6 * without
+    else:
+        assert 0 < accepted < total
+        assert batches < without
+
+
+def test_batches_count_every_token(equal: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decoded is what usage tells: nothing is decoded twice but what was drafted in vain."""
+    _, _, drafter = drafted(equal, PROMPTS[:1], SAMPLED, "partly")
+    equal._engine.use_drafter(drafter)
+    count = Count(equal, monkeypatch)
+    [result] = equal.generate(PROMPTS[:1], SAMPLED)
+    u = result.usage
+    going = sum(len(s.token_ids) - 1 for s in result.outputs)
+    assert u.recomputed_tokens == u.cached_tokens == 0
+    assert count.tokens == u.prompt_tokens + going + u.drafted_tokens - u.accepted_tokens
+    assert sum(equal.figures().batches.values()) >= count.batches
+
+
+@pytest.mark.parametrize("mode", ["right", "partly"])
+@pytest.mark.parametrize(("device", "type_"), [("cpu", "f32"), ("npu", "q8_0")])
+def test_greedy_texts_are_those_without_drafts(tmp_path: Path, device: str, type_: str, mode: str) -> None:
+    path = separate_logits(tmp_path / "m.gguf", type=type_)
+    with tilebeam.load(path, device, n_ctx=1024, n_seq_max=4, threads=1) as lm:
+        plain, outputs, _ = drafted(lm, PROMPTS, GREEDY, mode)
+        assert told(outputs) == told(plain)
+        assert len({tuple(s.token_ids) for o in plain for s in o.outputs}) == len(PROMPTS)
+        assert sum(o.usage.accepted_tokens for o in outputs) > 50
+        assert not lm._engine.kv.live
+
+
+@pytest.mark.parametrize("mode", ["right", "partly", "turns"])
+def test_logits_behind_drafts_are_those_of_the_text(tmp_path: Path, mode: str) -> None:
+    """A model whose logits depend on all that it has read: those at every position are, to within rounding, what the
+    same text gives without drafts, so no cell of a rejected token was left and none was lost."""
+    path = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type="f32", n_layer=2))
+    params = SamplingParams(n=5, max_tokens=40, seed=2, ignore_eos=True)
+    options: dict[str, Any] = {"n_ctx": 1024, "threads": 1, **EXACT}
+    with (
+        tilebeam.load(path, "cpu", n_seq_max=4, **options) as lm,
+        tilebeam.load(path, "cpu", n_seq_max=1, **options) as other,
+        Witness(lm) as by,
+        Witness(other) as of_other,
+    ):
+        expected = [other.generate(p, replace(params, n=1, seed=2 + i))[0] for p in PROMPTS for i in range(params.n)]
+        alone = iter(expected)
+        lm._engine.use_drafter(
+            ScriptedDrafter(
+                [replace_outputs(p, [next(alone).outputs[0] for _ in range(params.n)]) for p in PROMPTS], mode
+            )
+        )
+        results = lm.generate(PROMPTS, params)
+        samples = [(o.prompt_token_ids, s) for o in results for s in o.outputs]
+        same = [
+            check(prompt, params, s, e.outputs[0], by, of_other)
+            for (prompt, s), e in zip(samples, expected, strict=True)
+        ]
+        assert sum(same) > 15  # of 20; the others leave at a token that rounding decides
+        assert sum(o.usage.accepted_tokens for o in results) > 100
+        assert not lm._engine.kv.live
+
+
+def replace_outputs(prompt: list[int], outputs: list[Any]) -> RequestOutput:
+    """As if one call had made these samples."""
+    return RequestOutput("", prompt, [replace(s, index=i) for i, s in enumerate(outputs)], tilebeam.Usage(), 0)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+    "end of text": {"ignore_eos": False, "top_k": 12},
+    "penalties": {"repeat_penalty": 1.3, "presence_penalty": 0.5, "penalty_last_n": 7},
+    "bias": {"logit_bias": {9: 3.0, 10: float("-inf")}},
+    "log-probabilities": {"logprobs": True, "top_logprobs": 3},
+    "grammar": {"grammar": "root ::= [a-e]{4,9} [x-z]", "ignore_eos": False},
+}
+
+
+@pytest.mark.parametrize("mode", ["right", "partly"])
+@pytest.mark.parametrize("kind", [*ENDS, "stop string"])
+def test_every_kind_of_sampling_and_end(equal: LM, kind: str, mode: str) -> None:
+    if kind == "stop string":
+        text = equal.generate(PROMPTS[0], SAMPLED)[0].outputs[1].text
+        params = replace(SAMPLED, stop=[text[len(text) // 2 :][:5], "\0never"])
+    else:
+        params = replace(SAMPLED, **ENDS[kind])
+    plain, outputs, _ = drafted(equal, PROMPTS[:2], params, mode)
+    assert told(outputs) == told(plain)
+    assert [o.usage.completion_tokens for o in outputs] == [o.usage.completion_tokens for o in plain]
+    reasons = {s.finish_reason for o in outputs for s in o.outputs}
+    assert ("stop" in reasons) == (kind in ("stop string", "end of text", "grammar"))
+    assert (sum(o.usage.accepted_tokens for o in outputs) > 0) == (kind not in ("one token", "two tokens"))
+
+
+def test_a_draft_ends_with_the_sample(equal: LM) -> None:
+    """Of a sample that may have n tokens at most n - 2 are drafted: the first has no draft before it, the last none
+    behind it."""
+    for n in (1, 2, 3, 9):
+        params = replace(SAMPLED, n=1, max_tokens=n)
+        _, [output], drafter = drafted(equal, PROMPTS[:1], params, "long")
+        assert output.usage.drafted_tokens == output.usage.accepted_tokens == max(0, n - 2)
+        assert drafter.asked == (n > 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_few_cells(equal: LM, mode: str) -> None:
+    """Samples are preempted, the context fills up: drafts take only cells that are left, and no text changes."""
+    many = replace(SAMPLED, n=6, max_tokens=110)
+    plain, outputs, _ = drafted(equal, [[5, 6, 7, 8]], many, mode)
+    assert told(outputs) == told(plain)
+    assert outputs[0].usage.recomputed_tokens > 0
+    full = replace(SAMPLED, n=1, max_tokens=None)
+    plain, outputs, _ = drafted(equal, [[5]], full, mode)
+    assert told(outputs) == told(plain)
+    assert outputs[0].outputs[0].finish_reason == "length"
+    assert outputs[0].usage.completion_tokens == equal.n_ctx - 1
+
+
+@pytest.mark.parametrize("mode", ["right", "partly"])
+def test_streams_that_are_cancelled_lose_no_cell(equal: LM, mode: str) -> None:
+    params = [replace(SAMPLED, n=2, max_tokens=40, seed=s) for s in range(4)]
+    plain, _, drafter = drafted(equal, PROMPTS, params, mode)
+    equal._engine.use_drafter(drafter)
+    streams = [equal.stream(p, q) for p, q in zip(PROMPTS, params, strict=True)]
+    for i, stream in enumerate(streams):
+        for _ in range(6 * i):
+            next(stream)
+        if i % 2:
+            stream.cancel()
+    for stream, expected in zip(streams, plain, strict=True):
+        deltas = list(stream)
+        assert all(len(d.token_ids) <= 1 for d in deltas)  # one delta for each token, drafted or not
+        for sample, whole in zip(stream.output.outputs, expected.outputs, strict=True):
+            if sample.finish_reason == "aborted":
+                assert sample.token_ids == whole.token_ids[: len(sample.token_ids)]
+            else:
+                assert sample.token_ids == whole.token_ids
+    assert {s.finish_reason for s in (*streams[1].output.outputs, *streams[3].output.outputs)} == {"aborted"}
+
+
+def test_cached_prefixes_hold_no_rejected_token(equal: LM) -> None:
+    params = replace(SAMPLED, n=1, max_tokens=20)
+    found = []
+    for mode in (None, "partly", "wrong", "right"):
+        equal._engine.use_drafter(None)
+        plain = equal.generate([5, 6], params)
+        equal._engine.use_drafter(ScriptedDrafter(plain, mode) if mode else None)
+        with equal.keep_prefixes():
+            [first] = equal.generate([5, 6], params)
+            assert [s.tokens for s in equal._engine.kv.live] == [[5, 6, *first.outputs[0].token_ids[:-1]]]
+            longer = [5, 6, *first.outputs[0].token_ids, 8]
+            [second] = equal.generate(longer, params)
+            found.append((first.outputs, second.outputs[0].token_ids, second.usage.cached_tokens))
+    assert all(f == found[0] for f in found)
+    assert found[0][2] == 21
+
+
+def test_a_grammar_that_ends_without_an_end_of_text_token(equal: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equal._model.vocab, "eos", -1)
+    monkeypatch.setattr(equal._model.vocab, "is_end", lambda _: False)
+    ban = {t: float("-inf") for t in range(equal.n_vocab) if equal.detokenize([t]) == "" or equal.is_control(t)}
+    params = replace(SAMPLED, grammar="root ::= [a-e]{4} [x-z]", ignore_eos=False, logit_bias=ban)
+    with equal.keep_prefixes():
+        plain, outputs, _ = drafted(equal, [[5, 6]], params, "right")
+        assert told(outputs) == told(plain)
+        assert {s.finish_reason for s in outputs[0].outputs} == {"stop"}
+        texts = [[5, 6, *s.token_ids] for s in outputs[0].outputs]
+        assert all(seq.tokens in texts for seq in equal._engine.kv.live)
+
+
+def test_llama_cpp_refusing_a_batch_is_tried_without_drafts(equal: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _, drafter = drafted(equal, PROMPTS[:1], SAMPLED, "right")
+    equal._engine.use_drafter(drafter)
+    real, sizes = Context.decode, []
+
+    def decode(self: Context, n: int) -> int:
+        sizes.append(n)
+        return 1 if n > 3 and len(sizes) % 2 else real(self, n)
+
+    monkeypatch.setattr(Context, "decode", decode)
+    outputs = equal.generate(PROMPTS[:1], SAMPLED)
+    assert told(outputs) == told(plain)
+    refused = [i for i, n in enumerate(sizes) if n > 3 and i % 2 == 0]
+    assert refused
+    assert all(sizes[i + 1] == 3 for i in refused)
+    assert outputs[0].usage.recomputed_tokens == 0  # nobody was preempted for it
+
+
+def test_tokens_outside_the_vocabulary_end_a_draft(equal: LM) -> None:
+    class Careless:
+        def __init__(self, bad: int) -> None:
+            self.bad = bad
+
+        def propose(self, sample: Any) -> list[int]:
+            return [4, self.bad, 4] if len(sample.tokens) % 2 else [self.bad]
+
+    plain = equal.generate(PROMPTS[0], SAMPLED)
+    for bad in (-1, equal.n_vocab, 2**40):
+        equal._engine.use_drafter(Careless(bad))
+        outputs = equal.generate(PROMPTS[0], SAMPLED)
+        assert told(outputs) == told(plain)
+        assert outputs[0].usage.drafted_tokens == 3 * 12
+
+
+def test_a_drafter_that_fails_ends_the_calls_and_leaves_the_model_usable(equal: LM) -> None:
+    class Broken:
+        def propose(self, sample: Any) -> list[int]:
+            raise ValueError(f"no idea after {len(sample.tokens)}")
+
+    plain = equal.generate(PROMPTS[0], SAMPLED)
+    equal._engine.use_drafter(Broken())
+    with pytest.raises(ValueError, match="no idea after 1"):
+        equal.generate(PROMPTS[0], SAMPLED)
+    equal._engine.use_drafter(None)
+    assert told(equal.generate(PROMPTS[0], SAMPLED)) == told(plain)
+
+
+def test_models_whose_memory_cannot_be_cut_are_not_drafted(equal: LM, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
+    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=2, threads=1, **EXACT) as lm:
+        assert "sliding window of 32 tokens" in str(lm._engine.drafting_off)
+        plain, outputs, drafter = drafted(lm, [[5, 6, 7]], replace(GREEDY, max_tokens=50), "right")
+        assert told(outputs) == told(plain)
+        assert (outputs[0].usage.drafted_tokens, drafter.asked) == (0, 0)
+    path = write_model(tmp_path / "wide.gguf", preset("tiny", arch="gemma3", type="f32", swa=512, swa_pattern=2))
+    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=1, threads=1) as lm:
+        assert lm._engine.drafting_off is None  # nothing ever leaves the window
+    assert equal._engine.drafting_off is None
+
+
+def test_without_a_drafter_nothing_is_drafted(equal: LM) -> None:
+    usage = equal.generate(PROMPTS[0], SAMPLED)[0].usage
+    assert (usage.drafted_tokens, usage.accepted_tokens) == (0, 0)
+    both = usage + tilebeam.Usage(drafted_tokens=5, accepted_tokens=3)
+    assert (both.drafted_tokens, both.accepted_tokens) == (5, 3)
+    assert np.isclose(both.seconds, usage.seconds)
