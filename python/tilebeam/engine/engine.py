@@ -206,41 +206,41 @@ class Engine:
         began = time.perf_counter()
         if plan.rows is None:
             forked = self.scheduler.fork_waiting
-            plan.drawing = [(s, entry) for sample, entry in plan.drawing for s in (sample, *forked(sample))]
-            plan.rows = _rows(plan.drawing)
+            plan.sampling = [(s, entry) for sample, entry in plan.sampling for s in (sample, *forked(sample))]
+            plan.rows = _rows(plan.sampling)
         self.sampler.sample(plan.rows)
-        if plan.drawing:
-            self.batches[len(plan.drawing)] += 1
+        if plan.sampling:
+            self.batches[len(plan.sampling)] += 1
         self._steady = plan if plan.steady else None  # a sample that ends or a new request takes it away again
         if not self._take_all(plan, plan.rows):
-            self._take_each(plan.drawing, plan.rows)
+            self._take_each(plan.sampling, plan.rows)
         if plan.drafts:
             self._verify(plan, plan.rows)
-        share = (time.perf_counter() - began) / max(1, len(plan.drawing))
+        share = (time.perf_counter() - began) / max(1, len(plan.sampling))
         if plan.steady:
             for request, count in plan.shares:
                 request.usage.sampling_seconds += share * count
         else:
-            for sample, _ in plan.drawing:
+            for sample, _ in plan.sampling:
                 sample.request.usage.sampling_seconds += share
 
     def _verify(self, plan: Plan, rows: SampleRows) -> None:
         """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
         spans = {span.sample: span for span in plan.spans if span.sample is not None and span.outputs > 1}
-        drawing, depth = plan.drawing, 0
-        while drawing:
+        sampling, depth = plan.sampling, 0
+        while sampling:
             confirmed: list[tuple[Sample, int]] = []
-            for (sample, entry), token in zip(drawing, rows.tokens.tolist(), strict=True):
+            for (sample, entry), token in zip(sampling, rows.tokens.tolist(), strict=True):
                 if sample in spans and spans[sample].draft[depth : depth + 1] == [token]:
                     sample.accepted += 1
                     sample.request.usage.accepted_tokens += 1
                     if sample.finish is None:
                         confirmed.append((sample, entry + 1))
-            drawing, depth = confirmed, depth + 1
-            if drawing:
-                rows = _rows(drawing)
+            sampling, depth = confirmed, depth + 1
+            if sampling:
+                rows = _rows(sampling)
                 self.sampler.sample(rows)
-                self._take_each(drawing, rows)
+                self._take_each(sampling, rows)
         for sample, span in spans.items():
             sample.drafted += span.outputs - 1
             sample.request.usage.drafted_tokens += span.outputs - 1
@@ -255,10 +255,10 @@ class Engine:
         tokens = rows.tokens.tolist()
         if plan.unchecked < 0 or min(tokens) < 0 or not self.vocab.none_ends(tokens):
             return False
-        for (sample, _), token in zip(plan.drawing, tokens, strict=True):
+        for (sample, _), token in zip(plan.sampling, tokens, strict=True):
             sample.tokens.append(token)
         if any(request.wants_norm for request, _ in plan.shares):
-            for (sample, _), logit, norm in zip(plan.drawing, rows.logits, rows.norms, strict=True):
+            for (sample, _), logit, norm in zip(plan.sampling, rows.logits, rows.norms, strict=True):
                 if sample.request.wants_norm:
                     sample.logprobs.append(logit - norm)
         for request, count in plan.shares:
@@ -266,8 +266,8 @@ class Engine:
             request.progress.tokens += count
         return True
 
-    def _take_each(self, drawing: list[tuple[Sample, int]], rows: SampleRows) -> None:
-        drawn = zip(drawing, rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
+    def _take_each(self, sampling: list[tuple[Sample, int]], rows: SampleRows) -> None:
+        drawn = zip(sampling, rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
         for (sample, entry), token, logit, norm in drawn:
             if sample.finish is None:  # another one may have ended the request
                 self._take(sample, entry, token, logit, norm)
@@ -337,9 +337,9 @@ class Engine:
             request.on_change(sample)
 
 
-def _rows(drawing: list[tuple[Sample, int]]) -> SampleRows:
+def _rows(sampling: list[tuple[Sample, int]]) -> SampleRows:
     rows = []
-    for sample, entry in drawing:
+    for sample, entry in sampling:
         assert sample.sampler is not None
         rows.append((sample.sampler, entry, sample.request.wants_norm))
     return SampleRows(rows)

@@ -19,10 +19,18 @@ from tilebeam.errors import TilebeamError
 class Memory(Protocol):
     """What the ledger asks of a context."""
 
-    def fork(self, source: int, target: int, length: int) -> None: ...
-    def drop(self, seq: int) -> None: ...
-    def truncate(self, seq: int, length: int) -> bool: ...
-    def clear(self) -> None: ...
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let sequence `target` share the first `length` cells of `source`."""
+
+    def drop(self, seq: int) -> None:
+        """Remove a sequence from its cells."""
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Remove a sequence from its cells behind the first `length`. False: that cannot be done, nothing changed."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all sequences."""
 
 
 class Sequence:
@@ -238,6 +246,7 @@ class PrefixCache(KvCache):
             self._cached[seq.id] = self._cached.pop(seq.id)
 
     def close(self, seq: Sequence) -> None:
+        """Forget a sequence, cached or in use; cells that no other sequence shares become free."""
         self._cached.pop(seq.id, None)
         super().close(seq)
 

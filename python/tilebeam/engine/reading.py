@@ -3,7 +3,7 @@
 Texts that begin with tokens already in the prefix cache, or with those of other texts of the same call, fork those
 cells, so a text that grew by a step costs the step's tokens only.
 
-A batch that gives hidden states gives them for all its entries, logits included. So tokens that nobody asked about go
+A batch that gives hidden states gives them for all its entries, logits included. So tokens between questions go
 through in batches of their own, without outputs, where there are enough of them.
 """
 

@@ -80,7 +80,7 @@ class Plan:
         spans: in the order of the batch.
         n: tokens in all spans.
         steady: all running samples go on by one token each, so that the next batch has the same plan.
-        drawing: samples that draw a token, and the entries that they draw from.
+        sampling: samples that draw a token, and the entries that they draw from.
         rows: the same for the native code; made when the plan is drawn from for the first time.
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
@@ -90,7 +90,7 @@ class Plan:
     spans: list[Span]
     n: int
     steady: bool
-    drawing: list[tuple[Sample, int]] = field(default_factory=list)
+    sampling: list[tuple[Sample, int]] = field(default_factory=list)
     rows: SampleRows | None = None
     shares: list[tuple[Request, int]] = field(default_factory=list)
     unchecked: int = 0
@@ -333,10 +333,12 @@ class Scheduler:
             span.entry = n
             spans.append(span)
             n += len(span.tokens)
-        drawing = [(s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs]
-        steady = len(drawing) == n == len(self.running) and not (self.queue and n < self.n_slots)
+        sampling = [
+            (s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs
+        ]
+        steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
         steady = steady and self.drafter is None  # it may have a guess the next time
-        plan = Plan(spans, n, steady, drawing, drafts=bool(drafted))
+        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted))
         if steady:
             self._count_shares(plan, decoding)
         return plan

@@ -50,7 +50,8 @@ class _Streaming:
 class Stream(_Streaming):
     """The deltas of one prompt's samples, as they come. Iterate; leaving the `with` block or dropping it cancels.
 
-    The samples decode in the batches of all calls under way. With no other call they move on while somebody iterates.
+    The samples decode in the batches of all calls under way. Without other calls they move on only while the
+    stream is iterated.
     """
 
     def __iter__(self) -> Iterator[Delta]:
