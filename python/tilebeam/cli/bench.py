@@ -301,6 +301,7 @@ class Plan:
         devices: "cpu", "npu", in the order in which they take turns.
         batches: (n_batch, n_ubatch, n_threads); the models are loaded anew for each.
         cases: what to time with each.
+        lora: adapters of all models, and their scales.
         cpu_model: the file for the CPU if the others are repacked ones.
     """
 
@@ -313,6 +314,7 @@ class Plan:
     executor: str | None = None
     n_devices: int | None = None
     memory_limit: list[str] | None = None
+    lora: Sequence[tuple[str, float]] = ()
     cpu_model: Path | None = None
 
     @property
@@ -345,6 +347,7 @@ class Plan:
                             executor=self.executor,
                             devices=self.n_devices,
                             memory_limit=self.memory_limit,
+                            lora=self.lora,
                         )
                     )
                 for case in self.cases:
@@ -369,6 +372,7 @@ def plan(
     executor: str | None,
     n_devices: int | None,
     memory_limit: list[str] | None,
+    lora: Sequence[tuple[str, float]],
     cpu_model: Path | None,
 ) -> Plan:
     """Turn the command's flags into a plan.
@@ -403,7 +407,7 @@ def plan(
         if n_batch < most:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
     return Plan(
-        list(models), devices, batches, cases, repetitions, warmup, executor, n_devices, memory_limit, cpu_model
+        list(models), devices, batches, cases, repetitions, warmup, executor, n_devices, memory_limit, lora, cpu_model
     )
 
 

@@ -129,6 +129,7 @@ def about(lm: LM) -> str:
     spread = f", layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices" if len(info.layers) > 1 else ""
     where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
     form = " (repacked)" if info.repacked else ""
+    form += "".join(f" + {path}" if scale == 1 else f" + {path} x {scale:g}" for path, scale in info.lora)
     return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"
 
 

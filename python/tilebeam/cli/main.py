@@ -31,6 +31,8 @@ from tilebeam.cli.options import (
     Escape,
     ExecutorOption,
     Json,
+    Lora,
+    LoraScaled,
     MemoryLimit,
     Model,
     ModelOptions,
@@ -42,6 +44,7 @@ from tilebeam.cli.options import (
     Sequences,
     Temp,
     Threads,
+    adapters,
 )
 from tilebeam.cli.prompts import prompts
 from tilebeam.gguf.help_text import App
@@ -152,6 +155,8 @@ def bench(
     executor: ExecutorOption = None,
     devices: Devices = None,
     memory_limit: MemoryLimit = None,
+    lora: Lora = None,
+    lora_scaled: LoraScaled = None,
     cpu_model: Annotated[
         Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
     ] = None,
@@ -182,6 +187,7 @@ def bench(
         executor=executor.value if executor else None,
         n_devices=devices,
         memory_limit=memory_limit.split(",") if memory_limit else None,
+        lora=adapters(lora, lora_scaled),
         cpu_model=cpu_model,
     )
     bench_cli.run(what, output.value)
@@ -236,6 +242,8 @@ def perplexity(
         bool, typer.Option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")
     ] = True,
     executor: ExecutorOption = None,
+    lora: Lora = None,
+    lora_scaled: LoraScaled = None,
     json_: Json = False,
 ) -> None:
     """Perplexity of a model on a text, as llama-perplexity measures it.
@@ -268,6 +276,7 @@ def perplexity(
             chunks=chunks,
             flash_attn=flash_attn,
             executor=executor.value if executor else None,
+            lora=adapters(lora, lora_scaled),
             json=json_,
         )
     )
@@ -331,6 +340,8 @@ def trace(
     executor: ExecutorOption = None,
     devices: Devices = None,
     memory_limit: MemoryLimit = None,
+    lora: Lora = None,
+    lora_scaled: LoraScaled = None,
     json_: Json = False,
 ) -> None:
     """Record what CPU side and NPU do, op by op: a timeline for Perfetto, and a table per kind of op.
@@ -349,7 +360,9 @@ def trace(
     texts = [] if random else prompts(prompt, file, escape)
     drawing = SamplingOptions(n_predict=n_predict, temp=temp, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
     params = drawing.params(n_samples)
-    options = ModelOptions(model, Device.npu, threads, ctx_size, parallel, executor, devices, memory_limit)
+    options = ModelOptions(
+        model, Device.npu, threads, ctx_size, parallel, executor, devices, memory_limit, lora, lora_scaled
+    )
     with options.load(n_samples * max(1, len(texts))) as lm:
         if random:
             params = replace(params, ignore_eos=True)

@@ -10,6 +10,7 @@ Names are llama.cpp's where it has them.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import inspect
@@ -144,6 +145,19 @@ MemoryLimit = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.", rich_help_panel=MODEL_PANEL),
+]
+LoraScaled = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-scaled",
+        metavar="FILE:SCALE,...",
+        help="LoRA adapters with a scale each; repeatable.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 
 
 CacheTypeK = Annotated[
@@ -161,6 +175,28 @@ def check_npu_options(device: Device, executor: Executor | None, devices: int | 
         raise TilebeamError(f"{', '.join(said)}: for the NPU only, which --device cpu leaves aside.")
 
 
+def adapters(lora: list[str] | None, lora_scaled: list[str] | None) -> list[tuple[str, float]]:
+    """LoRA files and scales, from options that each take a comma-separated list (in quotes where a name has a comma).
+
+    Raises:
+        TilebeamError: a scale is missing or no number.
+    """
+    found = [(name, 1.0) for given in lora or [] for name in _listed(given)]
+    for entry in (entry for given in lora_scaled or [] for entry in _listed(given)):
+        name, colon, scale = entry.rpartition(":")
+        try:
+            found.append((name, float(scale)))
+        except ValueError:
+            colon = ""
+        if not name or not colon:
+            raise TilebeamError(f"--lora-scaled takes FILE:SCALE, for instance adapter.gguf:0.5, not {entry!r}.")
+    return found
+
+
+def _listed(given: str) -> list[str]:
+    return next(csv.reader([given]), [])
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """The model, and how it runs."""
@@ -173,6 +209,8 @@ class ModelOptions:
     executor: ExecutorOption = None
     devices: Devices = None
     memory_limit: MemoryLimit = None
+    lora: Lora = None
+    lora_scaled: LoraScaled = None
 
     def load(self, sequences: int) -> LM:
         """The model, with slots for so many sequences, but no more than were asked for; says what it loaded."""
@@ -186,6 +224,7 @@ class ModelOptions:
                 n_seq_max=min(self.parallel, sequences),
                 devices=self.devices,
                 memory_limit=self.memory_limit.split(",") if self.memory_limit else None,
+                lora=adapters(self.lora, self.lora_scaled),
                 **self.running(),
             )
         console.err().print(console.about(lm), style="dim")

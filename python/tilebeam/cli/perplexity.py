@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ class Request:
     chunks: int
     flash_attn: bool
     executor: str | None
+    lora: Sequence[tuple[str, float]]
     json: bool
 
 
@@ -63,7 +64,7 @@ def run(r: Request) -> None:
         raise TilebeamError("Which text? Give a file with -f.")
     text = "" if r.file is None else read_corpus(r.file)
     with ExitStack() as stack:
-        lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size))
+        lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size, r.lora))
         base: Base | None = None
         if r.kl_base is not None and from_file:
             base = LogitsFile(r.kl_base, lm.bos if lm.adds_bos else None)
@@ -106,7 +107,7 @@ def _is_file_of_logits(path: Path) -> bool:
     return is_logits_file(path)
 
 
-def _load(r: Request, path: Path, device: str, n_ctx: int) -> LM:
+def _load(r: Request, path: Path, device: str, n_ctx: int, lora: Sequence[tuple[str, float]] = ()) -> LM:
     # llama-perplexity's arrangement: a batch larger than the context takes several windows, which share the cells.
     parallel = max(1, r.batch_size // n_ctx)
     with console.loading(str(path)):
@@ -122,6 +123,7 @@ def _load(r: Request, path: Path, device: str, n_ctx: int) -> LM:
             flash_attn=r.flash_attn,
             type_k=r.cache_type_k,
             type_v=r.cache_type_v,
+            lora=lora,
         )
 
 

@@ -444,7 +444,8 @@ class _Search:
 
         lm = self.lm
         if options.judge_model is not None:
-            lm = self.stack.enter_context(replace(self.model, model=options.judge_model).load(self.model.parallel))
+            own = replace(self.model, model=options.judge_model, lora=None, lora_scaled=None)
+            lm = self.stack.enter_context(own.load(self.model.parallel))
         return LLMJudge(
             lm,
             verdict=options.judge_verdict.value,

@@ -19,10 +19,13 @@ from tilebeam.cli.options import (
     DeviceOption,
     Devices,
     ExecutorOption,
+    Lora,
+    LoraScaled,
     MemoryLimit,
     Model,
     Sequences,
     Threads,
+    adapters,
     check_npu_options,
     grouped,
 )
@@ -60,6 +63,8 @@ def serve(
     executor: ExecutorOption = None,
     devices: Devices = None,
     memory_limit: MemoryLimit = None,
+    lora: Lora = None,
+    lora_scaled: LoraScaled = None,
     chat_template: Annotated[
         str | None,
         typer.Option(
@@ -185,6 +190,7 @@ def serve(
         "executor": executor.value if executor else None,
         "devices": devices,
         "memory_limit": memory_limit.split(",") if memory_limit else None,
+        "lora": adapters(lora, lora_scaled),
     }
     make = run.loader(
         str(model), load, spec, step_stop.replace("\\n", "\n"), searches.questions, cache_prompt=cache_prompt
