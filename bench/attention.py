@@ -23,6 +23,7 @@ from tilebeam._ext import Type
 from bench.lib import limits, report
 from bench.lib.ggml_cpu import CpuAttention
 from bench.lib.op_list import NpuOps, Tensor
+from bench.lib.options import Parser
 
 DIM, HEADS, KV_HEADS = 128, 12, 2
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0
@@ -133,26 +134,22 @@ def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dic
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--type", default="f16,q8_0", help="of K and V")
-    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    parser.add_argument("--isa", help="kernel set (default: the best)")
-    parser.add_argument("-r", "--rounds", type=int)
-    args = parser.parse_args()
-    args.rounds = args.rounds or (3 if args.quick else 11)
+    p = Parser(__doc__, "fewer and shorter rounds")
+    p.add_argument("--type", default="f16,q8_0", help="of K and V")
+    p.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
+    p.add_threads()
+    p.add_argument("--isa", help="kernel set (default: the best)")
+    p.add_rounds(11, 3)
+    args = p.parse()
     args.seconds = 0.05 if args.quick else 0.15
     peak = limits.fma_gflops(args.threads, 0.1)
-    rows = []
+    rows = report.Rows("attention", args.json)
     for type in args.type.split(","):
         for case in CASES:
-            rows.append(measure(case, type, args, peak))
-            if not args.json:
-                report.show(rows[-1])
-    if args.json:
-        report.emit("attention", {"fma_gflops": round(peak, 1)}, rows)
+            if args.only in case.name:
+                rows.add(measure(case, type, args, peak))
+    rows.finish({"fma_gflops": round(peak, 1)})
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -17,13 +17,13 @@ Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B, fewer tokens, 4 calls).
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -31,8 +31,8 @@ import tilebeam
 from tilebeam.cli import console
 from tilebeam.model.lm import LM
 
-from bench import load
-from bench.lib import limits, report, rounds
+from bench.lib import models, report, rounds
+from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
 
@@ -70,106 +70,105 @@ def seconds_of(run: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    """Measure and print."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-m", "--model", type=Path, help="ordinary GGUF file")
+def arguments() -> Any:
+    """The command line's."""
+    p = Parser(__doc__, "a smaller model, fewer tokens, one round")
+    p.add_model("ordinary GGUF file")
     p.add_argument("-N", "--n-samples", type=int, default=16)
-    p.add_argument("-p", "--n-prompt", type=int, help="prompt tokens (default 512, 128 with --quick)")
-    p.add_argument("-n", "--n-gen", type=int, help="tokens per sample (default 128, 16 with --quick)")
-    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    p.add_argument("-r", "--rounds", type=int, help="default 3, 1 with --quick")
-    p.add_argument("--calls", type=int, help="calls of Llama to make (default all N, 4 with --quick)")
+    p.add_count("-p", "--n-prompt", usual=512, quick=128, what="prompt tokens")
+    p.add_count("-n", "--n-gen", usual=128, quick=16, what="tokens per sample")
+    p.add_threads()
+    p.add_rounds(3, 1)
+    p.add_argument("--calls", type=int, metavar="C", help="calls of Llama to make (default all N, 4 with --quick)")
     p.add_argument("--against", choices=["calls", "context"], help="one of the two baselines (default both)")
     p.add_argument(
         "--cpu-flash-attn",
         choices=["on", "off"],
         help="of the stock backend (default: off for Llama, on for the context)",
     )
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="a smaller model, fewer tokens, one round")
     rounds.add_options(p)
-    a = p.parse_args()
-    n, wanted = a.n_samples, a.rounds or (1 if a.quick else 3)
-    calls = min(n, a.calls or (4 if a.quick else n))
-    n_prompt, n_gen = a.n_prompt or (128 if a.quick else 512), a.n_gen or (16 if a.quick else 128)
-    if n > 1 and calls < 2:
+    a = p.parse()
+    a.calls = min(a.n_samples, a.calls or (4 if a.quick else a.n_samples))
+    if a.n_samples > 1 and a.calls < 2:
         p.error("--calls must be at least 2: the first call, which decodes the prompt, is unlike the others")
-    path = a.model or load.files(None, a.quick)[0]
-    flash = {"calls": a.cpu_flash_attn == "on", "context": a.cpu_flash_attn != "off"}
-    measured = "" if calls == n else f", {calls} of them measured"
-    what = f"Best-of-{n}, prompt {n_prompt}, {n_gen} new"
+    return a
+
+
+def cases_of(a: Any) -> dict[str, str]:
+    """The rows' names by baseline."""
+    n = a.n_samples
+    measured = "" if a.calls == n else f", {a.calls} of them measured"
+    what = f"Best-of-{n}, prompt {a.n_prompt}, {a.n_gen} new"
     cases = {"calls": f"{what}, against {n} calls of Llama{measured}", "context": f"{what}, against one context of {n}"}
     cases = {a.against: cases[a.against]} if a.against else cases
     if a.cpu_flash_attn:
         cases = {way: f"{name}, flash attention {a.cpu_flash_attn}" for way, name in cases.items()}
-    try:
-        log = Rounds(a.resume, {"bench": "best_of_n", "model": path.name, "threads": a.threads}, a.seconds)
-        with ExitStack() as stack:
-            ways: dict[str, Callable[[], dict[str, float]]] = {}
-            room = n_prompt + n * n_gen
-            lms = {
-                d: stack.enter_context(
-                    tilebeam.load(
-                        path,
-                        device=d,
-                        n_ctx=room,
-                        n_seq_max=n,
-                        threads=a.threads,
-                        flash_attn=flash["context"] or d == "npu",
-                    )
-                )
-                for d in ("npu", "cpu")
-            }
-            llm = llama_cpp.Llama(
-                str(path),
-                n_ctx=n_prompt + n_gen,
-                n_threads=a.threads,
-                n_threads_batch=a.threads,
-                n_gpu_layers=0,
-                flash_attn=flash["calls"],
-                verbose=False,
-            )
-            stack.callback(llm.close)
-            prompt = np.random.default_rng(1).integers(1, lms["npu"].n_vocab, n_prompt).tolist()
-            ways["calls"] = lambda: one_after_the_other(llm, prompt, n, n_gen, calls)
-            ways["context"] = lambda: {"baseline": seconds_of(lambda: together(lms["cpu"], prompt, n, n_gen))}
-            for lm in lms.values():
-                together(lm, prompt, n, 4)
-            progress = stack.enter_context(console.bar("Best-of-N"))
-            task = progress.add_task("", total=wanted * len(cases), note="")
-            while (least := log.fewest(cases.values())) < wanted:
-                begun = 0
-                for way, name in cases.items():
-                    if log.count(name) > least or not log.begin(name):
-                        continue
-                    begun += 1
-                    progress.update(task, description=way)
-                    ours = seconds_of(lambda: together(lms["npu"], prompt, n, n_gen))
-                    baseline = ways[way]()
-                    time.sleep(0.2)  # the stock backend's threads spin for a while after a run
-                    log.end(ours=ours, **baseline)
-                    progress.update(task, advance=1)
-                if not begun:
-                    break
-    except (tilebeam.TilebeamError, OSError, ValueError, RuntimeError) as error:
-        sys.exit(f"best_of_n: {error}")
-    rows = []
+    return cases
+
+
+def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
+    """Rounds of all cases until each has as many as wanted or the time is over."""
+    n, room = a.n_samples, a.n_prompt + a.n_samples * a.n_gen
+    flash = {"calls": a.cpu_flash_attn == "on", "context": a.cpu_flash_attn != "off"}
+    with ExitStack() as stack:
+        lms = {}
+        for d in ("npu", "cpu"):
+            with_flash = flash["context"] or d == "npu"
+            lm = tilebeam.load(path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads, flash_attn=with_flash)
+            lms[d] = stack.enter_context(lm)
+        llm = llama_cpp.Llama(
+            str(path),
+            n_ctx=a.n_prompt + a.n_gen,
+            n_threads=a.threads,
+            n_threads_batch=a.threads,
+            n_gpu_layers=0,
+            flash_attn=flash["calls"],
+            verbose=False,
+        )
+        stack.callback(llm.close)
+        prompt = np.random.default_rng(1).integers(1, lms["npu"].n_vocab, a.n_prompt).tolist()
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            "calls": lambda: one_after_the_other(llm, prompt, n, a.n_gen, a.calls),
+            "context": lambda: {"baseline": seconds_of(lambda: together(lms["cpu"], prompt, n, a.n_gen))},
+        }
+        for lm in lms.values():
+            together(lm, prompt, n, 4)
+        progress = stack.enter_context(console.bar("Best-of-N"))
+        task = progress.add_task("", total=a.rounds * len(cases), note="")
+        while (least := log.fewest(cases.values())) < a.rounds:
+            begun = 0
+            for way, name in cases.items():
+                if log.count(name) > least or not log.begin(name):
+                    continue
+                begun += 1
+                progress.update(task, description=way)
+                ours = seconds_of(lambda: together(lms["npu"], prompt, n, a.n_gen))
+                baseline = ways[way]()
+                time.sleep(0.2)  # the stock backend's threads spin for a while after a run
+                log.end(ours=ours, **baseline)
+                progress.update(task, advance=1)
+            if not begun:
+                break
+
+
+def main() -> None:
+    """Measure and print."""
+    a = arguments()
+    cases = cases_of(a)
+    path = a.model or models.synthetic("bench-0.5b" if a.quick else "bench-1.4b", tied=False)
+    log = Rounds(a.resume, {"bench": "best_of_n", "model": path.name, "threads": a.threads}, a.seconds)
+    measure(a, path, cases, log)
+    rows = report.Rows("best_of_n", a.json)
     for way, name in cases.items():
         if name in log:
             parts = ("ours", "baseline", *(("first_call", "later_call") if way == "calls" else ()))
-            seconds = {f"seconds_{part}": round(log.median(name, part), 3) for part in parts}
-            rows.append(log.row(name, n * n_gen, "tokens/s", **seconds))
+            spent = {part: round(log.median(name, part), 3) for part in parts}
+            row = log.row(name, a.n_samples * a.n_gen, "tokens/s", **{f"seconds_{k}": v for k, v in spent.items()})
+            rows.add(row, ", ".join(f"{part} {v:.2f} s" for part, v in spent.items()))
+    rows.finish()
     if note := log.note():
         print(note, file=sys.stderr)
-    if a.json:
-        report.emit("best_of_n", {}, rows)
-        return
-    for r in rows:
-        report.show(r)
-        times = ", ".join(f"{k.removeprefix('seconds_')} {v:.2f} s" for k, v in r.items() if k.startswith("seconds_"))
-        print(f"{'':44} {times}")
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

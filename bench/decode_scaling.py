@@ -15,20 +15,20 @@ bandwidth, and int8 operations over its dot-product peak, both measured beside e
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tilebeam import TilebeamError, load
+from tilebeam import load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
 
 from bench.lib import limits, models, plots, report, rounds
+from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
 
@@ -87,78 +87,59 @@ def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> li
     return rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-m", "--model", type=Path, help="ordinary GGUF file")
+def cases_of(o: Any) -> list[Case]:
+    """What the options ask for: sequences without a prompt, then sequences behind prompts."""
+    depths = [d for d in numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d") if d]
+    both = numbers(o.depth_n_parallel or ("16" if o.quick else "1,4,16"), "-dnpl")
+    cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl") if n]
+    cases += [Case(0, o.n_gen, n, d, True) for d in depths for n in both]
+    for case in cases:
+        case.validate()
+    return cases
+
+
+def main() -> None:
+    """Measure and print."""
+    p = Parser(__doc__, "a small model, short runs")
+    p.add_model("ordinary GGUF file")
     p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16", help="sequences without a prompt; 0: none")
-    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 16, 8 with --quick)")
+    p.add_count("-n", "--n-gen", usual=16, quick=8, what="tokens per sequence and run")
     p.add_argument(
         "-d", "--n-depth", help="lengths of the prompt (default 512,1024,2048,4096; 512 with --quick; 0: none)"
     )
     p.add_argument("-dnpl", "--depth-n-parallel", help="sequences with a prompt (default 1,4,16; 16 with --quick)")
-    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
+    p.add_threads()
     p.add_argument("--cpu-flash-attn", choices=["on", "off"], default="on", help="of the stock backend")
-    p.add_argument("-r", "--rounds", type=int, help="default 5, 2 with --quick")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="a small model, short runs")
+    p.add_rounds(5, 2)
     p.add_argument("--plot", type=Path, help="write a plot (needs matplotlib)")
     rounds.add_options(p)
-    o = p.parse_args(argv)
-    n_gen, wanted = o.n_gen or (8 if o.quick else 16), o.rounds or (2 if o.quick else 5)
-    try:
-        sequences = [n for n in numbers(o.n_parallel, "-npl") if n]
-        depths = [d for d in numbers(o.n_depth or ("512" if o.quick else "512,1024,2048,4096"), "-d") if d]
-        cases = [Case(0, n_gen, n, 0, True) for n in sequences]
-        both = numbers(o.depth_n_parallel or ("16" if o.quick else "1,4,16"), "-dnpl")
-        cases += [Case(0, n_gen, n, d, True) for d in depths for n in both]
-        for case in cases:
-            case.validate()
-        path = o.model or (
-            models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
-        )
-        setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": n_gen}
-        setting["cpu_flash_attn"] = o.cpu_flash_attn
-        log = Rounds(o.resume, setting, o.seconds)
-        with ExitStack() as stack:
-            progress = stack.enter_context(console.bar("decode"))
-            task = progress.add_task(
-                "", total=max(1, sum(max(0, wanted - log.count(label(c))) for c in cases)), note=""
-            )
-            lms = {
-                d: stack.enter_context(
-                    load(
-                        path,
-                        device=d,
-                        n_ctx=max(c.cells for c in cases),
-                        n_seq_max=max(c.n_parallel for c in cases),
-                        threads=o.threads,
-                        flash_attn=d == "npu" or o.cpu_flash_attn == "on",
-                    )
-                )
-                for d in ("cpu", "npu")
-            }
-            measure(
-                lms, cases, log, wanted, o.threads, lambda c: progress.update(task, advance=1, description=label(c))
-            )
-        rows = rows_of(cases, log, models.Matrices.of(path))
-        if o.cpu_flash_attn == "off":
-            rows = [row | {"name": f"{row['name']}, stock without flash attention"} for row in rows]
-    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
-        print(f"decode_scaling: {error}", file=sys.stderr)
-        return 1
-    if o.json:
-        peaks = {f: log.overall(f, map(label, cases)) for f in ("int8_gops", "read_gbs")} if rows else {}
-        report.emit("decode_scaling", peaks, rows)
-    else:
-        for row in rows:
-            report.show(row)
+    o = p.parse()
+    cases = cases_of(o)
+    path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
+    setting = {"bench": "decode_scaling", "model": path.name, "threads": o.threads, "n_gen": o.n_gen}
+    setting["cpu_flash_attn"] = o.cpu_flash_attn
+    log = Rounds(o.resume, setting, o.seconds)
+    room, most = max(c.cells for c in cases), max(c.n_parallel for c in cases)
+    with ExitStack() as stack:
+        progress = stack.enter_context(console.bar("decode"))
+        left = sum(max(0, o.rounds - log.count(label(c))) for c in cases)
+        task = progress.add_task("", total=max(1, left), note="")
+        lms = {}
+        for d in ("cpu", "npu"):
+            flash = d == "npu" or o.cpu_flash_attn == "on"
+            lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
+            lms[d] = stack.enter_context(lm)
+        measure(lms, cases, log, o.rounds, o.threads, lambda c: progress.update(task, advance=1, description=label(c)))
+    rows = report.Rows("decode_scaling", o.json)
+    for row in rows_of(cases, log, models.Matrices.of(path)):
+        without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""
+        rows.add(row | {"name": row["name"] + without})
+    rows.finish({f: log.overall(f, map(label, cases)) for f in ("int8_gops", "read_gbs")} if rows.rows else {})
     if note := log.note():
         print(note, file=sys.stderr)
-    if o.plot and rows:
-        plots.scaling(rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
-    return 0
+    if o.plot and rows.rows:
+        plots.scaling(rows.rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.start(main)

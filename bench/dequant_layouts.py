@@ -15,7 +15,6 @@ of Hexagon instructions for the same steps are bench/hvx_packets.py's.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
 from bench.lib import limits, report
+from bench.lib.options import Parser
 
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]
@@ -79,14 +79,14 @@ def inputs(k: int, n: int) -> dict[str, tuple[Bytes, Halves]]:
 
 def main() -> None:
     """Check, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="one shape, fewer rounds")
-    args = parser.parse_args()
+    p = Parser(__doc__, "one shape, fewer and shorter rounds")
+    p.add_rounds(15, 5)
+    args = p.parse()
     shapes = [(1536, 1536)] if args.quick else [(1536, 1536), (1536, 8960), (8960, 1536)]
-    rounds, least = (5, 0.02) if args.quick else (15, 0.05)
+    least = 0.02 if args.quick else 0.05
     lib = limits.compile("dequant_layouts.cpp")
-    rows, copies = [], []
+    rows = report.Rows("dequant_layouts", args.json)
+    copies = []
     for k, n in shapes:
         tiles = k * n // 1024
         data = inputs(k, n)
@@ -107,16 +107,12 @@ def main() -> None:
         copies.append(work / min(copy.ours))
         for name in data:
             if name != "conventional":
-                pairs = report.interleave(run(name), run("conventional"), rounds, least, 0.0)
+                pairs = report.interleave(run(name), run("conventional"), args.rounds, least, 0.0)
                 row = report.row(f"{name}, {k} x {n}", pairs, work, "Gweights/s", copies[-1])
-                rows.append(
-                    row | {"way": name, "baseline_way": "conventional", "shape": f"{k} x {n}", "shape_of": "K x N"}
-                )
-                if not args.json:
-                    report.show(rows[-1])
-    if args.json:
-        report.emit("dequant_layouts", {"copy_gweights_per_s": round(max(copies), 2)}, rows)
+                more = {"way": name, "baseline_way": "conventional", "shape": f"{k} x {n}", "shape_of": "K x N"}
+                rows.add(row | more)
+    rows.finish({"copy_gweights_per_s": round(max(copies), 2)})
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

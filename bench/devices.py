@@ -22,10 +22,11 @@ from typing import Any
 from tilebeam import TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
-from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.measure.machine import OtherLoad
 from tilebeam.measure.throughput import Case, Runner
 
-from bench.lib import ROOT, limits, models, report
+from bench.lib import ROOT, models, report
+from bench.lib.options import Parser
 
 
 def serve(arguments: dict[str, Any]) -> None:
@@ -88,35 +89,10 @@ def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return ways
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-m", "--model", type=Path, help="GGUF file")
-    p.add_argument("-npl", "--n-parallel", default="1,8")
-    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 32, 8 with --quick)")
-    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    p.add_argument("-r", "--repetitions", type=int, help="default 7, 2 with --quick")
-    p.add_argument("--executor", default="thread", choices=("thread", "process"))
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="a small model, short runs")
-    p.add_argument("--serve", help=argparse.SUPPRESS)
-    o = p.parse_args(argv)
-    try:
-        if o.serve:
-            serve(json.loads(o.serve))
-        else:
-            measure(o)
-    except (TilebeamError, OSError, ValueError) as error:
-        print(f"devices: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def measure(o: argparse.Namespace) -> None:
+def measure(o: Any) -> None:
     """Run all placements in turn and print a row for each."""
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
-    n_gen, repetitions = o.n_gen or (8 if o.quick else 32), o.repetitions or (2 if o.quick else 7)
-    cases = [Case(0, n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl")]
+    cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl")]
     common = {
         "n_ctx": max(c.cells for c in cases),
         "n_seq_max": max(c.n_parallel for c in cases),
@@ -125,7 +101,7 @@ def measure(o: argparse.Namespace) -> None:
         "executor": o.executor,
     }
     ways = placements(path, common)
-    rows = []
+    rows = report.Rows("devices", o.json)
     with ExitStack() as stack:
         workers = {}
         for name, options in ways.items():
@@ -133,10 +109,10 @@ def measure(o: argparse.Namespace) -> None:
             stack.callback(workers[name].close)
         others = stack.enter_context(OtherLoad())
         progress = stack.enter_context(console.bar("devices"))
-        task = progress.add_task("", total=len(cases) * len(ways) * (repetitions + 1), note="")
+        task = progress.add_task("", total=len(cases) * len(ways) * (o.rounds + 1), note="")
         for case in cases:
             seconds: dict[str, list[float]] = {name: [] for name in ways}
-            for i in range(repetitions + 1):
+            for i in range(o.rounds + 1):
                 for name, worker in workers.items():
                     spent = worker.run(asdict(case))
                     progress.update(task, advance=1, note=name)
@@ -145,14 +121,27 @@ def measure(o: argparse.Namespace) -> None:
             for name, worker in workers.items():
                 pairs = report.Pairs(seconds[name], seconds["1 device"])
                 title = f"{case.name} x {case.n_parallel}, {name}"
-                rows.append(report.row(title, pairs, case.tokens, "tokens/s", **worker.placement))
-                if not o.json:
-                    report.show(rows[-1])
-    if o.json:
-        report.emit("devices", {}, rows)
-    if note := busy_note(others.share):
-        print(note, file=sys.stderr)
+                rows.add(report.row(title, pairs, case.tokens, "tokens/s", **worker.placement))
+    rows.finish()
+    report.warn_if_busy(others.share)
+
+
+def main() -> None:
+    """Measure, or be one of the processes that do."""
+    p = Parser(__doc__, "a small model, short runs")
+    p.add_model()
+    p.add_argument("-npl", "--n-parallel", default="1,8", help="sequences")
+    p.add_count("-n", "--n-gen", usual=32, quick=8, what="tokens per sequence and run")
+    p.add_threads()
+    p.add_rounds(7, 2)
+    p.add_argument("--executor", default="thread", choices=("thread", "process"))
+    p.add_argument("--serve", help=argparse.SUPPRESS)
+    o = p.parse()
+    if o.serve:
+        serve(json.loads(o.serve))
+    else:
+        measure(o)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.start(main)

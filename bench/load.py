@@ -3,122 +3,124 @@
     python -m bench.load [-m ORDINARY.gguf] [--json] [--quick]
 
 Each load has a process of its own and is timed from the call until the first token has been decoded, because until then
-nothing shows that the weights are there; the files lie in the page cache. "mapped" is a file that was read through
+nothing shows that the weights are there; the files are in the page cache. "mapped" is a file that was read through
 before (tilebeam/model/file_check.py), "verified" one whose digests are compared now. Anonymous memory is what the load
-added to the process (and to tilebeam-npud) beyond pages of files: copies of weights, KV cache, compute buffers. Without
--m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
+added beyond pages of files: copies of weights, KV cache, compute buffers; of the process, and in the row "process
+executor" of tilebeam-npud too. Without -m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of
+Qwen2.5-0.5B).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tilebeam import gguf as gguf_tools
 
-from bench.lib import limits, models, report
+from bench.lib import CACHE, models, report
+from bench.lib.options import Parser
 
 # What one load does; prints seconds until ready and until the first token, and the growth of anonymous memory.
 _CHILD = """
-import json, sys, time
+import json, os, sys, time
 import llama_cpp, tilebeam, tilebeam.gguf
 from tilebeam import SamplingParams
-device, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+from tilebeam.native.control import control
+device, path, threads, executor = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 tilebeam.register()
-def anonymous(pid):
-    lines = open(f"/proc/{pid}/smaps_rollup").read().splitlines()
-    return sum(int(x.split()[1]) for x in lines if x.startswith(("Anonymous:", "Pss_Shmem:"))) * 1024
-before = anonymous("self")
+def anonymous(*pids):
+    sizes = (line.split() for pid in pids for line in open(f"/proc/{pid}/smaps_rollup"))
+    return sum(int(x[1]) for x in sizes if x[0] in ("Anonymous:", "Pss_Shmem:")) * 1024
+before = anonymous(os.getpid())
 start = time.perf_counter()
-with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads) as lm:
+with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads, executor=executor) as lm:
     ready = time.perf_counter() - start
     lm.generate(["a"], SamplingParams(max_tokens=1, temperature=0))
     first = time.perf_counter() - start
-    print(json.dumps({"ready": ready, "first": first, "anonymous": anonymous("self") - before}))
+    npu = control().status()["npu_pid"] if device == "npu" else 0
+    used = anonymous(*{os.getpid(), npu or os.getpid()}) - before
+    print(json.dumps({"ready": ready, "first": first, "anonymous": used}))
 """
 
 
-def load_once(device: str, path: Path, threads: int, verify: str = "once") -> dict[str, float]:
+@dataclass(frozen=True)
+class Way:
+    """How a file is loaded; `verify` as TILEBEAM_VERIFY."""
+
+    device: str
+    path: Path
+    verify: str = "once"
+    executor: str = "thread"
+
+
+def load_once(way: Way, threads: int) -> dict[str, float]:
     """One load in a process of its own."""
-    command = [sys.executable, "-c", _CHILD, device, str(path), str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TILEBEAM_VERIFY": verify})
+    command = [sys.executable, "-c", _CHILD, way.device, str(way.path), str(threads), way.executor]
+    env = {**os.environ, "TILEBEAM_VERIFY": way.verify}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"loading {path.name} on {device} failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"loading {way.path.name} on {way.device} failed: {done.stderr.strip().splitlines()[-1:]}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
 def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
     """The ordinary and the repacked file, written on first use."""
-    models.CACHE.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     model = model or models.synthetic("bench-0.5b" if quick else "bench-1.4b", tied=False)
-    repacked = models.CACHE / f"{model.stem}.tb.gguf"
+    repacked = CACHE / f"{model.stem}.tb.gguf"
     if not repacked.is_file() or repacked.stat().st_mtime < model.stat().st_mtime:
         gguf_tools.pack(model, repacked, overwrite=True)
     return model, repacked
 
 
+def memory_row(way: str, used: Sequence[float], size: int) -> dict[str, Any]:
+    """A row on anonymous memory, with the file's size in the place of a baseline and of a limit."""
+    value = round(median(used) / 1e6, 1)
+    ratios = [size / u for u in used]
+    return report.figures(f"anonymous memory, {way}", size / 1e6, value, "MB", ratios, median(used) / size)
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", type=Path, help="ordinary GGUF file")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
-    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    parser.add_argument("-r", "--rounds", type=int)
-    args = parser.parse_args()
-    rounds = args.rounds or (2 if args.quick else 5)
+    p = Parser(__doc__, "a smaller model, fewer rounds")
+    p.add_model("ordinary GGUF file")
+    p.add_threads()
+    p.add_rounds(5, 2)
+    args = p.parse()
     ordinary, repacked = files(args.model, args.quick)
     ways = {
-        "mapped": ("npu", repacked, "once"),
-        "verified": ("npu", repacked, "always"),
-        "packed": ("npu", ordinary, "once"),
-        "stock": ("cpu", ordinary, "once"),
+        "mapped": Way("npu", repacked),
+        "verified": Way("npu", repacked, verify="always"),
+        "packed": Way("npu", ordinary),
+        "stock": Way("cpu", ordinary),
+        "mapped, process executor": Way("npu", repacked, executor="process"),
     }
-    load_once(*ways["mapped"][:2], args.threads)  # which reads it through
+    load_once(ways["mapped"], args.threads)  # which reads it through
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, (device, path, verify) in ways.items():
-            seen[name].append(load_once(device, path, args.threads, verify))
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            seen[name].append(load_once(way, args.threads))
     size = repacked.stat().st_size
-    rows: list[dict[str, Any]] = []
-    for until in ("ready", "first"):
-        others = {
-            "packed": "packing at load",
-            "stock": "the stock CPU backend",
-            "verified": "comparing its digests",
-        }
-        for other, label in others.items():
+    rows = report.Rows("load", args.json)
+    others = {"packed": "packing at load", "stock": "the stock CPU backend", "verified": "comparing its digests"}
+    for until, label in (("ready", "ready"), ("first", "the first token")):
+        for other, against in others.items():
             pairs = report.Pairs([r[until] for r in seen["mapped"]], [r[until] for r in seen[other]])
-            name = f"load until {'ready' if until == 'ready' else 'the first token'}, against {label}"
-            values = report.row(name, pairs, 1.0, "loads/s", seconds=round(median(pairs.ours), 4))
-            rows.append(values | {"seconds_baseline": round(median(pairs.baseline), 4)})
+            seconds = {"seconds": median(pairs.ours), "seconds_baseline": median(pairs.baseline)}
+            name = f"load until {label}, against {against}"
+            rows.add(report.row(name, pairs, 1.0, "loads/s", **{k: round(v, 4) for k, v in seconds.items()}))
     for name in ways:
-        used = median(r["anonymous"] for r in seen[name])
-        rows.append(
-            {
-                "name": f"anonymous memory, {name}",
-                "baseline": size / 1e6,
-                "value": round(used / 1e6, 1),
-                "unit": "MB",
-                "ratio": round(size / used, 2),
-                "ratio_min": round(size / max(r["anonymous"] for r in seen[name]), 2),
-                "ratio_max": round(size / min(r["anonymous"] for r in seen[name]), 2),
-                "share_of_limit": round(used / size, 4),  # here: of the file
-            }
-        )
-    if args.json:
-        report.emit("load", {"file_bytes": size}, rows)
-        return
-    for row in rows:
-        report.show(row)
+        rows.add(memory_row(name, [r["anonymous"] for r in seen[name]], size))
+    rows.finish({"file_bytes": size})
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -16,7 +16,6 @@ Rounds interleave what is compared; times are medians over all rounds, ratios of
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import socket
@@ -25,9 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import llama_cpp
@@ -38,8 +36,8 @@ from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
 
-from bench.lib import ROOT, synth
-from bench.lib.report import emit, show
+from bench.lib import ROOT, report, synth
+from bench.lib.options import Parser
 
 Times = npt.NDArray[np.int64]
 COLD_PAUSE_S = 0.005
@@ -98,17 +96,7 @@ def _row(name: str, ours: Sequence[Times], baseline: Sequence[Times], percentile
         for a, b in zip(ours, baseline, strict=True)
     ]
     value, against = (float(np.percentile(np.concatenate(t), percentile)) / 1e3 for t in (ours, baseline))
-    return {
-        "name": name,
-        "baseline": round(against, 3),
-        "value": round(value, 3),
-        "unit": f"us p{percentile:g}",
-        "ratio": round(median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "share_of_limit": None,
-        **more,
-    }
+    return report.figures(name, round(against, 3), round(value, 3), f"us p{percentile:g}", ratios, None, **more)
 
 
 def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
@@ -132,7 +120,7 @@ def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
         late = np.concatenate(slow[name]) / 1e3
         more = {f"after_pause_p{p}_us": round(float(np.percentile(late, p)), 3) for p in (50, 99)}
         rows.append(_row(f"no-op / Unix socket, {name}", seen[name], seen["socket"], **more))
-        rows.append(_row(f"no-op / Unix socket, {name}", seen[name], seen["socket"], 99))
+        rows.append(_row(f"no-op / Unix socket, {name}, 99 %", seen[name], seen["socket"], 99))
     return rows
 
 
@@ -206,7 +194,7 @@ def rpc_rows(rounds: int, runs: int) -> list[dict[str, Any]]:
                 times[name].append(np.array(values.split(), np.int64))
             name = f"graph of {n_ops} op{'s' * (n_ops > 1)} / ggml-rpc, {executor}"
             rows.append(_row(name, times["tilebeam"], times["rpc"]))
-            rows.append(_row(name, times["tilebeam"], times["rpc"], 99))
+            rows.append(_row(f"{name}, 99 %", times["tilebeam"], times["rpc"], 99))
     return rows
 
 
@@ -232,46 +220,30 @@ def idle_rows(seconds: float) -> list[dict[str, Any]]:
                 before = sum(_cpu_ns(pid) for pid in pids)
                 time.sleep(seconds)
                 share = (sum(_cpu_ns(pid) for pid in pids) - before) / (seconds * 1e9)
-            ratio = round(MOST_IDLE / max(share, 1e-6), 3)
-            rows.append(
-                {
-                    "name": f"idle model / 1 % of a core, {executor}",
-                    "baseline": MOST_IDLE,
-                    "value": round(share, 6),
-                    "unit": "cores",
-                    "ratio": ratio,
-                    "ratio_min": ratio,
-                    "ratio_max": ratio,
-                    "share_of_limit": round(share / MOST_IDLE, 3),
-                }
-            )
+            share = max(share, 1e-6)
+            name, ratios = f"idle model / 1 % of a core, {executor}", [MOST_IDLE / share]
+            rows.append(report.figures(name, MOST_IDLE, round(share, 6), "cores", ratios, share / MOST_IDLE))
     return rows
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--no-rpc", action="store_true", help="leave ggml's RPC backend out: nothing is compiled")
-    args = parser.parse_args()
-    rounds, hot, cold, runs, idle_s = (3, 5000, 20, 500, 1.0) if args.quick else (10, 20000, 100, 3000, 3.0)
-    with ExitStack() as stack:
-        if args.json:  # whatever a library prints must not get between
-            stack.enter_context(_stdout_is_stderr())
-        rows = noop_rows(rounds, hot, cold)
+    p = Parser(__doc__, "fewer and shorter rounds")
+    p.add_rounds(10, 3)
+    p.add_argument("--no-rpc", action="store_true", help="leave ggml's RPC backend out: nothing is compiled")
+    args = p.parse()
+    hot, cold, runs, idle_s = (5000, 20, 500, 1.0) if args.quick else (20000, 100, 3000, 3.0)
+    with _stdout_is_stderr():  # whatever a library prints must not get between
+        measured = noop_rows(args.rounds, hot, cold)
         if not args.no_rpc:
-            rows += rpc_rows(rounds, runs)
-        rows += idle_rows(idle_s)
-    if args.json:
-        emit("polling", {"idle_cores": MOST_IDLE}, rows)
-        return 0
-    for row in rows:
-        show(row)
-    busy = os.getloadavg()[0]
-    if busy > len(os.sched_getaffinity(0)):
-        print("This machine is busy with other work: where spinning did not help, figures are of sleeping.")
-    return 0
+            measured += rpc_rows(args.rounds, runs)
+        measured += idle_rows(idle_s)
+    rows = report.Rows("polling", args.json)
+    for row in measured:
+        rows.add(row)
+    busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))
+    note = "This machine is busy with other work: where spinning did not help, figures are of sleeping."
+    rows.finish({"idle_cores": MOST_IDLE}, *([note] if busy else []))
 
 
 @contextmanager
@@ -288,4 +260,4 @@ def _stdout_is_stderr() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    report.start(main)

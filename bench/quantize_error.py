@@ -1,20 +1,17 @@
 """What quantizing a model's weights costs, by method: llama.cpp's own, and Tilebeam's with and without search.
 
-    python -m bench.quantize_error model-f32.gguf --imatrix model.imatrix.gguf --json out.json
+    python -m bench.quantize_error [-m MODEL.gguf] [--imatrix IMATRIX.gguf] [--json] [--quick]
 
-Every matrix that a layer multiplies by is quantized from the same float32 values by every method. Errors are summed
-over the model, as they are and weighted with the importance matrix, and shown as shares of llama.cpp's round to nearest
-in the same type (what it does without an importance matrix). Methods called "imatrix" were told the importance.
-llama.cpp's function runs on one thread.
+Every matrix that a layer multiplies by is quantized from the same float32 values by every method. The value is the
+squared error, summed over the model, as a share of the squared values; the baseline is that of llama.cpp's round to
+nearest in the same type, what it does without an importance matrix. With --imatrix a row has the weighted error too,
+and there are methods that were told the importance ("imatrix"). Without -m it is gemma-3-270m (--quick: a small random
+model, two matrices).
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +20,16 @@ from typing import Any
 import numpy as np
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
+from tilebeam.cli import console
 from tilebeam.gguf.gguf_file import GGUFFile
 from tilebeam.gguf.imatrix import importance_of, load_imatrix
 from tilebeam.gguf.quantize import ErrorSum, Floats, quantize_rows
 from tilebeam.gguf.weights import fits_tiles, has_values, to_float
 
+from bench.lib import gemma, models, report
+from bench.lib.options import Parser
+
+_NO_ERROR = 1e-30  # of weights that a type holds as they are
 GGML_NUMBER = {Type.Q4_0: 2, Type.Q8_0: 8, Type.IQ4_NL: 20}
 # (values (N, K), importance or None) -> (type, stored bytes)
 Method = Callable[[Floats, Floats | None], tuple[Type, ggml_ext.Bytes]]
@@ -75,18 +77,33 @@ def methods(threads: int) -> dict[str, tuple[Type, bool, Method]]:
     return out
 
 
-def measure(path: Path, imatrix: Path | None, threads: int, limit: int | None) -> dict[str, dict[str, float]]:
-    """Figures by method; ratios of errors, and weights quantized per second."""
+def row(name: str, error: ErrorSum, base: ErrorSum, seconds: float, weighted: bool) -> dict[str, Any]:
+    """A method's row of the report."""
+    ours, baseline = (100 * e.relative_rms**2 for e in (error, base))
+    more = {"weights_per_second": round(error.count / seconds)}
+    if weighted:
+        more["weighted_error_ratio"] = round(base.weighted / error.weighted, 4)
+    ratios = [max(base.squared, _NO_ERROR) / max(error.squared, _NO_ERROR)]
+    return report.figures(name, round(baseline, 5), round(ours, 5), "% of values^2", ratios, None, **more)
+
+
+def measure(path: Path, imatrix: Path | None, threads: int, most: int | None) -> list[dict[str, Any]]:
+    """Quantize the first `most` matrices (None: all) by every method.
+
+    Raises:
+        RuntimeError: the file has no matrix that tiles could hold.
+    """
     importance = load_imatrix(imatrix) if imatrix else {}
     todo = {name: m for name, m in methods(threads).items() if imatrix or not m[1]}
     sums = {name: ErrorSum() for name in todo}
     seconds = dict.fromkeys(todo, 0.0)
-    with GGUFFile(path) as f:
-        wanted = [t for t in f.tensors.values() if fits_tiles(t) and len(t.ne) == 2 and has_values(t.type)][:limit]
+    with GGUFFile(path) as f, console.bar("quantize") as progress:
+        wanted = [t for t in f.tensors.values() if fits_tiles(t) and len(t.ne) == 2 and has_values(t.type)][:most]
         if not wanted:
-            sys.exit(f"{path} has no matrix that tiles could hold")
-        for i, t in enumerate(wanted, 1):
-            print(f"\r{i}/{len(wanted)} {t.name:40}", end="", file=sys.stderr)
+            raise RuntimeError(f"{path} has no matrix that tiles could hold")
+        task = progress.add_task("", total=len(wanted), note="")
+        for t in wanted:
+            progress.update(task, advance=1, description=t.name)
             x = to_float(t.type, f.read(t.offset, t.nbytes), t.k, t.rows)
             found = importance_of(importance, t)
             w = None if found is None else np.ascontiguousarray(found[0])
@@ -95,36 +112,25 @@ def measure(path: Path, imatrix: Path | None, threads: int, limit: int | None) -
                 type, data = method(x, w if told else None)
                 seconds[name] += time.perf_counter() - started
                 sums[name].add_values(x, ggml_ext.dequantize(type, data, t.k, t.rows), w)
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    out = {}
-    for name, (plain, _, _) in todo.items():
-        e, base = sums[name], sums[f"{plain.label} llama.cpp"]
-        out[name] = {
-            "relative_rms": e.relative_rms,
-            "squared_error_ratio": e.squared / base.squared,
-            "weighted_error_ratio": e.weighted / base.weighted,
-            "weights_per_second": e.count / seconds[name],
-        }
-    return out
+    return [
+        row(name, sums[name], sums[f"{plain.label} llama.cpp"], seconds[name], imatrix is not None)
+        for name, (plain, _, _) in todo.items()
+    ]
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    p.add_argument("model", type=Path, help="GGUF with the best weights at hand")
+    """Measure and print."""
+    p = Parser(__doc__, "a small model, two matrices")
+    p.add_model("GGUF with the best weights at hand", "gemma-3-270m")
     p.add_argument("--imatrix", type=Path, help="importance matrix of this model")
-    p.add_argument("--tensors", type=int, help="only so many matrices")
-    p.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
-    p.add_argument("--json", type=Path, help="write all figures")
-    a = p.parse_args()
-    figures = measure(a.model, a.imatrix, a.threads, a.tensors)
-    print(f"{'method':34}{'rel. RMS %':>11}{'error':>8}{'weighted':>10}{'Mweights/s':>12}")
-    for name, x in figures.items():
-        rates = f"{x['squared_error_ratio']:8.4f}{x['weighted_error_ratio']:10.4f}"
-        print(f"{name:34}{100 * x['relative_rms']:11.3f}{rates}{x['weights_per_second'] / 1e6:12.1f}")
-    if a.json:
-        about = {"model": a.model.name, "threads": a.threads, "figures": figures}
-        a.json.write_text(json.dumps(about, indent=1) + "\n")
+    p.add_threads()
+    args = p.parse()
+    path = args.model or (models.synthetic("small", "f16") if args.quick else gemma.model())
+    rows = report.Rows("quantize_error", args.json)
+    for found in measure(path, args.imatrix, args.threads, 2 if args.quick else None):
+        rows.add(found)
+    rows.finish()
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -10,7 +10,6 @@ the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B) for each type.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import shutil
@@ -24,7 +23,8 @@ from typing import Any
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import Policy
 
-from bench.lib import models, report
+from bench.lib import CACHE, models, report
+from bench.lib.options import Parser
 
 SHM = Path("/dev/shm")
 
@@ -44,7 +44,7 @@ def processor_seconds() -> float:
 
 def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[Path], object]) -> dict[str, Any]:
     """A row: `run` writes the file it is given (or none) from `source`."""
-    target, size = folder / "repack-target.gguf", source.stat().st_size
+    target, size = folder / f"repack-target-{os.getpid()}.gguf", source.stat().st_size
     pairs, used = report.Pairs([], []), []
     for i in range(rounds + 1):
         begin, cpu = time.perf_counter(), processor_seconds()
@@ -52,7 +52,7 @@ def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[P
         ours, cpu = time.perf_counter() - begin, processor_seconds() - cpu
         target.unlink(missing_ok=True)
         begin = time.perf_counter()
-        copy(source, folder / "repack-copy.gguf")
+        copy(source, folder / f"repack-copy-{os.getpid()}.gguf")
         if i:  # the first round brings the file into the page cache
             pairs.ours.append(ours)
             pairs.baseline.append(time.perf_counter() - begin)
@@ -61,48 +61,45 @@ def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[P
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", type=Path, help="an ordinary GGUF with Q4_0, Q8_0 or IQ4_NL matrices")
-    parser.add_argument("--folder", type=Path, default=models.CACHE, help="where outputs go on disk")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, two rounds")
-    args = parser.parse_args()
-    rounds = 2 if args.quick else args.rounds
-    models.CACHE.mkdir(parents=True, exist_ok=True)
+    """Measure and print."""
+    p = Parser(__doc__, "a smaller model, two rounds, no search for scales")
+    p.add_model("an ordinary GGUF with Q4_0, Q8_0 or IQ4_NL matrices")
+    p.add_argument("--folder", type=Path, default=CACHE, help="where outputs go on disk")
+    p.add_rounds(5, 2)
+    args = p.parse()
+    CACHE.mkdir(parents=True, exist_ok=True)
     sources = {args.model.stem: args.model} if args.model else {}
     if not sources:
         shape = "bench-0.5b" if args.quick else "bench-1.4b"
         sources = {kind: models.synthetic(shape, kind) for kind in ("q4_0", "q8_0")}
-    rows: list[dict[str, Any]] = []
+    rows = report.Rows("repack", args.json)
 
     def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        if not args.json:
-            report.show(row)
-            print(f"{'':44} {row['cpu']:10.4g} s/GB of processor time")
+        rows.add(row, f"{row['cpu']:10.4g} s/GB of processor time")
 
     for label, source in sources.items():
         folders = {"disk": args.folder}
         if SHM.is_dir() and shutil.disk_usage(SHM).free > 4 * source.stat().st_size and os.access(SHM, os.W_OK):
             folders["memory"] = SHM
         for where, folder in folders.items():
-            packed = folder / "repack-packed.gguf"
-            gguf_tools.pack(source, packed, overwrite=True)
-            pack = partial(gguf_tools.pack, source, overwrite=True)
-            unpack = partial(gguf_tools.unpack, packed, overwrite=True)
-            add(measure(f"pack {label}, {where}", source, folder, rounds, pack))
-            add(measure(f"unpack {label}, {where}", packed, folder, rounds, unpack))
-            add(measure(f"verify {label}, {where}", packed, folder, rounds, lambda _, p=packed: gguf_tools.verify(p)))
-            packed.unlink()
+            packed = folder / f"repack-packed-{os.getpid()}.gguf"
+            gguf_tools.pack(source, packed)
+            try:
+                for name, given, run in (
+                    ("pack", source, partial(gguf_tools.pack, source)),
+                    ("unpack", packed, partial(gguf_tools.unpack, packed)),
+                    ("verify", packed, lambda _, p=packed: gguf_tools.verify(p)),
+                ):
+                    add(measure(f"{name} {label}, {where}", given, folder, args.rounds, run))
+            finally:
+                packed.unlink()
         paper = Policy.make(preset="paper")
         for search in (False,) if args.quick else (False, True):
             name = f"quantize {label} as the paper does{', searched scales' if search else ''}"
-            quantize = partial(gguf_tools.pack, source, policy=paper, search=search, overwrite=True)
+            quantize = partial(gguf_tools.pack, source, policy=paper, search=search)
             add(measure(name, source, args.folder, 1, quantize))
-    if args.json:
-        report.emit("repack", {}, rows)
+    rows.finish()
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -40,19 +40,23 @@ class Bench:
     Attributes:
         name: file name without .py.
         title: of its section.
-        sliced: it can be measured in slices (bench/rounds.py).
+        sliced: it can be measured in slices (bench/lib/rounds.py).
+        arguments: what it always gets here.
+        usual: what it gets besides where --quick is not given: a part of what its document shows, which takes hours.
     """
 
     name: str
     title: str
     sliced: bool = False
+    arguments: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
 
 
 BENCHES = (
     Bench("limits", "The machine's limits"),
     Bench("gemm", "MUL_MAT alone"),
-    Bench("dequant_layouts", "Layouts of 4-bit weights (the paper's figure 15)"),
-    Bench("softmax_exp", "The exponent of attention's softmax (the paper's figure 14)"),
+    Bench("dequant_layouts", "Dequantizing 4-bit weights from several layouts"),
+    Bench("softmax_exp", "The exponent alone of attention's softmax"),
     Bench("attention", "Attention"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
@@ -63,8 +67,14 @@ BENCHES = (
     Bench("serve_load", "The server under load"),
     Bench("load", "Loading"),
     Bench("repack", "gguf-repack"),
+    Bench("trim_vocab", "gguf-trim-vocab"),
     Bench("devices", "A model on several devices"),
+    Bench("polling", "The channel: round trips, and an idle model"),
     Bench("hvx_packets", "Instruction packets on Hexagon"),
+    Bench("quantize_error", "What quantizing costs: errors of weights"),
+    Bench("accuracy", "Accuracy: perplexity and divergence", arguments=("--fresh",), usual=("--chunks", "8")),
+    Bench("tiny_world", "The tiny world: what search finds", arguments=("--fresh",), usual=("--items", "50")),
+    Bench("gemma_reasoning", "gemma-3-270m on tasks", arguments=("--fresh",), usual=("--items", "20")),
 )
 
 
@@ -117,8 +127,8 @@ def parse(text: str) -> dict[str, Any]:
 
 def run(bench: Bench, folder: Path, how: How) -> Result:
     """Run one bench in a process of its own; never raises for what that does."""
-    command = [sys.executable, "-m", f"bench.{bench.name}", "--json", *how.arguments]
-    command += ["--quick"] if how.quick else []
+    command = [sys.executable, "-m", f"bench.{bench.name}", "--json", *bench.arguments, *how.arguments]
+    command += ["--quick"] if how.quick else bench.usual
     if how.slice is not None and bench.sliced:
         command += ["--resume", str(folder / f"{bench.name}.rounds"), "--seconds", str(how.slice)]
     picture = folder / f"{bench.name}.png"

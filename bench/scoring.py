@@ -12,19 +12,18 @@ is a kind of reward model, its value how many texts are scored per second; "toke
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import tilebeam
+from tilebeam.cli import console
 from tilebeam.model.lm import LM
 from tilebeam.scoring.reward_heads import make_head
 from tilebeam.scoring.reward_model import HeadReward, RewardModel, TokenReward
-from tqdm import tqdm
 
-from bench.lib import limits, models, report
+from bench.lib import models, report
+from bench.lib.options import Parser
 
 ROUNDS = 8
 
@@ -92,44 +91,46 @@ def scorers(lm: LM) -> dict[str, RewardModel]:
 
 def main() -> None:
     """Measure and print."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-m", "--model", type=Path, help="GGUF file")
+    p = Parser(__doc__, "a smaller model, shorter steps")
+    p.add_model()
     p.add_argument("-N", "--beams", type=int, default=16)
     p.add_argument("-M", "--width", type=int, default=4, help="continuations of each survivor")
     p.add_argument("--n-prompt", type=int, default=120, help="words of the prompt")
-    p.add_argument("--n-step", type=int, help="words of a step (default 30, 12 with --quick)")
+    p.add_count("--n-step", usual=30, quick=12, what="words of a step")
     p.add_argument("--device", choices=["npu", "cpu"], default="npu")
-    p.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    p.add_argument("-r", "--rounds", type=int, default=1, help="runs of each")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="a smaller model, shorter steps")
-    a = p.parse_args()
+    p.add_threads()
+    p.add_rounds(1, 1)
+    a = p.parse()
     if a.beams % a.width:
         p.error("--beams must be a multiple of --width")
     path = a.model or models.synthetic("small" if a.quick else "bench-0.5b", "q8_0")
-    rows = []
-    with tilebeam.load(path, a.device, n_ctx=8192, n_seq_max=127, threads=a.threads) as lm:
-        beams = Beams(lm, a.beams, a.width, a.n_prompt, a.n_step or (12 if a.quick else 30))
+    rows = report.Rows("scoring", a.json)
+    with (
+        tilebeam.load(path, a.device, n_ctx=8192, n_seq_max=127, threads=a.threads) as lm,
+        console.bar("scoring") as progress,
+    ):
+        beams = Beams(lm, a.beams, a.width, a.n_prompt, a.n_step)
+        task = progress.add_task("", total=2 * a.rounds, note="")
         for name, scorer in scorers(lm).items():
             pairs = report.Pairs([], [])
-            for _ in tqdm(range(a.rounds), desc=name, disable=None):
+            for _ in range(a.rounds):
+                progress.update(task, description=name)
                 began = time.perf_counter()
                 history, usage = beams.search(scorer)
                 middle = time.perf_counter()
                 tokens = whole(scorer, beams.prompt, history)
                 pairs.ours.append(middle - began)
                 pairs.baseline.append(time.perf_counter() - middle)
+                progress.update(task, advance=1)
                 assert tokens == usage.full_scoring_tokens  # both counted the same texts
             spent = usage.scored_tokens
             row = report.row(f"{name}, {a.beams} beams of {ROUNDS} steps", pairs, ROUNDS * a.beams, "texts/s")
-            rows.append(row | {"tokens": spent, "tokens_whole": tokens, "fewer": round(tokens / spent, 2)})
-    if a.json:
-        report.emit("scoring", {}, rows)
-        return
-    for r in rows:
-        report.show(r)
-        print(f"{'':44} {r['tokens']} tokens decoded, {r['tokens_whole']} in whole texts: {r['fewer']:.1f} times fewer")
+            rows.add(
+                row | {"tokens": spent, "tokens_whole": tokens, "fewer": round(tokens / spent, 2)},
+                f"{spent} tokens decoded, {tokens} in whole texts: {tokens / spent:.1f} times fewer",
+            )
+    rows.finish()
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

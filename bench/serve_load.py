@@ -11,7 +11,6 @@ are counted, not skipped. Without -m it writes a random model with the shape of 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -31,7 +30,8 @@ import numpy as np
 import tilebeam
 from tilebeam import LM, SamplingParams
 
-from bench.lib import limits, models, report
+from bench.lib import models, report
+from bench.lib.options import Parser
 
 
 @dataclass
@@ -171,34 +171,23 @@ def generate_all(lm: LM, load: Load) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", type=Path, help="GGUF file")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, help="of each client")
-    parser.add_argument("--max-tokens", type=int, help="of each answer")
-    parser.add_argument("-np", "--parallel", type=int, default=16)
-    parser.add_argument("--device", default="npu", choices=["npu", "cpu"])
-    parser.add_argument("-t", "--threads", type=int, default=limits.machine()["cpus"])
-    parser.add_argument("-r", "--rounds", type=int)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
-    args = parser.parse_args()
+    p = Parser(__doc__, "a small model, fewer rounds, shorter answers")
+    p.add_model()
+    p.add_argument("--clients", type=int, default=32)
+    p.add_argument("--requests", type=int, default=4, help="of each client")
+    p.add_count("--max-tokens", usual=64, quick=32, what="tokens of each answer")
+    p.add_argument("-np", "--parallel", type=int, default=16)
+    p.add_argument("--device", default="npu", choices=["npu", "cpu"])
+    p.add_threads()
+    p.add_rounds(5, 2)
+    args = p.parse()
     path = args.model or models.synthetic("small" if args.quick else "bench-0.5b", types={"token_embd": "q8_0"})
-    rounds = args.rounds or (2 if args.quick else 5)
     rng = np.random.default_rng(1)
     cells = 8192
-    options = [
-        "--no-cache-prompt",
-        "-c",
-        str(cells),
-        "-np",
-        str(args.parallel),
-        "-t",
-        str(args.threads),
-        "--device",
-        args.device,
-    ]
-    rows: list[dict[str, Any]] = []
+    options = ["--no-cache-prompt", "-c", str(cells), "-np", str(args.parallel)]
+    options += ["-t", str(args.threads), "--device", args.device]
+    rows = report.Rows("serve_load", args.json)
+    failures: list[str] = []
     with (
         tilebeam.load(path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads) as lm,
         server(path, options) as port,
@@ -207,40 +196,32 @@ def main() -> None:
         def tokens(count: int) -> list[int]:
             return [int(t) for t in rng.integers(lm.n_vocab // 2, lm.n_vocab, count)]
 
-        requests = args.requests or 4
-        prompts = [[tokens(int(rng.integers(8, 64))) for _ in range(requests)] for _ in range(args.clients)]
-        load = Load(prompts, args.max_tokens or (32 if args.quick else 64))
+        prompts = [[tokens(int(rng.integers(8, 64))) for _ in range(args.requests)] for _ in range(args.clients)]
+        load = Load(prompts, args.max_tokens)
         for stream in (False, True):
             answers = Answers()
             before, before_engine = batches_of_server(port), batches_of(lm)
             pairs = report.interleave(
                 lambda s=stream, a=answers: asyncio.run(ask_all(port, load, s, a)),  # type: ignore[misc]
                 lambda: generate_all(lm, load),
-                rounds,
+                args.rounds,
                 0.0,
             )
             name = f"{args.clients} clients, {'streams' if stream else 'whole answers'}"
-            more: dict[str, Any] = {
-                "failed": len(answers.failures),
-                "requests": len(answers.seconds),
-                "why": answers.failures[:3],
-            }
+            more: dict[str, Any] = {"failed": len(answers.failures), "requests": len(answers.seconds)}
             more |= {"median_seconds": round(median(answers.seconds), 4), "max_seconds": round(max(answers.seconds), 4)}
             more["mean_batch"] = mean_batch(before, batches_of_server(port))
             more["mean_batch_engine"] = mean_batch(before_engine, batches_of(lm))
-            rows.append(report.row(name, pairs, load.tokens, "tokens/s", **more))
-    if args.json:
-        report.emit("serve_load", {}, rows)
-    else:
-        for row in rows:
-            report.show(row)
-            print(
-                f"    {row['failed']} of {row['requests']} requests failed, {row['median_seconds']} s each (median), "
-                f"{row['mean_batch']} samples per batch (engine: {row['mean_batch_engine']})"
+            failures += answers.failures
+            rows.add(
+                report.row(name, pairs, load.tokens, "tokens/s", **more),
+                f"{more['failed']} of {more['requests']} requests failed, {more['median_seconds']} s each (median), "
+                f"{more['mean_batch']} samples per batch (engine: {more['mean_batch_engine']})",
             )
-    if any(row["failed"] for row in rows):
-        sys.exit(f"requests failed: {[why for row in rows for why in row['why']]}")
+    rows.finish()
+    if failures:
+        sys.exit(f"requests failed: {failures[:6]}")
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

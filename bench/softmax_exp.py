@@ -11,7 +11,6 @@ error.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from tilebeam.native import executor as _npu
 
 from bench.lib import limits, report
+from bench.lib.options import Parser
 
 Bits = npt.NDArray[np.uint16]
 Method = Callable[[Bits, Bits, int], None]  # the last: how many times over
@@ -79,18 +79,17 @@ def errors(method: Method, fixed: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds")
-    parser.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
-    args = parser.parse_args()
+    p = Parser(__doc__, "fewer shapes, fewer and shorter rounds")
+    p.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
+    p.add_rounds(15, 5)
+    args = p.parse()
     shapes = [(q, kv) for q in (1, 4, 16) for kv in (1024, 4096, 16384)]
     if args.quick:
         shapes = [(1, 1024), (16, 4096)]
-    rounds, least = (5, 0.01) if args.quick else (15, 0.02)
+    least = 0.01 if args.quick else 0.02
     ways = methods(args.isa)
     rng = np.random.default_rng(1)
-    rows: list[dict[str, Any]] = []
+    rows = report.Rows("softmax_exp", args.json)
     copies: list[float] = []
     for queries, cells in shapes:
         # Scores of a softmax lie within some units of the largest; in units of log2.
@@ -107,20 +106,14 @@ def main() -> None:
         for name, way in ways.items():
             if name in ("copy", "float32"):
                 continue
-            pairs = report.interleave(run(name), run("float32"), rounds, least, 0.0)
+            pairs = report.interleave(run(name), run("float32"), args.rounds, least, 0.0)
             shape = f"{queries} {'query' if queries == 1 else 'queries'} x {cells} cells"
             row = report.row(f"{name}, {shape}", pairs, work, "Gexp/s", copies[-1]) | errors(way, name == "fixed16")
             more = {"way": TITLES.get(name, f"attention {name}"), "baseline_way": TITLES["float32"]}
-            rows.append(row | more | {"shape": f"{queries} x {cells}", "shape_of": "queries x KV cells"})
-            if not args.json:
-                report.show(rows[-1])
-    if args.json:
-        report.emit("softmax_exp", {"copy_g_per_s": round(max(copies), 2)}, rows)
-    else:
-        for name, way in ways.items():
-            if name != "copy":
-                print(f"{name:24} {errors(way, name == 'fixed16')}")
+            rows.add(row | more | {"shape": f"{queries} x {cells}", "shape_of": "queries x KV cells"})
+    wrong = [f"{name:24} {errors(way, name == 'fixed16')}" for name, way in ways.items() if name != "copy"]
+    rows.finish({"copy_g_per_s": round(max(copies), 2)}, *wrong)
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -12,23 +12,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 from tilebeam.cli import main as cli
+from tilebeam.evaluation.estimators import paired_bootstrap
 from tilebeam.measure.machine import OtherLoad, cpu_info
 
-from bench.lib import ROOT
+from bench.lib import CACHE, ROOT, report
+from bench.lib.document import put_into
+from bench.lib.options import Parser
 from bench.tiny import arithmetic, references
 
 SEED = 2026  # of the test expressions
 # Seeds and counts of other draws: the reward model was chosen by the first, tests are written around the second.
 LOOKED_AT = ((2, 300), (11, 40))
-MARKS = ("<!-- figures: begin -->", "<!-- figures: end -->")
 _BUSY = 0.1  # share of the CPUs that others may use while latency is measured
 PASS, BEST, BEAM = "pass", "best-of-n[prm]", "beam[prm]"
 SERIES = {
@@ -57,7 +64,7 @@ def command(options: argparse.Namespace, items: Path) -> list[str]:
     return [
         *("eval", *models),
         *("--task", f"jsonl:{items}", "--extract", f"{checker}:answer", "--checker", f"{checker}:verdict"),
-        *("--method", "best-of-n,self-consistency,beam,dvts", "--budget", "1,2,4,8,16", "--seeds", options.seeds),
+        *("--method", "best-of-n,self-consistency,beam,dvts", "--budget", options.budgets, "--seeds", options.seeds),
         *("--prm", str(references.file_of(references.PRM, options.kind)), "--scorer", "prm"),
         *("--reward-kind", "token", "--reward-tag", references.TAG),
         *("--reward-labels", f"{references.GOOD},{references.BAD}"),
@@ -70,26 +77,36 @@ def command(options: argparse.Namespace, items: Path) -> list[str]:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
+Key = tuple[str, str, int]  # model, series, budget
+
+
 @dataclass
 class Figures:
-    """What report.json says, by model, series and budget."""
+    """What an evaluation's folder says.
 
-    accuracy: dict[tuple[str, str, int], dict[str, Any]]
-    seconds: dict[tuple[str, str, int], float]
+    Attributes:
+        accuracy: rows of the report.
+        seconds: of each timed prompt, in one order for all; the runs of a prompt followed each other in a random order.
+        comparisons: of the report; items: how many.
+    """
+
+    accuracy: dict[Key, dict[str, Any]]
+    seconds: dict[Key, list[float]]
     comparisons: list[dict[str, Any]]
     items: int
 
     @classmethod
-    def read(cls, path: Path) -> Figures:
-        """From report.json."""
-        report = json.loads(path.read_text(encoding="utf-8"))
-        rows = [r for r in report["accuracy"] if r["figure"] != "naive@k"]
-        return cls(
-            {(r["model"], r["series"], r["budget"]): r for r in rows},
-            {(r["model"], r["series"], r["budget"]): r["median"] for r in report["latency"]},
-            report["comparisons"],
-            report["items"],
-        )
+    def read(cls, folder: Path) -> Figures:
+        """From report.json and, where latency was measured, latency.jsonl."""
+        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        rows = [r for r in found["accuracy"] if r["figure"] != "naive@k"]
+        seconds: dict[Key, list[float]] = {}
+        timed = folder / "latency.jsonl"
+        for line in timed.read_text(encoding="utf-8").splitlines() if timed.exists() else ():
+            for run in json.loads(line).get("runs", ()):
+                seconds.setdefault((run["model"], run["series"], run["budget"]), []).append(run["seconds"])
+        accuracy = {(r["model"], r["series"], r["budget"]): r for r in rows}
+        return cls(accuracy, seconds, found["comparisons"], found["items"])
 
     def share(self, model: str, series: str, budget: int) -> float:
         """Accuracy in percent."""
@@ -156,13 +173,26 @@ def overtaken(figures: Figures, small: str, large: str) -> Verdict:
         least = min(able, key=lambda row: (row[1], row[0]))
         name = f"{SERIES[least[0]]} at {least[1]}: {figures.share(small, *least):.1f} against {goal:.1f}"
         return Verdict(target, None, f"as accurate with {name}; latency not measured")
-    quickest = min(able, key=lambda row: figures.seconds[small, *row])
-    took = figures.seconds[small, *quickest]
+    # The quickest of many, chosen and compared on the same prompts, would owe a part of its lead to luck.
+    quickest = min(able, key=lambda row: median(figures.seconds[small, *row][::2]))
+    times, low, high = share_of_time(figures.seconds[small, *quickest][1::2], limit[1::2])
     why = (
         f"{SERIES[quickest[0]]} at {quickest[1]}: {figures.share(small, *quickest):.1f} against {goal:.1f}, "
-        f"{1e3 * took:.1f} ms against {1e3 * limit:.1f} ms"
+        f"{times:.2f} ({low:.2f} to {high:.2f}) times the time"
     )
-    return Verdict(target, took < limit, why)
+    return Verdict(target, high < 1, why)
+
+
+def share_of_time(ours: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
+    """How many times the baseline's time we took: geometric mean over prompts that both ran, and its 95 % interval.
+
+    Raises:
+        ValueError: fewer than two prompts, which give no interval.
+    """
+    if len(ours) < 2:
+        raise ValueError("latency needs at least 4 prompts: one half chooses the search, the other compares it")
+    d = paired_bootstrap([np.log(ours)], [np.log(baseline)])
+    return math.exp(d.value), math.exp(d.low), math.exp(d.high)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -186,7 +216,12 @@ def page(figures: Figures, options: argparse.Namespace, others: float) -> Iterat
     if figures.seconds:
         yield "### Milliseconds per problem"
         yield ""
-        yield f"One problem at a time on the NPU backend, {options.threads} threads, {cpu_info()}; median."
+        prompts = len(next(iter(figures.seconds.values())))
+        yield (
+            f"One problem at a time on the NPU backend, {options.threads} threads, {cpu_info()}; medians of {prompts} "
+            "problems, each run once with every method. Medians of so few runs differ by chance: a target asks for an "
+            "interval."
+        )
         if options.latency_items and others > _BUSY:
             yield f"**Other programs used {others:.0%} of the CPUs meanwhile: measure again on a quiet machine.**"
         yield ""
@@ -195,50 +230,63 @@ def page(figures: Figures, options: argparse.Namespace, others: float) -> Iterat
         for model in references.REASONERS:
             for series, name in SERIES.items():
                 took = [figures.seconds.get((model, series, k)) for k in figures.budgets]
-                shown = [f"{1e3 * s:.1f}" if s is not None else "" for s in took]
+                shown = [f"{1e3 * median(s):.1f}" if s else "" for s in took]
                 if any(shown):
                     label = "one sample" if series == PASS else name
                     yield f"| {model} | {label} | " + " | ".join(shown) + " |"
         yield from ("", "![Accuracy over latency](tiny-world-latency.png)", "")
     yield from ("### Targets", "", "| target | reached | figures |", "| --- | --- | --- |")
     for v in verdicts(figures):
-        yield f"| {v.target} | {'not measured' if v.reached is None else 'yes' if v.reached else 'no'} | {v.why} |"
+        reached = {None: "not measured", True: "yes", False: "not shown"}[v.reached]
+        yield f"| {v.target} | {reached} | {v.why} |"
 
 
-def put_into(path: Path, lines: list[str]) -> None:
-    """Replace what is between the marks of a Markdown file."""
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not begin or not end:
-        raise SystemExit(f"{path} has no marks {MARKS[0]} and {MARKS[1]}.")
-    path.write_text(before + "\n".join([MARKS[0], *lines, MARKS[1]]) + after, encoding="utf-8")
+def rows_of(figures: Figures) -> Iterator[dict[str, Any]]:
+    """Rows in the form that all benches share: one sample is the baseline, the range is Wilson's interval."""
+    most = figures.budgets[-1]
+    for model in references.REASONERS:
+        single = max(1e-9, float(figures.accuracy[model, PASS, 1]["value"]))
+        for series, title in SERIES.items():
+            r = figures.accuracy[model, series, most]
+            ratios = [r[part] / single for part in ("low", "value", "high")]
+            percent = [round(100 * v, 2) for v in (single, r["value"])]
+            yield report.figures(f"{model}, {title}, {most} candidates", *percent, "% solved", ratios, None)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=200, help="test expressions")
-    parser.add_argument("--seeds", default="1,2,3", help="every expression runs once with each")
-    parser.add_argument("--kind", default="q8_0", choices=["q8_0", "q4_0"], help="which files")
-    parser.add_argument("--latency-items", type=int, default=0, help="expressions to time every method on")
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tiny-world", help="log, results, plots")
-    parser.add_argument("--into", type=Path, help="also put tables into this Markdown file, plots beside it")
-    parser.add_argument("--fresh", action="store_true", help="throw away what is in --out")
-    options = parser.parse_args()
-    if options.fresh and options.out.exists():
-        shutil.rmtree(options.out)
+    """Evaluate what is missing and print the page."""
+    p = Parser(__doc__, "4 expressions, budgets up to 4")
+    p.add_count("--items", usual=200, quick=4, what="test expressions")
+    p.add_argument("--seeds", help="every expression runs once with each (default 1,2,3; 1 with --quick)")
+    p.add_argument("--kind", default="q8_0", choices=["q8_0", "q4_0"], help="which files")
+    p.add_argument("--latency-items", type=int, default=0, help="expressions to time every method on, at least 4")
+    p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--out", type=Path, help="log, results, plots (default: in build/bench)")
+    p.add_argument("--into", type=Path, help="also put tables into this Markdown file, plots beside it")
+    p.add_argument("--fresh", action="store_true", help="throw away what is in --out")
+    options = p.parse()
+    options.seeds = options.seeds or ("1" if options.quick else "1,2,3")
+    options.budgets = "1,2,4" if options.quick else "1,2,4,8,16"
+    options.out = options.out or CACHE / f"tiny-world{'-quick' * options.quick}"
+    if options.fresh:
+        shutil.rmtree(options.out, ignore_errors=True)
     items = options.out / "test.jsonl"
     write_items(items, options.items)
     line = command(options, items)
-    print("tilebeam", shlex.join(line), flush=True)
-    with OtherLoad() as others:
+    print("tilebeam", shlex.join(line), file=sys.stderr, flush=True)
+    with OtherLoad() as others, redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
         cli.app(line, standalone_mode=False)
-    figures = Figures.read(options.out / "report.json")
+    figures = Figures.read(options.out)
+    if options.json:
+        rows = report.Rows("tiny_world", True)
+        for row in rows_of(figures):
+            rows.add(row)
+        rows.finish()
+        return
     lines = list(page(figures, options, others.share))
     print("\n".join(lines))
     if options.into is not None:
-        put_into(options.into, lines)
+        put_into(options.into, "figures", "\n".join(lines))
         for name in ("accuracy", "latency"):
             plot = options.out / f"{name}.png"
             if plot.exists():
@@ -246,4 +294,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

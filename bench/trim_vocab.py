@@ -1,28 +1,32 @@
 """What trimming a vocabulary brings: size and decode speed before and after, and whether the logits stay the same.
 
-    gguf-trim-vocab gemma-q8_0.gguf trimmed.gguf --corpus text.txt
-    python -m bench.trim_vocab gemma-q8_0.gguf trimmed.gguf text.txt --json out.json
+    python -m bench.trim_vocab [-m WHOLE.gguf] [-f TEXT] [--json] [--quick]
 
-Both files run on llama.cpp's CPU backend in one process, in turns (A B A B ...), each turn a few tokens of the same
-text; speeds are of the fastest turns, the spread is that of the ratios of neighbouring turns. With -dev npu, on
-Tilebeam's device. The logits of the tokens that both have must be the same bits (CPU).
+The model is cut down to the tokens of the text (gguf-trim-vocab). Both files decode the text's first tokens in one
+process, in turns (A B A B ..), on llama.cpp's CPU backend and on Tilebeam's device. The logits of the tokens that both
+have must be the same but for roundings, or the bench fails; "same_bits" says whether they are the same bits. (llama.cpp
+has another kernel for a matrix whose rows are no multiple of 8.) Without -m it is gemma-3-270m in Q4_K_M (--quick: a
+small random model), without -f Python's language reference.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tilebeam
 from tilebeam.gguf.gguf_file import GGUFFile
+from tilebeam.gguf.trim_vocab import trim_vocab
 from tilebeam.gguf.trim_vocab_tokens import read_vocabulary
-from tilebeam.model.lm import LM
 from tilebeam.native.llama import Context
+
+from bench.lib import CACHE, gemma, models, report
+from bench.lib.options import Parser
+
+CLOSE = 1e-3  # of logits that differ by the roundings of another kernel
 
 
 def token_numbers(whole: Path, trimmed: Path) -> np.ndarray:
@@ -37,58 +41,61 @@ def step(context: Context, token: int, position: int) -> np.ndarray:
     context.token[0], context.pos[0], context.seq[0], context.output[0] = token, position, 0, 1
     status = context.decode(1)
     if status != 0:
-        raise SystemExit(f"llama_decode failed with status {status}")
+        raise RuntimeError(f"llama_decode failed with status {status}")
     return context.logits(0)
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    p.add_argument("whole", type=Path)
-    p.add_argument("trimmed", type=Path)
-    p.add_argument("text", type=Path, help="text of the corpus; its first tokens are decoded")
-    p.add_argument("-dev", "--device", choices=["cpu", "npu"], default="cpu")
-    p.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
-    p.add_argument("--turns", type=int, default=12, help="turns of each model")
-    p.add_argument("--tokens", type=int, default=16, help="tokens in a turn")
-    p.add_argument("--json", type=Path, help="write all figures")
-    a = p.parse_args()
-    old = token_numbers(a.whole, a.trimmed)
-    n = a.turns * a.tokens
-    models: list[LM] = [
-        tilebeam.load(f, device=a.device, n_ctx=n + 64, n_seq_max=1, threads=a.threads) for f in (a.whole, a.trimmed)
-    ]
-    with models[0] as whole, models[1] as trimmed:
-        ids = trimmed.tokenize(a.text.read_text("utf-8", "replace")[: 16 * n])[:n]
-        if len(ids) < n or whole.tokenize(a.text.read_text("utf-8", "replace")[: 16 * n])[:n] != old[ids].tolist():
-            raise SystemExit(f"the first {n} tokens of {a.text} are not the same in both vocabularies")
-        n_whole = whole.n_vocab
-        seconds: tuple[list[float], list[float]] = ([], [])
-        same = True
-        for turn in range(a.turns):
+def compare(whole: Path, trimmed: Path, text: str, device: str, args: Any) -> dict[str, Any]:
+    """Decode the same tokens with both; a row of the report.
+
+    Raises:
+        RuntimeError: the logits differ, or the text is too short.
+    """
+    old, n = token_numbers(whole, trimmed), args.rounds * args.n_gen
+    pairs, same = report.Pairs([], []), True
+    options = {"device": device, "n_ctx": n + 64, "n_seq_max": 1, "threads": args.threads}
+    with tilebeam.load(whole, **options) as a, tilebeam.load(trimmed, **options) as b:
+        ids = b.tokenize(text[: 16 * n])[:n]
+        if len(ids) < n or a.tokenize(text[: 16 * n])[:n] != old[ids].tolist():
+            raise RuntimeError(f"the first {n} tokens of the text are not the same in both vocabularies")
+        for turn in range(args.rounds):
             logits: list[list[np.ndarray]] = [[], []]
-            for side, lm in enumerate((whole, trimmed)):
+            for side, (lm, tokens) in enumerate(((a, old[ids]), (b, np.array(ids)))):
+                seconds = pairs.ours if side else pairs.baseline
                 started = time.perf_counter()
-                for i in range(turn * a.tokens, (turn + 1) * a.tokens):
-                    token = int(old[ids[i]]) if side == 0 else ids[i]
-                    logits[side].append(step(lm._context, token, i).copy())
-                seconds[side].append(time.perf_counter() - started)
-            same &= all(np.array_equal(x[old], y) for x, y in zip(*logits, strict=True))
-    ratios = [x / y for x, y in zip(*seconds, strict=True)]
-    figures = {
-        "device": a.device,
-        "threads": a.threads,
-        "tokens": [n_whole, len(old)],
-        "bytes": [a.whole.stat().st_size, a.trimmed.stat().st_size],
-        "tokens_per_second": [a.tokens / min(s) for s in seconds],
-        "speedup": statistics.median(ratios),
-        "speedup_quartiles": statistics.quantiles(ratios, n=4)[::2],
-        "same_logits": same,
-    }
-    for name, value in figures.items():
-        print(f"{name:18} {value}")
-    if a.json:
-        a.json.write_text(json.dumps(figures, indent=1) + "\n")
+                for i in range(turn * args.n_gen, (turn + 1) * args.n_gen):
+                    logits[side].append(step(lm._context, int(tokens[i]), i).copy())
+                seconds.append(time.perf_counter() - started)
+            both = [(x[old], y) for x, y in zip(*logits, strict=True)]
+            if not all(np.allclose(x, y, rtol=0, atol=CLOSE) for x, y in both):
+                raise RuntimeError(f"the two files' logits differ on {device}")
+            same = same and all(np.array_equal(x, y) for x, y in both)
+    return report.row(f"decode, {device}", pairs, args.n_gen, "tokens/s", tokens=len(old), same_bits=same)
+
+
+def main() -> None:
+    """Trim, measure and print."""
+    p = Parser(__doc__, "a small model, fewer and shorter turns")
+    p.add_model("GGUF file, not repacked", "gemma-3-270m")
+    p.add_argument("-f", "--file", type=Path, help="text (default: Python's language reference)")
+    p.add_threads()
+    p.add_count("-n", "--n-gen", usual=16, quick=4, what="tokens in a turn")
+    p.add_rounds(12, 3)
+    args = p.parse()
+    whole = args.model or (models.synthetic("small", "q8_0") if args.quick else gemma.model())
+    text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    rows = report.Rows("trim_vocab", args.json)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        corpus, trimmed = Path(folder) / "corpus.txt", Path(folder) / "trimmed.gguf"
+        corpus.write_text(text, encoding="utf-8")
+        trim_vocab(whole, trimmed, corpus=[corpus])
+        before, after = (path.stat().st_size / 1e6 for path in (whole, trimmed))
+        rows.add(report.figures("size", round(before, 3), round(after, 3), "MB", [before / after], None))
+        for device in ("cpu", "npu"):
+            rows.add(compare(whole, trimmed, text, device, args))
+    rows.finish()
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -12,7 +12,6 @@ int8 peak (two operations a weight and token) for everything else, both measured
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilebeam import TilebeamError, load
+from tilebeam import load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 
 from bench.lib import limits, models, report, rounds
+from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
@@ -119,57 +119,46 @@ def peaks_of(groups: list[Group], log: Rounds) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__, "fewer layers, fewer rounds")
     p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
     p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
     p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
-    p.add_argument("-p", "--n-prompt", type=int, help="prompt tokens (default 512, 128 with --quick; 0: none)")
+    p.add_count("-p", "--n-prompt", usual=512, quick=128, what="prompt tokens; 0: none")
     p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")
-    p.add_argument("-n", "--n-gen", type=int, help="tokens per sequence and run (default 16, 8 with --quick)")
-    p.add_argument("-r", "--rounds", type=int, help="default 5, 2 with --quick")
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    p.add_argument("--quick", action="store_true", help="fewer layers, fewer rounds")
+    p.add_count("-n", "--n-gen", usual=16, quick=8, what="tokens per sequence and run")
+    p.add_rounds(5, 2)
     rounds.add_options(p)
-    a = p.parse_args()
+    a = p.parse()
     kinds, cpus = a.kinds.split(","), int(limits.machine()["cpus"])
     if unknown := set(kinds) - set(KINDS):
         p.error(f"--kinds: {', '.join(sorted(unknown))} is not among {', '.join(KINDS)}")
-    wanted, n_gen = a.rounds or (2 if a.quick else 5), a.n_gen or (8 if a.quick else 16)
-    n_prompt = (128 if a.quick else 512) if a.n_prompt is None else a.n_prompt
-    try:
-        cases = [Case(n_prompt)] if n_prompt else []
-        cases += [Case(0, n_gen, n) for n in numbers(a.n_parallel, "-npl") if n]
-        for case in cases:
-            case.validate()
-        threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
-        groups = [Group(kind, n, tuple(cases)) for kind in kinds for n in threads]
-        files = {kind: file_of(kind, a.preset, a.quick) for kind in kinds}
-        setting = {"bench": "whole_model", "preset": a.preset, "quick": a.quick, "n_prompt": n_prompt, "n_gen": n_gen}
-        log = Rounds(a.resume, setting, a.seconds)
-        with console.bar("whole models") as progress:
-            task = progress.add_task("", total=None, note="")
-            for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
-                if log.fewest(group.labels()) >= wanted:
-                    continue
-                if not measure(
-                    group,
-                    files[group.kind],
-                    log,
-                    wanted,
-                    lambda name: progress.update(task, advance=1, description=name),
-                ):
-                    break
-    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
-        sys.exit(f"whole_model: {error}")
-    rows = rows_of(groups, log, files)
+    cases = [Case(a.n_prompt)] if a.n_prompt else []
+    cases += [Case(0, a.n_gen, n) for n in numbers(a.n_parallel, "-npl") if n]
+    for case in cases:
+        case.validate()
+    threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
+    groups = [Group(kind, n, tuple(cases)) for kind in kinds for n in threads]
+    files = {kind: file_of(kind, a.preset, a.quick) for kind in kinds}
+    setting = {"bench": "whole_model", "preset": a.preset, "quick": a.quick, "n_prompt": a.n_prompt, "n_gen": a.n_gen}
+    log = Rounds(a.resume, setting, a.seconds)
+    with console.bar("whole models") as progress:
+        task = progress.add_task("", total=None, note="")
+        for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+            if log.fewest(group.labels()) < a.rounds and not measure(
+                group,
+                files[group.kind],
+                log,
+                a.rounds,
+                lambda name: progress.update(task, advance=1, description=name),
+            ):
+                break
+    rows = report.Rows("whole_model", a.json)
+    for row in rows_of(groups, log, files):
+        rows.add(row)
+    rows.finish(peaks_of(groups, log))
     if note := log.note():
         print(note, file=sys.stderr)
-    if a.json:
-        report.emit("whole_model", peaks_of(groups, log), rows)
-        return
-    for row in rows:
-        report.show(row)
 
 
 if __name__ == "__main__":
-    main()
+    report.start(main)

@@ -8,11 +8,16 @@ least and the greatest, because both runs of a pair met the machine in the same 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tilebeam import TilebeamError
+from tilebeam.measure.machine import busy_note
 
 from bench.lib import limits
 
@@ -64,30 +69,83 @@ def row(name: str, pairs: Pairs, work: float, unit: str, limit: float | None = N
         work: what one run does, in `unit` times seconds: the value is work / seconds.
         limit: the machine's own rate in the same unit; None: no share is given.
     """
-    value = work / median(pairs.ours)
+    baseline, value = (work / median(seconds) for seconds in (pairs.baseline, pairs.ours))
+    share = None if limit is None else value / limit
+    return figures(name, round(baseline, 3), round(value, 3), unit, pairs.ratios, share, **more)
+
+
+def figures(
+    name: str,
+    baseline: float | None,
+    value: float,
+    unit: str,
+    ratios: Sequence[float],
+    share: float | None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A row of figures that are no rates; its ratio is the median of `ratios`, with the least and the greatest."""
     return {
         "name": name,
-        "baseline": round(work / median(pairs.baseline), 3),
-        "value": round(value, 3),
+        "baseline": baseline,
+        "value": value,
         "unit": unit,
-        "ratio": round(median(pairs.ratios), 3),
-        "ratio_min": round(min(pairs.ratios), 3),
-        "ratio_max": round(max(pairs.ratios), 3),
-        "share_of_limit": None if limit is None else round(value / limit, 3),
+        "ratio": round(median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "share_of_limit": None if share is None else round(share, 3),
         **more,
     }
 
 
-def emit(bench: str, peaks: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the one JSON object."""
-    print(json.dumps({"bench": bench, "machine": limits.machine(), "limits": dict(peaks), "rows": list(rows)}))
+class Rows:
+    """A bench's rows: shown one by one as they are measured, or kept for one JSON object.
+
+    Args:
+        bench: its name.
+        as_json: print only the object, at the end.
+    """
+
+    def __init__(self, bench: str, as_json: bool) -> None:
+        self._bench, self._as_json = bench, as_json
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: Mapping[str, Any], *notes: str) -> None:
+        """Another row, and lines for people that stand below it."""
+        self.rows.append(dict(row))
+        if not self._as_json:
+            _show(row)
+            for note in notes:
+                print(f"{'':44} {note}", flush=True)
+
+    def finish(self, peaks: Mapping[str, float] | None = None, *notes: str) -> None:
+        """Print the object, with the machine's limits, or lines for people that stand below all rows."""
+        if self._as_json:
+            head = {"bench": self._bench, "machine": limits.machine(), "limits": dict(peaks or {})}
+            print(json.dumps(head | {"rows": self.rows}))
+        else:
+            for note in notes:
+                print(note)
 
 
-def show(r: Mapping[str, Any]) -> None:
-    """Print one row for people."""
+def _show(r: Mapping[str, Any]) -> None:
     share = "" if r["share_of_limit"] is None else f"   {r['share_of_limit']:4.0%} of the limit"
+    baseline = "" if r["baseline"] is None else f" of {r['baseline']:.4g}"
     print(
         f"{r['name']:44} {r['value']:10.4g} {r['unit']:9} {r['ratio']:6.2f}x [{r['ratio_min']:.2f}, "
-        f"{r['ratio_max']:.2f}] of {r['baseline']:.4g}{share}",
+        f"{r['ratio_max']:.2f}]{baseline}{share}",
         flush=True,
     )
+
+
+def start(main: Callable[[], None]) -> None:
+    """Run a bench; what goes wrong is one sentence on stderr and exit status 1."""
+    try:
+        main()
+    except (TilebeamError, OSError, ValueError, RuntimeError) as error:
+        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
+
+
+def warn_if_busy(share: float) -> None:
+    """Say on stderr that other programs used this share of the CPUs, where that is too much for figures."""
+    if note := busy_note(share):
+        print(note, file=sys.stderr)

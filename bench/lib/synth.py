@@ -18,7 +18,8 @@ import argparse
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -417,15 +418,12 @@ def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, 
             raise OSError(f"{partial}: not open")
         fp = w.fout[0]
         w.write_padding(fp, fp.tell())
-        bar = _bar(sum(s.n_bytes for s in specs), path.name) if progress else None
-        for s in specs:
-            for chunk in _chunks(s, cfg.seed, direct):
-                chunk.tofile(fp)
-                if bar is not None:
-                    bar.update(chunk.nbytes)
-            w.write_padding(fp, s.n_bytes)
-        if bar is not None:
-            bar.close()
+        with _bar(path.name, sum(s.n_bytes for s in specs), progress) as written:
+            for s in specs:
+                for chunk in _chunks(s, cfg.seed, direct):
+                    chunk.tofile(fp)
+                    written(chunk.nbytes)
+                w.write_padding(fp, s.n_bytes)
         w.close()
         partial.replace(path)
     except BaseException:
@@ -435,10 +433,17 @@ def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, 
     return path
 
 
-def _bar(total: int, name: str) -> Any:
-    from tqdm import tqdm
+@contextmanager
+def _bar(name: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar over bytes, if wanted."""
+    if not shown:
+        yield lambda _: None
+        return
+    from tilebeam.cli import console
 
-    return tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {name}")
+    with console.bar("writing") as progress:
+        task = progress.add_task(name, total=total, note="bytes")
+        yield lambda size: progress.update(task, advance=size)
 
 
 def _main(argv: list[str] | None = None) -> int:

@@ -100,5 +100,5 @@ def test_the_bench_goes_on_where_it_was_killed(
     assert calls == []
     text.with_name("other.txt").write_text(TEXT + "more")
     monkeypatch.setattr(sys, "argv", [str(text.with_name("other.txt") if a == text else a) for a in arguments])
-    with pytest.raises(SystemExit, match="another model, text or context"):
+    with pytest.raises(ValueError, match="another model, text or context"):
         bench.main()

