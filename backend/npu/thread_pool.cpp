@@ -28,7 +28,7 @@ const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
 
 } // namespace
 
-thread_pool::thread_pool(int n_threads) {
+thread_pool::thread_pool(int n_threads, uint32_t count) {
     n_threads = std::clamp(n_threads, 1, max_threads);
     spreads = n_threads <= usable_cpus();
     seats = std::make_unique<seat[]>(static_cast<size_t>(n_threads));
@@ -37,6 +37,8 @@ thread_pool::thread_pool(int n_threads) {
         seats[i].idle = spin_budget(spreads ? idle_spin_ns : 0);
         seats[i].pool = this;
         seats[i].index = i;
+        seats[i].barriers = count;
+        seats[i].arrived.store(count, std::memory_order_relaxed);
     }
     // Signals are for the program's own threads: a Python handler must not be delayed by a worker in a kernel. What a
     // worker does wrong itself is not held back: blocked, such a signal ends the process whatever handler there is.
@@ -98,6 +100,8 @@ void thread_pool::run(task f, void * a, int hands) {
     seat & own = seats[0];
     own.clock = own_cpu_clock();
     __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
+    // Barriers without a solo do not move it: after 2^30 of them it would pass for the next one's.
+    released.store(own.barriers, std::memory_order_relaxed);
     // Who took no part in the last run does not know how many barriers there have been.
     for (int i = last_hands; i < hands; ++i) {
         seats[i].barriers = own.barriers;

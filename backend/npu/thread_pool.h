@@ -34,8 +34,9 @@ class thread_pool {
   public:
     using task = void (*)(void * arg, int thread);
 
-    // Starts n_threads - 1 workers, or as many of them as the system allows.
-    explicit thread_pool(int n_threads);
+    // Starts n_threads - 1 workers, or as many of them as the system allows. `count`: where counts of barriers begin,
+    // an even number; tests of their overflow begin shortly before it.
+    explicit thread_pool(int n_threads, uint32_t count = 0);
     ~thread_pool();
     thread_pool(const thread_pool &) = delete;
     thread_pool & operator=(const thread_pool &) = delete;

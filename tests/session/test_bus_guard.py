@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
+import native_kit
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BASE = ROOT / "backend" / "base"
 ROUNDS = 50
-COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-ENV = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}  # the program is built without a sanitizer
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if COMPILER is None:
-        pytest.skip("needs a C++ compiler")
-    target = tmp_path_factory.mktemp("native") / "bus-handlers"
-    sources = [ROOT / "tests" / "native" / "bus_handlers.cpp", BASE / "bus_guard.cpp", BASE / "fork.cpp"]
-    command = [COMPILER, "-std=c++17", "-O1", "-Wall", "-Werror", "-pthread", f"-I{BASE}", *sources, "-o", target]
-    subprocess.run(list(map(str, command)), check=True)
-    return target
+    folder = tmp_path_factory.mktemp("native")
+    return native_kit.build("bus_handlers.cpp", ["base/bus_guard.cpp", "base/fork.cpp"], folder)
 
 
 def run(program: Path, scenario: str) -> tuple[int, list[tuple[int, int]]]:
     """Exit code (negative: a signal), and the calls of the early and the late handler as they grew."""
-    done = subprocess.run([program, scenario], capture_output=True, text=True, timeout=60, check=False, env=ENV)
+    done = native_kit.run(program, scenario)
     counts = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     return done.returncode, [(c[0], c[1]) for c in counts]
 
