@@ -1,5 +1,4 @@
-// The NPU side as the CPU side holds it: the threads that call it, a thread of its own in this process, or a
-// tilebeam-npud process, natively or emulated.
+// The NPU side as the CPU side holds it: the threads that call it, or a tilebeam-npud process, natively or emulated.
 #ifndef TILEBEAM_SESSION_PEER_H
 #define TILEBEAM_SESSION_PEER_H
 
@@ -17,8 +16,7 @@ class peer {
     virtual bool ended(std::string & how) = 0;
 
     // It was told to stop, or is given up: wait at most grace_ms for its end. A process is then killed and collected
-    // (within a second: one that not even that ends is stuck in the kernel, and collected later); a thread cannot be
-    // killed, so it is left alone with what it owns, and ends when its op does.
+    // (within a second: one that not even that ends is stuck in the kernel, and collected later).
     virtual void finish(int grace_ms) = 0;
 
     // After fork() the child has a copy of this object but not the thread or child process that it stands for.
@@ -33,7 +31,6 @@ class peer {
 
 // All serve on copies of the descriptors. nullptr: `why` says what went wrong.
 std::unique_ptr<peer> start_caller(int region_fd, int socket_fd, std::string & why);
-std::unique_ptr<peer> start_thread(int region_fd, int socket_fd, std::string & why);
 std::unique_ptr<peer> start_process(const std::string & path, int region_fd, int socket_fd, std::string & why);
 // emulator: "" = qemu-hexagon from PATH; path: tilebeam-npud-hexagon.
 std::unique_ptr<peer> start_hexagon(const std::string & emulator, const std::string & path, int region_fd,

@@ -1,6 +1,5 @@
-// The NPU side of the channel: takes requests from the control region and runs them in an executor. The same loop
-// serves as a thread of the host process and as the whole of tilebeam-npud; or each request is answered by who sends
-// it.
+// The NPU side of the channel: takes requests from the control region and runs them in an executor. A loop that waits
+// for them is all of tilebeam-npud; with the thread executor each is answered by the thread that sends it.
 //
 // It trusts nothing in the region: a request and its payload are copied to private memory, their digest is compared,
 // and only the copy is looked at.

@@ -37,7 +37,6 @@ struct options {
     std::string emulator;      // hexagon: the emulator's executable, "" = qemu-hexagon from PATH
     std::string isa;           // kernel set, "" = best
     bool fuse = true;          // false: graphs run op by op (TILEBEAM_FUSE=0)
-    bool queue = false;        // thread: a thread of its own takes the requests, instead of the one that sends them
 };
 
 struct result {

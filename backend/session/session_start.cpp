@@ -50,7 +50,7 @@ bool session::impl::start(std::string & why) {
     socket = sockets[0];
     switch (opt.kind) {
     case executor_kind::thread:
-        npu = opt.queue ? start_thread(region->fd(), sockets[1], why) : start_caller(region->fd(), sockets[1], why);
+        npu = start_caller(region->fd(), sockets[1], why);
         break;
     case executor_kind::process:
         npu = start_process(opt.npud_path, region->fd(), sockets[1], why);

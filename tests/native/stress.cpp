@@ -1,7 +1,7 @@
 // Session, channel, service, thread pool and traces under many threads, for ThreadSanitizer: tilebeam-stress [SECONDS].
 // With `race` in place of the seconds it does one thing wrong, to see that this would be noticed.
 //
-// The two sides of a thread session map the same memory twice, at two addresses, and ThreadSanitizer knows memory by
+// The two sides of a session map the same memory twice, at two addresses, and ThreadSanitizer knows memory by
 // its address: it would see neither the channel's races nor its order. So here mmap is wrapped at link time: who maps a
 // file again gets the first mapping's address, and both sides of the channel meet in the same bytes.
 #include <algorithm>
@@ -162,12 +162,12 @@ void client(session & s, uint64_t serial, int64_t until) {
     }
 }
 
-// With a thread that takes the requests, and without, in turn.
+// Requests answered by the threads that send them, and by tilebeam-npud (npud_thread.cpp), in turn.
 void shared_session(int64_t until) {
-    for (bool queue = true; tb::now_ns() < until; queue = !queue) {
+    for (bool process = true; tb::now_ns() < until; process = !process) {
         tb::session::options opt;
         opt.n_threads = 3;
-        opt.queue = queue;
+        opt.kind = process ? tb::session::executor_kind::process : tb::session::executor_kind::thread;
         std::string why;
         const auto s = session::start(opt, why);
         if (!s) {
