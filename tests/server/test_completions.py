@@ -169,6 +169,13 @@ def test_formats_bind_the_text(client: Any) -> None:
     )
     assert json.loads(answer.choices[0].message.content)["ok"] in ("yes", "no")
     assert answer.choices[0].finish_reason == "stop"
+    bounded = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 18, "maximum": 150}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "it", "schema": bounded | {"required": ["age"]}}}
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, response_format=wanted, seed=1, max_tokens=100, n=8, temperature=2
+    )
+    for choice in answer.choices:
+        assert 18 <= json.loads(choice.message.content)["age"] <= 150
     grammar = 'root ::= "one " ("two" | "three")'
     for extra in ({"grammar": grammar}, {"response_format": {"type": "grammar", "grammar": grammar}}):
         told = client.completions.create(model="tiny", prompt=PROMPT, seed=1, max_tokens=50, extra_body=extra)

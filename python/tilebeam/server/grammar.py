@@ -5,22 +5,12 @@ from __future__ import annotations
 
 import json
 
+from tilebeam.grammars.combining import SchemaError
+from tilebeam.grammars.json_schema import grammar_of_schema
 from tilebeam.server.errors import ApiError, bad_request
 from tilebeam.server.requests import MAX_GRAMMAR, Generation, ResponseFormat
 
 _MAX_DEPTH = 64
-# Any JSON object, with little white space: a model that may write spaces for ever sometimes does.
-_JSON_OBJECT = r"""
-root   ::= object
-value  ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{" ws ( member ( "," ws member )* )? "}"
-member ::= string ":" ws value ws
-array  ::= "[" ws ( value ws ( "," ws value ws )* )? "]"
-string ::= "\"" ( [^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" hex hex hex hex ) )* "\""
-hex    ::= [0-9a-fA-F]
-number ::= "-"? ( "0" | [1-9] [0-9]{0,17} ) ( "." [0-9]{1,18} )? ( [eE] [-+]? [0-9]{1,3} )?
-ws     ::= ( " " | "\n" [ \t]{0,16} )?
-"""
 
 
 def grammar_of(body: Generation) -> str | None:
@@ -35,27 +25,26 @@ def grammar_of(body: Generation) -> str | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return _JSON_OBJECT
+        return grammar_of_schema({"type": "object"})
     if wanted.grammar is not None:
         return _checked(wanted.grammar, "response_format.grammar")
     return _checked(_of_schema(wanted), "response_format.json_schema")
 
 
 def _of_schema(wanted: ResponseFormat) -> str:
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
     assert wanted.json_schema is not None
     param = "response_format.json_schema.schema"
-    text = json.dumps(wanted.json_schema.schema_)
+    schema = wanted.json_schema.schema_
+    text = json.dumps(schema, ensure_ascii=False)
     if len(text) > MAX_GRAMMAR or _depth(text, "{[", "}]") > _MAX_DEPTH:
         raise bad_request(f"{param}: larger than {MAX_GRAMMAR} characters or deeper than {_MAX_DEPTH}.", param=param)
-    if '"$ref": "http' in text:
-        raise bad_request(f"{param}: references to other documents are not followed.", param=param)
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise bad_request(f"{param}: holds half of a surrogate pair.", param=param, code="invalid_value")
     try:
-        grammar: str = json_schema_to_gbnf(text)
-    except Exception as error:  # the converter raises whatever a schema it does not know makes it trip over
-        raise bad_request(f"{param}: cannot be turned into a grammar: {error}.", param=param) from None
-    return grammar
+        return grammar_of_schema(schema)
+    except SchemaError as error:
+        code = "unsupported_schema" if error.keyword else "invalid_value"
+        raise bad_request(f"{param} cannot be turned into a grammar: {error}.", param=param, code=code) from None
 
 
 def _checked(grammar: str, param: str) -> str:

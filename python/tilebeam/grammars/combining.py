@@ -1,0 +1,314 @@
+"""Schemas without combinators: $ref, allOf, anyOf and oneOf become a list of plain schemas, any of which may hold.
+
+Where schemas meet, each keyword of the result is as strict as all of them together; what cannot be combined is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from tilebeam.errors import TilebeamError
+
+Plain = dict[str, Any]
+_MOST = 128  # alternatives of one schema
+_MOST_DIGITS = 30  # of a number
+_MOST_STEPS = 20_000  # references and combinations that are followed
+
+COMBINATORS = ("$ref", "allOf", "anyOf", "oneOf")
+# Keywords that say something of a schema, and do not restrict what is valid.
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "example", "$comment", "$schema", "$id", "id", "$anchor"}
+    | {"$defs", "definitions", "deprecated", "readOnly", "writeOnly", "discriminator"}
+    | {"contentMediaType", "contentEncoding"}
+)
+BY_TYPE = {
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties", "propertyNames"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"},
+}
+TYPES = ("null", "boolean", "integer", "number", "string", "object", "array")
+KNOWN = frozenset({"type", "enum", "const"}.union(*BY_TYPE.values()))
+
+
+class SchemaError(TilebeamError):
+    """A schema that cannot be turned into a grammar.
+
+    Attributes:
+        keyword: the one that is to blame, None for the schema as a whole.
+    """
+
+    def __init__(self, message: str, keyword: str | None = None) -> None:
+        super().__init__(message)
+        self.keyword = keyword
+
+
+def unsupported(keyword: str, why: str = "") -> SchemaError:
+    """A keyword that would change what is valid, and that no grammar is made of."""
+    return SchemaError(f"the keyword {keyword!r} is not supported{f' {why}' if why else ''}", keyword)
+
+
+def facts(schema: Mapping[str, Any]) -> Plain:
+    """What restricts: a schema without its annotations and keywords of the user's own (x-..)."""
+    return {k: v for k, v in schema.items() if k not in ANNOTATIONS and not k.startswith("x-")}
+
+
+class Combiner:
+    """Makes plain schemas of the parts of one document."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._steps = 0
+
+    def resolve(self, reference: object) -> Any:
+        """What a $ref points to.
+
+        Raises:
+            SchemaError: another document, or nothing.
+        """
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise unsupported("$ref", f"with {reference!r}: only to other parts of the same schema (#/..)")
+        found = self._root
+        for part in reference[1:].split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            elif isinstance(found, dict) and key in found:
+                found = found[key]
+            else:
+                raise SchemaError(f"$ref: the schema has no {reference!r}", "$ref")
+        return found
+
+    def plain(self, schema: Any, within: tuple[str, ...] = ()) -> list[Plain]:
+        """The alternatives of a schema, without combinators; none if nothing is valid.
+
+        Args:
+            within: references that are being followed.
+
+        Raises:
+            SchemaError: what is not supported.
+        """
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise SchemaError("the schema has too many combinations", "allOf")
+        if isinstance(schema, bool):
+            return [{}] if schema else []
+        if not isinstance(schema, dict):
+            raise SchemaError(f"a schema is an object or a boolean, not {json.dumps(schema)[:60]}")
+        restricting = facts(schema)
+        found: list[Plain] = [{k: v for k, v in restricting.items() if k not in COMBINATORS}]
+        for keyword, value in found[0].items():
+            _check(keyword, value)
+        if "$ref" in restricting:
+            reference = restricting["$ref"]
+            if reference in within:
+                raise SchemaError(f"$ref: {reference!r} refers to itself without anything between", "$ref")
+            found = _product(found, self.plain(self.resolve(reference), (*within, reference)))
+        for part in _schemas(restricting, "allOf"):
+            found = _product(found, self.plain(part, within))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in restricting:
+                options = [self.plain(part, within) for part in _schemas(restricting, keyword)]
+                if keyword == "oneOf":
+                    _check_disjoint(options)
+                found = _product(found, [alternative for option in options for alternative in option])
+        return found
+
+
+def _check(keyword: str, value: Any) -> None:
+    """Raise `SchemaError` for a keyword that is not supported, or that has a value of another kind than it takes."""
+    if keyword.startswith("unevaluated") and value is False:
+        return  # nothing is written that is not declared
+    if keyword not in KNOWN:
+        raise unsupported(keyword)
+    for keywords, what, fits in _SHAPES:
+        if keyword in keywords and not fits(value):
+            raise SchemaError(f"{keyword} is {what}, not {json.dumps(value)[:60]}", keyword)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 10**_MOST_DIGITS
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+_SHAPES: tuple[tuple[frozenset[str], str, Callable[[Any], bool]], ...] = (
+    (frozenset(BY_TYPE["number"]), f"a number of at most {_MOST_DIGITS} digits", _is_number),
+    (frozenset(k for k in KNOWN if k[:3] in ("min", "max") and k[3:] != "imum"), "a count", _is_count),
+    (frozenset({"pattern", "format"}), "a text", lambda v: isinstance(v, str)),
+    (frozenset({"properties"}), "an object", lambda v: isinstance(v, dict)),
+    (frozenset({"required"}), "a list of names", _is_names),
+    (frozenset({"enum"}), "a list of values", lambda v: isinstance(v, list) and bool(v)),
+    (frozenset({"prefixItems"}), "a list of schemas", lambda v: isinstance(v, list) and bool(v)),
+    (frozenset({"uniqueItems"}), "true or false", lambda v: isinstance(v, bool)),
+)
+
+
+def _schemas(schema: Plain, keyword: str) -> list[Any]:
+    found = schema.get(keyword, [])
+    if not isinstance(found, list) or (keyword in schema and not found):
+        raise SchemaError(f"{keyword} is a list of schemas", keyword)
+    return found
+
+
+def _product(left: Sequence[Plain], right: Sequence[Plain]) -> list[Plain]:
+    if len(left) * len(right) > _MOST:
+        raise SchemaError(f"allOf and anyOf make more than {_MOST} alternatives", "allOf")
+    return [both for a in left for b in right if (both := _both(a, b)) is not None]
+
+
+# --- two schemas at once ----------------------------------------------------------------------------------------------
+
+
+def _both(a: Plain, b: Plain) -> Plain | None:
+    """What is valid under both; None: nothing."""
+    if not a or not b:
+        return a or b
+    found = {**a, **b}
+    for keyword in a.keys() & b.keys():
+        found[keyword] = _strictest(keyword, a[keyword], b[keyword])
+        if found[keyword] is None or (keyword in ("type", "enum") and not found[keyword]):
+            return None
+    if "properties" in found or "additionalProperties" in found:
+        found["properties"] = _properties(a, b)
+    return found
+
+
+def _strictest(keyword: str, a: Any, b: Any) -> Any:
+    """A keyword's value that holds where both do; None: nothing does."""
+    if a == b and type(a) is type(b):
+        return a
+    combine = _COMBINE.get(keyword)
+    if combine is None:
+        raise SchemaError(f"{keyword!r} has several values that would have to hold together", keyword)
+    return combine(a, b)
+
+
+def type_names(given: Any) -> list[str]:
+    """The types of "type".
+
+    Raises:
+        SchemaError: there is no such type.
+    """
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or any(name not in TYPES for name in names):
+        raise SchemaError(f"type: {given!r} is none of {', '.join(TYPES)}", "type")
+    return list(names)
+
+
+def _common_types(a: Any, b: Any) -> list[str]:
+    one, other = type_names(a), type_names(b)
+    numbers = {"integer", "number"}
+    found = [name for name in one if name in other]
+    if "integer" not in found and "number" not in found and numbers & {*one} and numbers & {*other}:
+        found.append("integer")
+    return found
+
+
+def _all_of(a: Any, b: Any) -> Any:
+    """A schema of both, in one list without repetition: combining recursive schemas comes to an end."""
+    parts: list[Any] = []
+    for schema in (a, b):
+        inner = schema["allOf"] if isinstance(schema, dict) and [*schema] == ["allOf"] else [schema]
+        parts += [part for part in inner if part not in parts]
+    return parts[0] if len(parts) == 1 else {"allOf": parts}
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "type": _common_types,
+    "enum": lambda a, b: [v for v in a if any(same(v, w) for w in b)],
+    "const": lambda a, b: a if same(a, b) else None,
+    "required": lambda a, b: list(dict.fromkeys([*a, *b])),
+    "properties": _all_of,  # see _properties
+    "additionalProperties": _all_of,
+    "propertyNames": _all_of,
+    "items": _all_of,
+    "uniqueItems": lambda a, b: bool(a) or bool(b),
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
+}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are one to JSON: 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(_canonical(a), sort_keys=True) == json.dumps(_canonical(b), sort_keys=True)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    return {k: _canonical(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _properties(a: Plain, b: Plain) -> dict[str, Any]:
+    """The properties of both; those that only one names are additional ones to the other."""
+    found: dict[str, Any] = {}
+    for own, other in ((a, b), (b, a)):
+        rest = other.get("additionalProperties", True)
+        for name, schema in own.get("properties", {}).items():
+            if name in other.get("properties", {}):
+                found[name] = _all_of(a["properties"][name], b["properties"][name])
+            elif rest is True:
+                found[name] = schema
+            else:
+                found[name] = _all_of(schema, rest)
+    return found
+
+
+# --- oneOf ------------------------------------------------------------------------------------------------------------
+
+
+def _check_disjoint(options: Sequence[Sequence[Plain]]) -> None:
+    """Raise `SchemaError` unless no value is valid under two of the options, as far as can be seen."""
+    for i, one in enumerate(options):
+        for other in options[:i]:
+            if not all(_disjoint(a, b) for a in one for b in other):
+                raise unsupported("oneOf", "where its schemas may overlap: write anyOf")
+
+
+def _disjoint(a: Plain, b: Plain) -> bool:
+    if "type" in a and "type" in b and not _common_types(a["type"], b["type"]):
+        return True
+    values = _values(a), _values(b)
+    if values[0] is not None and values[1] is not None:
+        return not any(same(v, w) for v in values[0] for w in values[1])
+    return _is_object(a) and _is_object(b) and (_told_apart(a, b) or _told_apart(b, a))
+
+
+def _values(schema: Any) -> list[Any] | None:
+    if isinstance(schema, dict) and "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum") if isinstance(schema, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def _is_object(schema: Plain) -> bool:
+    return schema.get("type") in ("object", ["object"])
+
+
+def _told_apart(a: Plain, b: Plain) -> bool:
+    """Whether a property that `a` requires has other values in `b`, or must not be there."""
+    return any(_excluded(name, a, b) for name in a.get("required", []))
+
+
+def _excluded(name: str, a: Plain, b: Plain) -> bool:
+    theirs = b.get("properties", {})
+    if name not in theirs:
+        return b.get("additionalProperties") is False
+    ours = a.get("properties", {}).get(name, True)
+    if isinstance(ours, dict) and isinstance(theirs[name], dict):
+        values = _values(ours), _values(theirs[name])
+        if values[0] is not None and values[1] is not None:
+            return not any(same(v, w) for v in values[0] for w in values[1])
+    return False

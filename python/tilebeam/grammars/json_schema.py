@@ -1,0 +1,464 @@
+"""JSON schemas as grammars.
+
+Every text that a grammar lets through is valid under its schema. The other way round not quite: objects hold their
+properties in the schema's order and no others unless the schema says additionalProperties, white space is little,
+numbers are short where nothing bounds them. What a grammar cannot promise is refused with the name of the keyword.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from tilebeam.grammars import ranges
+from tilebeam.grammars.combining import (
+    BY_TYPE,
+    COMBINATORS,
+    Combiner,
+    Plain,
+    SchemaError,
+    facts,
+    same,
+    type_names,
+    unsupported,
+)
+from tilebeam.grammars.gbnf import either, in_class, json_literal, repeated
+from tilebeam.grammars.patterns import CHAR, FORMATS, PatternError, string_rule
+from tilebeam.grammars.ranges import Bound
+
+# White space is limited: a model that may write spaces for ever sometimes does.
+_BASE = {
+    "ws": r'( " " | "\n" [ \t]{0,16} )?',
+    "hex": "[0-9a-fA-F]",
+    "char": CHAR,
+    "string": r'"\"" char* "\""',
+    "natural": f'"0" | [1-9] [0-9]{{0,{ranges.DIGITS - 1}}}',
+    "integer": '"-"? natural',
+    "number": f'"-"? natural ( "." [0-9]{{1,{ranges.DIGITS}}} )? ( [eE] [-+]? [0-9]{{1,2}} )?',
+    "boolean": '"true" | "false"',
+    "null": '"null"',
+    "value": "object | array | string | number | boolean | null",
+    "object": '"{" ws ( pair ( "," ws pair )* )? "}"',
+    "pair": 'string ":" ws value ws',
+    "array": '"[" ws ( element ( "," ws element )* )? "]"',
+    "element": "value ws",
+}
+_REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([a-zA-Z][a-zA-Z0-9-]*)')
+_MAX_RULES = 2000
+# Longest text of a schema that asks for more: subsets are valid, too.
+_LONGEST = 100_000
+
+
+def grammar_of_schema(schema: Any) -> str:
+    """A GBNF grammar of texts that are valid under a JSON schema.
+
+    Args:
+        schema: as parsed from JSON: an object or a boolean.
+
+    Raises:
+        SchemaError: it is no schema, nothing is valid under it, or it asks for what a grammar cannot promise; the
+            sentence tells where (#/properties/..) and which keyword.
+    """
+    converter = _Converter(schema)
+    try:
+        root = converter.rule_of(schema, "#")
+    except RecursionError:
+        raise SchemaError("#: the schema is too deep") from None
+    return converter.text(root)
+
+
+class _Converter:
+    """Collects the rules of one schema."""
+
+    def __init__(self, root: Any) -> None:
+        self._combiner = Combiner(root)
+        self._rules: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of bodies
+        self._references: dict[str, str] = {}  # rules of $ref
+        self._combined: dict[str, str] = {}  # rules of what has allOf, by the schema
+
+    def text(self, root: str) -> str:
+        """The whole grammar: the rules made, and those of the base that they use."""
+        rules = {"root": root, **self._rules}
+        wanted = list(rules)
+        for name in wanted:
+            for found in _REFERENCE.finditer(rules[name]):
+                used = found[1]
+                if used and used not in rules:
+                    rules[used] = _BASE[used]
+                    wanted.append(used)
+        return "\n".join(f"{name} ::= {body}" for name, body in rules.items()) + "\n"
+
+    def rule(self, path: str, body: str) -> str:
+        """The name of a rule with this body."""
+        if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]*", body):
+            return body
+        if body in self._names:
+            return self._names[body]
+        name = self._reserve(path)
+        self._names[body] = name
+        self._rules[name] = body
+        return name
+
+    def _reserve(self, path: str) -> str:
+        """A new name that tells where in the schema a rule comes from."""
+        words = re.findall(r"[a-zA-Z0-9]+", path.rpartition("/")[2])
+        stem = "-".join(["s", *words])[:40]
+        name, count = stem, 1
+        while name in self._rules or name in _BASE or name == "root":
+            count += 1
+            name = f"{stem}-{count}"
+        if len(self._rules) >= _MAX_RULES:
+            raise SchemaError(f"the schema makes more than {_MAX_RULES} rules")
+        self._rules[name] = ""
+        return name
+
+    # --- schemas --------------------------------------------------------------------------------------------------
+
+    def rule_of(self, schema: Any, path: str) -> str:
+        """The rule of a schema.
+
+        Raises:
+            SchemaError: see `grammar_of_schema`.
+        """
+        found = self._optional_rule(schema, path)
+        if found is None:
+            raise SchemaError(f"{path}: nothing is valid under this schema")
+        return found
+
+    def _optional_rule(self, schema: Any, path: str) -> str | None:
+        """The rule of a schema, None if nothing is valid under it."""
+        try:
+            if isinstance(schema, dict):
+                restricting = facts(schema)
+                if [*restricting] == ["$ref"]:
+                    return self._referred(restricting["$ref"])
+                if [*restricting] == ["anyOf"] and isinstance(schema["anyOf"], list):
+                    return self._any_of(schema["anyOf"], path)
+                if "allOf" in restricting:
+                    return self._all_of(schema, path)
+            return self._whole(schema, path)
+        except SchemaError as error:
+            raise _located(error, path) from None
+
+    def _whole(self, schema: Any, path: str) -> str | None:
+        bodies = [body for plain in self._combiner.plain(schema) for body in self._plain(plain, path)]
+        return self.rule(path, " | ".join(dict.fromkeys(bodies))) if bodies else None
+
+    def _all_of(self, schema: Plain, path: str) -> str | None:
+        """The rule of schemas that are combined; where recursive ones are, the same combination comes again."""
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._combined:
+            name = self._combined[key] = self._reserve(path)
+            body = self._whole(schema, path)
+            if body is None:
+                del self._combined[key], self._rules[name]
+                return None
+            self._rules[name] = body
+        return self._combined[key]
+
+    def _referred(self, reference: Any) -> str | None:
+        if not isinstance(reference, str) or reference not in self._references:
+            target = self._combiner.resolve(reference)
+            name = self._references[reference] = self._reserve(reference)
+            body = self._optional_rule(target, reference)
+            if body is None:
+                raise SchemaError(f"$ref: nothing is valid under {reference!r}", "$ref")
+            if body == name:
+                raise SchemaError(f"$ref: {reference!r} refers to itself without anything between", "$ref")
+            self._rules[name] = body
+        return self._references[reference]
+
+    def _any_of(self, options: list[Any], path: str) -> str | None:
+        if not options:
+            raise SchemaError("anyOf is a list of schemas", "anyOf")
+        rules = [self._optional_rule(option, f"{path}/anyOf/{i}") for i, option in enumerate(options)]
+        found = [rule for rule in rules if rule is not None]
+        return self.rule(path, " | ".join(dict.fromkeys(found))) if found else None
+
+    def _plain(self, schema: Plain, path: str) -> list[str]:
+        """The bodies of a schema without combinators, one for each type or value."""
+        try:
+            if "enum" in schema or "const" in schema:
+                return [json_literal(value) for value in _values(schema)]
+            types = type_names(schema["type"]) if "type" in schema else _types_by_keywords(schema)
+            if types is None:
+                return ["value"]
+            if "number" in types and "integer" in types:
+                types.remove("integer")
+            made = [self._of_type[name](self, schema, path) for name in types]
+            return [body for body in made if body is not None]
+        except SchemaError as error:
+            raise _located(error, path) from None
+
+    # --- numbers and strings --------------------------------------------------------------------------------------
+
+    def _integer(self, schema: Plain, path: str) -> str | None:
+        del path
+        if schema.get("multipleOf", 1) != 1:
+            raise unsupported("multipleOf", "for integers")
+        low, high = _bounds(schema)
+        return "integer" if low is None and high is None else ranges.whole_numbers(low, high)
+
+    def _number(self, schema: Plain, path: str) -> str | None:
+        low, high = _bounds(schema)
+        step = Decimal(repr(schema["multipleOf"])) if "multipleOf" in schema else None
+        if step is None:
+            return "number" if low is None and high is None else ranges.decimals(low, high)
+        digits = step.normalize().as_tuple()
+        places = -int(digits.exponent)
+        if digits.digits != (1,) or digits.sign or not 0 <= places <= ranges.DIGITS:
+            raise unsupported("multipleOf", "but for 1, 0.1, 0.01 and so on")
+        if places == 0:
+            return self._integer({k: v for k, v in schema.items() if k != "multipleOf"}, path)
+        return ranges.decimals(low, high, places)
+
+    def _string(self, schema: Plain, path: str) -> str | None:
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if "pattern" in schema or "format" in schema:
+            return self._matching(schema, path)
+        if not least and most is None:
+            return "string"
+        least, most = int(least), None if most is None else min(int(most), max(int(least), _LONGEST))
+        if least > _LONGEST:
+            raise unsupported("minLength", f"above {_LONGEST}")
+        if most is not None and most < least:
+            return None
+        return f'"\\"" {repeated("char", least, most)} "\\""'.replace("  ", " ")
+
+    def _matching(self, schema: Plain, path: str) -> str:
+        others = [k for k in ("pattern", "format", "minLength", "maxLength") if k in schema]
+        if len(others) > 1:
+            raise unsupported(others[1], f"beside {others[0]!r}")
+        keyword = others[0]
+        if keyword == "format" and schema["format"] not in FORMATS:
+            raise unsupported("format", f"with {schema['format']!r}, only with {', '.join(FORMATS)}")
+        pattern = schema["pattern"] if keyword == "pattern" else FORMATS[schema["format"]]
+        try:
+            text = self.rule(f"{path}/{keyword}", string_rule(pattern))
+        except PatternError as error:
+            raise unsupported("pattern", f"with {error} ({pattern!r:.80})") from None
+        return f'"\\"" {text} "\\""'
+
+    # --- arrays ---------------------------------------------------------------------------------------------------
+
+    def _array(self, schema: Plain, path: str) -> str | None:
+        first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if isinstance(rest, list):  # as before 2020
+            first, rest = rest, schema.get("additionalItems", True)
+        elif "additionalItems" in schema:
+            raise unsupported("additionalItems", "without a list of items")
+        least = int(schema.get("minItems", 0))
+        most = None if "maxItems" not in schema else int(schema["maxItems"])
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            raise unsupported("uniqueItems", "for more than one item")
+        first = first[:most]
+        named = [self.rule_of(item, f"{path}/prefixItems/{i}") for i, item in enumerate(first)]
+        others = self._optional_rule(rest, f"{path}/items")
+        if others is None or ("items" not in schema and first and least <= len(first)):
+            most = len(first)  # nothing else may follow, or need not
+        if most is not None and most < least:
+            return None
+        return self._listed(named, others or "value", max(least, len(named)), most, path)
+
+    def _listed(self, first: Sequence[str], other: str, least: int, most: int | None, path: str) -> str:
+        """Items in their order, then as many others as make it `least` to `most`."""
+        if least > _LONGEST:
+            raise unsupported("minItems", f"above {_LONGEST}")
+        least -= len(first)
+        most = None if most is None else min(most - len(first), max(least, _LONGEST))
+        parts = [f"{item} ws" for item in first]
+        inner = ' "," ws '.join(parts)
+        if most != 0:
+            following = self.rule(f"{path}/more", f'"," ws {other} ws')
+            if first:
+                inner += f" {repeated(following, least, most)}"
+            else:
+                rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
+                inner = f"{other} ws {rest}".strip()
+                inner = inner if least else f"( {inner} )?"
+        return f'"[" ws {inner} "]"' if inner else '"[" ws "]"'
+
+    # --- objects --------------------------------------------------------------------------------------------------
+
+    def _object(self, schema: Plain, path: str) -> str | None:
+        properties: dict[str, Any] = dict(schema.get("properties", {}))
+        required = list(dict.fromkeys(schema.get("required", [])))
+        open_ = not properties and not required
+        additional = schema.get("additionalProperties", open_)
+        for name in required:
+            if name not in properties:
+                properties[name] = schema.get("additionalProperties", True)
+        members: list[tuple[str, bool]] = []
+        for name, value in properties.items():
+            rule = self._optional_rule(value, f"{path}/properties/{name}")
+            if rule is not None:
+                member = self.rule(f"{path}/{name}-member", f'{json_literal(name)} ":" ws {rule} ws')
+                members.append((member, name in required))
+            elif name in required:
+                return None
+        others = None
+        if additional is not False and not self._full(schema, members):
+            others = self._others(schema, additional, properties, path)
+        least, most = self._counts(schema, members, others)
+        if most is not None and most < least:
+            return None
+        if not members:
+            return self._dictionary(others, least, most, path)
+        inner = self._in_order(members, others, path)
+        return f'"{{" ws {inner} "}}"'.replace("  ", " ")
+
+    @staticmethod
+    def _full(schema: Plain, members: Sequence[tuple[str, bool]]) -> bool:
+        """Whether the declared properties are as many as there may be."""
+        return bool(members) and schema.get("maxProperties", math.inf) <= len(members)
+
+    def _others(self, schema: Plain, additional: Any, properties: Plain, path: str) -> str | None:
+        """The rule of a property that is not declared, None if there may be none."""
+        value = self._optional_rule(additional, f"{path}/additionalProperties")
+        if value is None:
+            return None
+        if "propertyNames" in schema:
+            if properties:
+                raise unsupported("propertyNames", "beside properties")
+            names = schema["propertyNames"]
+            key = self._optional_rule({"allOf": [names, {"type": "string"}]}, f"{path}/propertyNames")
+            if key is None:
+                return None
+        else:
+            key = self.rule(f"{path}/key", _key_but(properties)) if properties else "string"
+        return self.rule(f"{path}/other-member", f'{key} ":" ws {value} ws')
+
+    @staticmethod
+    def _counts(schema: Plain, members: Sequence[tuple[str, bool]], others: str | None) -> tuple[int, int | None]:
+        """How many properties there must and may be; refused where that depends on which of them are there."""
+        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+        if members:
+            if least > sum(required for _, required in members):
+                raise unsupported("minProperties", "above the number of required properties")
+            if most is not None and (others is not None or most < len(members)):
+                raise unsupported("maxProperties", "below the number of properties, or with additional ones")
+        elif others is None:
+            most = 0
+        return least, None if most is None else min(int(most), max(least, _LONGEST))
+
+    def _dictionary(self, other: str | None, least: int, most: int | None, path: str) -> str:
+        if other is None or most == 0:
+            return '"{" ws "}"'
+        following = self.rule(f"{path}/more", f'"," ws {other}')
+        rest = repeated(following, max(0, least - 1), None if most is None else most - 1)
+        inner = f"{other} {rest}".strip()
+        return f'"{{" ws {inner if least else f"( {inner} )?"} "}}"'
+
+    def _in_order(self, members: Sequence[tuple[str, bool]], others: str | None, path: str) -> str:
+        """Members in their order, those left out that may be.
+
+        A rule for what may come behind at least one member, and one for what may come first, each from the last
+        member to the first: the grammar grows with the number of members, not with that of their combinations.
+        """
+        after, first = "", ""
+        if others is not None:
+            after = self.rule(f"{path}/others", f'( "," ws {others} )*')
+            first = f"( {others} {after} )?"
+        for i, (member, required) in reversed(list(enumerate(members))):
+            here = f"{member} {after}".strip()
+            first = here if required else either(here, first) if first else f"( {here} )?"
+            after = f'"," ws {member} {after}' if required else f'( "," ws {member} )? {after}'
+            after = self.rule(f"{path}/after-{i}", after.strip()) if i else ""
+            first = self.rule(f"{path}/from-{i}", first) if i else first
+        return first
+
+    _of_type: ClassVar[dict[str, Callable[[_Converter, Plain, str], str | None]]] = {
+        "null": lambda *_: "null",
+        "boolean": lambda *_: "boolean",
+        "integer": _integer,
+        "number": _number,
+        "string": _string,
+        "array": _array,
+        "object": _object,
+    }
+
+
+def _located(error: SchemaError, path: str) -> SchemaError:
+    """The same error with the place in the schema, unless it has one."""
+    text = str(error)
+    return error if text.startswith("#") else SchemaError(f"{path}: {text}", error.keyword)
+
+
+def _types_by_keywords(schema: Plain) -> list[str] | None:
+    """Without "type": the types that its keywords are about, None if it has none."""
+    found = [name for name, keywords in BY_TYPE.items() if keywords & schema.keys()]
+    return found or None
+
+
+def _values(schema: Plain) -> list[Any]:
+    """The values of enum and const that have the schema's type."""
+    values = list(schema["enum"]) if "enum" in schema else [schema["const"]]
+    if "const" in schema:
+        values = [v for v in values if same(v, schema["const"])]
+    if others := schema.keys() - {"enum", "const", "type", *COMBINATORS}:
+        raise unsupported(min(others), "beside enum or const")
+    if "type" in schema:
+        types = type_names(schema["type"])
+        values = [v for v in values if any(_has_type(v, name) for name in types)]
+    return values
+
+
+def _has_type(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds = {"null": type(None), "number": (int, float), "string": str, "object": dict, "array": list}
+    return name in kinds and isinstance(value, kinds[name])  # type: ignore[arg-type]
+
+
+def _bounds(schema: Plain) -> tuple[Bound | None, Bound | None]:
+    """The tightest ends of a number's range."""
+    lows = [Bound(Decimal(repr(schema[k])), k != "minimum") for k in ("minimum", "exclusiveMinimum") if k in schema]
+    highs = [Bound(Decimal(repr(schema[k])), k != "maximum") for k in ("maximum", "exclusiveMaximum") if k in schema]
+    kind = schema.get("format", "double")
+    if size := re.fullmatch(r"(u?)int(8|16|32|64)", kind):  # OpenAPI's formats of numbers
+        unsigned, bits = bool(size[1]), int(size[2])
+        lows.append(Bound(Decimal(0 if unsigned else -(1 << (bits - 1)))))
+        highs.append(Bound(Decimal((1 << (bits if unsigned else bits - 1)) - 1)))
+    elif kind not in ("float", "double"):
+        raise unsupported("format", f"with {kind!r} for numbers")
+    low = max(lows, key=lambda b: (b.value, b.open), default=None)
+    high = min(highs, key=lambda b: (b.value, not b.open), default=None)
+    return low, high
+
+
+def _key_but(names: Plain) -> str:
+    """A property's name that is none of these, written without escapes."""
+    tree: dict[str, Any] = {}
+    for name in names:
+        node = tree
+        for char in name:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return f'"\\"" {_rest_but(tree)} "\\""'
+
+
+_MOST_SHARED = 24
+_PLAIN = r'"\\\x00-\x1F\x7F'
+
+
+def _rest_but(node: dict[str, Any], depth: int = 0, ends: bool = False) -> str:
+    """What may follow a beginning that some names share, so that the whole is none of them.
+
+    Args:
+        depth: characters before. Beginnings longer than _MOST_SHARED are left out: groups are nested that deep.
+        ends: the name may end here.
+    """
+    chars = [c for c in node if c]
+    others = "".join(in_class(ord(c)) for c in chars)
+    parts = [f"[^{_PLAIN}{others}] [^{_PLAIN}]*"]
+    for char in chars if depth < _MOST_SHARED else ():
+        if char not in '"\\' and char >= " " and char != "\x7f":
+            parts.append(f"[{in_class(ord(char))}] {_rest_but(node[char], depth + 1, '' not in node[char])}")
+    return either(*parts) if not ends else f"( {' | '.join(parts)} )?"

@@ -1,0 +1,308 @@
+"""Regular expressions of JSON schemas (ECMA-262) as grammars of the JSON text of a string.
+
+What is supported is what describes a set of texts by itself: characters, classes, groups, alternatives, repetitions,
+and the anchors at the ends. A pattern without anchors may match anywhere, as JSON Schema says.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilebeam.grammars.gbnf import either, in_class, literal, repeated
+
+_LAST = sys.maxunicode
+_MAX_DEPTH = 16
+_MAX_REPEAT = 1000
+
+# Any character of a string's JSON text. No halves of surrogate pairs: each stands for one character.
+CHAR = r"""[^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" ( [0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex ) )"""
+
+_SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}  # as JSON escapes them
+
+Range = tuple[int, int]
+
+
+class PatternError(ValueError):
+    """A pattern that is none, or has what cannot be put into a grammar."""
+
+
+def string_rule(pattern: str) -> str:
+    """A grammar for the JSON text of the strings that match a pattern; it uses the rule ``char``.
+
+    Raises:
+        PatternError: with what is wrong.
+    """
+    return _Parser(pattern).parse()
+
+
+# --- sets of characters -----------------------------------------------------------------------------------------------
+
+
+def _union(ranges: Sequence[Range]) -> list[Range]:
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _complement(ranges: Sequence[Range]) -> list[Range]:
+    found, start = [], 0
+    for low, high in _union(ranges):
+        if low > start:
+            found.append((start, low - 1))
+        start = high + 1
+    if start <= _LAST:
+        found.append((start, _LAST))
+    return found
+
+
+def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
+    return _complement([*_complement(ranges), *others])
+
+
+_DIGIT: list[Range] = [(0x30, 0x39)]
+_WORD: list[Range] = [*_DIGIT, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
+_SPACE: list[Range] = [
+    *[(9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)],
+    *[(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)],
+]
+_CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
+_DOT = _complement([(10, 10), (13, 13), (0x2028, 0x2029)])
+_CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+_NOT_PLAIN: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
+
+
+def _as_json(ranges: Sequence[Range]) -> str:
+    """One character of a set as it stands in JSON text.
+
+    Raises:
+        PatternError: the set has none.
+    """
+    plain = _without(ranges, _NOT_PLAIN)
+    parts = []
+    if plain and plain[0][0] == plain[-1][1]:
+        parts.append(literal(chr(plain[0][0])))
+    elif plain:
+        inside = "".join(in_class(a) if a == b else f"{in_class(a)}-{in_class(b)}" for a, b in plain)
+        parts.append(f"[{inside}]")
+    escaped = [c for low, high in _union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]
+    # Of a large set, such as all but a few, the rare control characters are left out.
+    rare = [c for c in escaped if c not in _SHORT]
+    written = [c for c in escaped if c in _SHORT] + (rare if not plain or len(rare) <= 4 else [])
+    parts += [literal(_SHORT.get(c, f"\\u{c:04x}")) for c in written]
+    if not parts:
+        raise PatternError("a class that no character is in")
+    return either(*parts)
+
+
+def _is_escaped(code: int) -> bool:
+    return code < 0x20 or code in (0x22, 0x5C, 0x7F)
+
+
+# --- the syntax -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sequence:
+    """What stands between two bars: grammar symbols, and whether anchors hold it at the string's ends."""
+
+    parts: list[str] = field(default_factory=list)
+    from_start: bool = False
+    to_end: bool = False
+
+    @property
+    def text(self) -> str:
+        """As a grammar; an empty one is the empty literal."""
+        return " ".join(self.parts) or '""'
+
+
+class _Parser:
+    """Reads one pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._at = 0
+        self._depth = 0
+
+    def parse(self) -> str:
+        alternatives = self._alternatives()
+        if self._at < len(self._text):
+            raise PatternError("a ) without its (")
+        found = []
+        for sequence in alternatives:
+            parts = [*([] if sequence.from_start else ["char*"]), *sequence.parts]
+            parts += [] if sequence.to_end else ["char*"]
+            found.append(" ".join(parts) or '""')
+        return either(*found)
+
+    def _peek(self, count: int = 1) -> str:
+        return self._text[self._at : self._at + count]
+
+    def _take(self) -> str:
+        char = self._peek()
+        if not char:
+            raise PatternError("it ends in the middle")
+        self._at += 1
+        return char
+
+    def _alternatives(self) -> list[_Sequence]:
+        found = [self._sequence()]
+        while self._peek() == "|":
+            self._at += 1
+            found.append(self._sequence())
+        return found
+
+    def _sequence(self) -> _Sequence:
+        sequence = _Sequence()
+        while (char := self._peek()) and char not in "|)":
+            if char == "^":
+                if sequence.parts or self._depth:
+                    raise PatternError("^ elsewhere than at the beginning")
+                self._at += 1
+                sequence.from_start = True
+                continue
+            if char == "$":
+                self._at += 1
+                if (self._peek() and self._peek() not in "|)") or self._depth:
+                    raise PatternError("$ elsewhere than at the end")
+                sequence.to_end = True
+                continue
+            sequence.parts += self._repeated(self._atom())
+        return sequence
+
+    def _atom(self) -> str:
+        char = self._take()
+        if char == "(":
+            return self._group()
+        if char == "[":
+            return _as_json(self._class())
+        if char == ".":
+            return _as_json(_DOT)
+        if char == "\\":
+            return _as_json(self._escape(inside=False))
+        if char in "*+?":
+            raise PatternError(f"{char} without anything to repeat")
+        return _as_json([(ord(char), ord(char))])
+
+    def _group(self) -> str:
+        if self._peek() == "?":
+            if self._peek(2) == "?:":
+                self._at += 2
+            elif found := re.compile(r"\?<[A-Za-z_$][\w$]*>").match(self._text, self._at):
+                self._at = found.end()
+            else:
+                raise PatternError("look-around or another group that begins with (?")
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise PatternError(f"groups within more than {_MAX_DEPTH} others")
+        inner = self._alternatives()
+        self._depth -= 1
+        if self._peek() != ")":
+            raise PatternError("a ( without its )")
+        self._at += 1
+        return f"( {' | '.join(sequence.text for sequence in inner)} )"
+
+    def _repeated(self, atom: str) -> list[str]:
+        char = self._peek()
+        bounds = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}").match(self._text, self._at)
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char, (1, 1))
+        if bounds:
+            self._at = bounds.end()
+            least = int(bounds[1])
+            most = int(bounds[3]) if bounds[3] else None if bounds[2] else least
+        elif char and char in "*+?":
+            self._at += 1
+        else:
+            return [atom]
+        if self._peek() == "?":  # how much is tried first makes no difference to what matches
+            self._at += 1
+        if self._peek() and self._peek() in "*+":
+            raise PatternError("a repetition of a repetition")
+        if least > _MAX_REPEAT or (most or 0) > _MAX_REPEAT or (most is not None and most < least):
+            raise PatternError(f"a repetition that is not between 0 and {_MAX_REPEAT}")
+        return [text] if (text := repeated(atom, least, most)) else []
+
+    # --- characters -----------------------------------------------------------------------------------------------
+
+    def _class(self) -> list[Range]:
+        negated = self._peek() == "^"
+        self._at += negated
+        ranges: list[Range] = []
+        while self._peek() != "]":
+            low = self._class_atom()
+            if self._peek() == "-" and self._peek(2) != "-]":
+                self._at += 1
+                high = self._class_atom()
+                if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or low[0][0] > high[0][0]:
+                    raise PatternError("a range between something else than two characters in their order")
+                ranges.append((low[0][0], high[0][1]))
+            else:
+                ranges += low
+        self._at += 1
+        return _complement(ranges) if negated else _union(ranges)
+
+    def _class_atom(self) -> list[Range]:
+        char = self._take()
+        return self._escape(inside=True) if char == "\\" else [(ord(char), ord(char))]
+
+    def _escape(self, inside: bool) -> list[Range]:
+        char = self._take()
+        if char.lower() in _CLASSES:
+            found = _CLASSES[char.lower()]
+            return found if char.islower() else _complement(found)
+        if char in _CONTROL and not (char == "0" and self._peek().isdigit()):
+            return [(_CONTROL[char], _CONTROL[char])]
+        if char in "xu":
+            return self._code(char)
+        if char == "b" and inside:
+            return [(8, 8)]
+        if char.isalnum():
+            raise PatternError(f"\\{char}")
+        return [(ord(char), ord(char))]
+
+    def _code(self, kind: str) -> list[Range]:
+        syntax = r"[0-9a-fA-F]{2}" if kind == "x" else r"[0-9a-fA-F]{4}|\{[0-9a-fA-F]{1,6}\}"
+        found = re.compile(syntax).match(self._text, self._at)
+        if found is None:
+            raise PatternError(f"\\{kind} without its digits")
+        self._at = found.end()
+        code = int(found[0].strip("{}"), 16)
+        if code > _LAST or 0xD800 <= code <= 0xDFFF:
+            raise PatternError(f"\\{kind}{found[0]}, which is no character")
+        return [(code, code)]
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+_YEAR = r"(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
+_BY_FOUR = "(0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = rf"(\d\d{_BY_FOUR}|{_BY_FOUR}00)"
+_DATE = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+    rf"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}"
+
+# What each admits is valid, though not all that is valid: no IPv6 addresses with ::, no quoted local parts of e-mail.
+FORMATS = {
+    "date": rf"^{_DATE}$",
+    "time": rf"^{_TIME}$",
+    "date-time": rf"^{_DATE}T{_TIME}$",
+    "duration": r"^P(\d{1,9}W|(\d{1,9}Y)?(\d{1,9}M)?\d{1,9}D(T\d{1,9}H(\d{1,9}M)?(\d{1,9}S)?)?|T\d{1,9}[HMS])$",
+    "email": rf"^{_ATOM}(\.{_ATOM})?@({_LABEL}\.){{1,3}}[A-Za-z]{{2,24}}$",
+    "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,4}}$",
+    "ipv4": rf"^{_BYTE}(\.{_BYTE}){{3}}$",
+    "ipv6": r"^[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){7}$",
+    "uri": r"^[A-Za-z][A-Za-z0-9+.-]{0,15}://[A-Za-z0-9._~-]+(:\d{1,4})?(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*)*"
+    r"(\?([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?(#([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?$",
+    "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+}
