@@ -9,6 +9,7 @@ from typing import Any
 import gguf as gguf_py
 import lora_kit
 import numpy as np
+import process_kit
 import pytest
 import tilebeam
 from accuracy import compare
@@ -206,3 +207,31 @@ def test_llama_cpps_own_reason_is_told(folder: Path, tmp_path: Path, monkeypatch
     with pytest.raises(TilebeamError, match=r"bad\.gguf.*expect adapter\.type to be 'lora', but got: ia3"):
         tilebeam.load(folder / "model.gguf", lora=tmp_path / "bad.gguf", **SMALL)
     assert control().status()["buffers"] == before
+
+
+# Loads adapters with one to three bytes changed, nearly all in the header, and computes with those that are accepted.
+MUTATIONS = """
+import random, sys, tilebeam
+from pathlib import Path
+model, good, target, count = sys.argv[1:]
+data = Path(good).read_bytes()
+header = data.rindex(b".lora_b") + 50
+for seed in range(int(count)):
+    rng = random.Random(seed)
+    mutated = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at = rng.randrange(header if seed % 8 else len(data))
+        mutated[at] = rng.choice((mutated[at] ^ 1 << rng.randrange(8), 0, 0xFF, 0x7F, 0x80, rng.randrange(256)))
+    Path(target).write_bytes(mutated)
+    print(seed, flush=True)
+    try:
+        with tilebeam.load(model, lora=target, n_ctx=256, n_seq_max=1, threads=1) as lm:
+            lm.logits([5, 6, 7])
+    except tilebeam.TilebeamError:
+        pass
+"""
+
+
+def test_damaged_adapters_end_no_program(folder: Path, tmp_path: Path) -> None:
+    done = process_kit.python(MUTATIONS, folder / "model.gguf", folder / "a.gguf", tmp_path / "bad.gguf", "150")
+    assert done.returncode == 0, f"died of mutation {done.stdout.split()[-1]}\n{done.stderr[-2000:]}"
