@@ -11,6 +11,7 @@
 #include "executor.h"
 #include "kernels/kernels.h"
 #include "peaks.h"
+#include "usable_memory.h"
 
 struct tb_npu {
     explicit tb_npu(const tb::npu::config & cfg) : executor(cfg) {}
@@ -106,6 +107,15 @@ int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t
     }
     return guarded([&] {
         kernels->attention.exp2_fp16(in, out, n);
+        return TB_OK;
+    });
+}
+
+void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available) {
+    guarded([&] {
+        const tb::memory_size memory = tb::usable_memory(root ? root : "");
+        *total = memory.total;
+        *available = memory.available;
         return TB_OK;
     });
 }

@@ -43,6 +43,10 @@ const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
 // count as 0). Returns a tb_status.
 int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n);
 
+// Bytes of memory that this process can have: all, and what is available of it (base/usable_memory.h). `root`: NULL, or
+// where proc/ and sys/ are.
+void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available);
+
 // What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32
 // FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once, in one of several ways (`way`
 // from 0, see peaks.h) of which the fastest is the limit.

@@ -13,6 +13,7 @@
 
 #include "executor.h"
 #include "ggml-impl.h"
+#include "usable_memory.h"
 #include "window.h"
 
 namespace tb::plugin {
@@ -22,23 +23,6 @@ namespace {
 constexpr int max_threads = 512;
 
 void copy_string(char * dst, size_t cap, const char * src) { std::snprintf(dst, cap, "%s", src); }
-
-// "MemAvailable:   123 kB" and the like, in bytes; 0 if there is no such line.
-uint64_t meminfo(const char * key) {
-    std::FILE * f = std::fopen("/proc/meminfo", "re");
-    if (!f) return 0;
-    char line[256];
-    uint64_t bytes = 0;
-    const size_t n = std::strlen(key);
-    while (std::fgets(line, sizeof line, f)) {
-        if (std::strncmp(line, key, n) == 0 && line[n] == ':') {
-            bytes = std::strtoull(line + n + 1, nullptr, 10) * 1024;
-            break;
-        }
-    }
-    std::fclose(f);
-    return bytes;
-}
 
 // "2GiB,4GiB": bytes, or with K, M, G (powers of 1024; iB or B may follow); the last one counts for all further
 // devices.
@@ -347,21 +331,16 @@ std::string state::take_error() {
 }
 
 void state::memory(int device, uint64_t * free, uint64_t * total) {
-    const uint64_t physical =
-        static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    uint64_t available = meminfo("MemAvailable");
-    if (available == 0 || available > physical) {
-        available = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    }
+    const memory_size usable = usable_memory();
     if (const uint64_t limit = limit_of(device); limit != 0) {
         const session_ptr session = current(device);
         const uint64_t used = session ? mapped_in(session.get()) : 0;
-        *total = std::min(physical, limit);
-        *free = std::min({available, *total, limit > used ? limit - used : 0});
+        *total = std::min(usable.total, limit);
+        *free = std::min({usable.available, *total, limit > used ? limit - used : 0});
         return;
     }
-    *total = physical;
-    *free = available;
+    *total = usable.total;
+    *free = usable.available;
 }
 
 } // namespace tb::plugin

@@ -182,7 +182,7 @@ def test_a_plugin_that_did_not_get_the_list_is_noticed(repacked: Path, monkeypat
 
 
 def test_a_missing_plugin_is_a_sentence(ordinary: Path, tmp_path: Path) -> None:
-    for name in ("libtilebeam_ext.so", "libtilebeam_sampling.so"):
+    for name in ("libtilebeam_ext.so", "libtilebeam_sampling.so", "libtilebeam_npu.so"):
         (tmp_path / name).symlink_to(native_file(name).resolve())
     code = f"""
 import tilebeam

@@ -29,7 +29,7 @@ from tilebeam.evaluation.results import PASS
 from tilebeam.evaluation.tasks import Task, open_task
 from tilebeam.evaluation.worker import Job, Timed, Workbench
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.model.loader import available_memory
+from tilebeam.native.executor import usable_memory
 from tilebeam.outputs import Progress
 from tilebeam.search import registry as methods
 
@@ -254,7 +254,7 @@ def _latency_pass(
         if todo:
             pairs = [(m.name, d) for m in setting.models for d in setting.devices]
             sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(setting.devices)
-            together = sizes * 1.5 < available_memory() / 2
+            together = sizes * 1.5 < usable_memory()[1] / 2
             _time_items(job, task, make, pairs, configurations, todo, together, log, watcher)
         return list(log.records.values())
 

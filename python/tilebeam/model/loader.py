@@ -23,6 +23,7 @@ from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, KvType, Loa
 from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
 from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
 from tilebeam.native.control import Control, Loaded, control
+from tilebeam.native.executor import usable_memory
 from tilebeam.native.repacked import RepackedFile
 from tilebeam.native.stock import own_load
 
@@ -180,14 +181,6 @@ def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool
     yield needed
     if needed:
         checked_files.remember(state, path, check)
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel estimates."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return sys.maxsize
 
 
 def _aligned(gguf: Source) -> bool:
@@ -398,7 +391,7 @@ class _Loader:
         """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
         row = model.n_head_kv * model.head_size(self._file.architecture)
         wanted = self._o.n_ctx * model.n_layer * row * (_KV_BYTES[self._o.type_k] + _KV_BYTES[self._o.type_v])
-        free = available_memory()
+        free = usable_memory()[1]
         if wanted > free:
             raise TilebeamError(
                 f"A KV cache of {self._o.n_ctx} tokens takes {wanted / 2**30:.1f} GiB, there are "

@@ -45,3 +45,17 @@ def isas() -> list[str]:
     while (name := lib.tb_npu_isa_name(len(names))) != ffi.NULL:
         names.append(ffi.string(name).decode())
     return names
+
+
+def usable_memory(root: str = "") -> tuple[int, int]:
+    """Return the bytes of memory that this process can have, and how many of them are available now.
+
+    The machine's, or what a control group (a container's, a service's) leaves of it. The plugin goes by the same.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``, for tests.
+    """
+    ffi, lib = load()
+    total, available = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    lib.tb_usable_memory(root.encode(), total, available)
+    return int(total[0]), int(available[0])
