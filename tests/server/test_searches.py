@@ -82,6 +82,22 @@ def test_searches_without_a_limit_end(server: Running, method: str) -> None:
     until(lambda: idle(server))
 
 
+def test_a_search_without_a_limit_has_the_room_that_there_is(server: Running) -> None:
+    """Of a model that never stops: candidates get equal shares of the context, so that the search ends."""
+    lm = server.lm
+    text = lm.apply_chat_template(HI, template="chatml")
+    share = (lm.n_ctx - len(lm.tokenize(text))) // lm.n_seq_max
+    body = {"messages": HI, "ignore_eos": True, "search": {"method": "vote", "budget": 6, "candidates": True}}
+    answer = server.post(CHAT, body).json()
+    found = answer["choices"][0]["search"]["candidates"]
+    assert [len(c["token_ids"]) for c in found] == [share] * 6
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 6 * share
+    body["search"] = {"method": "vote", "budget": 2}
+    assert server.post(CHAT, body | {"max_tokens": 9}).json()["usage"]["completion_tokens"] == 18
+    until(lambda: idle(server))
+
+
 def test_searches_of_several_clients_run_together(server: Running, client: Any) -> None:
     options: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24}
     search = {"search": {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 4, "step_stop": "e"}}

@@ -193,6 +193,8 @@ class Service:
                         code="context_length_exceeded",
                     )
                 lm.check(prompt.ids, params)
+            if plan.body.search is not None and params.max_tokens is None:
+                params = replace(params, max_tokens=_share_of_context(lm, prompts, plan.body.search.budget))
             return prompts, params
 
         try:
@@ -248,6 +250,15 @@ class Service:
         answer = plan.head(plan.endpoint.kind).as_dict()
         answer |= {"choices": choices, "usage": formats.usage_of(usage)}
         return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
+
+
+def _share_of_context(lm: LM, prompts: Sequence[Prompt], budget: int) -> int:
+    """Tokens of a search's candidate where nobody limits them: as many as there is room for in the cache when all that
+    decode at the same time are that long. Without it a model that does not stop would decode for budget times the
+    context, and candidates would push each other out."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    together = min(lm.n_seq_max, budget * len(prompts))
+    return max(1, (lm.n_ctx - longest) // together)
 
 
 def _completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
