@@ -130,7 +130,8 @@ def _error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         said = {404: f"There is no {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
-        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response()
+        code = "request_timeout" if error.status_code == 408 else None
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response()
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

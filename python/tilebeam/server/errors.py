@@ -17,6 +17,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "unavailable_error",
@@ -69,6 +70,8 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 408:
+            headers["connection"] = "close"  # what is left of the request is not waited for
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers

@@ -18,6 +18,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.loader import load as load_model
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.app import create_app
+from tilebeam.server.connections import Connection
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.searches import Questions, SearchPool
 from tilebeam.server.service import Service
@@ -37,6 +38,8 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: Settings, *, log_level: str = "warning") -> None:
         config = uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",
             log_level=log_level,
             access_log=False,
             timeout_graceful_shutdown=int(settings.shutdown_seconds) + _LAST_WORDS,

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import time
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -17,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilebeam.server.errors import ApiError
 
-# A client that sends its body slower than this is not waited for, seconds.
-_BODY_SECONDS = 60.0
+# A body must be there within this many seconds and those that its most bytes take at this rate; then 408.
+_BODY_SECONDS = 30.0
+_SLOWEST_BODY = 64 << 10  # bytes a second
 # Requests at the same time: those that wait hold their bodies.
 _MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
@@ -136,13 +138,14 @@ class _Body:
         self._limit = limit
         self._seen = 0
         self._complete = False
+        self._deadline = time.monotonic() + _BODY_SECONDS + limit / _SLOWEST_BODY
 
     async def receive(self) -> Message:
         """The next message. HTTPException: 413 for a body that is too large, 408 for one that does not come."""
         if self._complete:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), _BODY_SECONDS)
+            message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - time.monotonic()))
         except TimeoutError:
             raise HTTPException(408, "The request's body did not arrive in time.") from None
         self._seen += len(message.get("body", b""))

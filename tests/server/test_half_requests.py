@@ -1,0 +1,108 @@
+"""Clients that send half a request and wait: they are told, and their connections do not stay."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+from tilebeam import LM
+
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import PATIENCE, PROMPT, Running, running
+from tilebeam.server import connections, security
+
+BODY = json.dumps({"prompt": PROMPT, "max_tokens": 3}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def hasty(lm: LM) -> Iterator[Running]:
+    """A server that waits half a second where others wait half a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "HEAD_SECONDS", 0.5)
+        patch.setattr(security, "_BODY_SECONDS", 0.5)
+        patch.setattr(security, "_SLOWEST_BODY", 1 << 40)
+        with running(lm, max_body=1 << 22) as server:
+            yield server
+
+
+class Client:
+    """A socket, by hand."""
+
+    def __init__(self, server: Running) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), PATIENCE)
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def one(self) -> bytes:
+        """The next answer."""
+        found = b""
+        while b"\r\n\r\n" not in found:
+            found += self._socket.recv(1 << 16)
+        head, _, body = found.partition(b"\r\n\r\n")
+        size = int(re.findall(rb"content-length: (\d+)", head)[0])
+        while len(body) < size:
+            body += self._socket.recv(size - len(body))
+        return head + body
+
+    def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        with self._socket:
+            found = b""
+            while data := self._socket.recv(1 << 16):
+                found += data
+            return found
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/compl", HEAD, HEAD + b"content-length: 10\r\nx-half"])
+def test_half_a_head(hasty: Running, sent: bytes) -> None:
+    client = Client(hasty)
+    client.send(sent)
+    answer = client.rest()
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"connection: close" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", BODY[:-2]])
+def test_half_a_body(hasty: Running, sent: bytes) -> None:
+    client = Client(hasty)
+    client.send(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + sent)
+    answer = client.rest()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer.lower()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+def test_a_silent_connection_is_closed_without_a_word(hasty: Running) -> None:
+    assert Client(hasty).rest() == b""
+
+
+def test_a_head_without_end(hasty: Running) -> None:
+    client = Client(hasty)
+    client.send(HEAD + b"x-long: " + b"a" * (connections.MAX_HEAD + 1))
+    assert client.rest().startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_second_request_on_a_connection_has_its_own_deadline(hasty: Running) -> None:
+    whole = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    client = Client(hasty)
+    for _ in range(2):
+        client.send(whole)
+        assert client.one().startswith(b"HTTP/1.1 200 OK")
+    client.send(HEAD)
+    assert client.rest().startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_is_refused_may_be_sent_to_its_end(hasty: Running) -> None:
+    """A client that reads its answer only when it has sent everything gets one."""
+    size = (1 << 22) + 1
+    client = Client(hasty)
+    client.send(HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+    assert client.rest().startswith(b"HTTP/1.1 413 ")
