@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, list[tuple[str, float]], dict[str, object]]] = {
     "f16": ("llama-q4_0", [("f16", 1.0)], {"mode": "parallel"}),
     "bf16": ("llama-q4_0", [("bf16", 1.0)], {"mode": "decode", "n_positions": 64}),
     "q8_0": ("llama-q4_0", [("q8_0", 1.0)], {}),
-    "several with scales of their own": ("qwen2-q8_0", [("f32", 0.7), ("f16", -1.2), ("q8_0", 0.0)], {}),
+    "several with scales of their own": ("qwen2-q8_0", [("f32", 0.7), ("f16", -1.2), ("q8_0", 0.5)], {}),
     "f32 on q8_0": ("qwen2-q8_0", [("f32", 1.0)], {"mode": "parallel"}),
     "on iq4_nl": ("gemma3-iq4_nl", [("f16", 1.0)], {}),
     "on experts": ("experts-q4_0", [("f32", 1.0)], {}),
