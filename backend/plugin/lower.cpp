@@ -84,6 +84,12 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_UNARY:
         r = {TB_OP_UNARY, 1};
         return true;
+    case GGML_OP_SQR:
+        r = {TB_OP_SQR, 1};
+        return true;
+    case GGML_OP_SQRT:
+        r = {TB_OP_SQRT, 1};
+        return true;
     case GGML_OP_LOG:
         r = {TB_OP_LOG, 1};
         return true;

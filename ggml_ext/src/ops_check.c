@@ -328,6 +328,8 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           FLOATS | T(TB_I32), {FLOATS | T(TB_I32)}},
+    [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on

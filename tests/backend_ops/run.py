@@ -70,6 +70,8 @@ OPS: dict[str, Op] = {
     "SUM_ROWS": Op(10),
     # Shapes of other model families.
     "REPEAT": Op(16),
+    "SQR": Op(4),
+    "SQRT": Op(4),
     "NORM": Op(50),
     "NORM_MUL_ADD": Op(20),
     # Activations that stand alone.

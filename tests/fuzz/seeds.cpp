@@ -215,6 +215,8 @@ void add_sampling(std::vector<tb_op> & ops) {
         return builder(code, name).param(0, -1.0f).param(1, 1.0f).dst(TB_F32, {1100, 2}).src(TB_F32, {1100, 2});
     };
     ops.push_back(row(TB_OP_LOG, "log").op);
+    ops.push_back(row(TB_OP_SQR, "sqr").op);
+    ops.push_back(row(TB_OP_SQRT, "sqrt").op);
     ops.push_back(row(TB_OP_CLAMP, "clamp").op);
     ops.push_back(row(TB_OP_FILL, "fill").op);
     ops.push_back(row(TB_OP_CUMSUM, "cumsum").op);

@@ -96,11 +96,13 @@ def test_unary_kinds_without_a_function_are_refused(which: int) -> None:
 @runs
 @few
 @given(ne=SHAPES, kind=FLOATS, order=ORDERS, pad=PADS, seed=SEEDS)
-def test_log_clamp_fill(isa: str, ne: Any, kind: int, order: Any, pad: Any, seed: int) -> None:
+def test_log_sqr_sqrt_clamp_fill(isa: str, ne: Any, kind: int, order: Any, pad: Any, seed: int) -> None:
     a = t.Arena()
     x = a.add(kind, ne, np.abs(values(seed, ne)) + np.float32(0.1), order, pad)
     dst = a.add(kind, ne)
     close(t.run(a, t.make_op("LOG", dst, [x]), dst, isa, 3), np.log(x.floats()), kind)
+    close(t.run(a, t.make_op("SQR", dst, [x]), dst, isa, 3), np.square(x.floats()), kind)
+    close(t.run(a, t.make_op("SQRT", dst, [x]), dst, isa, 3), np.sqrt(x.floats()), kind)
     got = t.run(a, t.make_op("CLAMP", dst, [x], {0: 0.5, 1: 1.25}), dst, isa, 3)
     close(got, np.clip(x.floats(), 0.5, 1.25), kind)
     close(t.run(a, t.make_op("FILL", x, [dst], {0: -7.5}), x, isa, 3), np.full(tuple(reversed(ne)), -7.5), kind)

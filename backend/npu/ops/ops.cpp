@@ -65,6 +65,10 @@ const op_entry & op_table(uint32_t code) {
         return repeat_entry;
     case TB_OP_NORM:
         return norm_entry;
+    case TB_OP_SQR:
+        return sqr_entry;
+    case TB_OP_SQRT:
+        return sqrt_entry;
     default:
         return none;
     }

@@ -1,4 +1,4 @@
-// UNARY, LOG, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of one type.
+// UNARY, LOG, SQR, SQRT, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of one type.
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -30,6 +30,8 @@ float ceil_f(float x) { return std::ceil(x); }
 float round_f(float x) { return std::round(x); }
 float trunc_f(float x) { return std::trunc(x); }
 float log_f(float x) { return std::log(x); }
+float sqr_f(float x) { return x * x; }
+float sqrt_f(float x) { return std::sqrt(x); }
 
 // By ggml_unary_op; the kinds that tb_op_check_shape refuses have no entry.
 constexpr function FUNCTIONS[TB_UNARY_KINDS] = {
@@ -69,6 +71,10 @@ void unary(const op_context & ctx) { apply(ctx, FUNCTIONS[ctx.param_i(0)]); }
 
 void log(const op_context & ctx) { apply(ctx, log_f); }
 
+void sqr(const op_context & ctx) { apply(ctx, sqr_f); }
+
+void sqrt(const op_context & ctx) { apply(ctx, sqrt_f); }
+
 void clamp(const op_context & ctx) {
     const float low = ctx.param_f(0);
     const float high = ctx.param_f(1);
@@ -104,6 +110,8 @@ void fill(const op_context & ctx) {
 
 const op_entry unary_entry = {unary, nullptr, cut::runs};
 const op_entry log_entry = {log, nullptr, cut::runs};
+const op_entry sqr_entry = {sqr, nullptr, cut::runs};
+const op_entry sqrt_entry = {sqrt, nullptr, cut::runs};
 const op_entry clamp_entry = {clamp, nullptr, cut::runs};
 const op_entry scale_entry = {scale, nullptr, cut::runs};
 const op_entry fill_entry = {fill, nullptr, cut::runs};

@@ -58,7 +58,9 @@ enum tb_op_code {
     // shapes of other model families
     TB_OP_REPEAT = 27, // dst is src0 repeated in all dimensions
     TB_OP_NORM = 28,   // params f32: [0] eps
-    TB_OP_COUNT = 29,
+    TB_OP_SQR = 29,
+    TB_OP_SQRT = 30,
+    TB_OP_COUNT = 31,
 };
 
 // tb_op.flags
