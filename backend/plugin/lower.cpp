@@ -84,6 +84,9 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_UNARY:
         r = {TB_OP_UNARY, 1};
         return true;
+    case GGML_OP_CONCAT:
+        r = {TB_OP_CONCAT, 2};
+        return true;
     case GGML_OP_SQR:
         r = {TB_OP_SQR, 1};
         return true;

@@ -180,6 +180,18 @@ static int repeat(const tb_op * op, const char ** why) {
     return repeats(&op->src[0], &op->dst, 0) ? TB_OK : refuse(TB_E_SHAPE, "src0 does not repeat into dst", why);
 }
 
+static int concat(const tb_op * op, const char ** why) {
+    const tb_tensor *a = &op->src[0], *b = &op->src[1], *dst = &op->dst;
+    if (dst->type != a->type || dst->type != b->type) return refuse(TB_E_UNSUPPORTED, "operands of several types", why);
+    if (op->params[0] < 0 || op->params[0] > 3) return refuse(TB_E_SHAPE, "no such dimension", why);
+    for (int d = 0; d < 4; d++) {
+        const int fits = d == op->params[0] ? dst->ne[d] == (uint64_t)a->ne[d] + b->ne[d]
+                                            : dst->ne[d] == a->ne[d] && dst->ne[d] == b->ne[d];
+        if (!fits) return refuse(TB_E_SHAPE, "the operands do not fill dst", why);
+    }
+    return TB_OK;
+}
+
 // MUL, ADD, SUB, DIV: src1 repeats into src0 in all four dimensions, with any strides.
 static int binary(const tb_op * op, const char ** why) {
     if (!repeats(&op->src[1], &op->src[0], 0)) return refuse(TB_E_SHAPE, "src1 does not repeat into src0", why);
@@ -296,6 +308,7 @@ typedef struct {
 #define S(i) (1u << (i))
 #define F32 T(TB_F32)
 #define F32_F16 (T(TB_F32) | T(TB_F16))
+#define COPIED (FLOATS | T(TB_I32)) // bit for bit
 
 // clang-format off
 static const rule RULES[TB_OP_COUNT] = {
@@ -327,7 +340,8 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | TILED, F32, T(TB_I32)}},
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
-    [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           FLOATS | T(TB_I32), {FLOATS | T(TB_I32)}},
+    [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           COPIED,  {COPIED}},
+    [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}},
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},

@@ -224,6 +224,9 @@ void add_sampling(std::vector<tb_op> & ops) {
     for (const uint32_t type : {TB_F32, TB_F16, TB_BF16, TB_I32}) {
         ops.push_back(builder(TB_OP_REPEAT, "repeat").dst(type, {1100, 3, 2}).src(type, {1, 3}).op);
         ops.push_back(builder(TB_OP_REPEAT, "tile").dst(type, {35, 4, 1, 2}).src(type, {7, 2}).op);
+        const auto concat = [type](int32_t dim) { return builder(TB_OP_CONCAT, "concat").param(0, dim); };
+        ops.push_back(concat(0).dst(type, {1100, 2}).src(type, {1000, 2}).src(type, {100, 2}).op);
+        ops.push_back(concat(2).dst(type, {33, 2, 3}).src(type, {33, 2, 1}).src(type, {33, 2, 2}).op);
     }
     ops.push_back(builder(TB_OP_SUM_ROWS, "sum_rows").dst(TB_F32, {1, 3}).src(TB_F32, {300, 3}).op);
     ops.push_back(builder(TB_OP_ARGMAX, "argmax").dst(TB_I32, {3}).src(TB_F32, {300, 3}).op);

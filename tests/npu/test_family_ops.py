@@ -85,6 +85,43 @@ def test_repeat(
     assert np.array_equal(got, want)
 
 
+@runs
+@threads
+@few
+@given(
+    kind=COPIED,
+    ne=SHAPES,
+    dim=st.integers(0, 3),
+    more=st.sampled_from([1, 2, 5, 1030]),
+    orders=st.tuples(ORDERS, ORDERS, ORDERS),
+    pads=st.tuples(PADS, PADS, PADS),
+    seed=SEEDS,
+)
+def test_concat(
+    isa: str, n_threads: int, kind: int, ne: Any, dim: int, more: int, orders: Any, pads: Any, seed: int
+) -> None:
+    more = more if dim == 0 else min(more, 5)
+    second = tuple(more if d == dim else n for d, n in enumerate(ne))
+    both = tuple(n + more if d == dim else n for d, n in enumerate(ne))
+    a = t.Arena(1 << 23)
+    x = a.add(kind, ne, numbers(seed, kind, ne), orders[0], pads[0])
+    y = a.add(kind, second, numbers(seed + 1, kind, second), orders[1], pads[1])
+    dst = a.add(kind, both, None, orders[2], pads[2])
+    got = t.run(a, t.make_op("CONCAT", dst, [x, y], {0: dim}), dst, isa, n_threads)
+    assert np.array_equal(got, np.concatenate([x.floats(), y.floats()], axis=3 - dim))
+
+
+def test_concat_refuses_what_does_not_fit() -> None:
+    a = t.Arena()
+    x, y, dst = a.add(t.F32, (4, 3)), a.add(t.F32, (4, 2)), a.add(t.F32, (4, 5))
+    half, rows = a.add(t.F16, (4, 2)), a.add(t.F32, (5, 2))
+    refused = [([x, y], 0), ([x, y], -1), ([x, y], 4), ([x, half], 1), ([x, rows], 1), ([x, x], 1), ([x], 1)]
+    for sources, dim in refused:
+        op = t.make_op("CONCAT", dst, sources, {0: dim})
+        assert ggml_ext.lib.tb_op_check_shape(op, ggml_ext.ffi.NULL) != 0, (sources, dim)
+    assert ggml_ext.lib.tb_op_check_shape(t.make_op("CONCAT", dst, [x, y], {0: 1}), ggml_ext.ffi.NULL) == 0
+
+
 def test_repeat_refuses_what_does_not_fit() -> None:
     a = t.Arena()
     x = a.add(t.F32, (4, 3))

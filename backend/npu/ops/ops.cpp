@@ -69,6 +69,8 @@ const op_entry & op_table(uint32_t code) {
         return sqr_entry;
     case TB_OP_SQRT:
         return sqrt_entry;
+    case TB_OP_CONCAT:
+        return concat_entry;
     default:
         return none;
     }
