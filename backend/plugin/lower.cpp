@@ -41,6 +41,9 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_RMS_NORM:
         r = {TB_OP_RMS_NORM, 1};
         return true;
+    case GGML_OP_L2_NORM:
+        r = {TB_OP_L2_NORM, 1};
+        return true;
     case GGML_OP_NORM:
         r = {TB_OP_NORM, 1};
         return true;

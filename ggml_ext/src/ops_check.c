@@ -340,6 +340,7 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | TILED, F32, T(TB_I32)}},
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
+    [TB_OP_L2_NORM]    = {"L2_NORM",    same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           COPIED,  {COPIED}},
     [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}},
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},

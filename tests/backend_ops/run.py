@@ -70,6 +70,7 @@ OPS: dict[str, Op] = {
     "SUM_ROWS": Op(10),
     # Shapes of other model families.
     "REPEAT": Op(16),
+    "L2_NORM": Op(20),
     "CONCAT": Op(64),
     "SQR": Op(4),
     "SQRT": Op(4),

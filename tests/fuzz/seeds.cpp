@@ -174,7 +174,7 @@ void add_elementwise(std::vector<tb_op> & ops) {
         ops.push_back(builder(code, "long").dst(TB_F32, {1500, 2}).src(TB_F32, {1500, 2}).src(TB_F16, {1, 2}).op);
         ops.push_back(builder(code, "in_place").src(TB_F32, {33, 3}).src(TB_F32, {33, 3}).in_place(0).op);
     }
-    for (const uint32_t code : {TB_OP_RMS_NORM, TB_OP_NORM}) {
+    for (const uint32_t code : {TB_OP_RMS_NORM, TB_OP_NORM, TB_OP_L2_NORM}) {
         ops.push_back(builder(code, "norm").param(0, 1e-6f).dst(TB_F32, {70, 3}).src(TB_F32, {70, 3}).op);
     }
     ops.push_back(builder(TB_OP_SCALE, "scale").param(0, 2.0f).dst(TB_F16, {35, 3}).src(TB_F32, {35, 3}).op);

@@ -63,6 +63,20 @@ def test_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: int
 @runs
 @threads
 @few
+@given(ne=SHAPES, order=ROW_ORDERS, pad=PADS, seed=SEEDS, eps=st.sampled_from([1e-12, 1e-6, 30.0]))
+def test_l2_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: int, eps: float) -> None:
+    a = t.Arena()
+    x = a.add(t.F32, ne, numbers(seed, t.F32, ne), order, pad)
+    dst = a.add(t.F32, ne, None, (0, 2, 1, 3), (1, 0, 0, 0))
+    got = t.run(a, t.make_op("L2_NORM", dst, [x], {0: eps}), dst, isa, n_threads)
+    v = x.floats()
+    want = v / np.maximum(np.sqrt((v * v).sum(axis=-1, keepdims=True)), eps)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-9)
+
+
+@runs
+@threads
+@few
 @given(
     kind=COPIED,
     ne=SHAPES,

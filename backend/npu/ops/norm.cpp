@@ -1,8 +1,9 @@
-// Norms of rows. RMS_NORM: dst = x / sqrt(mean(x^2) + eps). NORM: the same of x - mean(x). Rows may be strided (one per
-// head of a larger tensor). The executor's schedule may give a norm more operands, of which rows repeat: src[1], which
-// dst is multiplied by, and src[2], which is then added.
+// Norms of rows. RMS_NORM: dst = x / sqrt(mean(x^2) + eps). NORM: the same of x - mean(x). L2_NORM: dst = x /
+// max(|x|, eps). Rows may be strided (one per head of a larger tensor). The executor's schedule may give a norm more
+// operands, of which rows repeat: src[1], which dst is multiplied by, and src[2], which is then added.
 #include "ops/ops.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace tb::npu {
@@ -74,9 +75,18 @@ void norm(const op_context & ctx) {
     });
 }
 
+void l2_norm(const op_context & ctx) {
+    const vec_kernels & vec = ctx.kernels->vec;
+    const float eps = ctx.param_f(0);
+    each_row(ctx, [&](int64_t n, const float * x, float * dst) {
+        vec.scale(n, x, 1.0f / std::max(std::sqrt(vec.sum_squares(n, x)), eps), 0.0f, dst);
+    });
+}
+
 } // namespace
 
 const op_entry rms_norm_entry = {rms_norm, nullptr, cut::rows};
 const op_entry norm_entry = {norm, nullptr, cut::rows};
+const op_entry l2_norm_entry = {l2_norm, nullptr, cut::rows};
 
 } // namespace tb::npu

@@ -71,6 +71,8 @@ const op_entry & op_table(uint32_t code) {
         return sqrt_entry;
     case TB_OP_CONCAT:
         return concat_entry;
+    case TB_OP_L2_NORM:
+        return l2_norm_entry;
     default:
         return none;
     }

@@ -41,6 +41,7 @@ extern const op_entry norm_entry;
 extern const op_entry sqr_entry;
 extern const op_entry sqrt_entry;
 extern const op_entry concat_entry;
+extern const op_entry l2_norm_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

@@ -61,7 +61,8 @@ enum tb_op_code {
     TB_OP_SQR = 29,
     TB_OP_SQRT = 30,
     TB_OP_CONCAT = 31, // params: [0] the dimension along which src1 follows on src0
-    TB_OP_COUNT = 32,
+    TB_OP_L2_NORM = 32, // params f32: [0] eps
+    TB_OP_COUNT = 33,
 };
 
 // tb_op.flags
