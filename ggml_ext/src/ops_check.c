@@ -198,19 +198,42 @@ static int binary(const tb_op * op, const char ** why) {
     return same_as_src0(op, why);
 }
 
-// x [ne0, H, n, S], positions [n], freq_factors [>= n_dims/2]. Modes NORMAL (0) and NEOX (2). n_dims 0 copies.
+// Sections count pairs; at least one of the first three has some.
+static int check_sections(const tb_op * op, const char ** why) {
+    const int32_t * s = &op->params[11];
+    int64_t sum = 0;
+    for (int i = 0; i < 4; i++) {
+        if (s[i] < 0) return refuse(TB_E_SHAPE, "a negative section", why);
+        sum += s[i];
+    }
+    return sum > s[3] && sum <= op->src[0].ne[0] ? TB_OK : refuse(TB_E_SHAPE, "sections do not fit", why);
+}
+
+// x [ne0, H, n, S], positions [n] or [4 n], freq_factors [>= pairs]. n_dims 0 copies. VISION rotates n_dims pairs,
+// which are whole rows, all others n_dims / 2.
 static int rope(const tb_op * op, const char ** why) {
     const tb_tensor * x = &op->src[0];
     const int64_t n_dims = op->params[1], offset = op->params[15];
-    if (op->params[2] != 0 && op->params[2] != 2) return refuse(TB_E_UNSUPPORTED, "ROPE mode", why);
+    const int32_t mode = op->params[2];
+    const int is_vision = mode == TB_ROPE_VISION;
+    const int is_multi = mode == TB_ROPE_MROPE || mode == TB_ROPE_IMROPE || is_vision;
+    if (mode != TB_ROPE_NORMAL && mode != TB_ROPE_NEOX && !is_multi) return refuse(TB_E_UNSUPPORTED, "ROPE mode", why);
     if (op->dst.type != x->type) return refuse(TB_E_UNSUPPORTED, "dst and src0 have different types", why);
     if (n_dims < 0 || n_dims % 2 != 0 || offset < 0 || offset % 2 != 0 || n_dims + offset > x->ne[0]) {
         return refuse(TB_E_SHAPE, "rotated dimensions do not fit", why);
     }
     if (n_dims > MAX_ROTATED) return refuse(TB_E_UNSUPPORTED, "too many rotated dimensions", why);
-    if (!has_shape(&op->src[1], x->ne[2], 1, 1, 1)) return refuse(TB_E_SHAPE, "not one position per token", why);
-    if (has(op, 2) && (int64_t)op->src[2].ne[0] < n_dims / 2) return refuse(TB_E_SHAPE, "too few freq factors", why);
-    return same_as_src0(op, why);
+    if (is_vision && (n_dims != x->ne[0] / 2 || x->ne[0] % 2 != 0 || offset != 0)) {
+        return refuse(TB_E_SHAPE, "rotated dimensions are not whole rows", why);
+    }
+    if (op->src[1].ne[0] != (uint64_t)x->ne[2] * (is_multi ? 4 : 1) ||
+        !has_shape(&op->src[1], op->src[1].ne[0], 1, 1, 1)) {
+        return refuse(TB_E_SHAPE, "positions do not fit the tokens", why);
+    }
+    const int64_t pairs = is_vision ? n_dims : n_dims / 2;
+    if (has(op, 2) && (int64_t)op->src[2].ne[0] < pairs) return refuse(TB_E_SHAPE, "too few freq factors", why);
+    const int st = is_multi ? check_sections(op, why) : TB_OK;
+    return st == TB_OK ? same_as_src0(op, why) : st;
 }
 
 // Values [ne0, r, b2, b3], indices [r, divides b2, divides b3], dst [ne0, any, b2, b3].

@@ -42,7 +42,7 @@ OPS: dict[str, Op] = {
     "RMS_NORM": Op(50),
     "MUL": Op(90, r"^(?!.*262144)"),
     "ADD": Op(100, r"^(?!.*262144)"),
-    "ROPE": Op(280),
+    "ROPE": Op(470),
     "SET_ROWS": Op(140),
     "SWIGLU": Op(16),
     "GEGLU": Op(16),

@@ -265,6 +265,21 @@ void add_ropes(std::vector<tb_op> & ops) {
             ops.push_back(rope().src(TB_F32, {12}).param(7, 1.0f).param(15, int32_t{8}).op);
         }
     }
+    for (const int32_t mode : {TB_ROPE_MROPE, TB_ROPE_VISION, TB_ROPE_IMROPE}) {
+        ops.push_back(builder(TB_OP_ROPE, "sections")
+                          .param(1, int32_t{16})
+                          .param(2, mode)
+                          .param(5, 10000.0f)
+                          .param(6, 1.0f)
+                          .param(8, 1.0f)
+                          .param(11, int32_t{4})
+                          .param(12, int32_t{6})
+                          .param(13, int32_t{6})
+                          .dst(TB_F32, {32, 2, 3})
+                          .src(TB_F32, {32, 2, 3})
+                          .src(TB_I32, {12})
+                          .op);
+    }
 }
 
 void add_copies(std::vector<tb_op> & ops) {

@@ -6,7 +6,8 @@ from typing import Any
 
 import npu_ops as t
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
@@ -20,6 +21,7 @@ SHAPES = st.tuples(
     st.integers(1, 3),
     st.integers(1, 2),
 )
+MROPE, VISION, IMROPE = (getattr(ggml_ext.lib, f"TB_ROPE_{name}") for name in ("MROPE", "VISION", "IMROPE"))
 ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
 COPIED = st.sampled_from([t.F32, t.F16, t.BF16, t.I32])
 
@@ -134,6 +136,106 @@ def test_concat_refuses_what_does_not_fit() -> None:
         op = t.make_op("CONCAT", dst, sources, {0: dim})
         assert ggml_ext.lib.tb_op_check_shape(op, ggml_ext.ffi.NULL) != 0, (sources, dim)
     assert ggml_ext.lib.tb_op_check_shape(t.make_op("CONCAT", dst, [x, y], {0: 1}), ggml_ext.ffi.NULL) == 0
+
+
+def axes_of_pairs(mode: int, sections: list[int], pairs: int) -> list[tuple[int, int]]:
+    """For each pair, which of the four positions it turns by, and the exponent of its frequency."""
+    axes, steps = [], [0, 0, 0, 0]
+    starts = [sum(sections[:k]) for k in range(4)]
+    for i in range(pairs):
+        at = i % sum(sections)
+        if mode == VISION and at in starts:
+            steps[starts.index(at)] = 0
+        if mode == IMROPE:
+            axis = at % 3 if at < 3 * sections[at % 3] else 3
+        else:
+            axis = max(k for k in range(4) if starts[k] <= at and sections[k] > 0)
+        axes.append((axis, steps[axis]))
+        steps = [n + 1 for n in steps]
+    return axes
+
+
+@runs
+@threads
+@few
+@given(
+    mode=st.sampled_from([MROPE, VISION, IMROPE]),
+    kind=st.sampled_from([t.F32, t.F16]),
+    sections=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(lambda s: sum(s[:3]) > 0),
+    spare=st.integers(-3, 3),
+    tail=st.sampled_from([0, 2, 6]),
+    counts=st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 2)),
+    image=st.booleans(),
+    with_factors=st.booleans(),
+    in_place=st.booleans(),
+    seed=SEEDS,
+)
+def test_rope_sections(
+    isa: str,
+    n_threads: int,
+    mode: int,
+    kind: int,
+    sections: list[int],
+    spare: int,
+    tail: int,
+    counts: Any,
+    image: bool,
+    with_factors: bool,
+    in_place: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = max(1, sum(sections) + spare)
+    tail = max(tail, sum(sections) - 2 * pairs) if mode != VISION else 0
+    assume(sum(sections) <= 2 * pairs + tail)
+    ne = (2 * pairs + tail, *counts)
+    n_dims = pairs if mode == VISION else 2 * pairs
+    assume(n_dims % 2 == 0)
+    tokens = counts[1]
+    where = rng.integers(0, 300, (4, tokens), dtype=np.int32)
+    if image:  # a grid of patches behind a text
+        where = np.array(
+            [[7] * tokens, [7 + i // 5 for i in range(tokens)], [7 + i % 5 for i in range(tokens)], [0] * tokens]
+        )
+    a = t.Arena()
+    x = a.add(kind, ne, rng.standard_normal(ne[::-1]).astype(np.float32), (0, 2, 1, 3))
+    positions = a.add(t.I32, (4 * tokens,), where.astype(np.int32))
+    factors = a.add(t.F32, (pairs,), rng.uniform(0.8, 8, pairs).astype(np.float32)) if with_factors else None
+    dst = x if in_place else a.add(kind, ne)
+    v = x.floats()
+    base = 10000.0
+    want = v.copy()
+    for i, (axis, step) in enumerate(axes_of_pairs(mode, sections, pairs)):
+        angle = where[axis] * base ** (-2.0 * step / n_dims)
+        angle = angle / factors.floats().reshape(-1)[i] if factors else angle
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        want[..., i] = v[..., i] * cos - v[..., i + pairs] * sin
+        want[..., i + pairs] = v[..., i] * sin + v[..., i + pairs] * cos
+    params: dict[int, int | float] = {1: n_dims, 2: mode, 4: 4096, 5: base, 6: 1.0, 7: 0.0, 8: 1.0, 9: 32.0, 10: 1.0}
+    params |= {11 + i: n for i, n in enumerate(sections)}
+    got = t.run(a, t.make_op("ROPE", dst, [x, positions, factors], params), dst, isa, n_threads)
+    # angles of some hundred radians carry float32's rounding
+    np.testing.assert_allclose(got, want, rtol=0, atol=4e-3 if kind == t.F16 else 5e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{11: -1}, {11: 0, 12: 0, 13: 0}, {11: 17}, {11: 2**31 - 1, 12: 2**31 - 1}, {2: VISION}, {2: 9}, {2: 16}, {15: 2}],
+)
+def test_rope_sections_refuses_what_does_not_fit(wrong: dict[int, int]) -> None:
+    a = t.Arena()
+    x, positions = a.add(t.F32, (16, 2, 3)), a.add(t.I32, (12,))
+    params: dict[int, int | float] = {1: 16, 2: MROPE, 5: 10000.0, 6: 1.0, 8: 1.0, 11: 2, 12: 3, 13: 3}
+
+    def check(sources: list[t.Tensor], changes: dict[int, int]) -> int:
+        op = t.make_op("ROPE", a.add(t.F32, (16, 2, 3)), sources, params | changes)
+        return int(ggml_ext.lib.tb_op_check_shape(op, ggml_ext.ffi.NULL))
+
+    assert check([x, positions], {}) == 0
+    assert check([x, positions], {1: 8, 2: VISION}) == 0
+    assert check([x, positions], wrong) != 0
+    for n in (3, 11, 13):
+        assert check([x, a.add(t.I32, (n,))], {}) != 0
 
 
 def test_repeat_refuses_what_does_not_fit() -> None:

@@ -1,5 +1,9 @@
-// ROPE: rotates pairs of a row by angles that depend on the row's position; NORMAL pairs (2i, 2i+1), NEOX pairs
-// (i, i + n_dims/2); with YaRN scaling and optional frequency factors. Rows are heads, ne[2] counts tokens.
+// ROPE: rotates pairs of a row by angles that depend on the row's position; NORMAL pairs (2i, 2i+1), all others (i, i +
+// number of pairs); with YaRN scaling and optional frequency factors. Rows are heads, ne[2] counts tokens.
+//
+// Tokens of images and videos have four positions (time, height, width and one more), and each pair turns by one of
+// them: section by section (MROPE), by turns (IMROPE), or section by section with frequencies that start anew in each
+// (VISION).
 //
 // Cosines and sines cost more than the rotation, and the same positions come back for every head, for Q and K, and in
 // every layer of a model. So each thread remembers the rows of its last positions, for a few sets of parameters.
@@ -14,15 +18,67 @@ namespace tb::npu {
 namespace {
 
 constexpr float pi = 3.14159265358979323846f;
+constexpr int axes = 4; // positions of a token
 
 struct rope_params {
     int32_t n_dims, mode, n_ctx_orig;
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int32_t sections[axes]; // zero for modes with one position per token
+
+    bool is_multi() const { return mode == TB_ROPE_MROPE || mode == TB_ROPE_VISION || mode == TB_ROPE_IMROPE; }
+    int32_t pairs() const { return mode == TB_ROPE_VISION ? n_dims : n_dims / 2; }
+};
+
+struct position {
+    int32_t axis[axes]; // the first one only, where there is one position per token
+
+    bool operator==(const position & other) const { return std::memcmp(axis, other.axis, sizeof axis) == 0; }
 };
 
 rope_params read_params(const op_context & ctx) {
-    return {ctx.param_i(1), ctx.param_i(2), ctx.param_i(4), ctx.param_f(5), ctx.param_f(6),
-            ctx.param_f(7), ctx.param_f(8), ctx.param_f(9), ctx.param_f(10)};
+    rope_params p = {ctx.param_i(1), ctx.param_i(2), ctx.param_i(4), ctx.param_f(5),  ctx.param_f(6),
+                     ctx.param_f(7), ctx.param_f(8), ctx.param_f(9), ctx.param_f(10), {}};
+    for (int i = 0; p.is_multi() && i < axes; i++) {
+        p.sections[i] = ctx.param_i(11 + i);
+    }
+    return p;
+}
+
+position read_position(const rope_params & p, const view & positions, int64_t token, int64_t n_tokens) {
+    position at = {};
+    for (int i = 0; i < (p.is_multi() ? axes : 1); i++) {
+        at.axis[i] = positions.at<const int32_t>(0)[i * n_tokens + token];
+    }
+    return at;
+}
+
+// Which of the positions pair i turns by.
+int axis_of(const rope_params & p, int32_t i) {
+    if (!p.is_multi()) {
+        return 0;
+    }
+    const int32_t * s = p.sections;
+    const int32_t at = i % (s[0] + s[1] + s[2] + s[3]);
+    if (p.mode == TB_ROPE_IMROPE) {
+        const int axis = at % 3;
+        return at < 3 * int64_t{s[axis]} ? axis : 3;
+    }
+    return at < s[0] ? 0 : at < s[0] + s[1] ? 1 : at < s[0] + s[1] + s[2] ? 2 : 3;
+}
+
+// VISION: the position whose frequencies start anew at pair i; -1: none.
+int axis_started(const rope_params & p, int32_t i) {
+    if (p.mode != TB_ROPE_VISION) {
+        return -1;
+    }
+    int32_t first = 0;
+    const int32_t at = i % (p.sections[0] + p.sections[1] + p.sections[2] + p.sections[3]);
+    for (int axis = 0; axis < axes; first += p.sections[axis++]) {
+        if (at == first) {
+            return axis;
+        }
+    }
+    return -1;
 }
 
 // The pair that turns `rotations` times within the original context (YaRN's find_correction_dim).
@@ -31,9 +87,9 @@ float correction_pair(const rope_params & p, float rotations) {
            (2.0f * std::log(p.freq_base));
 }
 
-// Cosines and sines of one position, n_dims / 2 of each. The angle steps down by a float product from pair to pair,
-// as ggml does it, so that long contexts see the same rounding.
-void compute_row(const rope_params & p, const float * factors, int32_t position, float * cos, float * sin) {
+// Cosines and sines of one token's position, one of each for a pair. The angle steps down by a float product from pair
+// to pair, as ggml does it, so that long contexts see the same rounding.
+void compute_row(const rope_params & p, const float * factors, const position & at, float * cos, float * sin) {
     const float step = std::pow(p.freq_base, -2.0f / static_cast<float>(p.n_dims));
     float low = 0.0f;
     float high = 0.0f;
@@ -43,8 +99,15 @@ void compute_row(const rope_params & p, const float * factors, int32_t position,
         high = std::min(static_cast<float>(p.n_dims - 1), std::ceil(correction_pair(p, p.beta_slow)));
         magnitude *= 1.0f + 0.1f * std::log(1.0f / p.freq_scale);
     }
-    float theta = static_cast<float>(position);
-    for (int32_t i = 0; i < p.n_dims / 2; i++) {
+    float thetas[axes];
+    for (int i = 0; i < axes; i++) {
+        thetas[i] = static_cast<float>(at.axis[i]);
+    }
+    for (int32_t i = 0; i < p.pairs(); i++) {
+        if (const int started = axis_started(p, i); started >= 0) {
+            thetas[started] = static_cast<float>(at.axis[started]);
+        }
+        const float theta = thetas[axis_of(p, i)];
         const float extrapolated = factors != nullptr ? theta / factors[i] : theta;
         float angle = p.freq_scale * extrapolated;
         if (p.ext_factor != 0.0f) {
@@ -54,20 +117,24 @@ void compute_row(const rope_params & p, const float * factors, int32_t position,
         }
         cos[i] = std::cos(angle) * magnitude;
         sin[i] = std::sin(angle) * magnitude;
-        theta *= step;
+        for (float & t : thetas) {
+            t *= step;
+        }
     }
 }
 
 class angle_memo {
   public:
-    // Points *cos and *sin at n_dims / 2 values each, valid until the next call.
-    void get(int32_t position, const float ** cos, const float ** sin) {
-        const size_t slot = static_cast<uint32_t>(position) % slots;
-        const int64_t pairs = params.n_dims / 2;
+    // Points *cos and *sin at a value for each pair, valid until the next call.
+    void get(const position & at, const float ** cos, const float ** sin) {
+        // Of an image's tokens height and width differ; of a text's all but the last are the same.
+        const auto axis = [&at](int i) { return static_cast<uint32_t>(at.axis[i]); };
+        const size_t slot = (params.is_multi() ? 2 * axis(0) + 16 * axis(1) + axis(2) + axis(3) : axis(0)) % slots;
+        const int64_t pairs = params.pairs();
         float * row = values.data() + slot * static_cast<size_t>(2 * pairs);
-        if (!known[slot] || positions[slot] != position) {
-            compute_row(params, factors.empty() ? nullptr : factors.data(), position, row, row + pairs);
-            positions[slot] = position;
+        if (!known[slot] || !(positions[slot] == at)) {
+            compute_row(params, factors.empty() ? nullptr : factors.data(), at, row, row + pairs);
+            positions[slot] = at;
             known[slot] = 1;
         }
         *cos = row;
@@ -82,10 +149,10 @@ class angle_memo {
     void start(const rope_params & p, const float * f) {
         used = false; // until there is memory for all of it
         params = p;
-        factors.assign(f, f == nullptr ? f : f + p.n_dims / 2);
+        factors.assign(f, f == nullptr ? f : f + p.pairs());
         known.assign(slots, 0);
-        positions.assign(slots, 0);
-        values.resize(slots * static_cast<size_t>(p.n_dims));
+        positions.assign(slots, {});
+        values.resize(slots * 2 * static_cast<size_t>(p.pairs()));
         used = true;
     }
 
@@ -95,7 +162,7 @@ class angle_memo {
     rope_params params = {};
     std::vector<float> factors;
     std::vector<uint8_t> known;
-    std::vector<int32_t> positions;
+    std::vector<position> positions;
     std::vector<float> values;
 };
 
@@ -122,8 +189,9 @@ void rope(const op_context & ctx) {
     const kernel_table & k = *ctx.kernels;
     const rope_params p = read_params(ctx);
     const int64_t offset = ctx.param_i(15);
-    const int64_t n_dims = p.n_dims;
-    const int64_t tail = offset + n_dims;
+    const int64_t pairs = p.pairs();
+    const int64_t rotated = 2 * pairs;
+    const int64_t tail = offset + rotated;
     const bool in_place = x.data == dst.data;
     int64_t first = 0;
     int64_t last = 0;
@@ -131,8 +199,8 @@ void rope(const op_context & ctx) {
     if (first >= last) {
         return;
     }
-    angle_memo & memo = find_memo(p, freq_factors && n_dims > 0 ? freq_factors.at<const float>(0) : nullptr);
-    std::vector<float> buffer(x.type() == TB_F32 ? 0 : static_cast<size_t>(n_dims));
+    angle_memo & memo = find_memo(p, freq_factors && rotated > 0 ? freq_factors.at<const float>(0) : nullptr);
+    std::vector<float> buffer(x.type() == TB_F32 ? 0 : static_cast<size_t>(rotated));
     const float * cos = nullptr;
     const float * sin = nullptr;
     int64_t token = -1;
@@ -140,18 +208,18 @@ void rope(const op_context & ctx) {
         const row_index i = row_of(x, r);
         if (i.i2 != token) {
             token = i.i2;
-            memo.get(positions.at<const int32_t>(0)[token], &cos, &sin);
+            memo.get(read_position(p, positions, token, x.ne(2)), &cos, &sin);
         }
         const uint8_t * src = x.at<uint8_t>(i.i1, i.i2, i.i3);
         uint8_t * out = dst.at<uint8_t>(i.i1, i.i2, i.i3);
-        const float * a = load_run(k, x, src, offset, n_dims, buffer.data());
+        const float * a = load_run(k, x, src, offset, rotated, buffer.data());
         float * b = run_target(dst, out, offset, buffer.data());
-        if (p.mode == 0) {
-            k.vec.rope_normal(n_dims / 2, a, cos, sin, b);
+        if (p.mode == TB_ROPE_NORMAL) {
+            k.vec.rope_normal(pairs, a, cos, sin, b);
         } else {
-            k.vec.rope_neox(n_dims / 2, n_dims / 2, a, cos, sin, b);
+            k.vec.rope_neox(pairs, pairs, a, cos, sin, b);
         }
-        store_run(k, dst, out, offset, n_dims, b);
+        store_run(k, dst, out, offset, rotated, b);
         if (!in_place) {
             copy_run(k, x, src, 0, dst, out, 0, offset);
             copy_run(k, x, src, tail, dst, out, tail, x.ne(0) - tail);

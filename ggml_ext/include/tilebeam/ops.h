@@ -21,6 +21,13 @@ extern "C" {
 #define TB_NO_BUFFER 0xffffffff
 #define TB_UNARY_KINDS 22 // of ggml_unary_op
 
+// Modes of ROPE, as ggml numbers them. The last three have four positions per token, all tokens' first ones first.
+#define TB_ROPE_NORMAL 0
+#define TB_ROPE_NEOX 2
+#define TB_ROPE_MROPE 8
+#define TB_ROPE_VISION 24
+#define TB_ROPE_IMROPE 40
+
 enum tb_op_code {
     TB_OP_NOP = 0,
     TB_OP_MUL_MAT = 1,    // src0 weights [K,N,..], src1 F32 [K,M,..], dst F32 [N,M,..]; src0 broadcasts over dims 2, 3
@@ -31,7 +38,7 @@ enum tb_op_code {
     TB_OP_ADD = 5,
     TB_OP_ROPE = 6,      // src x, positions (I32), freq_factors (F32, may be absent); params: [1] n_dims [2] mode
                          // [4] n_ctx_orig, f32: [5] freq_base [6] freq_scale [7] ext_factor [8] attn_factor
-                         // [9] beta_fast [10] beta_slow; [15] offset
+                         // [9] beta_fast [10] beta_slow; [11] to [14] sections, [15] offset
     TB_OP_SET_ROWS = 7,  // src0 F32 rows, src1 indices (I64 or I32), dst the tensor written into
     TB_OP_GLU = 8,       // params: [0] kind (ggml_glu_op) [1] swapped, f32: [2] alpha [3] limit; src1 may be absent
     TB_OP_SCALE = 9,     // params f32: [0] scale [1] bias
