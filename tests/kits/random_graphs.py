@@ -190,6 +190,17 @@ def _norm(g: RandomGraph) -> Value:
     return Value(t, 2.0)
 
 
+def _l2_norm(g: RandomGraph) -> Value:
+    t = g.call("l2_norm", g.pick_dense().tensor, 1e-5)
+    return Value(g.call("scale", t, g.shape[0] ** 0.5), 1.0)
+
+
+def _root_of_squares(g: RandomGraph) -> Value:
+    a, b = g.pick_dense(), g.pick_dense()
+    squares = g.call("add", g.call("sqr", a.tensor), g.call("sqr", b.tensor))
+    return Value(g.call("sqrt", squares), a.size + b.size)
+
+
 def _soft_max(g: RandomGraph) -> Value:
     return Value(g.call("soft_max_ext", g.pick_dense().tensor, ffi.NULL, 0.5, 0.0), 1.0)
 
@@ -248,6 +259,16 @@ def _repeat(g: RandomGraph) -> Value:
     width, heads, tokens = g.shape
     one = g.part(a.tensor, int(g.rng.integers(tokens)), 1)
     return Value(g.call("repeat_4d", one, width, heads, tokens, 1), a.size)
+
+
+def _concat(g: RandomGraph) -> Value:
+    a, b = g.pick_dense(), g.pick_dense()
+    tokens = g.shape[2]
+    first = int(g.rng.integers(0, tokens))
+    if first == 0:
+        return b
+    parts = g.part(a.tensor, 0, first), g.part(b.tensor, int(g.rng.integers(0, first + 1)), tokens - first)
+    return Value(g.call("concat", *parts, 2), max(a.size, b.size))
 
 
 def _get_rows(g: RandomGraph) -> Value:
@@ -321,6 +342,8 @@ OPS: dict[str, Callable[[RandomGraph], Value | None]] = {
     "scale": _scale,
     "rms_norm": _rms_norm,
     "norm": _norm,
+    "l2_norm": _l2_norm,
+    "root of squares": _root_of_squares,
     "soft_max": _soft_max,
     "soft_max masked": _soft_max_masked,
     "rope": _rope,
@@ -330,6 +353,7 @@ OPS: dict[str, Callable[[RandomGraph], Value | None]] = {
     "silu": _silu,
     "swiglu": _swiglu,
     "repeat": _repeat,
+    "concat": _concat,
     "get_rows": _get_rows,
     "cast": _cast,
     "in place": _in_place,
