@@ -1,4 +1,5 @@
-// UNARY, LOG, SQR, SQRT, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of one type.
+// UNARY, LOG, SQR, SQRT, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of
+// one type.
 #include "ops/ops.h"
 
 #include <algorithm>

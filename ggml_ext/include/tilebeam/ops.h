@@ -67,7 +67,7 @@ enum tb_op_code {
     TB_OP_NORM = 28,   // params f32: [0] eps
     TB_OP_SQR = 29,
     TB_OP_SQRT = 30,
-    TB_OP_CONCAT = 31, // params: [0] the dimension along which src1 follows on src0
+    TB_OP_CONCAT = 31,  // params: [0] the dimension along which src1 follows on src0
     TB_OP_L2_NORM = 32, // params f32: [0] eps
     TB_OP_COUNT = 33,
 };
