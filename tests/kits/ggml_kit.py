@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from cffi import FFI
+from tilebeam._ext import Type, dequantize
 from tilebeam.native.control import Control, control
 from tilebeam.native.plugin import register
 
@@ -16,6 +18,7 @@ U8 = npt.NDArray[np.uint8]
 
 # enum ggml_type
 F32, F16, Q4_0, Q8_0, IQ4_NL, I32 = 0, 1, 2, 8, 20, 26
+PLAIN = {Q4_0: Type.Q4_0, Q8_0: Type.Q8_0, IQ4_NL: Type.IQ4_NL}
 BLOCK_BYTES = {Q4_0: 18, Q8_0: 34, IQ4_NL: 18}
 SUCCESS, FAILED = 0, -1
 GPU = 1
@@ -182,3 +185,19 @@ def blocks(rng: np.random.Generator, kind: int, shape: Sequence[int]) -> U8:
     out = rng.integers(0, 256, (n, size), dtype=np.uint8)
     out[:, :2] = rng.uniform(0.001, 0.02, n).astype(np.float16).view(np.uint8).reshape(n, 2)
     return out.reshape(-1)
+
+
+@contextmanager
+def options(device: Device, **changes: Any) -> Iterator[None]:
+    """Options of the NPU for a while."""
+    before = device.control.options()
+    device.control.configure(**changes)
+    try:
+        yield
+    finally:
+        device.control.configure(**{name: before[name] for name in changes})
+
+
+def reference(kind: int, weights: npt.NDArray[np.uint8], k: int, n: int, x: npt.NDArray[np.float32]) -> Any:
+    """The product of rows `x` [M, k] and blocks of a matrix [k, n], in float64: [M, n]."""
+    return x.astype(np.float64) @ dequantize(PLAIN[kind], weights, k, n).astype(np.float64).T
