@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf.quants import quantize as gguf_quantize
-from tilebeam.gguf import GGUFFile
+from tilebeam.gguf import GGUFFile, TensorInfo
 from tilebeam.gguf import gguf_write as w
 
 Q = gguf.GGMLQuantizationType
@@ -81,16 +81,28 @@ def split_model(model: Path, stem: Path, cuts: Sequence[int]) -> list[Path]:
                 scalar("split.count", 2, struct.pack("<H", count)),
                 scalar("split.tensors.count", 5, struct.pack("<i", len(tensors))),
             ]
-            names = [(t.name, t.type, t.ne) for t in part]
-            head, offsets, size = w.header(3, [*(kv if i == 0 else []), *own], names, f.alignment)
             paths.append(stem.with_name(f"{stem.name}-{i + 1:05}-of-{count:05}.gguf"))
-            with paths[-1].open("wb") as out:
-                out.write(head)
-                out.truncate(size)
-                for t, at in zip(part, offsets, strict=True):
-                    out.seek(at)
-                    out.write(f.read(t.offset, t.nbytes).tobytes())
+            _copy(f, paths[-1], [*(kv if i == 0 else []), *own], part)
     return paths
+
+
+def with_metadata(model: Path, path: Path, changes: dict[str, bytes | None]) -> Path:
+    """The same model with other metadata records, by key; None leaves one out."""
+    with GGUFFile(model) as f:
+        records = {key: kv.raw for key, kv in f.kv.items()} | changes
+        _copy(f, path, [raw for raw in records.values() if raw is not None], list(f.tensors.values()))
+    return path
+
+
+def _copy(f: GGUFFile, path: Path, kv: Sequence[bytes], tensors: Sequence[TensorInfo]) -> None:
+    """Write a file of some of another's tensors."""
+    head, offsets, size = w.header(3, kv, [(t.name, t.type, t.ne) for t in tensors], f.alignment)
+    with path.open("wb") as out:
+        out.write(head)
+        out.truncate(size)
+        for t, at in zip(tensors, offsets, strict=True):
+            out.seek(at)
+            out.write(f.read(t.offset, t.nbytes).tobytes())
 
 
 def scalar(key: str, kind: int, value: bytes) -> bytes:

@@ -41,6 +41,11 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
 
 # The vocabulary's control tokens are <s> and </s>; llama2's template spells both.
 TEMPLATE = "llama2-sys"
+OWN = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% elif m.content == 'no' %}{{ raise_exception('no is not allowed') }}"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 PIECES = st.sampled_from(
     ["</s>", "<s>", "</", "s>", "[INST]", "[/INST]", "the number", " ", "\n", "é", "<", "x", "<<SYS>>"]
 )
@@ -57,12 +62,12 @@ def controls(lm: LM, ids: list[int]) -> list[int]:
 
 
 @settings(deadline=None, max_examples=150)
-@given(contents=st.lists(CONTENT, min_size=1, max_size=3))
-def test_messages_hold_no_control_tokens(lm: LM, contents: list[str]) -> None:
+@given(contents=st.lists(CONTENT, min_size=1, max_size=3), template=st.sampled_from([TEMPLATE, OWN]))
+def test_messages_hold_no_control_tokens(lm: LM, contents: list[str], template: str) -> None:
     """Whatever messages say, the prompt's control tokens are the template's own."""
     harmless = ["the number"] * len(contents)
-    text, ids = chat.prompt_of(lm, turns(*contents), TEMPLATE)
-    _, plain = chat.prompt_of(lm, turns(*harmless), TEMPLATE)
+    text, ids = chat.prompt_of(lm, turns(*contents), template)
+    _, plain = chat.prompt_of(lm, turns(*harmless), template)
     assert controls(lm, ids) == controls(lm, plain)
     # Nothing of what was said is lost: with control tokens spelled out, tokens and text are the same.
     spelled = "".join({lm.bos: "<s>", lm.eos: "</s>"}.get(t) or "\0" for t in ids if lm.is_control(t))
@@ -72,10 +77,13 @@ def test_messages_hold_no_control_tokens(lm: LM, contents: list[str]) -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(contents=st.lists(CONTENT.filter(lambda t: "s>" not in t), min_size=1, max_size=3))
-def test_harmless_chats_are_tokenized_as_a_whole(lm: LM, contents: list[str]) -> None:
+@given(
+    contents=st.lists(CONTENT.filter(lambda t: "s>" not in t), min_size=1, max_size=3),
+    template=st.sampled_from([TEMPLATE, OWN]),
+)
+def test_harmless_chats_are_tokenized_as_a_whole(lm: LM, contents: list[str], template: str) -> None:
     """As llama-server does: a token may reach over the end of a message."""
-    text, ids = chat.prompt_of(lm, turns(*contents), TEMPLATE)
+    text, ids = chat.prompt_of(lm, turns(*contents), template)
     assert ids == lm.tokenize(text)
 
 
@@ -107,6 +115,12 @@ def test_no_template_is_said(lm: LM) -> None:
         with pytest.raises(ApiError, match="--chat-template") as caught:
             chat.prompt_of(lm, turns("hi"), template)
         assert caught.value.status == 400
+
+
+def test_what_a_template_says_of_messages_is_told(lm: LM) -> None:
+    with pytest.raises(ApiError, match="does not take these messages: no is not allowed") as caught:
+        chat.prompt_of(lm, turns("yes?", "no"), OWN)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", "messages")
 
 
 def test_contents_in_parts() -> None:

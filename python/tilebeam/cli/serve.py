@@ -68,7 +68,8 @@ def serve(
     chat_template: Annotated[
         str | None,
         typer.Option(
-            "--chat-template", help="A template or the name of one (chatml, llama3 ..); default: the model's."
+            "--chat-template",
+            help="A Jinja template, or the name of one of llama.cpp's (chatml, llama3 ..); default: the model's.",
         ),
     ] = None,
     cache_prompt: Annotated[
@@ -150,7 +151,7 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
-    from tilebeam.native.llama import apply_chat_template
+    from tilebeam.native.chat_template import check_template
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.server import main as run
     from tilebeam.server.searches import SearchPool
@@ -160,7 +161,7 @@ def serve(
     spec = reward_model.read()
     check_npu_options(device, executor, devices, memory_limit)
     if chat_template is not None:
-        apply_chat_template(chat_template, [("user", "text")], add_assistant=True)  # refused now, not in every answer
+        check_template(chat_template)  # refused now, not in every answer
     settings = Settings(
         names=tuple(part.strip() for part in (alias or model.stem).split(",") if part.strip()),
         host=host,

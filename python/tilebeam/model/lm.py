@@ -19,7 +19,8 @@ from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context, Model, apply_chat_template, errors_in, log_router
+from tilebeam.native.chat_template import ChatTemplates
+from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
 from tilebeam.sampling_params import SamplingParams
 
@@ -81,6 +82,7 @@ class LM:
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
         self._reader = Reader(context, self._engine.kv, self._engine.fail)
         self._dispatcher = Dispatcher(self._engine)
+        self._templates = ChatTemplates(model.vocab, model.chat_template())
         self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
 
@@ -329,16 +331,14 @@ class LM:
         Args:
             messages: the turns.
             add_assistant: end where the assistant speaks.
-            template: a template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
+            template: a Jinja template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
 
         Raises:
-            TilebeamError: the model has no template (a base model), or one that llama.cpp does not know.
+            TilebeamError: the model has no template (a base model), the template cannot be run, or it does not take
+                these messages.
         """
         with self._dispatcher.using():
-            template = template or self._model.chat_template()
-        if template is None:
-            raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
-        return apply_chat_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
+            return self._templates.apply(messages, add_assistant, template)
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -129,6 +130,14 @@ class Vocab:
             known = self._pieces[token] = buffer.raw[:n]
         return known
 
+    def spelling(self, token: int) -> str:
+        """How a token, control tokens too, is spelled in the text of a template; "" where there is no token."""
+        if token < 0:
+            return ""
+        buffer = ctypes.create_string_buffer(256)
+        n = C.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
+        return buffer.raw[: max(0, n)].decode("utf-8", "replace")
+
     def is_control(self, token: int) -> bool:
         """Whether the token is no text: BOS, the marks of chat templates .."""
         return bool(C.llama_vocab_is_control(self.pointer, token))
@@ -225,18 +234,19 @@ class Adapter:
             self.pointer = None
 
 
-def chat_template_names() -> list[str]:
+@cache
+def builtin_template_names() -> tuple[str, ...]:
     """Names of the chat templates that llama.cpp knows by heart."""
     names = (ctypes.c_char_p * C.llama_chat_builtin_templates(None, 0))()
     C.llama_chat_builtin_templates(names, len(names))
-    return sorted(name.decode() for name in names if name)
+    return tuple(sorted(name.decode() for name in names if name))
 
 
-def apply_chat_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
+def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
     """Format (role, content) pairs with one of the templates that llama.cpp knows by heart.
 
     Args:
-        template: the template itself, or its name.
+        template: its name.
 
     Raises:
         TilebeamError: it is none of them.
@@ -250,11 +260,7 @@ def apply_chat_template(template: str, messages: Sequence[tuple[str, str]], add_
         buffer = ctypes.create_string_buffer(room)
         n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), add_assistant, buffer, room)
         if n < 0:
-            named = f" {template!r}" if len(template) < 40 else ""
-            raise TilebeamError(
-                f"llama.cpp does not know the chat template{named}: format the prompt yourself, or give the name "
-                f"of one that it knows: {', '.join(chat_template_names())}."
-            )
+            raise TilebeamError(f"llama.cpp does not know the chat template {template[:80]!r}.")
         if n <= room:
             return buffer.raw[:n].decode("utf-8", "replace")
         room = n

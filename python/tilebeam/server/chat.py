@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.native.chat_template import MessagesRefused
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) 
     Args:
         lm: the model.
         messages: the turns.
-        template: a chat template, or the name of one of llama.cpp's; None: the model's own.
+        template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
@@ -44,6 +45,8 @@ def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) 
                 [{"role": role, "content": text} for (role, _), text in zip(turns, contents, strict=True)],
                 template=template,
             )
+        except MessagesRefused as error:
+            raise bad_request(f"messages: {error}", param="messages", code="invalid_value") from None
         except TilebeamError as error:
             raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
 

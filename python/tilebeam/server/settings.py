@@ -22,7 +22,7 @@ class Settings:
         max_body: bytes of a request.
         sampling: temperature, top_k, top_p, min_p and repeat_penalty of requests that do not say.
         max_tokens: of chats that do not say; None: until the context is full.
-        chat_template: a template or the name of one of llama.cpp's; None: the model's own.
+        chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         cors_origins: web pages that may ask from a browser.
         shutdown_seconds: that running requests get to end.
     """
