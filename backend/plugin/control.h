@@ -58,11 +58,13 @@ typedef struct tilebeam_load {
 
 // Options for sessions started from now on. n_threads and numerics also change those that run.
 typedef struct tilebeam_options {
-    uint32_t version;     // TILEBEAM_CONTROL_VERSION
-    int32_t executor;     // enum tilebeam_executor
-    int32_t numerics;     // enum tilebeam_numerics, with what is added
-    int32_t n_threads;    // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
-    int32_t deadline_ms;  // longest wait for one op; the default of an executor goes when another one is chosen
+    uint32_t version;  // TILEBEAM_CONTROL_VERSION
+    int32_t executor;  // enum tilebeam_executor
+    int32_t numerics;  // enum tilebeam_numerics, with what is added
+    int32_t n_threads; // 0: as many as llama.cpp asks for; else fixed, whatever llama.cpp says
+    // Longest wait for one op, in proportion longer for one of more than 2^34 operations; the default of an executor
+    // goes when another one is chosen.
+    int32_t deadline_ms;
     uint32_t n_devices;   // that ggml was told of when the plugin was loaded; cannot be changed
     char isa[32];         // kernel set, "" = best
     char npud_path[4096]; // the executable of the NPU process, "" = tilebeam-npud(-hexagon) beside the plugin

@@ -44,9 +44,9 @@ wait_plan session::impl::plan(int64_t expected_ns) {
 }
 
 // Wait for the other side's reply to the request in work; `last` is the number of the one before.
-result session::impl::await_reply(uint32_t last, int64_t start, int64_t expected_ns) {
+result session::impl::await_reply(uint32_t last, int64_t start, const graph_times & times) {
     // The deadline is for one op: it starts anew whenever one ends, at most as often as a graph has ops.
-    const int64_t limit = int64_t{opt.deadline_ms} * ns_per_ms;
+    const auto limit = static_cast<int64_t>(opt.deadline_ms * std::max(1.0, times.deadline_factor) * ns_per_ms);
     patience left(limit);
     uint32_t ended = 0;
     std::string how;
@@ -66,7 +66,7 @@ result session::impl::await_reply(uint32_t last, int64_t start, int64_t expected
         futex_wake(&channel->req_seq, futex_scope::shared);
         return more || left.look();
     };
-    wait_plan p = plan(expected_ns);
+    wait_plan p = plan(times.expected_ns);
     p.slice = std::min(p.slice, std::max<int64_t>(limit, ns_per_ms));
     // A counter that is neither the last reply's nor the one to come is not the NPU's.
     wake_reason woken = wake_reason::stopped;
@@ -87,14 +87,14 @@ result session::impl::await_reply(uint32_t last, int64_t start, int64_t expected
         if (gone) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
-        return give_up(TB_E_DEADLINE,
-                       std::string("the ") + noun() + " did not answer: no op ended within the deadline of " +
-                           std::to_string(opt.deadline_ms) + " ms (waited " + milliseconds(now_ns() - start) + ")");
+        return give_up(TB_E_DEADLINE, std::string("the ") + noun() +
+                                          " did not answer: no op ended within the deadline of " + milliseconds(limit) +
+                                          " (waited " + milliseconds(now_ns() - start) + ")");
     }
     return {};
 }
 
-result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply) {
+result session::impl::exchange(uint32_t kind, graph_times * times, tb_reply * reply) {
     const uint32_t last = seq++;
     tb_request r{};
     r.kind = kind;
@@ -114,7 +114,7 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
         if (kind != TB_REQ_STOP && peer_ended(how)) {
             return give_up(TB_E_DEAD, std::string("the ") + noun() + " " + how);
         }
-    } else if (const result late = await_reply(last, start, expected_ns ? *expected_ns : 0); !late.ok()) {
+    } else if (const result late = await_reply(last, start, times ? *times : graph_times{}); !late.ok()) {
         return late;
     }
     doorbell_ns = start;
@@ -127,9 +127,9 @@ result session::impl::exchange(uint32_t kind, int64_t * expected_ns, tb_reply * 
                                           " sent a damaged reply: the channel's page was overwritten, or it is broken");
     }
     reply->why[sizeof reply->why - 1] = 0;
-    if (expected_ns) {
+    if (times) {
         const int64_t took = now_ns() - start;
-        *expected_ns = *expected_ns == 0 ? took : (*expected_ns * 3 + took) / 4;
+        times->expected_ns = times->expected_ns == 0 ? took : (times->expected_ns * 3 + took) / 4;
     }
     return {};
 }

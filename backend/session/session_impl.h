@@ -27,12 +27,18 @@ inline result failure(tb_status status, std::string why, uint32_t op_index = 0) 
     return r;
 }
 
+// What is known of the time that a graph takes.
+struct graph_times {
+    int64_t expected_ns = 0;    // how long earlier runs took, smoothed; 0 = unknown
+    double deadline_factor = 0; // reply_deadline.h; 0 = not computed yet
+};
+
 // What the NPU side keeps of a graph, so that only differences need to travel.
 struct sent_graph {
     uint64_t serial = 0; // 0: free
     uint64_t last_used = 0;
     std::vector<tb_op> ops;
-    int64_t expected_ns = 0; // how long earlier runs took, smoothed; 0 = unknown
+    graph_times times;
 };
 
 struct session::impl {
@@ -93,9 +99,9 @@ struct session::impl {
     }
     bool gave_up() const { return failed.load(std::memory_order_acquire); }
     wait_plan plan(int64_t expected_ns);
-    result await_reply(uint32_t last, int64_t start, int64_t expected_ns);
-    // Send `message`, and see the reply to it.
-    result exchange(uint32_t kind, int64_t * expected_ns, tb_reply * reply);
+    result await_reply(uint32_t last, int64_t start, const graph_times & times);
+    // Send `message`, and see the reply to it. `times`: of the graph, or nullptr.
+    result exchange(uint32_t kind, graph_times * times, tb_reply * reply);
     // Make `message` of a graph; its enum tb_request_kind. `kept`: its slot, or nullptr.
     uint32_t put_graph(const tb_op * ops, uint32_t n_ops, uint64_t serial, bool unchanged, sent_graph * kept);
     result compute(const tb_op * ops, uint32_t n_ops, uint64_t serial, bool unchanged);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "reply_deadline.h"
 #include "session_impl.h"
 #include "trace.h"
 
@@ -23,7 +24,7 @@ sent_graph & session::impl::slot_for(uint64_t serial) {
         }
     }
     best->serial = 0;
-    best->expected_ns = 0;
+    best->times = {};
     return *best;
 }
 
@@ -106,6 +107,7 @@ uint32_t session::impl::put_graph(const tb_op * ops, uint32_t n_ops, uint64_t se
         put(ops, uint64_t{n_ops} * sizeof(tb_op));
         if (kept) {
             kept->ops.assign(ops, ops + n_ops);
+            kept->times.deadline_factor = 0;
         }
         return TB_REQ_COMPUTE;
     }
@@ -115,6 +117,7 @@ uint32_t session::impl::put_graph(const tb_op * ops, uint32_t n_ops, uint64_t se
             continue;
         }
         kept->ops[i] = ops[i];
+        kept->times.deadline_factor = 0;
         const uint32_t index[2] = {i, 0};
         put(index, sizeof index);
         put(&ops[i], sizeof(tb_op));
@@ -143,8 +146,13 @@ result session::impl::compute(const tb_op * ops, uint32_t n_ops, uint64_t serial
     if (kept) {
         kept->last_used = ++clock;
     }
+    graph_times once;
+    graph_times & times = kept ? kept->times : once;
+    if (times.deadline_factor == 0 && opt.kind != executor_kind::thread) { // which has no deadline
+        times.deadline_factor = deadline_factor(ops, n_ops);
+    }
     tb_reply reply;
-    result r = exchange(kind, kept ? &kept->expected_ns : nullptr, &reply);
+    result r = exchange(kind, &times, &reply);
     if (r.ok()) {
         count.schedules = reply.value;
         if (traced) {

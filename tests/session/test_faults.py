@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import process_kit
 import pytest
-from npu_kit import FFI, LIB, OK, STATUS, Outcome, Session, SharedArray, Vec, scale, stop_process
+from npu_kit import FFI, LIB, OK, STATUS, Op, Outcome, Session, SharedArray, Vec, scale, stop_process
 
 N = 1 << 20
 DEADLINE_MS = 400
@@ -137,6 +137,26 @@ def test_a_long_graph_is_not_a_late_one(memory: SharedArray) -> None:
         ops = long_graph()
         while time.monotonic() - start < 1:
             assert s.compute(ops * 10, 2).status == OK
+
+
+@pytest.mark.parametrize("serial", [0, 7])
+def test_the_deadline_of_a_large_op_is_longer(serial: int) -> None:
+    """As one product of float weights of a large model with a long prompt may take minutes on a slow CPU."""
+    k, n, rows = 4096, 4096, 2048  # 2^36 operations; nothing of it is computed, so no page is touched
+    memory = SharedArray(k * n + k * rows + n * rows)
+    product = Op(
+        "MUL_MAT", Vec(4 * k * (n + rows), n, rows), (Vec(0, k, n), Vec(4 * k * n, k, rows)), label="large product"
+    )
+    small = scale(Vec(0, 64), Vec(0, 64), 1.0)
+    for graph, allowed_ms in (([small, product], 4 * 150), ([small] * 2, 150)):
+        with Session(True, n_threads=1, deadline_ms=150) as s:
+            s.map(memory)
+            assert s.compute([small] * 2, serial).status == OK
+            stop_process(s.pid)
+            r = s.compute(graph, serial)
+            assert r.name == "TB_E_DEADLINE"
+            assert f"no op ended within the deadline of {allowed_ms} ms" in r.why
+    memory.close()
 
 
 # Computes graphs of one long op until a call fails; prints the NPU's pid, signs of life, and how it ended.
