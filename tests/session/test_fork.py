@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ggml_kit as kit
 import numpy as np
 import process_kit
 import pytest
+import tilebeam
 from npu_kit import OK, Outcome, Session, SharedArray, Vec, scale
 
 from bench.lib import synth
@@ -61,7 +64,7 @@ def test_every_call_of_a_child_fails_at_once(process: bool) -> None:
         thread.start()
         try:
             while not done:
-                pass
+                time.sleep(0.001)
             assert [exit_code(all_fail) for _ in range(10)] == [0] * 10
             assert exit_code(lambda: not s.alive) == 0
         finally:
@@ -120,3 +123,54 @@ def test_a_childs_bytes_are_its_own(tiled: bool) -> None:
         assert exit_code(write) == 0
         assert exit_code(read) == 0
         assert np.array_equal(bytes_, before)
+
+
+@pytest.mark.parametrize("device", ["npu", "cpu"])
+def test_a_loaded_lm_stays_with_its_process(device: str, tmp_path: Path) -> None:
+    """While a thread of the parent generates, a child is refused every call on its copy; what it loads works."""
+    path = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", n_layer=1))
+    params = tilebeam.SamplingParams(temperature=0, max_tokens=20)
+    options: dict[str, Any] = {"device": device, "n_ctx": 256, "n_seq_max": 4, "threads": 1}
+    with tilebeam.load(path, **options) as lm:
+        want = lm.generate("a b c", params)[0].outputs[0].text
+        texts: list[str] = []
+        ending = threading.Event()
+
+        def generate() -> None:
+            while not ending.is_set():
+                texts.append(lm.generate("a b c", params)[0].outputs[0].text)
+
+        def refused(call: Callable[[], object]) -> bool:
+            with pytest.raises(tilebeam.TilebeamError, match="belongs to the process that forked this one; load it"):
+                call()
+            return True
+
+        def all_refused() -> bool:
+            calls: list[Callable[[], object]] = [
+                lambda: lm.generate("a", params),
+                lambda: list(lm.stream("a", params)),
+                lambda: lm.logits([5, 6]),
+                lambda: lm.read(["a"], [[0]]),
+                lambda: lm.tokenize("a"),
+                lambda: lm.detokenize([5]),
+                lambda: lm.raw_decode().__enter__(),
+            ]
+            told = all(refused(call) for call in calls)
+            lm.close()
+            return told
+
+        def load() -> bool:
+            with tilebeam.load(path, **options) as mine:
+                return mine.generate("a b c", params)[0].outputs[0].text == want
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        try:
+            while not texts:
+                time.sleep(0.001)
+            assert [exit_code(all_refused) for _ in range(5)] == [0] * 5
+            assert device == "cpu" or exit_code(load) == 0  # OpenMP's threads, which a child lacks, are not ours
+        finally:
+            ending.set()
+            thread.join()
+        assert set(texts) == {want}

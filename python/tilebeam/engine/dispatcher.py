@@ -9,12 +9,17 @@ use starts when everything before it has ended, and what comes after it starts a
 
 One lock guards the queue. It is never held while the engine steps, and never while callers' code (a progress hook)
 runs. Only the owner touches the engine; other threads leave commands, which the owner runs between two steps.
+
+A model stays with the process that loaded it: in a child of fork(), which has neither its threads nor its NPU, every
+call fails.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +28,7 @@ from dataclasses import replace
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
 from tilebeam.errors import TilebeamError
+from tilebeam.fork_locks import renew
 from tilebeam.native.llama import log_router
 from tilebeam.outputs import Delta, Progress, RequestOutput
 
@@ -133,6 +139,8 @@ class Dispatcher:
         self._worker: threading.Thread | None = None
         self._users = 0  # threads that read the model, which needs no turn
         self._closed = False
+        self._forked = False
+        _dispatchers.add(self)
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -292,11 +300,23 @@ class Dispatcher:
             worker.join()
         return first
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the model is closed here, and nothing of it is freed."""
+        renew(self._lock)
+        self._closed = self._forked = True
+        self._owner, self._users, self._worker = _CLOSED, 0, None
+        for collection in (self._active, self._queue, self._commands, self._waiters):
+            collection.clear()
+
     def _check_usable(self) -> None:
         if self._closed:
-            raise TilebeamError("This model is closed; load it again.")
+            raise self._closed_error("This model is closed; load it again.")
         if self._engine.broken:
             raise self._engine.broken
+
+    def _closed_error(self, otherwise: str) -> TilebeamError:
+        forked = "This model belongs to the process that forked this one; load it again here."
+        return TilebeamError(forked if self._forked else otherwise)
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 
@@ -305,7 +325,7 @@ class Dispatcher:
         try:
             while not ready():
                 if self._closed:
-                    raise TilebeamError("The model was closed while this call was waiting.")
+                    raise self._closed_error("The model was closed while this call was waiting.")
                 if self._owner == me:
                     raise TilebeamError(
                         "This thread is using the model's context (in raw_decode, or a hook of read): nothing can be "
@@ -449,3 +469,14 @@ class Dispatcher:
             self._worker = None
         # Only now may what was kept alive go: its destructor needs the lock.
         del background
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

@@ -63,7 +63,8 @@ class LM:
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
     asynchronous forms, share batches. `read`, `logits` and `raw_decode` need the context for themselves: they wait
-    until what was asked for before has ended, and what is asked for later waits for them.
+    until what was asked for before has ended, and what is asked for later waits for them. In a child of fork() every
+    call raises `TilebeamError`: load the model there.
     """
 
     def __init__(

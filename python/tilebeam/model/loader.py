@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
+from tilebeam.fork_locks import free_in_children
 from tilebeam.model import file_check as checked_files
 from tilebeam.model.file_check import State
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, KvType, LoadOptions, Verify
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 # One load at a time: executor and memory limit are options of the whole program.
-_loading = threading.Lock()
+_loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
 _MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.fork_locks import free_in_children
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -66,7 +67,7 @@ class LogRouter:
 
 
 _router: LogRouter | None = None
-_router_lock = threading.Lock()
+_router_lock = free_in_children()
 
 
 def log_router() -> LogRouter:

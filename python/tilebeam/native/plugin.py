@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from tilebeam.errors import TilebeamError
+from tilebeam.fork_locks import free_in_children
 from tilebeam.native import paths as _paths
 
 LLAMA_CPP_PYTHON = "0.3.36"
 PLUGIN = "libggml-tilebeam.so"
 
-_lock = threading.Lock()
+_lock = free_in_children()
 _registered: Registry | None = None
 
 
