@@ -127,6 +127,10 @@ def make_request(
         TilebeamError: the request cannot be run.
     """
     check_prompt(prompt_ids, context)
+    if not context.model.vocab.has_text and (params.grammar is not None or params.stop):
+        raise TilebeamError(
+            "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
+        )
     if params.grammar is not None or params.logit_bias:
         Sampler(params, 0, context.model.vocab).close()
     params = params.resolved()

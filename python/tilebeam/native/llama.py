@@ -91,10 +91,15 @@ def errors_in(lines: Sequence[tuple[int, str]]) -> str:
 
 
 class Vocab:
-    """Tokens and text of one model. Lives as long as the model."""
+    """Tokens and text of one model. Lives as long as the model.
+
+    A file without a tokenizer ("no_vocab") has tokens that stand for no text and end nothing; llama.cpp would end the
+    process if it were asked.
+    """
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
+        self.has_text: bool = C.llama_vocab_type(pointer) != C.LLAMA_VOCAB_TYPE_NONE
         self.size: int = C.llama_vocab_n_tokens(pointer)
         self.bos: int = C.llama_vocab_bos(pointer)
         self.eos: int = C.llama_vocab_eos(pointer)
@@ -104,7 +109,13 @@ class Vocab:
         self._going: set[int] = set()  # known not to end
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text."""
+        """Token ids of a text.
+
+        Raises:
+            TilebeamError: the model has no tokenizer.
+        """
+        if not self.has_text:
+            raise TilebeamError("This model has no tokenizer (tokenizer.ggml.model is no_vocab): give token ids.")
         raw = text.encode("utf-8", "surrogatepass")
         room = len(raw) + 8
         while True:
@@ -119,7 +130,7 @@ class Vocab:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; control tokens add none."""
-        known = self._pieces.get(token)
+        known = self._pieces.get(token) if self.has_text else b""
         if known is None:
             room = 64
             while True:
@@ -133,7 +144,7 @@ class Vocab:
 
     def spelling(self, token: int) -> str:
         """How a token, control tokens too, is spelled in the text of a template; "" where there is no token."""
-        if token < 0:
+        if token < 0 or not self.has_text:
             return ""
         buffer = ctypes.create_string_buffer(256)
         n = C.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
@@ -141,7 +152,7 @@ class Vocab:
 
     def is_control(self, token: int) -> bool:
         """Whether the token is no text: BOS, the marks of chat templates .."""
-        return bool(C.llama_vocab_is_control(self.pointer, token))
+        return self.has_text and bool(C.llama_vocab_is_control(self.pointer, token))
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -151,7 +162,7 @@ class Vocab:
         """Whether the token ends a generation (EOS, end of turn ..)."""
         known = self._ends.get(token)
         if known is None:
-            known = self._ends[token] = bool(C.llama_vocab_is_eog(self.pointer, token))
+            known = self._ends[token] = self.has_text and bool(C.llama_vocab_is_eog(self.pointer, token))
             if not known:
                 self._going.add(token)
         return known
