@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 PANEL = 32  # columns of a tile
-NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "F32")
+NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "BF16", "F32")
 _MOST_TRIED = 64  # cut matrices of which each is tried whole again
 _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
 
