@@ -1,15 +1,19 @@
-"""TILEBEAM_NPU and TILEBEAM_THREADS against their Python arguments, and what a wrong value leads to."""
+"""The environment variables: those that the sources read are those that `tilebeam doctor` knows, TILEBEAM_NPU and
+TILEBEAM_THREADS against their Python arguments, and what a wrong name or value leads to."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import process_kit
 import pytest
+from tilebeam import environment as variables
+from tilebeam.measure import doctor
 
 from bench.lib import synth
 
@@ -29,6 +33,47 @@ except tilebeam.TilebeamError as error:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synth.write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", synth.preset("tiny", n_layer=1))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"backend": ("*.cpp", "*.h", "*.c"), "ggml_ext": ("*.c", "*.h", "*.py")}
+FOLDERS |= {"python/tilebeam": ("*.py",), "gguf_tools": ("*.py",)}
+# In C the call, in Python any quoted name: some are constants that are used elsewhere.
+READS = re.compile(r'(?:getenv\(|(?<=[\[( =]))"(TILEBEAM_[A-Z0-9_]+)"')
+
+
+def test_doctor_knows_every_variable_that_is_read() -> None:
+    read: set[str] = set()
+    for folder, patterns in FOLDERS.items():
+        for pattern in patterns:
+            for file in (ROOT / folder).rglob(pattern):
+                if file.name != "environment.py" and "hexagon" not in file.parts:
+                    read |= set(READS.findall(file.read_text(encoding="utf-8")))
+    assert read == set(variables.VARIABLES)
+
+
+def test_doctor_shows_what_is_set_and_names_what_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examined() -> tuple[doctor.Check, doctor.Report]:
+        report = doctor.Report()
+        report.attempt("environment", "advice", doctor._environment)
+        return report.checks[0], report
+
+    for name in list(os.environ):
+        if name.startswith(variables.PREFIX):
+            monkeypatch.delenv(name)
+    assert examined()[0].detail == "set: nothing"
+    monkeypatch.setenv("TILEBEAM_FUSE", "0")
+    monkeypatch.setenv("TILEBEAM_API_KEY", "secret")
+    monkeypatch.setenv("TILEBEAM_OF_ANOTHER_PROGRAM", "1")
+    check, report = examined()
+    assert check.ok
+    assert "TILEBEAM_FUSE" in check.detail
+    assert check.detail.endswith("not read by anything: TILEBEAM_OF_ANOTHER_PROGRAM")
+    assert report.facts["environment"] == {"TILEBEAM_FUSE": "0", "TILEBEAM_API_KEY": "(set)"}
+    monkeypatch.setenv("TILEBEAM_THREAD", "2")
+    check, _ = examined()
+    assert not check.ok
+    assert check.detail == "TILEBEAM_THREAD is not read by anything: TILEBEAM_THREADS is"
 
 
 def load(model: Path, environment: dict[str, str], **arguments: object) -> object:
@@ -60,7 +105,7 @@ def test_arguments_come_first(model: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "arguments", "told"),
     [
-        ({"TILEBEAM_NPU": "proces"}, {}, "TILEBEAM_NPU=proces"),
+        ({"TILEBEAM_NPU": "proces"}, {}, "Invalid environment settings: TILEBEAM_NPU=proces"),
         ({"TILEBEAM_THREADS": "many"}, {}, "TILEBEAM_THREADS must be a number from 1 to 512, not 'many'"),
         ({"TILEBEAM_THREADS": "0"}, {"device": "cpu"}, "not '0'"),
         ({"TILEBEAM_THREADS": "513"}, {"threads": 1}, "TILEBEAM_THREADS=513"),

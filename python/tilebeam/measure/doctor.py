@@ -20,15 +20,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tilebeam import environment
 from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.machine import cpu_features, cpu_info
 
 _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")
-_VARIABLES = tuple(
-    f"TILEBEAM_{name}" for name in ("NPU", "DEVICES", "MEMORY_LIMIT", "THREADS", "ISA", "LIB_DIR", "DEBUG")
-)
 # What kernels look for, by the names of /proc/cpuinfo; on aarch64 the line is called Features.
 _FEATURES = {
     "x86_64": ("f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "amx_int8"),
@@ -88,6 +86,7 @@ def examine() -> Report:
     reinstall += f", or unset TILEBEAM_LIB_DIR ({own})." if (own := os.environ.get("TILEBEAM_LIB_DIR")) else "."
     fit = "Install the llama-cpp-python that this Tilebeam was built for; the detail names it."
     report.attempt("machine", "Tilebeam runs on Linux on x86-64 and aarch64.", _machine)
+    report.attempt("environment", "Correct the name of the variable, or unset it.", _environment)
     report.attempt("native files", reinstall, _native)
     report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
@@ -122,7 +121,6 @@ def _versions(report: Report) -> str:
             found[name] = None
     report.facts["versions"] = found
     report.facts["abi"] = {"match": False}  # until the plugin has been loaded
-    report.facts["environment"] = {v: os.environ[v] for v in _VARIABLES if v in os.environ}
     from tilebeam.native.plugin import ggml
 
     lib = ggml()  # refuses another llama-cpp-python
@@ -150,6 +148,19 @@ def _machine(report: Report) -> str:
     }
     having = " ".join(name for name, here in features.items() if here) or "none known"
     return f"{cpu_info()}, {machine}, {cpus} usable CPUs, {memory / 2**30:.1f} GiB; features: {having}"
+
+
+def _environment(report: Report) -> str:
+    """Which of Tilebeam's variables are set; one whose name is a slip is an error, other unknown ones are told."""
+    report.facts["environment"] = environment.settings()
+    unread = report.facts["environment_unread"] = environment.unread()
+    slips = [f"{name} is not read by anything: {meant} is" for name, meant in unread.items() if meant]
+    if slips:
+        raise TilebeamError("; ".join(slips))
+    said = [f"set: {', '.join(report.facts['environment']) or 'nothing'}"]
+    if unread:
+        said.append(f"not read by anything: {', '.join(unread)}")
+    return "; ".join(said)
 
 
 def _native(report: Report) -> str:

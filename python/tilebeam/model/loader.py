@@ -224,7 +224,7 @@ class _Loader:
             from tilebeam.native.plugin import register
 
             if complaints := register().complaints:
-                raise TilebeamError(f"The environment asks for what there is not: {'; '.join(complaints)}.")
+                raise TilebeamError(f"Invalid environment settings: {'; '.join(complaints)}.")
             if not register().devices():
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
