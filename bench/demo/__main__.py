@@ -26,8 +26,8 @@ from rich.table import Table
 from rich.text import Text
 from tilebeam import LogProb, NpuError, SamplingParams, SelfConsistency, TilebeamError, Verifier, VoteResult, load
 from tilebeam.cli import console
-from tilebeam.cli.bench import Row, measure
 from tilebeam.evaluation.estimators import wilson
+from tilebeam.measure.benchmark import Row, measure
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_info
 from tilebeam.measure.throughput import Case
 

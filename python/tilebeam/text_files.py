@@ -46,6 +46,11 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             raise TilebeamError(f"{file} line {number} is not JSON: {error}.") from None
 
 
+def escaped(text: str) -> str:
+    """A text as it can be typed: what `unescaped` makes this text of."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
 _MEANING = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # the others stand for themselves
 

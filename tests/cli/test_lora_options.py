@@ -11,7 +11,7 @@ import lora_kit
 import process_kit
 import pytest
 from tilebeam.cli.main import app
-from tilebeam.cli.options import adapters
+from tilebeam.cli.options import LoraOptions
 from tilebeam.errors import TilebeamError
 from typer.testing import CliRunner
 
@@ -35,6 +35,10 @@ def test_every_command_that_runs_a_model_has_them(command: str) -> None:
     text = CliRunner().invoke(app, [command, "--help"]).output
     assert "--lora " in text
     assert "--lora-scaled " in text
+
+
+def adapters(lora: list[str] | None, scaled: list[str] | None) -> list[tuple[str, float]]:
+    return LoraOptions(lora=lora, lora_scaled=scaled).adapters()
 
 
 def test_files_and_scales() -> None:

@@ -258,6 +258,12 @@ class Pair:
     two: Annotated[str, typer.Option("--two")] = "b"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    pair: Pair
+    four: Annotated[int, typer.Option("--four")] = 0
+
+
 def test_groups_are_options_to_typer_and_dataclasses_to_the_command() -> None:
     app, seen = typer.Typer(), []
 
@@ -272,6 +278,17 @@ def test_groups_are_options_to_typer_and_dataclasses_to_the_command() -> None:
     assert seen == [(Pair(1), True), (Pair(2, "c"), False)]
     assert run(app, ["--two", "c"]).exit_code == 2  # --one is required
     assert run(app, ["--one", "x"]).exit_code == 2
+
+    groups: list[Group] = []
+    other = typer.Typer()
+
+    @other.command()
+    @grouped
+    def nested(group: Group) -> None:
+        groups.append(group)
+
+    assert run(other, ["--one", "1", "--four", "4"]).exit_code == 0
+    assert groups == [Group(pair=Pair(1), four=4)]  # a group may hold groups
 
     with pytest.raises(TypeError, match="two options one"):
 

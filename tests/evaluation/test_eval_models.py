@@ -237,6 +237,7 @@ def command() -> Any:
         ("--method=max_steps=3", "option of no method"),
         ("--budget=1,two", "whole numbers"),
         ("--device=gpu", "npu, cpu"),
+        ("--workers=2", "--ray"),
         ("--seeds=", "at least one of its seeds"),
         ("--scorer=prm", "--prm FILE"),
         ("--reward-tag=x", "--prm or --orm"),
@@ -254,7 +255,7 @@ def test_the_command_says_what_is_wrong(world: Path, tmp_path: Path, command: An
 
 def test_help_names_the_parts(command: Any) -> None:
     text = command("eval", "--help").stdout
-    for part in ("--latency-items", "--prm", "reasoning-gym:NAME", "--executor", "--json"):
+    for part in ("--latency-items", "--prm", "reasoning-gym:NAME", "--ray", "--executor", "qemu-hexagon", "--json"):
         assert part in text
 
 

@@ -1,4 +1,4 @@
-"""tilebeam eval --executor ray on a local Ray of two workers: the results are the local run's, byte for byte.
+"""tilebeam eval --ray on a local Ray of two workers: the results are the local run's, byte for byte.
 
 Skipped where Ray is not installed (pip install tilebeam[ray]).
 """
@@ -141,7 +141,7 @@ def same(out: Path, local: Path) -> None:
 
 def test_two_workers_give_the_local_results(world: Path, local: Path, cluster: str) -> None:
     before = {p.name for p in (world / "pids").iterdir()}
-    done = evaluate(world, "ray", "--executor=ray", f"--ray-address={cluster}")
+    done = evaluate(world, "ray", f"--ray={cluster}")
     assert done.returncode == 0, done.stderr
     same(world / "ray", local)
     assert len({p.name for p in (world / "pids").iterdir()} - before) == 2
@@ -149,7 +149,7 @@ def test_two_workers_give_the_local_results(world: Path, local: Path, cluster: s
 
 def test_a_worker_that_dies_is_replaced(world: Path, local: Path, cluster: str) -> None:
     (world / "die").touch()
-    done = evaluate(world, "died", "--executor=ray", f"--ray-address={cluster}", "--workers=1")
+    done = evaluate(world, "died", f"--ray={cluster}", "--workers=1")
     assert done.returncode == 0, done.stderr
     assert not (world / "die").exists()
     same(world / "died", local)
@@ -158,7 +158,7 @@ def test_a_worker_that_dies_is_replaced(world: Path, local: Path, cluster: str) 
 def test_what_fails_on_a_worker_is_said_and_the_rest_is_kept(world: Path, local: Path, cluster: str) -> None:
     (world / "fail").touch()
     try:
-        done = evaluate(world, "failed", "--executor=ray", f"--ray-address={cluster}", "--workers=1")
+        done = evaluate(world, "failed", f"--ray={cluster}", "--workers=1")
     finally:
         (world / "fail").unlink()
     assert done.returncode == 1
@@ -170,7 +170,7 @@ def test_what_fails_on_a_worker_is_said_and_the_rest_is_kept(world: Path, local:
 
 
 def test_without_a_cluster_it_says_so(world: Path) -> None:
-    done = evaluate(world, "none", "--executor=ray", "--ray-address=127.0.0.1:1")
+    done = evaluate(world, "none", "--ray=127.0.0.1:1")
     assert done.returncode == 1
     assert "ray start --head" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

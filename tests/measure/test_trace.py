@@ -313,6 +313,9 @@ def test_table_and_text_prompt(model: Path, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["traceEvents"]
     for word in ("MUL_MAT", "between ops", "NPU busy", "GB/s", "of limit"):
         assert word in done.stdout
+    stock = CliRunner().invoke(app, ["trace", "-m", str(model), "--device", "cpu", "-o", str(out)])
+    assert stock.exit_code == 1
+    assert "A trace is of the NPU" in stock.stderr
     missing = CliRunner().invoke(app, ["trace", "-m", str(model), "-o", str(tmp_path / "no" / "t.json")])
     assert missing.exit_code == 1
     assert f"{tmp_path / 'no'}: No such file" in " ".join(missing.stderr.split())

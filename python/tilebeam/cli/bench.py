@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import re
-import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tilebeam._version import __version__
+import typer
+
 from tilebeam.cli import console
+from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.machine import OtherLoad, busy_note, cpu_info
-from tilebeam.measure.throughput import Case, compare, pairwise_ratio
+from tilebeam.model.load_options import DEVICES, Device
+from tilebeam.native.choices import Executor
 
 if TYPE_CHECKING:
+    from tilebeam.measure.benchmark import Row
+    from tilebeam.measure.throughput import Case
     from tilebeam.model.lm import LM
 
-FORMATS = ("md", "json", "jsonl", "csv")
+Format = Literal["md", "json", "jsonl", "csv"]
 # More than anybody means; keeps a slip like 1-1000000 from being expanded.
 _LONGEST_LIST = 1000
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
@@ -55,241 +53,68 @@ def numbers(text: str, flag: str) -> list[int]:
     return values
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured line. Names are llama-bench's where it has the field.
-
-    Attributes:
-        model_size: bytes of all tensors; model_n_params: weights.
-        device: "cpu" (llama.cpp's stock CPU backend) or "npu".
-        executor: "thread" or "process"; None on the CPU.
-        n_depth: tokens in the cache before the clock starts; depth_shared: one prompt for all sequences.
-        samples_ns: nanoseconds of each run; samples_ts: its tokens per second, all sequences together.
-        avg_ns, stddev_ns, avg_ts, stddev_ts: mean and sample standard deviation of these.
-        ratio_vs_cpu: the median of the pairwise ratios to the CPU runs that stood next to them; above 1 is faster.
-            None if the CPU was not measured. ratio_vs_cpu_min, ratio_vs_cpu_max: the spread of those ratios.
-    """
-
-    tilebeam_version: str
-    llama_cpp_python: str
-    cpu_info: str
-    model_filename: str
-    model_type: str
-    model_size: int
-    model_n_params: int
-    device: str
-    executor: str | None
-    n_batch: int
-    n_ubatch: int
-    n_threads: int
-    n_parallel: int
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-    depth_shared: bool
-    test_time: str
-    avg_ns: int
-    stddev_ns: int
-    avg_ts: float
-    stddev_ts: float
-    ratio_vs_cpu: float | None
-    ratio_vs_cpu_min: float | None
-    ratio_vs_cpu_max: float | None
-    samples_ns: list[int]
-    samples_ts: list[float]
-
-    @property
-    def test(self) -> str:
-        """The case's name, e.g. "tg128"."""
-        return Case(self.n_prompt, self.n_gen, self.n_parallel, self.n_depth, self.depth_shared).name
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def measure(
-    models: dict[str, LM],
-    case: Case,
-    repetitions: int,
+@grouped
+def bench(
     *,
-    warmup: bool = True,
-    max_seconds: float | None = None,
-    on_run: Callable[[str, float | None], None] | None = None,
-) -> list[Row]:
-    """Time a case on several models, interleaved; one row per model, in their order. Arguments as for `compare`.
+    model: Annotated[
+        list[Path], typer.Option("-m", "--model", help="GGUF file; repeat for several.", show_default=False)
+    ],
+    n_prompt: Annotated[
+        str, typer.Option("-p", "--n-prompt", help="Prompt tokens per sequence; 0: no such test.")
+    ] = "512",
+    n_gen: Annotated[
+        str, typer.Option("-n", "--n-gen", help="Generated tokens per sequence; 0: no such test.")
+    ] = "128",
+    n_parallel: Annotated[str, typer.Option("-npl", "--n-parallel", help="Parallel sequences.")] = "1",
+    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens per sequence already in the cache.")] = "0",
+    shared: Annotated[
+        bool, typer.Option("-pps", "--prompt-shared", help="The -d tokens are one prompt that all sequences share.")
+    ] = False,
+    batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048",
+    ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512",
+    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all CPUs.")] = None,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5,
+    output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md",
+    device: Annotated[
+        str, typer.Option("--device", "-dev", help="Devices, comma separated; their runs alternate.")
+    ] = "cpu,npu",
+    no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False,
+    executor: ExecutorOption = None,
+    devices: Devices = None,
+    memory_limit: MemoryLimit = None,
+    lora: LoraOptions,
+    cpu_model: Annotated[
+        Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
+    ] = None,
+) -> None:
+    """Measure throughput as llama-bench does, with parallel sequences, devices interleaved (A B A B).
 
-    The ratio column needs one of the models to be on the CPU.
+    Numbers may be lists and ranges as for llama-bench: 1,2,4 or 1-8+2 or 1-16*2. Every prompt length (-p) and every
+    generation length (-n) is a test of its own. Tokens are random, nothing is sampled. The last column is the median
+    of the ratios of adjacent runs, with the least and the greatest.
+
+    Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """
-    from importlib import metadata
-
-    started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    seconds = compare(models, case, repetitions, warmup=warmup, max_seconds=max_seconds, on_run=on_run)
-    speeds = {name: [case.tokens / s for s in times] for name, times in seconds.items()}
-    baseline = next((name for name, lm in models.items() if lm.device == "cpu"), None)
-    rows = []
-    for name, lm in models.items():
-        ratio = pairwise_ratio(speeds[name], speeds[baseline]) if baseline is not None else None
-        nanoseconds = [round(s * 1e9) for s in seconds[name]]
-        rows.append(
-            Row(
-                tilebeam_version=__version__,
-                llama_cpp_python=metadata.version("llama-cpp-python"),
-                cpu_info=cpu_info(),
-                model_filename=lm.info.path,
-                model_type=lm.description,
-                model_size=lm._model.n_bytes,
-                model_n_params=lm._model.n_params,
-                device=lm.device,
-                executor=lm.info.executor,
-                n_batch=lm.info.n_batch,
-                n_ubatch=lm.info.n_ubatch,
-                n_threads=lm.info.threads,
-                n_parallel=case.n_parallel,
-                n_prompt=case.n_prompt,
-                n_gen=case.n_gen,
-                n_depth=case.n_depth,
-                depth_shared=case.shared,
-                test_time=started,
-                avg_ns=round(statistics.fmean(nanoseconds)),
-                stddev_ns=round(_deviation(nanoseconds)),
-                avg_ts=statistics.fmean(speeds[name]),
-                stddev_ts=_deviation(speeds[name]),
-                ratio_vs_cpu=ratio.median if ratio else None,
-                ratio_vs_cpu_min=ratio.min if ratio else None,
-                ratio_vs_cpu_max=ratio.max if ratio else None,
-                samples_ns=nanoseconds,
-                samples_ts=speeds[name],
-            )
-        )
-    return rows
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-class Writer(Protocol):
-    """Prints rows as they come."""
-
-    def row(self, row: Row) -> None: ...
-    def close(self) -> None: ...
-
-
-class MarkdownWriter:
-    """llama-bench's table, with the number of sequences and the ratio to the CPU."""
-
-    _COLUMNS = (
-        ("model", -22),
-        ("size", 10),
-        ("params", 8),
-        ("device", -6),
-        ("threads", 7),
-        ("npl", 3),
-        ("test", -10),
-        ("t/s", 16),
-        ("vs cpu", 16),
+    what = plan(
+        model,
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        n_parallel=n_parallel,
+        n_depth=n_depth,
+        batch=batch,
+        ubatch=ubatch,
+        threads=threads,
+        device=device,
+        repetitions=repetitions,
+        warmup=not no_warmup,
+        shared=shared,
+        executor=executor,
+        n_devices=devices,
+        memory_limit=memory_limit.split(",") if memory_limit else None,
+        lora=lora.adapters(),
+        cpu_model=cpu_model,
     )
-
-    def __init__(self) -> None:
-        self._started = False
-
-    def row(self, row: Row) -> None:
-        if not self._started:
-            self._started = True
-            self._line([name for name, _ in self._COLUMNS])
-            print("| " + " | ".join("-" * (abs(w) - (w > 0)) + (":" if w > 0 else "") for _, w in self._COLUMNS) + " |")
-        ratio = "-"
-        if row.ratio_vs_cpu is not None and row.ratio_vs_cpu_min is not None and row.ratio_vs_cpu_max is not None:
-            ratio = f"{row.ratio_vs_cpu:.2f} ({row.ratio_vs_cpu_min:.2f}-{row.ratio_vs_cpu_max:.2f})"
-        self._line(
-            [
-                row.model_type,
-                size(row.model_size),
-                count(row.model_n_params),
-                row.device,
-                str(row.n_threads),
-                str(row.n_parallel),
-                row.test,
-                f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}",
-                ratio if row.device != "cpu" else "1",
-            ]
-        )
-
-    def _line(self, cells: list[str]) -> None:
-        padded = (c.ljust(-w) if w < 0 else c.rjust(w) for c, (_, w) in zip(cells, self._COLUMNS, strict=True))
-        print("| " + " | ".join(padded) + " |", flush=True)
-
-    def close(self) -> None:
-        if self._started:
-            print(f"\ntilebeam {__version__}, {cpu_info()}; vs cpu: median (min-max) of the ratios of adjacent runs")
-
-
-class JsonWriter:
-    """One JSON array."""
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-
-    def row(self, row: Row) -> None:
-        self._rows.append(asdict(row))
-
-    def close(self) -> None:
-        print(json.dumps(self._rows, indent=2))
-
-
-class JsonLinesWriter:
-    """One JSON object per line, as soon as it is measured."""
-
-    def row(self, row: Row) -> None:
-        print(json.dumps(asdict(row)), flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class CsvWriter:
-    """Comma separated, all fields but the single runs, as llama-bench does."""
-
-    _FIELDS = tuple(f.name for f in fields(Row) if not f.name.startswith("samples_"))
-
-    def __init__(self) -> None:
-        self._started = False
-
-    def row(self, row: Row) -> None:
-        if not self._started:
-            self._started = True
-            self._print(self._FIELDS)
-        self._print([getattr(row, name) for name in self._FIELDS])
-
-    def _print(self, values: Sequence[Any]) -> None:
-        line = io.StringIO()
-        csv.writer(line, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
-        sys.stdout.write(line.getvalue())
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        pass
-
-
-WRITERS: dict[str, Callable[[], Writer]] = {
-    "md": MarkdownWriter,
-    "json": JsonWriter,
-    "jsonl": JsonLinesWriter,
-    "csv": CsvWriter,
-}
-
-
-def size(n: int) -> str:
-    """Bytes as llama-bench prints them."""
-    return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.2f} MiB"
-
-
-def count(n: int) -> str:
-    """Parameters as llama-bench prints them."""
-    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.2f} M"
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
+    _run(what, output)
 
 
 @dataclass(frozen=True)
@@ -306,12 +131,12 @@ class Plan:
     """
 
     models: list[Path]
-    devices: list[str]
+    devices: list[Device]
     batches: list[tuple[int, int, int]]
     cases: list[Case]
     repetitions: int
     warmup: bool
-    executor: str | None = None
+    executor: Executor | None = None
     n_devices: int | None = None
     memory_limit: list[str] | None = None
     lora: Sequence[tuple[str, float]] = ()
@@ -325,6 +150,7 @@ class Plan:
 
     def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
         """Measure; rows come as soon as a case is done."""
+        from tilebeam.measure.benchmark import measure
         from tilebeam.model.loader import load
 
         room = max(case.cells for case in self.cases)
@@ -369,7 +195,7 @@ def plan(
     repetitions: int,
     warmup: bool,
     shared: bool,
-    executor: str | None,
+    executor: Executor | None,
     n_devices: int | None,
     memory_limit: list[str] | None,
     lora: Sequence[tuple[str, float]],
@@ -380,10 +206,12 @@ def plan(
     Raises:
         TilebeamError: a flag makes no sense; a sentence that names it.
     """
-    devices = [d.strip().lower() for d in device.split(",")]
-    for name in devices:
-        if name not in ("cpu", "npu"):
-            raise TilebeamError(f"--device {device!r}: devices are cpu and npu, separated by commas.")
+    from tilebeam.measure.throughput import Case
+
+    names = [d.strip().lower() for d in device.split(",")]
+    devices = [known for name in names for known in DEVICES if name == known]
+    if len(devices) < len(names):
+        raise TilebeamError(f"--device {device!r}: devices are cpu and npu, separated by commas.")
     if len(set(devices)) != len(devices):
         raise TilebeamError(f"--device {device!r} names a device twice.")
     for model in (*models, *([cpu_model] if cpu_model else [])):
@@ -411,8 +239,11 @@ def plan(
     )
 
 
-def run(what: Plan, output: str) -> None:
+def _run(what: Plan, output: Format) -> None:
     """Measure and print, with a progress bar on stderr."""
+    from tilebeam.cli.bench_formats import WRITERS
+    from tilebeam.measure.machine import OtherLoad, busy_note
+
     writer = WRITERS[output]()
     executors = set()
     with OtherLoad() as others, console.bar("bench") as progress:

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +13,12 @@ import typer
 
 from tilebeam._version import __version__
 from tilebeam.cli import console
-from tilebeam.cli.options import grouped
-from tilebeam.cli.reward_options import RewardModelOptions
+from tilebeam.cli.options import CtxSize, ExecutorOption, Sequences, TextOptions, Threads, grouped
+from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
-from tilebeam.text_files import read_text, unescaped
+from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.model.load_options import DEVICES, LoadOptions, default_threads
+from tilebeam.text_files import escaped, read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
@@ -25,15 +26,7 @@ if TYPE_CHECKING:
     from tilebeam.scoring.load_reward import RewardSpec
 
 _TASK = "Task"
-_DRAWING = "Sampling"
 _RUNNING = "How it runs"
-
-
-class ExecutorName(StrEnum):
-    """Where units of work are done."""
-
-    local = "local"
-    ray = "ray"
 
 
 @grouped
@@ -67,18 +60,22 @@ def evaluate(
         int | None,
         typer.Option("--items", min=1, help="Items; default: 100, or all of a file.", rich_help_panel=_TASK),
     ] = None,
-    item_seed: Annotated[int, typer.Option("--item-seed", help="Of generated items.", rich_help_panel=_TASK)] = 1,
+    item_seed: Annotated[
+        int, typer.Option("--item-seed", help="Of generated items.", rich_help_panel=_TASK)
+    ] = TaskOptions.item_seed,
     pilot_seed: Annotated[
         int | None,
         typer.Option("--pilot-seed", help="Leave out the items that this seed gives.", rich_help_panel=_TASK),
     ] = None,
     pilot_items: Annotated[
         int, typer.Option("--pilot-items", min=1, help="So many of them.", rich_help_panel=_TASK)
-    ] = 100,
+    ] = TaskOptions.pilot_items,
     shots: Annotated[
         int, typer.Option("--shots", min=0, help="Solved examples before every prompt.", rich_help_panel=_TASK)
-    ] = 0,
-    shot_seed: Annotated[int, typer.Option("--shot-seed", help="Of generated examples.", rich_help_panel=_TASK)] = 777,
+    ] = TaskOptions.shots,
+    shot_seed: Annotated[
+        int, typer.Option("--shot-seed", help="Of generated examples.", rich_help_panel=_TASK)
+    ] = TaskOptions.shot_seed,
     shots_file: Annotated[
         Path | None, typer.Option("--shots-file", help="JSONL of examples (jsonl tasks).", rich_help_panel=_TASK)
     ] = None,
@@ -96,7 +93,7 @@ def evaluate(
     ] = None,
     shot_answer: Annotated[
         str, typer.Option("--shot-answer", help="What follows it in an example.", rich_help_panel=_TASK)
-    ] = " {answer}\\n\\n",
+    ] = escaped(TaskOptions.shot_answer),
     question: Annotated[
         str | None,
         typer.Option(
@@ -126,31 +123,11 @@ def evaluate(
         bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.", rich_help_panel=_TASK)
     ] = False,
     seeds: Annotated[
-        str, typer.Option("--seeds", help="Every item runs once with each.", rich_help_panel=_DRAWING)
-    ] = "1,2,3",
-    n_predict: Annotated[
-        int, typer.Option("-n", "--n-predict", min=1, help="Most tokens per sample.", rich_help_panel=_DRAWING)
-    ] = 256,
-    temp: Annotated[
-        float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.", rich_help_panel=_DRAWING)
-    ] = 0.8,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Likeliest tokens up to this probability.", rich_help_panel=_DRAWING)
-    ] = 0.95,
-    top_k: Annotated[
-        int, typer.Option("--top-k", min=0, help="The k likeliest tokens; 0 is off.", rich_help_panel=_DRAWING)
-    ] = 40,
-    min_p: Annotated[
-        float, typer.Option("--min-p", help="Tokens this likely relative to the best.", rich_help_panel=_DRAWING)
-    ] = 0.0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="End a sample at this text (\\n allowed).", rich_help_panel=_DRAWING),
-    ] = None,
+        str, typer.Option("--seeds", help="Every item runs once with each.", rich_help_panel="Sampling")
+    ] = ",".join(map(str, SEEDS)),
+    drawing: TextOptions,
     reward_model: RewardModelOptions,
-    step_stop: Annotated[
-        str, typer.Option("--step-stop", help="What ends a step, for scorers of steps.", rich_help_panel="Reward model")
-    ] = "\\n",
+    step_stop: StepStop = STEP_STOP_TEXT,
     latency_items: Annotated[
         int,
         typer.Option(
@@ -160,39 +137,33 @@ def evaluate(
             rich_help_panel=_RUNNING,
         ),
     ] = 0,
-    device: Annotated[str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)] = "npu",
-    threads: Annotated[
-        int | None,
-        typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=_RUNNING),
-    ] = None,
-    ctx_size: Annotated[
-        int, typer.Option("-c", "--ctx-size", min=1, help="KV cells.", rich_help_panel=_RUNNING)
-    ] = 4096,
-    parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, max=256, help="Samples at a time.", rich_help_panel=_RUNNING)
-    ] = 16,
+    device: Annotated[
+        str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)
+    ] = LoadOptions.device,
+    threads: Threads = LoadOptions.threads,
+    executor: ExecutorOption = LoadOptions.executor,
+    ctx_size: CtxSize = LoadOptions.n_ctx,
+    parallel: Sequences = LoadOptions.n_seq_max,
     unit_items: Annotated[
         int,
         typer.Option(
             "--unit-items",
             min=1,
-            help="Items that run together: what is lost when a run is killed, and the grain of --executor ray.",
+            help="Items that run together: what is lost when a run is killed, and the grain of --ray.",
             rich_help_panel=_RUNNING,
         ),
-    ] = 8,
-    npu_executor: Annotated[
-        str | None, typer.Option("--npu-executor", help="NPU as thread or process.", rich_help_panel=_RUNNING)
+    ] = UNIT_ITEMS,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            help="Do the units on the Ray cluster at this address; auto: the one this machine is in.",
+            rich_help_panel=_RUNNING,
+        ),
     ] = None,
-    executor: Annotated[
-        ExecutorName, typer.Option("--executor", help="Here, or on a Ray cluster.", rich_help_panel=_RUNNING)
-    ] = ExecutorName.local,
-    ray_address: Annotated[
-        str,
-        typer.Option("--ray-address", help="The cluster; auto: the one this machine is in.", rich_help_panel=_RUNNING),
-    ] = "auto",
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Ray: processes; default: as the CPUs allow.", rich_help_panel=_RUNNING),
+        typer.Option("--workers", min=1, help="Processes on it; default: as its CPUs allow.", rich_help_panel=_RUNNING),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
@@ -207,9 +178,8 @@ def evaluate(
     from tilebeam.evaluation import runner
     from tilebeam.evaluation import scorers as scoring
     from tilebeam.evaluation.config import Setting
-    from tilebeam.evaluation.tasks import TaskOptions, open_task
+    from tilebeam.evaluation.tasks import open_task
     from tilebeam.evaluation.worker import Job
-    from tilebeam.model.load_options import default_threads
 
     reward = reward_model.read()
     options = TaskOptions(
@@ -241,19 +211,12 @@ def evaluate(
         reward=_reward(reward, unescaped(step_stop)),
         sources=scoring.sources(scorers),
         seeds=_numbers(seeds, "--seeds"),
-        sampling={
-            "max_tokens": n_predict,
-            "temperature": temp,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "stop": [unescaped(s) for s in stop or []],
-        },
+        sampling=drawing.fields(),
         chat=chat,
         n_ctx=ctx_size,
         n_seq_max=parallel,
         threads=threads or default_threads(),
-        npu=npu_executor,
+        executor=executor,
         unit_items=unit_items,
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )
@@ -265,7 +228,7 @@ def evaluate(
             job,
             out,
             task=opened,
-            executor=_executor(executor, ray_address, workers),
+            executor=_cluster(ray, workers),
             latency_items=latency_items,
             watcher=Bars(),
         )
@@ -298,8 +261,6 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
 
 
 def _devices(text: str) -> tuple[str, ...]:
-    from tilebeam.model.load_options import DEVICES
-
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if unknown := [n for n in names if n not in DEVICES]:
         raise TilebeamError(f"--device {unknown[0]!r}: there are {', '.join(DEVICES)}.")
@@ -344,8 +305,11 @@ def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
     return found | files | {"step_stop": step_stop}
 
 
-def _executor(name: ExecutorName, address: str, workers: int | None) -> Executor | None:
-    if name is ExecutorName.local:
+def _cluster(address: str | None, workers: int | None) -> Executor | None:
+    """Where units are done, None for here."""
+    if address is None:
+        if workers is not None:
+            raise TilebeamError("--workers are processes on a Ray cluster: give its address with --ray.")
         return None
     from tilebeam.evaluation.ray_executor import RayExecutor
 

@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tilebeam.cli import console
-from tilebeam.gguf.imatrix import save_imatrix
+from tilebeam.cli.options import Json, Model, Threads
 from tilebeam.gguf.whole_file import check_target
-from tilebeam.measure.imatrix import collect
-from tilebeam.measure.perplexity import windows_of
-from tilebeam.model.loader import load
+from tilebeam.model.load_options import LoadOptions, default_threads
 from tilebeam.text_files import read_corpus
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command was asked for; names as its options."""
+def imatrix(
+    model: Model,
+    file: Annotated[Path, typer.Option("-f", "--file", help="The text; - reads it from stdin.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("imatrix.gguf"),
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=16, help="Tokens per window.")] = 512,
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Read so many windows; -1: all.")] = -1,
+    process_output: Annotated[
+        bool, typer.Option("--process-output", help="Collect for the output matrix, too (tied or not).")
+    ] = False,
+    threads: Threads = LoadOptions.threads,
+    json_: Json = False,
+) -> None:
+    """Measure how much each input of every weight matrix matters, as llama-imatrix does; runs on the CPU.
 
-    model: Path
-    file: Path
-    output: Path
-    ctx_size: int
-    chunks: int
-    threads: int | None
-    process_output: bool
-    json: bool
+    The file is llama.cpp's importance matrix. gguf-repack pack --imatrix uses it to put the error of quantization
+    where it matters least, and so does llama-quantize.
 
+    Example: tilebeam imatrix -m model-f16.gguf -f text.txt -o model.imatrix.gguf
+    """
+    from tilebeam.gguf.imatrix import save_imatrix
+    from tilebeam.measure.imatrix import collect
+    from tilebeam.measure.perplexity import windows_of
+    from tilebeam.model.loader import load
 
-def run(r: Request) -> None:
-    """Collect and write."""
-    text = read_corpus(r.file)
-    check_target(r.output)
-    threads = r.threads or len(os.sched_getaffinity(0))
-    with console.loading(str(r.model)):
-        lm = load(r.model, device="cpu", n_ctx=256, n_seq_max=1, threads=threads)
+    text = read_corpus(file)
+    check_target(output)
+    threads = threads or default_threads()
+    with console.loading(str(model)):
+        lm = load(model, device="cpu", n_ctx=256, n_seq_max=1, threads=threads)
     with lm:
-        windows = windows_of(lm, text, r.ctx_size, r.chunks)
+        windows = windows_of(lm, text, ctx_size, chunks)
         started = time.monotonic()
         with console.bar("imatrix") as bar:
             task = bar.add_task("imatrix", total=len(windows), note="")
@@ -47,23 +54,23 @@ def run(r: Request) -> None:
                 lm,
                 windows,
                 threads=threads,
-                process_output=r.process_output,
+                process_output=process_output,
                 progress=lambda done: bar.update(task, completed=done),
             )
         seconds = time.monotonic() - started
-    save_imatrix(r.output, sums, datasets=[str(r.file)], chunks=len(windows), chunk_size=windows.n_ctx)
+    save_imatrix(output, sums, datasets=[str(file)], chunks=len(windows), chunk_size=windows.n_ctx)
     about = {
-        "output": str(r.output),
+        "output": str(output),
         "tensors": len(sums),
         "chunks": len(windows),
         "chunk_size": windows.n_ctx,
         "seconds": round(seconds, 3),
     }
-    if r.json:
+    if json_:
         print(json.dumps(about, indent=2))
     else:
         console.out().print(
-            f"{r.output}: importance of the inputs of {len(sums)} matrices, from {len(windows)} windows of "
+            f"{output}: importance of the inputs of {len(sums)} matrices, from {len(windows)} windows of "
             f"{windows.n_ctx} tokens, {len(windows) * windows.n_ctx / seconds:.0f} tokens/s",
             soft_wrap=True,
         )

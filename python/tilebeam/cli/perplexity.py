@@ -5,55 +5,95 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from tilebeam.cli import console
+from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target
-from tilebeam.measure.logits_file import LogitsFile, LogitsWriter, bytes_needed, is_logits_file
-from tilebeam.measure.perplexity import Base, ModelBase, Subject, Windows, measure, windows_of
-from tilebeam.measure.perplexity_stats import Estimate, Figures, TokenScores, figures
-from tilebeam.model.lm import LM
-from tilebeam.model.loader import load
+from tilebeam.model.load_options import Device, LoadOptions, default_threads
+from tilebeam.native.choices import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-@dataclass(frozen=True)
-class Request:
-    """What the command was asked for; names as its options."""
-
-    model: Path
-    file: Path | None
-    kl_base: Path | None
-    base_device: str | None
-    save_all_logits: Path | None
-    device: str
-    numerics: str | None
-    softmax: str | None
-    ctx_size: int
-    batch_size: int
-    ubatch_size: int
-    threads: int | None
-    cache_type_k: str
-    cache_type_v: str
-    chunks: int
-    flash_attn: bool
-    executor: str | None
-    lora: Sequence[tuple[str, float]]
-    json: bool
+    from tilebeam.measure.perplexity import Windows
+    from tilebeam.measure.perplexity_stats import Estimate, Figures, TokenScores
+    from tilebeam.model.lm import LM
 
 
-def run(r: Request) -> None:
-    """Measure and print."""
-    if r.device == "cpu" and (r.numerics or r.softmax):
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions:
+    """What is measured; windows and batches are llama-perplexity's."""
+
+    model: Model
+    lora: LoraOptions
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="The text; - reads it from stdin.")] = None
+    kl_base: Annotated[
+        Path | None,
+        typer.Option(
+            "--kl-base",
+            "--kl-divergence-base",
+            help="What to compare with: a GGUF file of the unquantized model, run beside; or a file of "
+            "--save-all-logits, which brings its own text.",
+        ),
+    ] = None
+    kl_divergence: Annotated[
+        bool, typer.Option("--kl-divergence", help="llama-perplexity's flag; --kl-base is enough.")
+    ] = False
+    base_device: Annotated[
+        Device | None,
+        typer.Option("--kl-base-device", help="Where a GGUF base runs; default: cpu, unless it is repacked."),
+    ] = None
+    save_all_logits: Annotated[
+        Path | None, typer.Option("--save-all-logits", help="Write all log-probabilities, in llama.cpp's format.")
+    ] = None
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Measure so many windows; -1: all.")] = -1
+    batch_size: Annotated[
+        int,
+        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
+    ] = 2048
+    ubatch_size: Annotated[int, typer.Option("-ub", "--ubatch-size", min=1, help="Most tokens per graph.")] = 512
+    flash_attn: Annotated[bool, typer.Option("-fa/-nofa", "--flash-attn/--no-flash-attn", help="Flash attention.")] = (
+        LoadOptions.flash_attn
+    )
+    numerics: Annotated[
+        Numerics | None,
+        typer.Option("--numerics", help="NPU: int8 per 32 inputs (default) or, in prompts, per 256; or FP16 operands."),
+    ] = None
+    softmax: Annotated[
+        Softmax | None,
+        typer.Option("--softmax", help="NPU: exponentials from the FP16 table (default), or in float32."),
+    ] = None
+    run: RunOptions
+    json_: Json = False
+
+
+@grouped
+def perplexity(options: PerplexityOptions) -> None:
+    """Perplexity of a model on a text, as llama-perplexity measures it.
+
+    The text is cut into windows of -c tokens; the second half of each is scored. With --kl-base also the KL divergence
+    from that model's predictions, and how often both think the same token likeliest.
+
+    Example: tilebeam perplexity -m model-q4_0.gguf -f text.txt --kl-base model-f16.gguf
+    """
+    from tilebeam.measure.logits_file import LogitsFile, LogitsWriter
+    from tilebeam.measure.perplexity import Base, ModelBase, Subject, measure, windows_of
+    from tilebeam.measure.perplexity_stats import figures
+
+    r = options
+    if r.kl_divergence and r.kl_base is None:
+        raise typer.BadParameter("--kl-divergence needs --kl-base: what to compare with")
+    if r.run.device == "cpu" and (r.numerics or r.softmax):
         raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
     if r.chunks == 0:
         raise TilebeamError("--chunks must be positive, or -1 for all windows.")
@@ -64,7 +104,7 @@ def run(r: Request) -> None:
         raise TilebeamError("Which text? Give a file with -f.")
     text = "" if r.file is None else read_corpus(r.file)
     with ExitStack() as stack:
-        lm = stack.enter_context(_load(r, r.model, r.device, r.ctx_size, r.lora))
+        lm = stack.enter_context(_load(r, r.model, r.run, r.lora))
         base: Base | None = None
         if r.kl_base is not None and from_file:
             base = LogitsFile(r.kl_base, lm.bos if lm.adds_bos else None)
@@ -82,7 +122,7 @@ def run(r: Request) -> None:
         if r.save_all_logits is not None:
             _room(r.save_all_logits, windows, lm.n_vocab)
             sink = stack.enter_context(LogitsWriter(r.save_all_logits, windows, lm.n_vocab)).add
-        subject = Subject("model", lm, _options(r.device, r.numerics, r.softmax, stack))
+        subject = Subject("model", lm, _options(r.run.device, r.numerics, r.softmax, stack))
         started = time.monotonic()
         with console.bar("") as progress:
             task = progress.add_task("", total=len(windows), note="")
@@ -90,53 +130,56 @@ def run(r: Request) -> None:
             def show(done: int, scores: dict[str, TokenScores]) -> None:
                 progress.update(task, completed=done, note=_note(scores["model"]))
 
-            threads = r.threads or len(os.sched_getaffinity(0))
+            threads = r.run.threads or default_threads()
             scores = measure([subject], windows, base, threads=threads, progress=show, sink=sink)["model"]
         seconds = time.monotonic() - started
         about = _about(r, lm, windows, seconds)
     found = figures(scores)
-    if r.json:
+    if r.json_:
         print(json.dumps(about | {"figures": found.as_dict()}, indent=2, allow_nan=False))
     else:
-        show_figures(found, about, console.out())
+        _show_figures(found, about, console.out())
 
 
 def _is_file_of_logits(path: Path) -> bool:
     if not path.is_file():
         raise TilebeamError(f"{path} does not exist or is not a file.")
+    from tilebeam.measure.logits_file import is_logits_file
+
     return is_logits_file(path)
 
 
-def _load(r: Request, path: Path, device: str, n_ctx: int, lora: Sequence[tuple[str, float]] = ()) -> LM:
+def _load(r: PerplexityOptions, path: Path, run: RunOptions, lora: LoraOptions) -> LM:
     # llama-perplexity's arrangement: a batch larger than the context takes several windows, which share the cells.
-    parallel = max(1, r.batch_size // n_ctx)
+    from tilebeam.model.loader import load
+
+    parallel = max(1, r.batch_size // r.ctx_size)
+    arguments = run.arguments()
     with console.loading(str(path)):
         return load(
             path,
-            device=device,
-            n_ctx=parallel * n_ctx,
+            **arguments,
+            n_ctx=parallel * r.ctx_size,
             n_seq_max=parallel,
-            threads=r.threads,
             n_batch=r.batch_size,
             n_ubatch=min(r.ubatch_size, r.batch_size),
-            executor=r.executor if device == "npu" else None,
             flash_attn=r.flash_attn,
-            type_k=r.cache_type_k,
-            type_v=r.cache_type_v,
-            lora=lora,
+            lora=lora.adapters(),
         )
 
 
-def _load_base(r: Request, path: Path) -> LM:
+def _load_base(r: PerplexityOptions, path: Path) -> LM:
     """The base, on the CPU unless only the NPU can read it or it was asked for."""
     from tilebeam import gguf as gguf_tools
 
-    device = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
-    return _load(r, path, device, r.ctx_size)
+    device: Device = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
+    return _load(r, path, r.run.on(device), LoraOptions())
 
 
 def _room(path: Path, windows: Windows, n_vocab: int) -> None:
     """Refuse to write a file that the disk cannot take."""
+    from tilebeam.measure.logits_file import bytes_needed
+
     needed = bytes_needed(windows, n_vocab)
     place = os.statvfs(path.parent)
     if needed > place.f_bavail * place.f_frsize:
@@ -159,6 +202,8 @@ def _options(device: str, numerics: str | None, softmax: str | None, stack: Exit
 
 
 def _note(scores: TokenScores) -> str:
+    import numpy as np
+
     done = scores.nll[np.isfinite(scores.nll)]
     text = f"PPL {np.exp(done.mean()):.4f}"
     if len(scores.kld):
@@ -166,12 +211,12 @@ def _note(scores: TokenScores) -> str:
     return text
 
 
-def _about(r: Request, lm: LM, windows: Windows, seconds: float) -> dict[str, Any]:
+def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> dict[str, Any]:
     tokens = len(windows) * windows.n_ctx
     about: dict[str, Any] = {
         "model": str(r.model),
         "description": lm.description,
-        "device": r.device,
+        "device": r.run.device,
         "file": str(r.file) if r.file is not None else None,
         "base": str(r.kl_base) if r.kl_base is not None else None,
         "n_ctx": windows.n_ctx,
@@ -179,8 +224,8 @@ def _about(r: Request, lm: LM, windows: Windows, seconds: float) -> dict[str, An
         "n_ubatch": r.ubatch_size,
         "chunks": len(windows),
         "threads": lm.info.threads,
-        "cache_type_k": r.cache_type_k,
-        "cache_type_v": r.cache_type_v,
+        "cache_type_k": r.run.cache_type_k,
+        "cache_type_v": r.run.cache_type_v,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
@@ -192,12 +237,14 @@ def _pm(e: Estimate | None, digits: int, factor: float = 1.0, unit: str = "") ->
     return "" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}{unit}"
 
 
-def show_figures(f: Figures, about: dict[str, Any], out: Console) -> None:
+def _show_figures(f: Figures, about: dict[str, Any], out: Console) -> None:
     """The figures as a table; llama-perplexity's names."""
     out.print(
         f"{about['chunks']} windows of {about['n_ctx']} tokens, {f.n} scored, {about['seconds']:.1f} s "
         f"({about['tokens_per_second']:.0f} t/s)"
     )
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, pad_edge=False)
     if f.kld is None:
         out.print(f"Final estimate: PPL = {f.ppl.value:.4f} +/- {f.ppl.error:.5f}")

@@ -13,43 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilebeam.cli import console
 from tilebeam.errors import TilebeamError
+from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.reward_formats import KINDS, PRESETS, Kind
-from tilebeam.text_files import unescaped
+from tilebeam.scoring.reward_formats import KINDS, PRESETS
+from tilebeam.text_files import escaped, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.scoring.reward_model import RewardModel
 
 _PANEL = "Reward model"
 
-
-class RewardKindName(StrEnum):
-    """How a reward model gives its verdict."""
-
-    token = "token"
-    value_head = "value-head"
-    two_label = "two-label"
-    classifier = "classifier"
-
-
-class AggregateName(StrEnum):
-    """How the scores of steps become one."""
-
-    last = "last"
-    min = "min"
-    prod = "prod"
-    mean = "mean"
-
-
-assert {k.value for k in RewardKindName} == set(get_args(Kind))
 
 Prm = Annotated[
     Path | None,
@@ -60,7 +40,7 @@ Orm = Annotated[
     typer.Option("--orm", help="Outcome reward model: a GGUF file that rates whole texts.", rich_help_panel=_PANEL),
 ]
 RewardKind = Annotated[
-    RewardKindName | None,
+    Kind | None,
     typer.Option(
         "--reward-kind",
         help="How it gives its verdict; default: found in the files. "
@@ -97,12 +77,19 @@ RewardLabels = Annotated[
     ),
 ]
 Aggregate = Annotated[
-    AggregateName,
+    Aggregation,
     typer.Option("--aggregate", help="How the scores of a text's steps become one.", rich_help_panel=_PANEL),
 ]
 
 
-@dataclass(frozen=True)
+StepStop = Annotated[
+    str,
+    typer.Option("--step-stop", help="What ends a step of a text (\\n allowed).", rich_help_panel=_PANEL),
+]
+STEP_STOP_TEXT = escaped(STEP_STOP)  # as it is typed
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardModelOptions:
     """A reward model: options of a command, see `grouped`."""
 
@@ -113,7 +100,7 @@ class RewardModelOptions:
     reward_head: RewardHead = None
     reward_tag: RewardTag = None
     reward_labels: RewardLabels = None
-    aggregate: Aggregate = AggregateName.last
+    aggregate: Aggregate = AGGREGATION
 
     def read(self) -> RewardSpec | None:
         """The reward model that they describe, None if they name none.
@@ -131,12 +118,12 @@ class RewardModelOptions:
         spec = RewardSpec(
             path=path,
             outcome=self.orm is not None,
-            kind=self.reward_kind.value if self.reward_kind else None,
+            kind=self.reward_kind,
             preset=self.reward_preset,
             head=self.reward_head,
             tag=None if self.reward_tag is None else unescaped(self.reward_tag),
             labels=None if self.reward_labels is None else _labels(self.reward_labels),
-            aggregate=self.aggregate.value,
+            aggregate=self.aggregate,
         )
         spec.check()
         return spec

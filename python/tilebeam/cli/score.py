@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Device, DeviceOption, ExecutorOption, Json, Threads, grouped
-from tilebeam.cli.reward_options import RewardModelOptions, open_scorer
+from tilebeam.cli.options import Json, RunOptions, grouped
+from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
+from tilebeam.model.load_options import LoadOptions
+from tilebeam.scoring.choices import HeadOutput
 from tilebeam.scoring.reward_formats import preset_of
 from tilebeam.text_files import json_lines, unescaped
 
@@ -27,11 +29,11 @@ def score(
         Path, typer.Option("-f", "--file", help='A .jsonl file of {"prompt": .., "text": ..}.', show_default=False)
     ],
     reward_model: RewardModelOptions,
-    step_stop: Annotated[str, typer.Option("--step-stop", help="What ends a step (\\n allowed).")] = "\\n",
-    device: DeviceOption = Device.npu,
-    threads: Threads = None,
-    executor: ExecutorOption = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="Tokens of the longest text.")] = 4096,
+    step_stop: StepStop = STEP_STOP_TEXT,
+    run: RunOptions,
+    ctx_size: Annotated[
+        int, typer.Option("-c", "--ctx-size", min=1, help="Tokens of the longest text.")
+    ] = LoadOptions.n_ctx,
     json_: Json = False,
 ) -> None:
     """Rate texts with a reward model: the score of every step, and of the whole.
@@ -44,9 +46,8 @@ def score(
     if spec is None:
         raise TilebeamError("Texts are rated by a reward model: give one, either with --prm or with --orm.")
     items = _texts(file)
-    how: dict[str, Any] = {"device": device.value, "threads": threads, "executor": executor.value if executor else None}
     with (
-        open_scorer(spec, step_stop=unescaped(step_stop), n_ctx=ctx_size, **how) as scorer,
+        open_scorer(spec, step_stop=unescaped(step_stop), n_ctx=ctx_size, **run.arguments()) as scorer,
         scorer.session(),
     ):
         spent = Usage()
@@ -95,7 +96,8 @@ def reward_head(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help='The head\'s name, such as "v_head.summary".')] = None,
     output: Annotated[
-        str | None, typer.Option("--output", help="sigmoid, softmax or none; default: as its shape or preset suggests.")
+        HeadOutput | None,
+        typer.Option("--output", help="What is made of its last layer; default: as its shape or preset suggests."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option("--reward-preset", help="How the model wants its text; default: told by its name.")

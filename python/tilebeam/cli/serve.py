@@ -9,62 +9,40 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import (
-    MODEL_PANEL,
-    CacheType,
-    CacheTypeK,
-    CacheTypeV,
-    CtxSize,
-    Device,
-    DeviceOption,
-    Devices,
-    ExecutorOption,
-    Lora,
-    LoraScaled,
-    MemoryLimit,
-    Model,
-    Sequences,
-    Threads,
-    adapters,
-    check_npu_options,
-    grouped,
-)
-from tilebeam.cli.reward_options import RewardModelOptions
+from tilebeam.cli.options import CtxSize, LoraOptions, Model, RunOptions, Sequences, TokenOptions, grouped
+from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
-from tilebeam.text_files import read_text
+from tilebeam.model.load_options import LoadOptions
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.settings import Settings
+from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.server.model_host import Loaded
 
 _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
-_DEFAULTS = "Defaults of requests"
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
+_CTX_SIZE = 8192  # conversations of several clients share the cells: more than for one program's own calls
 
 
 @grouped
 def serve(
     *,
     model: Model,
+    lora: LoraOptions,
     alias: Annotated[
         str | None,
         typer.Option("-a", "--alias", help="Names of the model in requests, comma separated; default: FILE."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = 8080,
-    device: DeviceOption = Device.npu,
-    threads: Threads = None,
-    ctx_size: CtxSize = 8192,
-    parallel: Sequences = 16,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = Settings.host,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = Settings.port,
+    run: RunOptions,
+    ctx_size: CtxSize = _CTX_SIZE,
+    parallel: Sequences = LoadOptions.n_seq_max,
     batch_size: Annotated[
-        int,
-        typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode.", rich_help_panel=MODEL_PANEL),
-    ] = 512,
-    executor: ExecutorOption = None,
-    devices: Devices = None,
-    memory_limit: MemoryLimit = None,
-    lora: Lora = None,
-    lora_scaled: LoraScaled = None,
+        int, typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode.", rich_help_panel="Model")
+    ] = LoadOptions.n_batch,
     chat_template: Annotated[
         str | None,
         typer.Option(
@@ -80,25 +58,23 @@ def serve(
             "what is new.",
         ),
     ] = True,
-    cache_type_k: CacheTypeK = CacheType.f16,
-    cache_type_v: CacheTypeV = CacheType.f16,
     max_waiting: Annotated[
         int,
         typer.Option("--max-queue", min=0, help="Samples that may wait for a slot; then 429.", rich_help_panel=_LIMITS),
-    ] = 256,
+    ] = Settings.max_waiting,
     max_samples: Annotated[
         int, typer.Option("--max-samples", min=1, help="Samples of one request.", rich_help_panel=_LIMITS)
-    ] = 128,
+    ] = Settings.max_samples,
     max_searches: Annotated[
         int, typer.Option("--max-searches", min=1, help="Searches at the same time.", rich_help_panel=_LIMITS)
-    ] = 8,
+    ] = Settings.max_searches,
     max_body: Annotated[
         int, typer.Option("--max-body", min=1, help="Bytes of a request's body.", rich_help_panel=_LIMITS)
-    ] = 1 << 20,
+    ] = Settings.max_body,
     shutdown: Annotated[
         float,
         typer.Option("--shutdown-timeout", min=0, help="Seconds that requests get to end.", rich_help_panel=_LIMITS),
-    ] = 30.0,
+    ] = Settings.shutdown_seconds,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,18 +102,12 @@ def serve(
             "--n-predict",
             min=1,
             help="max_tokens of chats that do not say; default: until the context is full.",
-            rich_help_panel=_DEFAULTS,
+            rich_help_panel="Sampling",
         ),
     ] = None,
-    temp: Annotated[float, typer.Option("--temp", min=0.0, help="Temperature.", rich_help_panel=_DEFAULTS)] = 0.8,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 is off.", rich_help_panel=_DEFAULTS)] = 0.95,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.", rich_help_panel=_DEFAULTS)] = 40,
-    min_p: Annotated[float, typer.Option("--min-p", help="0 is off.", rich_help_panel=_DEFAULTS)] = 0.0,
+    drawing: TokenOptions,
     reward_model: RewardModelOptions,
-    step_stop: Annotated[
-        str,
-        typer.Option("--step-stop", help="What ends a step for the reward model.", rich_help_panel="Reward model"),
-    ] = "\\n",
+    step_stop: StepStop = STEP_STOP_TEXT,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="A line for every request.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, with searches as an extension.
@@ -152,14 +122,12 @@ def serve(
 
     check_packages()
     from tilebeam.native.chat_template import check_template
-    from tilebeam.sampling_params import SamplingParams
-    from tilebeam.server import main as run
+    from tilebeam.server import main as process
     from tilebeam.server.searches import SearchPool
     from tilebeam.server.security import is_loopback
-    from tilebeam.server.settings import Settings
 
     spec = reward_model.read()
-    check_npu_options(device, executor, devices, memory_limit)
+    arguments, adapters = run.arguments(), lora.adapters()
     if chat_template is not None:
         check_template(chat_template)  # refused now, not in every answer
     settings = Settings(
@@ -171,7 +139,7 @@ def serve(
         max_samples=max_samples,
         max_searches=max_searches,
         max_body=max_body,
-        sampling=SamplingParams(temperature=temp, top_p=top_p, top_k=top_k, min_p=min_p),
+        sampling=SamplingParams(**drawing.fields()),
         max_tokens=n_predict,
         chat_template=chat_template,
         cors_origins=tuple(cors_origin or ()),
@@ -180,23 +148,12 @@ def serve(
     if not settings.api_keys and not is_loopback(host):
         console.err().print(f"warning: anybody who reaches {host} may ask: there is no --api-key", style="yellow")
     searches = SearchPool(max_searches)
-    load = {
-        "device": device.value,
-        "n_ctx": ctx_size,
-        "n_seq_max": parallel,
-        "threads": threads,
-        "type_k": cache_type_k.value,
-        "type_v": cache_type_v.value,
-        "n_batch": max(batch_size, parallel),
-        "executor": executor.value if executor else None,
-        "devices": devices,
-        "memory_limit": memory_limit.split(",") if memory_limit else None,
-        "lora": adapters(lora, lora_scaled),
-    }
-    make = run.loader(
-        str(model), load, spec, step_stop.replace("\\n", "\n"), searches.questions, cache_prompt=cache_prompt
+    load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
+    questions = searches.questions
+    make = process.loader(
+        str(model), load, spec, unescaped(step_stop), questions, lora=adapters, cache_prompt=cache_prompt
     )
-    run.serve(make, settings, searches, ready=_say_ready, verbose=verbose)
+    process.serve(make, settings, searches, ready=_say_ready, verbose=verbose)
 
 
 def _say_ready(loaded: Loaded, url: str) -> None:

@@ -6,28 +6,83 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-from rich import box
-from rich.table import Table
+import typer
 
 from tilebeam.cli import console
-from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.machine import OtherLoad
-from tilebeam.measure.trace import Limits, Summary, Tracer
-from tilebeam.model.lm import LM
+from tilebeam.cli.options import (
+    Escape,
+    Json,
+    ModelOptions,
+    NPredict,
+    Prompt,
+    PromptsFile,
+    Seed,
+    Temp,
+    grouped,
+)
+from tilebeam.cli.prompts import prompts
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import check_target, whole_file
 from tilebeam.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tilebeam.measure.trace import Summary
+    from tilebeam.model.lm import LM
 
 _LIMIT = {"memory": "read", "arithmetic": "peak"}
 
 
-def random_prompt(lm: LM, length: int, seed: int) -> list[int]:
+@grouped
+def trace(
+    *,
+    model: ModelOptions,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the timeline goes.")] = Path("trace.json"),
+    prompt: Prompt = None,
+    file: PromptsFile = None,
+    escape: Escape = True,
+    n_prompt: Annotated[
+        int, typer.Option("--n-prompt", min=1, help="Without -p and -f: a prompt of so many random tokens.")
+    ] = 128,
+    n_predict: NPredict = 32,
+    n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples, side by side.")] = 1,
+    temp: Temp = SamplingParams.temperature,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Record what CPU side and NPU do, op by op: a timeline for Perfetto, and a table per kind of op.
+
+    Example: tilebeam trace -m model.gguf -p "Once upon a time" -n 16 -o trace.json
+
+    The timeline (-o) opens at https://ui.perfetto.dev: calls of llama.cpp, lowering, messages and waiting on the CPU
+    side; messages and every worker's part of every op on the NPU. The table says how long the ops took, what they read
+    and computed, and how near that is to what this machine can do, which is measured right after the run.
+    """
+    if model.run.device == "cpu":
+        raise TilebeamError("A trace is of the NPU: leave --device cpu out.")
+    check_target(out)
+    random = prompt is None and file is None
+    texts: list[str] = [] if random else prompts(prompt, file, escape)
+    params = SamplingParams(
+        n=n_samples, temperature=temp, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
+    ).resolved()
+    with model.load(n_samples * max(1, len(texts))) as lm:
+        _run(lm, texts or [_random_prompt(lm, n_prompt, params.seed or 0)], params, out, json_)
+
+
+def _random_prompt(lm: LM, length: int, seed: int) -> list[int]:
     """Token ids to run when no text is given."""
+    import numpy as np
+
     return [int(t) for t in np.random.default_rng(seed).integers(0, lm.n_vocab, length)]
 
 
-def run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out: Path, as_json: bool) -> None:
+def _run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out: Path, as_json: bool) -> None:
     """Trace one `LM.generate` of all prompts, write the timeline to `out`, print the summary to stdout."""
+    from tilebeam.measure.machine import OtherLoad
+    from tilebeam.measure.trace import Limits, Tracer
+
     with OtherLoad() as load, console.generating("trace", params.n * len(prompts)) as hook, Tracer(lm) as tracer:
         lm.generate(prompts, params, progress=hook)
     with whole_file(out) as partial:
@@ -37,7 +92,7 @@ def run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out:
         json.dump({"trace": str(out), "other_load": load.share, **summary.as_dict()}, sys.stdout, indent=2)
         print()
     else:
-        show(summary)
+        _show(summary)
         console.err().print(f"{out}: open it at https://ui.perfetto.dev or chrome://tracing", style="dim")
     if load.share >= 0.1 and not as_json:
         console.err().print(
@@ -46,8 +101,11 @@ def run(lm: LM, prompts: Sequence[str | list[int]], params: SamplingParams, out:
         )
 
 
-def show(summary: Summary) -> None:
+def _show(summary: Summary) -> None:
     """Print the table."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(title="What the NPU did", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("op", "weights", "kernel"):
         table.add_column(column, no_wrap=True)

@@ -18,7 +18,7 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
-from tilebeam.evaluation.tasks import TaskOptions
+from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
 
@@ -77,7 +77,7 @@ class Setting:
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
         chat: wrap prompts in the model's chat template.
-        n_ctx, n_seq_max, threads, npu: how models are loaded.
+        n_ctx, n_seq_max, threads, executor: how models are loaded.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
     """
@@ -91,14 +91,14 @@ class Setting:
     scorers: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     reward: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[int, ...] = SEEDS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
     n_ctx: int = LoadOptions.n_ctx
     n_seq_max: int = LoadOptions.n_seq_max
     threads: int = 1
-    npu: str | None = None
-    unit_items: int = 8
+    executor: str | None = None
+    unit_items: int = UNIT_ITEMS
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

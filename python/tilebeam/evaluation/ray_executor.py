@@ -72,7 +72,7 @@ class RayExecutor:
         try:
             import ray
         except ImportError:
-            raise TilebeamError("--executor ray needs Ray: pip install tilebeam[ray].") from None
+            raise TilebeamError("--ray needs Ray: pip install tilebeam[ray].") from None
         self._ray: Any = ray
         self._address = address
         self._workers = workers

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.registry import named_scorer
 from tilebeam.scoring.reward_model import StepScorer
@@ -31,7 +32,7 @@ class FunctionScorer(StepScorer):
         step_stop: what ends a step.
     """
 
-    def __init__(self, function: Callable[[str, str], float | bool], *, step_stop: str = "\n") -> None:
+    def __init__(self, function: Callable[[str, str], float | bool], *, step_stop: str = STEP_STOP) -> None:
         super().__init__(step_stop=step_stop)
         self._function = function
 

@@ -19,6 +19,7 @@ from tilebeam.evaluation.tasks import Item, Task, open_task
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.search import registry as methods
@@ -43,7 +44,7 @@ class Job:
 
     setting: Setting
     reward: RewardSpec | None = None
-    step_stop: str = "\n"
+    step_stop: str = STEP_STOP
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class Workbench:
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
-        executor = s.npu if device == "npu" else None
+        executor = s.executor if device == "npu" else None
         return {
             "device": device,
             "n_ctx": s.n_ctx,

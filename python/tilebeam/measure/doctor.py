@@ -15,11 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from tilebeam import environment
 from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
@@ -371,37 +366,3 @@ def _kernels(report: Report) -> str:
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
-
-
-def show(report: Report, screen: Console) -> None:
-    """Print the checks as a table, the kernels in use, and what to do."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    said: set[str] = set()
-    for check in report.checks:
-        mark = Text("ok", "bold green") if check.ok else Text("FAIL", "bold red")
-        table.add_row(mark, check.name, Text("for the same reason" if check.detail in said else check.detail))
-        said.add(check.detail)
-    screen.print(table)
-    in_use = [k for k in report.facts.get("kernels", []) if k["isa"] == report.facts.get("kernel_set_in_use")]
-    if in_use:
-        names: dict[str, list[str]] = {}
-        for kernel in in_use:
-            if kernel["kernel"]:
-                names.setdefault(kernel["kernel"], []).append(kernel["op"].split(",")[0])
-        screen.print("\nkernels in use")
-        rows = Table.grid(padding=(0, 2))
-        for name, ops in names.items():
-            rows.add_row(name, Text(", ".join(dict.fromkeys(op.removeprefix("mul_mat ") for op in ops)), "dim"))
-        screen.print(Padding(rows, (0, 0, 0, 2)))
-    for name, value in report.facts.get("environment", {}).items():
-        screen.print(f"{name}={value}", style="dim", markup=False)
-    broken = [c for c in report.checks if not c.ok]
-    if not broken:
-        screen.print(Text("\nEverything works.", "bold green"))
-        return
-    screen.print()
-    # The first failure is usually the cause of the others.
-    screen.print(Text.assemble((f"{broken[0].name}: ", "bold red"), broken[0].advice))

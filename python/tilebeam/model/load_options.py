@@ -28,16 +28,16 @@ MAX_THREADS = 512
 class LoadOptions:
     """The arguments of `tilebeam.load` besides the files, which says what they mean; the defaults are these."""
 
-    device: str = "npu"
+    device: Device = "npu"
     n_ctx: int = 4096
     n_seq_max: int = 16
     threads: int | None = None
     n_batch: int = 512
     n_ubatch: int | None = None
-    executor: str | None = None
+    executor: Executor | None = None
     flash_attn: bool = True
-    type_k: str = "f16"
-    type_v: str = "f16"
+    type_k: KvType = "f16"
+    type_v: KvType = "f16"
     n_gpu_layers: int = -1
     devices: int | None = None
     memory_limit: int | str | Sequence[int | str] | None = None
@@ -67,16 +67,16 @@ class LoadOptions:
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
         return CheckedOptions(
-            device=cast(Device, self.device),
+            device=self.device,
             n_ctx=(self.n_ctx + 255) // 256 * 256,
             n_seq_max=self.n_seq_max,
             threads=self.threads or default_threads(),
             n_batch=self.n_batch,
             n_ubatch=self.n_ubatch or self.n_batch,
-            executor=cast("Executor | None", self.executor),
+            executor=self.executor,
             flash_attn=self.flash_attn,
-            type_k=cast(KvType, self.type_k),
-            type_v=cast(KvType, self.type_v),
+            type_k=self.type_k,
+            type_v=self.type_v,
             n_gpu_layers=self.n_gpu_layers,
             devices=self.devices,
             memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),

@@ -19,9 +19,10 @@ from tilebeam.errors import TilebeamError
 from tilebeam.fork_locks import free_in_children
 from tilebeam.model import file_check as checked_files
 from tilebeam.model.file_check import State
-from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, KvType, LoadOptions, Verify
+from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
 from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
+from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.executor import usable_memory
 from tilebeam.native.repacked import RepackedFile
@@ -56,17 +57,17 @@ class _File:
 
 def load(
     model: str | os.PathLike[str],
-    device: str = LoadOptions.device,
+    device: Device = LoadOptions.device,
     n_ctx: int = LoadOptions.n_ctx,
     n_seq_max: int = LoadOptions.n_seq_max,
     threads: int | None = LoadOptions.threads,
     *,
     n_batch: int = LoadOptions.n_batch,
     n_ubatch: int | None = LoadOptions.n_ubatch,
-    executor: str | None = LoadOptions.executor,
+    executor: Executor | None = LoadOptions.executor,
     flash_attn: bool = LoadOptions.flash_attn,
-    type_k: str = LoadOptions.type_k,
-    type_v: str = LoadOptions.type_v,
+    type_k: KvType = LoadOptions.type_k,
+    type_v: KvType = LoadOptions.type_v,
     n_gpu_layers: int = LoadOptions.n_gpu_layers,
     devices: int | None = LoadOptions.devices,
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,

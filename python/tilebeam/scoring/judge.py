@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -13,12 +13,11 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.choices import VERDICT, Verdict
 from tilebeam.scoring.scorers import Rating, Scorer
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-
-Verdict = Literal["probability", "number"]
 
 VERDICT_TEMPLATE = (
     "Here is a question and a proposed answer.\n\n"
@@ -68,7 +67,7 @@ class LLMJudge(Scorer):
         self,
         lm: LM,
         *,
-        verdict: Verdict = "probability",
+        verdict: Verdict = VERDICT,
         template: str | None = None,
         chat: bool = False,
         good: Sequence[str] = ("Yes", " Yes"),

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.scoring.reward_formats import KINDS, PRESETS, Kind, Preset, RewardFormat, preset, preset_of
+from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
+from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat, preset, preset_of
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
 if TYPE_CHECKING:
     from tilebeam.scoring.reward_heads import Head
-    from tilebeam.scoring.reward_model import Aggregation, RewardModel
+    from tilebeam.scoring.reward_model import RewardModel
 
 _SEQUENCES = 127  # more would not make the engine keep more: llama.cpp has 256 at most
 
@@ -47,7 +48,7 @@ class RewardSpec:
     head: str | os.PathLike[str] | None = None
     tag: str | None = None
     labels: Sequence[str] | None = None
-    aggregate: Aggregation = "last"
+    aggregate: Aggregation = AGGREGATION
 
     def check(self) -> None:
         """Raise `TilebeamError` if this cannot work, as far as the files tell without the model being loaded."""
@@ -67,8 +68,8 @@ def load_reward_model(
     head: str | os.PathLike[str] | None = None,
     tag: str | None = None,
     labels: Sequence[str] | None = None,
-    aggregate: Aggregation = "last",
-    step_stop: str = "\n",
+    aggregate: Aggregation = AGGREGATION,
+    step_stop: str = STEP_STOP,
     question: Callable[[str], str] | None = None,
     n_ctx: int = LoadOptions.n_ctx,
     n_seq_max: int = _SEQUENCES,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.scoring.choices import ScorerName
 from tilebeam.scoring.scorers import LogProb, Majority, Scorer
 
 if TYPE_CHECKING:
@@ -22,15 +23,19 @@ def named_scorer(name: str, lm: LM | None = None) -> Scorer:
     Raises:
         TilebeamError: there is none of that name, or no judge.
     """
-    known: dict[str, Callable[[], Scorer]] = {
+    known: dict[ScorerName, Callable[[], Scorer]] = {
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,
+        "judge": lambda: _judge(lm),
     }
-    if name in known:
-        return known[name]()
-    if name != "judge":
-        raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}, judge.")
+    for choice, make in known.items():
+        if name == choice:
+            return make()
+    raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}.")
+
+
+def _judge(lm: LM | None) -> Scorer:
     if lm is None:
         raise TilebeamError("A judge needs a model: make it with tilebeam.LLMJudge(lm).")
     from tilebeam.scoring.judge import LLMJudge

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.scoring.choices import HeadOutput, Kind
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-
-Kind = Literal["token", "value-head", "two-label", "classifier"]
 
 KINDS: dict[Kind, str] = {
     "token": "probability of one label token against another's behind each step",
@@ -74,7 +73,7 @@ class Preset:
     good: str = "+"
     bad: str = "-"
     label: int = 1
-    output: str | None = None
+    output: HeadOutput | None = None
     outcome: bool = False
     names: tuple[str, ...] = field(default=())
 

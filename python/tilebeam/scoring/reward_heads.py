@@ -11,18 +11,18 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.scoring.choices import HeadOutput
 
 if TYPE_CHECKING:
     from tilebeam import gguf as gguf_tools
     from tilebeam.gguf.split import Source
 
-Output = Literal["sigmoid", "softmax", "none"]
 Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
@@ -42,7 +42,7 @@ class Head:
     """
 
     layers: tuple[tuple[Floats, Floats], ...]
-    output: Output = "sigmoid"
+    output: HeadOutput = "sigmoid"
     label: int = 1
     preset: str | None = None
 
@@ -60,8 +60,8 @@ class Head:
             if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                 raise TilebeamError(f"Layer {i} of the reward head holds values that are not numbers.")
             width = weight.shape[0]
-        if self.output not in get_args(Output):
-            raise TilebeamError(f"A reward head's output is {', '.join(get_args(Output))}, not {self.output!r}.")
+        if self.output not in get_args(HeadOutput):
+            raise TilebeamError(f"A reward head's output is {', '.join(get_args(HeadOutput))}, not {self.output!r}.")
         if self.output == "softmax":
             if width < 2 or not 0 <= self.label < width:
                 raise TilebeamError(f"Label {self.label} cannot be read off a softmax over {width} outputs.")
@@ -111,7 +111,7 @@ def make_head(
         layers.append((w, b))
     wide = bool(layers) and layers[-1][0].shape[0] > 1
     chosen = output or ("softmax" if wide else "sigmoid")
-    return Head(tuple(layers), cast(Output, chosen), 1 if label is None else label, preset)
+    return Head(tuple(layers), cast(HeadOutput, chosen), 1 if label is None else label, preset)
 
 
 def load_head(path: str | os.PathLike[str], output: str | None = None, label: int | None = None) -> Head:

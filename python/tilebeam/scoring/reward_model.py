@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.scoring.scorers import Rating, Scorer
@@ -28,8 +29,6 @@ from tilebeam.scoring.scorers import Rating, Scorer
 if TYPE_CHECKING:
     from tilebeam.engine.reading import Reading
     from tilebeam.model.lm import LM
-
-Aggregation = Literal["last", "min", "prod", "mean"]
 
 _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
@@ -41,7 +40,7 @@ _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
 _Solution = tuple[str, tuple[str, ...]]  # a prompt and steps
 
 
-def split_steps(text: str, step_stop: str = "\n") -> list[str]:
+def split_steps(text: str, step_stop: str = STEP_STOP) -> list[str]:
     """The steps of a solution, each with the separator that ends it; a last step without one is a step too."""
     if not step_stop:
         raise TilebeamError("The separator of steps must not be empty.")
@@ -69,7 +68,7 @@ class StepScorer(Scorer):
         step_stop: what ends a step.
     """
 
-    def __init__(self, *, aggregate: Aggregation = "last", step_stop: str = "\n") -> None:
+    def __init__(self, *, aggregate: Aggregation = AGGREGATION, step_stop: str = STEP_STOP) -> None:
         if aggregate not in get_args(Aggregation):
             raise TilebeamError(f"aggregate must be one of {', '.join(get_args(Aggregation))}, not {aggregate!r}.")
         self.aggregate = aggregate
@@ -141,8 +140,8 @@ class RewardModel(StepScorer):
         *,
         question: Callable[[str], str] | None = None,
         outcome: bool = False,
-        aggregate: Aggregation = "last",
-        step_stop: str = "\n",
+        aggregate: Aggregation = AGGREGATION,
+        step_stop: str = STEP_STOP,
     ) -> None:
         super().__init__(aggregate=aggregate, step_stop=step_stop)
         self.lm = lm
@@ -304,8 +303,8 @@ class TokenReward(RewardModel):
         format: RewardFormat | None = None,
         template: Callable[[str], str] | None = None,
         outcome: bool = False,
-        aggregate: Aggregation = "last",
-        step_stop: str = "\n",
+        aggregate: Aggregation = AGGREGATION,
+        step_stop: str = STEP_STOP,
     ) -> None:
         form = format or RewardFormat()
         form = form if tag is None else replace(form, tag=tag)
@@ -346,8 +345,8 @@ class HeadReward(RewardModel):
         format: RewardFormat | None = None,
         question: Callable[[str], str] | None = None,
         outcome: bool = False,
-        aggregate: Aggregation = "last",
-        step_stop: str = "\n",
+        aggregate: Aggregation = AGGREGATION,
+        step_stop: str = STEP_STOP,
     ) -> None:
         super().__init__(
             lm, format or RewardFormat(), question=question, outcome=outcome, aggregate=aggregate, step_stop=step_stop

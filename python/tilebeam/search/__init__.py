@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tilebeam.search.adaptive import Adaptive, AdaptiveResult
     from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
-    from tilebeam.search.sampled import BestOfN, SelfConsistency, Weighting
+    from tilebeam.search.choices import Weighting
+    from tilebeam.search.sampled import BestOfN, SelfConsistency
 
 _HOME = {
     "Adaptive": "search.adaptive",
@@ -32,7 +33,7 @@ _HOME = {
     "StepResult": "search.beam",
     "Trajectory": "search.base",
     "VoteResult": "search.base",
-    "Weighting": "search.sampled",
+    "Weighting": "search.choices",
 }
 
 __all__ = [

@@ -19,6 +19,7 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, ProgressHook, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.search.base import (
     Algorithm,
@@ -29,6 +30,7 @@ from tilebeam.search.base import (
     checked_budget,
     sampling_for,
 )
+from tilebeam.search.choices import BUDGET, CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.sampled import heaviest, tally, whole_trajectories
 from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
@@ -93,8 +95,8 @@ class Adaptive(Algorithm[AdaptiveResult]):
         *,
         scorer: StepScorer | None = None,
         equal: Equal | None = None,
-        confidence: float = 0.95,
-        wave: int = 4,
+        confidence: float = CONFIDENCE,
+        wave: int = WAVE,
         give_up: float | None = None,
         max_steps: int | None = None,
         step_stop: str | None = None,
@@ -118,18 +120,19 @@ class Adaptive(Algorithm[AdaptiveResult]):
         self.equal = equal or equality_of(extract)
         self.confidence = confidence
         self.wave = whole("wave", wave)
-        self.give_up = 0.1 if give_up is None else give_up
-        self.max_steps = whole("max_steps", 10 if max_steps is None else max_steps)
+        self.give_up = GIVE_UP if give_up is None else give_up
+        self.max_steps = whole("max_steps", MAX_STEPS if max_steps is None else max_steps)
         self._expander: StepExpander | None = None
         if scorer is not None:
-            stop = "\n" if step_stop is None else step_stop
-            self._expander = StepExpander(scorer, stop, 256 if max_step_tokens is None else max_step_tokens, 0)
+            stop = STEP_STOP if step_stop is None else step_stop
+            most = MAX_STEP_TOKENS if max_step_tokens is None else max_step_tokens
+            self._expander = StepExpander(scorer, stop, most, LOOKAHEAD)
 
     def run(
         self,
         lm: StepGenerator,
         prompts: Sequence[str],
-        budget: int = 16,
+        budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,

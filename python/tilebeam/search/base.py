@@ -19,6 +19,7 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.search.choices import BUDGET
 
 
 class Generator(Protocol):
@@ -169,7 +170,7 @@ class Algorithm(ABC, Generic[Result]):
         self,
         lm: StepGenerator,
         prompts: Sequence[str],
-        budget: int = 16,
+        budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
@@ -216,7 +217,7 @@ class Algorithm(ABC, Generic[Result]):
         self,
         lm: StepGenerator,
         prompt: str | Sequence[str],
-        budget: int = 16,
+        budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,

@@ -17,6 +17,7 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import ProgressHook
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.search.base import (
     Algorithm,
@@ -27,6 +28,7 @@ from tilebeam.search.base import (
     checked_budget,
     sampling_for,
 )
+from tilebeam.search.choices import BEAM_WIDTH, BUDGET, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
 
@@ -95,12 +97,12 @@ class _StepSearch(Algorithm[StepResult]):
     def __init__(
         self,
         scorer: StepScorer,
-        beam_width: int = 4,
-        max_steps: int = 10,
-        step_stop: str = "\n",
+        beam_width: int = BEAM_WIDTH,
+        max_steps: int = MAX_STEPS,
+        step_stop: str = STEP_STOP,
         *,
-        max_step_tokens: int = 256,
-        lookahead: int = 0,
+        max_step_tokens: int = MAX_STEP_TOKENS,
+        lookahead: int = LOOKAHEAD,
     ) -> None:
         self.beam_width = whole("beam_width", beam_width)
         self.max_steps = whole("max_steps", max_steps)
@@ -110,7 +112,7 @@ class _StepSearch(Algorithm[StepResult]):
         self,
         lm: StepGenerator,
         prompts: Sequence[str],
-        budget: int = 16,
+        budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
@@ -25,8 +25,7 @@ from tilebeam.search.base import (
     checked_budget,
     sampling_for,
 )
-
-Weighting = Literal["plain", "logprob", "reward"]
+from tilebeam.search.choices import BUDGET, Weighting
 
 
 class _WholeSearch(Algorithm[Result]):
@@ -39,7 +38,7 @@ class _WholeSearch(Algorithm[Result]):
         self,
         lm: Generator,
         prompts: Sequence[str],
-        budget: int = 16,
+        budget: int = BUDGET,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,

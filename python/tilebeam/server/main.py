@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
@@ -83,23 +83,25 @@ def loader(
     step_stop: str,
     questions: Questions,
     *,
+    lora: Sequence[tuple[str, float]] = (),
     cache_prompt: bool = True,
 ) -> Callable[[], Loaded]:
     """What loads the model and its reward model, again and again.
 
     Args:
         model: the file.
-        load: further arguments of `tilebeam.load`.
+        load: further arguments of `tilebeam.load`, for both.
         reward: the reward model, None for none.
         step_stop: what ends a step of the texts that it rates.
         questions: of searches' prompts.
+        lora: adapters of the model, with scales.
         cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
             conversation's next turn.
     """
 
     def make() -> Loaded:
         with ExitStack() as stack:
-            lm = stack.enter_context(load_model(model, **load))
+            lm = stack.enter_context(load_model(model, lora=lora, **load))
             if cache_prompt:
                 stack.enter_context(lm.keep_prefixes())
             scorer = None

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tilebeam.search.choices import BUDGET
+
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_GRAMMAR = 64 << 10  # characters
@@ -70,7 +72,7 @@ class Search(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     method: Text
-    budget: int = Field(16, ge=1)
+    budget: int = Field(BUDGET, ge=1)
     scorer: Text | None = None
     candidates: bool = False
 

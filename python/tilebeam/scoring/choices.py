@@ -1,0 +1,20 @@
+"""Names and defaults of scoring that options are made of. Importing this needs no numpy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# How a reward model gives its verdict.
+Kind = Literal["token", "value-head", "two-label", "classifier"]
+# How the scores of a text's steps become one.
+Aggregation = Literal["last", "min", "prod", "mean"]
+# What is made of the last layer of a reward model's head.
+HeadOutput = Literal["sigmoid", "softmax", "none"]
+# How a judge says what it thinks: by the probability of one word, or by a number that it writes.
+Verdict = Literal["probability", "number"]
+# Scorers that need no reward model, by name.
+ScorerName = Literal["logprob", "logprob-sum", "majority", "judge"]
+
+AGGREGATION: Aggregation = "last"
+VERDICT: Verdict = "probability"
+STEP_STOP = "\n"  # what ends a step of a text

@@ -1,0 +1,18 @@
+"""Names and defaults of searches that options are made of. Importing this needs no numpy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# What a vote weighs.
+Weighting = Literal["plain", "logprob", "reward"]
+
+BUDGET = 16  # candidates per prompt
+EXTRACTOR = "last-number"  # see `tilebeam.answers.registry`
+BEAM_WIDTH = 4
+MAX_STEPS = 10
+MAX_STEP_TOKENS = 256
+LOOKAHEAD = 0
+CONFIDENCE = 0.95  # of a vote that counts as settled
+WAVE = 4  # candidates drawn at a time
+GIVE_UP = 0.1  # the aggregate below which a candidate is given up

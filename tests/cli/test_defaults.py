@@ -1,0 +1,165 @@
+"""Defaults stand in one place: those of sampling in SamplingParams, those of loading in LoadOptions, those of searches
+in the algorithms. Commands, the evaluation and the server take them from there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import tilebeam
+from tilebeam import SamplingParams
+from tilebeam.answers.registry import extractor
+from tilebeam.cli.main import app
+from tilebeam.model.load_options import LoadOptions
+from tilebeam.native import choices, control
+from tilebeam.scoring.choices import STEP_STOP, ScorerName
+from tilebeam.scoring.registry import named_scorer
+from tilebeam.search import registry
+from tilebeam.search.choices import EXTRACTOR
+from tilebeam.server.requests import Search
+from tilebeam.text_files import escaped, unescaped
+from typer.main import get_command
+from typer.testing import CliRunner
+
+SOURCES = Path(tilebeam.__file__).parent
+COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+LOAD = {name: p.default for name, p in inspect.signature(tilebeam.load).parameters.items()}
+DEFAULTS = {
+    "--temp": SamplingParams.temperature,
+    "--top-p": SamplingParams.top_p,
+    "--top-k": SamplingParams.top_k,
+    "--min-p": SamplingParams.min_p,
+    "--n-predict": SamplingParams.max_tokens,
+    "--seed": SamplingParams.seed,
+    "--device": LOAD["device"],
+    "--ctx-size": LOAD["n_ctx"],
+    "--parallel": LOAD["n_seq_max"],
+    "--threads": LOAD["threads"],
+    "--batch-size": LOAD["n_batch"],
+    "--executor": LOAD["executor"],
+    "--cache-type-k": LOAD["type_k"],
+    "--cache-type-v": LOAD["type_v"],
+    "--devices": LOAD["devices"],
+    "--memory-limit": LOAD["memory_limit"],
+    "--flash-attn": LOAD["flash_attn"],
+}
+# Where a command means something else by an option, as llama.cpp's program of its kind does.
+OTHERS = {
+    ("serve", "--ctx-size"): 8192,  # for the conversations of several clients
+    ("serve", "--n-predict"): None,  # until the context is full
+    ("trace", "--n-predict"): 32,  # a timeline is to be read
+    ("perplexity", "--ctx-size"): 512,  # windows of the text
+    ("perplexity", "--batch-size"): 2048,
+    ("imatrix", "--ctx-size"): 512,
+    ("bench", "--batch-size"): "2048",  # lists
+    ("bench", "--device"): "cpu,npu",
+}
+
+
+def options() -> Iterator[tuple[str, str, Any]]:
+    """Command, option and default, for every option of every command."""
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            for flag in parameter.opts:
+                yield name, flag, parameter.default
+
+
+@cache
+def help_of(command: str) -> str:
+    """The help as people see it, on one line."""
+    return " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
+
+
+def test_options_have_the_librarys_defaults() -> None:
+    checked = 0
+    for command, flag, default in options():
+        if flag in DEFAULTS:
+            expected = OTHERS.get((command, flag), DEFAULTS[flag])
+            assert default == expected, f"tilebeam {command} {flag} is {default!r}, not {expected!r}"
+            checked += 1
+    assert checked > 100
+    known = {(command, flag) for command, flag, _ in options()}
+    for command, flag in OTHERS:
+        assert (command, flag) in known, f"tilebeam {command} has no {flag} any more"
+
+
+def test_help_shows_them() -> None:
+    for command, flag, default in options():
+        if flag in DEFAULTS and default is not None and not isinstance(default, bool):
+            assert f"default: {default}" in help_of(command)
+
+
+@pytest.mark.parametrize(("command", "method"), [("beam", "beam"), ("dvts", "dvts"), ("adaptive", "adaptive")])
+def test_searches_have_the_algorithms_defaults(command: str, method: str) -> None:
+    own = {p.name: p.default for p in COMMANDS[command].params}
+    for option in registry.options(method):
+        if option.name in own and option.name != "extract" and option.default is not None:
+            default = own[option.name]
+            assert (unescaped(default) if option.name == "step_stop" else default) == option.default
+    run = inspect.signature(tilebeam.Algorithm.run).parameters
+    assert own["budget"] == run["budget"].default == Search.model_fields["budget"].default
+    assert extractor(EXTRACTOR) is inspect.signature(tilebeam.SelfConsistency).parameters["extract"].default
+
+
+def test_steps_end_alike_everywhere() -> None:
+    for command, flag, default in options():
+        if flag == "--step-stop":
+            assert default == escaped(STEP_STOP), command
+    for kind in (tilebeam.load_reward_model, tilebeam.BeamSearch, tilebeam.TokenReward):
+        assert inspect.signature(kind).parameters["step_stop"].default == STEP_STOP
+
+
+def test_load_takes_what_load_options_have() -> None:
+    own = {f: getattr(LoadOptions, f) for f in LoadOptions.__dataclass_fields__}
+    assert {name: LOAD[name] for name in own} == own
+
+
+def defaults_in_sources() -> Iterator[tuple[str, str]]:
+    """File and name of every parameter and field of the package that has a number or text as its default."""
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            pairs: list[tuple[str, ast.expr | None]] = []
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                positional = [*node.args.posonlyargs, *node.args.args]
+                with_default = positional[len(positional) - len(node.args.defaults) :]
+                pairs += [(a.arg, d) for a, d in zip(with_default, node.args.defaults, strict=True)]
+                pairs += [(a.arg, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+            elif isinstance(node, ast.ClassDef):
+                fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+                pairs += [(n.target.id, n.value) for n in fields if isinstance(n.target, ast.Name)]
+            for name, default in pairs:
+                if isinstance(default, ast.Constant) and default.value not in (None, True, False):
+                    yield str(path.relative_to(SOURCES)), name
+
+
+def test_a_default_stands_in_one_place() -> None:
+    homes = {"sampling_params.py": ("temperature", "top_k", "top_p", "max_tokens")}
+    homes["model/load_options.py"] = ("device", "n_ctx", "n_seq_max", "n_batch", "type_k", "type_v")
+    found = list(defaults_in_sources())
+    for home, names in homes.items():
+        for name in names:  # `bench` takes lists
+            assert {file for file, n in found if n == name and file != "cli/bench.py"} == {home}, name
+    # On the command line the same numbers have llama.cpp's names.
+    flags = ("temp", "top_p", "top_k", "parallel", "device", "cache_type_k", "beam_width", "max_steps", "n_samples")
+    own = [(file, name) for file, name in found if file.startswith("cli/") and name in flags]
+    # Samples of `generate` and `trace`, which are no candidates, and the lists of `bench`.
+    assert set(own) <= {("cli/generate.py", "n_samples"), ("cli/trace.py", "n_samples"), ("cli/bench.py", "device")}
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(control.NUMERICS) == get_args(choices.Numerics)
+    assert tuple(control.SOFTMAX) == get_args(choices.Softmax)
+    for name in get_args(ScorerName):
+        if name != "judge":  # needs a model
+            assert named_scorer(name)
+    for command, flag, values in (
+        ("generate", "--executor", get_args(choices.Executor)),
+        ("best-of-n", "--scorer", get_args(ScorerName)),
+        ("vote", "--weighting", ("plain", "logprob", "reward", "judge")),
+    ):
+        assert f"{flag} <{'|'.join(values)}>" in help_of(command)
