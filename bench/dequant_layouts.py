@@ -1,4 +1,4 @@
-"""4-bit weights to FP16 tiles in HMX order, by how the quants lie in memory: the steps of the paper's figure 15.
+"""Dequantization of 4-bit weights to FP16 tiles in HMX order, by how the quants are laid out.
 
     python -m bench.dequant_layouts [--json] [--quick]
 
@@ -8,9 +8,11 @@ coalesced     eight groups in a super-block, as the paper stores them
 column        Tilebeam's tile: the same order of quants, one scale per column and 32 k, ggml's own
 none          the quants copied, nothing computed
 
-One thread; the tiles are written to a buffer that stays in L2, as a matrix unit's memory would. The baseline of every
-row is the conventional layout, the share of the limit that of `none`. Every way's numbers are checked first. The counts
-of Hexagon instructions for the same steps are bench/hvx_packets.py's.
+It is dequantization alone, of the layouts that the paper's figure 15 compares by the latency of a whole product; on a
+host no model dequantizes to such tiles, which only the Hexagon kernels use. One thread; the tiles are written to a
+buffer that stays in L2, as a matrix unit's memory would. The baseline of every row is the conventional layout, the
+share of the limit that of `none`. Every way's numbers are checked first. The counts of Hexagon instructions for the
+same steps are bench/hvx_packets.py's.
 """
 
 from __future__ import annotations

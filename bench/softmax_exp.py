@@ -3,10 +3,11 @@
     python -m bench.softmax_exp [--json] [--quick]
 
 32-bit exp, a 16-bit fixed-point polynomial, the 64 KiB table with gathers, and what this CPU's attention kernels do
-(in registers where they return the table's bits). One thread, over numbers of queries and KV cells as in the paper's
-figure 14; the baseline of every row is the 32-bit exp. The share of the limit is that of a copy from FP16 to FP16.
-Errors are in units of the last place of FP16 against the correctly rounded result; the fixed-point way has an absolute
-error.
+(in registers where they return the table's bits). It is the exponent alone: the paper's figure 14 times the whole
+softmax on the NPU, with the row's maximum, the subtraction and the sum. One thread, over that figure's numbers of
+queries and KV cells. The baseline of every row is the 32-bit exp, the share of the limit that of a copy from FP16 to
+FP16. Errors are in units of the last place of FP16 against the correctly rounded result; the fixed-point way has an
+absolute error.
 """
 
 from __future__ import annotations

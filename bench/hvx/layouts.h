@@ -1,5 +1,5 @@
 // Dequantization of Q4_0 from other layouts than Tilebeam's, into the same FP16 tiles: what bench/hvx_packets.py
-// compares with (the steps of the paper's figure 15). Written over the same scaled products as the product's kernels,
+// compares with (the layouts of the paper's figure 15). Written over the same scaled products as the product's kernels,
 // with what each layout allows; correct, and tested like kernels (tests/test_hvx.py).
 //
 // All read whole vectors: up to 128 bytes past the last block must be readable.

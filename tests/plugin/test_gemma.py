@@ -10,7 +10,7 @@ only its batch size changes. So: within 1e-3 nats of the stock backend where its
 is from itself. And no farther from float32 than 1.1 times the stock backend, over all texts together: the rounding of
 the first few tokens is seen by all later ones, so that a single text is a single draw.
 
-    TILEBEAM_ACCURACY_JSON=build/accuracy.json pytest tests/test_gemma.py -s     prints and keeps the figures
+    TILEBEAM_ACCURACY_JSON=build/accuracy.json pytest tests/plugin/test_gemma.py -s     prints and keeps the figures
 """
 
 from __future__ import annotations
