@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampler_kit import Witness, check
@@ -25,7 +26,6 @@ from bench.lib.synth import preset, write_model
 # CPU backend's do not, but with float32 weights and cache and without flash attention the differences are so small that
 # they change hardly one draw in a hundred thousand (sampler_kit.py tells these apart, where prompts are drawn by
 # chance or texts are many). So scheduling is proved there, and on the NPU where cells lie alike.
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cpu": ("f32", EXACT), "npu": ("q8_0", {})}
 PROMPT = "the question is how many times the number"
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -25,7 +26,6 @@ from tilebeam.native.llama import Context
 
 from bench.lib.synth import preset, write_model
 
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 N_CTX = 256
 EXAMPLES = int(os.environ.get("TILEBEAM_SCHEDULES", "15"))  # more of them take a while
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,17 +20,11 @@ from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine.sampler import BAD_LOGITS, NO_TOKEN, BatchSampler, Sampler, SampleRows
 from tilebeam.native.sampling import ffi, lib
 
-from bench.lib.synth import preset, write_model
-
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 PROMPT = "the question is how many times the number"
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
-    path = write_model(
-        tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=2)
-    )
+def lm(path: Path) -> Iterator[LM]:
     with tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=8, threads=1, **EXACT) as model:
         yield model
 

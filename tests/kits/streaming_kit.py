@@ -11,8 +11,6 @@ import pytest
 from tilebeam import LM, Delta, SamplingParams
 from tilebeam.native.llama import Context
 
-# As in test_engine.py: no text depends on what else is in its batches.
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 PROMPT = "the question is how many times the number"
 LONG = SamplingParams(n=2, max_tokens=60, seed=5, ignore_eos=True)
 DEADLINE = 120.0  # seconds, for a loaded machine

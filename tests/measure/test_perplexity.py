@@ -20,6 +20,7 @@ import llama_cpp
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ from tilebeam.measure.perplexity import (
 )
 from tilebeam.measure.perplexity_stats import TokenScores, figures, mean, perplexity
 from tilebeam.model.lm import LM
+from tilebeam.native import executor as _npu
 from tilebeam.native.control import control
 from typer.testing import CliRunner
 
@@ -51,7 +53,6 @@ from bench.lib import synth
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
 N_CTX = 64
 F64 = NDArray[np.float64]
-EXACT: dict[str, Any] = {"flash_attn": False, "type_k": "f32", "type_v": "f32"}
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +264,9 @@ def test_arithmetic_changes_between_the_turns_of_one_model(quantized: Path, cpu:
     means = {name: float(scores.kld.mean()) for name, scores in together.items()}
     for name, scores in together.items():
         assert np.array_equal(scores.nll, alone[name].nll), name
-    assert len({scores.nll.tobytes() for scores in together.values()}) == len(kinds)
+    # Sets without kernels for one scale per 256 compute as with one per 32.
+    coarse = _npu.isas()[0] in ("portable", "avx512vnni", "avx512bf16")
+    assert len({scores.nll.tobytes() for scores in together.values()}) == len(kinds) - (not coarse)
     # FP16 operands are much nearer to float32 than 8-bit activations are; exact exponentials change little.
     assert means["fp16 table"] < 0.1 * means["int8 table"]
     assert means["fp16 exact"] < 0.1 * means["int8 table"]

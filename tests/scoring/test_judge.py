@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from tilebeam import (
     BestOfN,
     CompletionOutput,
@@ -35,8 +36,7 @@ def candidates(*texts: str) -> list[CompletionOutput]:
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilebeam.LM]:
     path = write_model(tmp_path_factory.mktemp("model") / "m.gguf", preset("tiny", arch="llama", type="f32"))
-    exact: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
-    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **exact) as model:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **EXACT) as model:
         yield model
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import engine_kit
 import gguf
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -33,7 +34,7 @@ from tilebeam.scoring.reward_heads import classifier_of, make_head
 
 from bench.lib.synth import preset, write_model
 
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False, "threads": 1}
+EXACT = {**engine_kit.EXACT, "threads": 1}
 QUESTION = "the question is how many times the number of the people"
 WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import (
@@ -262,8 +263,7 @@ def test_stop_strings_of_several_bytes_end_a_text(stop: str, expected: str) -> N
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
     path = write_model(tmp_path_factory.mktemp("model") / "m.gguf", preset("tiny", arch="llama", type="f32"))
-    exact: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
-    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=8, threads=1, **exact) as model:
+    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=8, threads=1, **EXACT) as model:
         yield model
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tilebeam
+from engine_kit import EXACT
 from tilebeam import LM, TokenReward
 
 from bench.lib.synth import preset, write_model
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from server_kit import Running
 
 # Scheduling then never changes a text: see test_engine.py.
-EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A random model, loaded anew for every test."""
+"""A random model in float32, and it loaded anew for every test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tilebeam
-from streaming_kit import EXACT
+from engine_kit import EXACT
 from tilebeam import LM
 
 from bench.lib.synth import preset, write_model
@@ -22,5 +22,5 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lm(path: Path) -> Iterator[LM]:
-    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=8, threads=1, **EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **EXACT) as model:
         yield model
