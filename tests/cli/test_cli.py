@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
+from tilebeam.cli import console
 from tilebeam.cli import main as cli
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
@@ -440,6 +441,31 @@ def test_bench_json(model: Path) -> None:
         assert npu["executor"] in ("thread", "process")
 
 
+def test_bench_tells_what_it_is_doing_where_there_is_no_terminal(model: Path) -> None:
+    ran = ok("bench", "-m", model, *SHORT, "-r", 2, "--device", "cpu,npu")
+    lines = ran.err.splitlines()
+    assert lines[:3] == [
+        "bench loading tiny.gguf (cpu) 0/12",
+        "bench loading tiny.gguf (npu) 0/12",
+        "bench pp8 x 1 0/12",
+    ]
+    assert any(line.startswith("bench tg2 x 1 6/12 npu ") for line in lines)
+    assert "bench" not in ran.out
+
+
+def test_progress_in_lines_comes_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with console.bar("generate") as progress:
+        task = progress.add_task("", total=40, note="")
+        for i in range(40):
+            now += 1
+            progress.update(task, completed=i, note=f"{i} t/s")
+    assert capsys.readouterr().err.splitlines() == [f"generate {i}/40 {i} t/s" for i in (9, 19, 29, 39)]
+
+
 def test_bench_other_formats(model: Path) -> None:
     common = ["bench", "-m", model, *SHORT, "-r", 1, "--device", "cpu", "-o"]
     lines = [json.loads(line) for line in ok(*common, "jsonl").out.splitlines()]
@@ -461,7 +487,9 @@ def test_bench_repacked_file_beside_the_ordinary_one(model: Path, repacked: Path
         ("cpu", "tiny.gguf"),
         ("npu", "tiny-tiles.gguf"),
     }
-    Ran("bench", "-m", repacked, *SHORT).fails_with("repacked")
+    refused = Ran("bench", "-m", repacked, *SHORT)
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1].startswith(f"tilebeam: {repacked} is repacked")
 
 
 def test_number_lists() -> None:

@@ -240,13 +240,13 @@ def plan(
 
 
 def _run(what: Plan, output: Format) -> None:
-    """Measure and print, with a progress bar on stderr."""
+    """Measure and print, with progress on stderr."""
     from tilebeam.cli.bench_formats import WRITERS
     from tilebeam.measure.machine import OtherLoad, busy_note
 
     writer = WRITERS[output]()
     executors = set()
-    with OtherLoad() as others, console.bar("bench") as progress:
+    with OtherLoad() as others, console.bar("bench", every_part=True) as progress:
         task = progress.add_task("", total=what.runs, note="")
 
         def on_run(device: str, seconds: float | None) -> None:

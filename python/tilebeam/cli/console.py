@@ -8,13 +8,23 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from tilebeam.errors import TilebeamError
@@ -29,6 +39,8 @@ R = TypeVar("R")
 
 # Width of output that nobody watches (a pipe, a log): wide enough for tables, narrow enough to read.
 _PIPE_WIDTH = 100
+# Between lines of progress where no bar can be drawn.
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def out() -> Console:
@@ -80,9 +92,52 @@ def _sentence(error: BaseException) -> str:
     return f"Unexpected {type(error).__name__}: {error}. TILEBEAM_DEBUG=1 shows where."
 
 
-def bar(what: str) -> Progress:
-    """A progress bar on stderr that vanishes when done; silent when stderr is no terminal."""
+class _Lines(Progress):
+    """Progress where nobody's terminal can draw a bar: a line now and then.
+
+    Args:
+        what: how lines begin.
+        every_part: a line also whenever the description changes.
+    """
+
+    def __init__(self, what: str, console: Console, every_part: bool) -> None:
+        super().__init__(console=console, disable=True)
+        self._what = what
+        self._every_part = every_part
+        self._part = ""
+        self._said = time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As of a bar."""
+        super().update(task_id, **changes)
+        self._say(self._tasks[task_id])
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """As of a bar."""
+        super().advance(task_id, advance)
+        self._say(self._tasks[task_id])
+
+    def _say(self, task: Task) -> None:
+        new = self._every_part and task.description != self._part
+        now = time.monotonic()
+        if not new and now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said, self._part = now, task.description
+        count = f"{task.completed:g}/{task.total:g}" if task.total is not None else f"{task.completed:g}"
+        words = [self._what, task.description, count, str(task.fields.get("note", ""))]
+        self.console.print(" ".join(filter(None, words)), style="dim", markup=False, soft_wrap=True)
+
+
+def bar(what: str, *, every_part: bool = False) -> Progress:
+    """A progress bar on stderr that vanishes when done; where stderr is no terminal a line every ten seconds.
+
+    Args:
+        what: how it begins.
+        every_part: where there are lines: one also at the beginning of each part (task description).
+    """
     console = err()
+    if not console.is_terminal:
+        return _Lines(what, console, every_part)
     return Progress(
         TextColumn(f"{what} {{task.description}}"),
         BarColumn(),
@@ -93,7 +148,6 @@ def bar(what: str) -> Progress:
         console=console,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # a piped stdout must not end up on the bar's console
-        disable=not console.is_terminal,
     )
 
 
