@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tilebeam/types.h"
+
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #    include <immintrin.h>
 #    define WIDE 1
@@ -16,7 +18,8 @@
 
 namespace {
 
-constexpr int tile_elements = 1024;
+constexpr int tile_elements = TB_TILE_K * TB_TILE_N;
+constexpr size_t quant_bytes = TB_QUANTS(4), tile_bytes = quant_bytes + TB_HALF_SCALES;
 
 float from_half(const uint8_t * p) {
     _Float16 h;
@@ -131,14 +134,14 @@ void tb_coalesced(const uint8_t * in, uint16_t * out, size_t k_tiles, size_t pan
     }
 }
 
-// Tilebeam's tiles, one scale per column: 512 bytes of nibbles in quad order, FP16 scales[32].
+// Tilebeam's tiles, one scale per column: nibbles in quad order, FP16 scales[32].
 void tb_column(const uint8_t * in, uint16_t * out, size_t k_tiles, size_t panels, size_t ring) {
-    for (size_t i = 0; i < k_tiles * panels; i++, in += 576) {
+    for (size_t i = 0; i < k_tiles * panels; i++, in += tile_bytes) {
         uint16_t * to = out + i % ring * tile_elements;
 #if WIDE
         __m512 d[4]; // each column's scale twice: for both rows of a pair
         for (int j = 0; j < 4; j++) {
-            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(in + 512 + 16 * j));
+            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(in + quant_bytes + 16 * j));
             d[j] = _mm512_cvtph_ps(_mm256_set_m128i(_mm_unpackhi_epi16(half, half), _mm_unpacklo_epi16(half, half)));
         }
         for (int row = 0; row < 16; row++) {
@@ -148,7 +151,7 @@ void tb_column(const uint8_t * in, uint16_t * out, size_t k_tiles, size_t panels
 #else
         float d[32];
         for (int n = 0; n < 32; n++)
-            d[n] = from_half(in + 512 + 2 * n);
+            d[n] = from_half(in + quant_bytes + 2 * n);
         for (int row = 0; row < 16; row++) {
             for (int e = 0; e < 64; e++) {
                 const _Float16 x = static_cast<_Float16>(static_cast<float>(nibble_of_row(in, row, e) - 8) * d[e / 2]);
@@ -162,7 +165,7 @@ void tb_column(const uint8_t * in, uint16_t * out, size_t k_tiles, size_t panels
 // No dequantization: the tile's bytes as they are.
 void tb_none(const uint8_t * in, uint16_t * out, size_t k_tiles, size_t panels, size_t ring) {
     for (size_t i = 0; i < k_tiles * panels; i++)
-        std::memcpy(out + i % ring * tile_elements, in + 576 * i, 576);
+        std::memcpy(out + i % ring * tile_elements, in + tile_bytes * i, tile_bytes);
 }
 
 } // extern "C"

@@ -22,14 +22,7 @@ from bench.lib import ggml_cpu, limits, report
 from bench.lib.op_list import NpuOps, Tensor
 from bench.lib.options import Parser
 
-PLAIN = {
-    "q4_0": Type.Q4_0,
-    "q8_0": Type.Q8_0,
-    "iq4_nl": Type.IQ4_NL,
-    "f16": Type.F16,
-    "bf16": Type.BF16,
-    "f32": Type.F32,
-}
+PLAIN = {t.label: t for t in Type if t.is_multiplied and not ggml_ext.is_tiled(t)}
 MIN_WEIGHT_BYTES = 256 << 20  # of all copies together: a last-level cache keeps a part even of twice its size
 
 
@@ -40,8 +33,7 @@ def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.N
         if type == "bf16":  # the upper halves
             return np.ascontiguousarray(values.view(np.uint16).reshape(-1)[1::2]).view(np.uint8)
         return values.astype(np.float16 if type == "f16" else np.float32).reshape(-1).view(np.uint8)
-    quants = 32 if type == "q8_0" else 16
-    blocks = rng.integers(0, 256, (n * k // 32, 2 + quants), np.uint8)
+    blocks = rng.integers(0, 256, (n * k // 32, ggml_ext.row_bytes(PLAIN[type], 32)), np.uint8)
     scales = (rng.uniform(0.005, 0.02, n * k // 32)).astype(np.float16)
     blocks[:, :2] = scales[:, None].view(np.uint8)
     return blocks.reshape(-1)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tilebeam._ext import Type
+from tilebeam._ext import Type, tile_bytes
 
 from bench.lib import hvx_guest as guest
 from bench.lib import report
@@ -202,14 +202,14 @@ def dynamic_rows(tiles: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(1)
     rows = []
 
-    def tile_values(kind: Type, bytes: int) -> float:
-        return per_number(
-            lambda n: Request(Op.TILES, HVX, (kind, n), (_bytes(rng, n * bytes),)), tiles, 9 * tiles, 1024
-        )
+    def tile_values(kind: Type) -> float:
+        size = tile_bytes(kind)
+        return per_number(lambda n: Request(Op.TILES, HVX, (kind, n), (_bytes(rng, n * size),)), tiles, 9 * tiles, 1024)
 
     def layout_values(layout: int) -> float:
+        size = tile_bytes(Type.Q4_0_COL)
         return per_number(
-            lambda n: Request(Op.LAYOUT, HVX, (layout, n), (_bytes(rng, n * 576 + 128),)), tiles, 9 * tiles, 1024
+            lambda n: Request(Op.LAYOUT, HVX, (layout, n), (_bytes(rng, n * size + 128),)), tiles, 9 * tiles, 1024
         )
 
     conventional = [layout_values(guest.CONVENTIONAL), layout_values(guest.CONVENTIONAL_TUNED)]
@@ -218,11 +218,11 @@ def dynamic_rows(tiles: int) -> list[dict[str, Any]]:
         "conventional, tuned": conventional[1],
         "tile groups": layout_values(guest.TILE_GROUPS),
         "tile groups, super-blocks": layout_values(guest.SUPER_BLOCKS),
-        "q4_0 tile": tile_values(Type.Q4_0_TILE, 576),
-        "q4_0 column": tile_values(Type.Q4_0_COL, 576),
-        "iq4_nl column": tile_values(Type.IQ4_NL_COL, 576),
-        "q8_0 column": tile_values(Type.Q8_0_COL, 1088),
-        "q8_0 tile": tile_values(Type.Q8_0_TILE, 1088),
+        "q4_0 tile": tile_values(Type.Q4_0_TILE),
+        "q4_0 column": tile_values(Type.Q4_0_COL),
+        "iq4_nl column": tile_values(Type.IQ4_NL_COL),
+        "q8_0 column": tile_values(Type.Q8_0_COL),
+        "q8_0 tile": tile_values(Type.Q8_0_TILE),
     }
     for name, value in values.items():
         row = _row(f"{name}, v66", value, conventional, "packets/weight", STORE_LIMIT)
@@ -237,12 +237,14 @@ def gemm_rows(tiles: int, row_counts: Sequence[int]) -> list[dict[str, Any]]:
     """The integer GEMM per weight and activation row: v66 as executed, v73 from its loop."""
     rng = np.random.default_rng(2)
     rows = []
-    for format, number, bytes in (("q4", 0, 576), ("q8", 1, 1088)):
+    for format, number, kind in (("q4", 0, Type.Q4_0_COL), ("q8", 1, Type.Q8_0_COL)):
         for m in row_counts:
 
-            def request(set: int, k_tiles: int, number: int = number, bytes: int = bytes, m: int = m) -> Request:
+            def request(
+                set: int, k_tiles: int, number: int = number, size: int = tile_bytes(kind), m: int = m
+            ) -> Request:
                 x = rng.standard_normal((m, 32 * k_tiles)).astype(np.float32)
-                operands = (_bytes(rng, k_tiles * bytes), x, np.zeros((m, 32), np.float32))
+                operands = (_bytes(rng, k_tiles * size), x, np.zeros((m, 32), np.float32))
                 return Request(Op.GEMM, set, (number, m, k_tiles, 0), operands)
 
             baseline = per_number(lambda n: request(PORTABLE, n), tiles, 9 * tiles, 1024 * m)

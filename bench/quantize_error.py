@@ -30,7 +30,7 @@ from bench.lib import gemma, models, report
 from bench.lib.options import Parser
 
 _NO_ERROR = 1e-30  # of weights that a type holds as they are
-GGML_NUMBER = {Type.Q4_0: 2, Type.Q8_0: 8, Type.IQ4_NL: 20}
+PLAIN = tuple(t for t in Type if t.is_in_tiles and not ggml_ext.is_tiled(t))
 # (values (N, K), importance or None) -> (type, stored bytes)
 Method = Callable[[Floats, Floats | None], tuple[Type, ggml_ext.Bytes]]
 
@@ -47,7 +47,7 @@ def llama(plain: Type) -> Method:
     def run(x: Floats, w: Floats | None) -> tuple[Type, ggml_ext.Bytes]:
         n, k = x.shape
         out = np.empty(n * ggml_ext.row_bytes(plain, k), np.uint8)
-        call(GGML_NUMBER[plain], x.ctypes.data, out.ctypes.data, 0, n, k, None if w is None else w.ctypes.data)
+        call(plain.ggml, x.ctypes.data, out.ctypes.data, 0, n, k, None if w is None else w.ctypes.data)
         return plain, out
 
     return run
@@ -65,7 +65,7 @@ def tiles(type: Type, search: bool, threads: int) -> Method:
 def methods(threads: int) -> dict[str, tuple[Type, bool, Method]]:
     """Name -> (plain type, is it told the importance, how)."""
     out: dict[str, tuple[Type, bool, Method]] = {}
-    for plain in GGML_NUMBER:
+    for plain in PLAIN:
         out[f"{plain.label} llama.cpp"] = (plain, False, llama(plain))
         if plain != Type.Q8_0:  # whose quantizer in llama.cpp heeds no importance
             out[f"{plain.label} llama.cpp, imatrix"] = (plain, True, llama(plain))

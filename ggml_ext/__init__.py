@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ._library import native_file, open_library
 
 __all__ = [
+    "GROUPINGS",
     "LAYOUT_VERSION",
     "TILE",
     "Type",
@@ -42,31 +43,53 @@ lib: Any
 ffi, lib = open_library()
 
 LAYOUT_VERSION: int = lib.TB_LAYOUT_VERSION
-TILE = 32
+TILE: int = lib.TB_TILE_N
+# How the scales of a tile can be grouped, by name.
+GROUPINGS: dict[str, int] = {"column": lib.TB_COLUMN, "tile": lib.TB_TILE}
 
 
 class Type(IntEnum):
-    """``enum tb_type``: element types, and what a repacked file's metadata calls them."""
+    """``enum tb_type``: element types, and what a repacked file's metadata calls them. What is known of each is in the
+    table of types.h."""
 
-    F32 = 0
-    F16 = 1
-    BF16 = 2
-    I32 = 3
-    I64 = 4
-    Q4_0 = 5
-    Q8_0 = 6
-    IQ4_NL = 7
-    Q4_0_COL = 8
-    Q8_0_COL = 9
-    IQ4_NL_COL = 10
-    Q4_0_TILE = 11
-    Q8_0_TILE = 12
-    IQ4_NL_TILE = 13
+    F32 = lib.TB_F32
+    F16 = lib.TB_F16
+    BF16 = lib.TB_BF16
+    I32 = lib.TB_I32
+    I64 = lib.TB_I64
+    Q4_0 = lib.TB_Q4_0
+    Q8_0 = lib.TB_Q8_0
+    IQ4_NL = lib.TB_IQ4_NL
+    Q4_0_COL = lib.TB_Q4_0_COL
+    Q8_0_COL = lib.TB_Q8_0_COL
+    IQ4_NL_COL = lib.TB_IQ4_NL_COL
+    Q4_0_TILE = lib.TB_Q4_0_TILE
+    Q8_0_TILE = lib.TB_Q8_0_TILE
+    IQ4_NL_TILE = lib.TB_IQ4_NL_TILE
+
+    @property
+    def _info(self) -> Any:
+        return lib.tb_type_of(self)
 
     @property
     def label(self) -> str:
-        """Lower-case name as the C library has it, for people."""
-        return str(ffi.string(lib.tb_type_name(self)).decode())
+        """Lower-case name as the C library has it, for people; of a plain type ggml's."""
+        return str(ffi.string(self._info.name).decode())
+
+    @property
+    def ggml(self) -> int:
+        """ggml's number of the type; a tiled type has that of its source."""
+        return int(self._info.ggml)
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether the device multiplies by weights of the type."""
+        return bool(self._info.weights != lib.TB_NEVER)
+
+    @property
+    def is_in_tiles(self) -> bool:
+        """Whether the device has weights of the type in tiles: tiled, or made into tiles while a model loads."""
+        return bool(self._info.weights == lib.TB_IN_TILES)
 
 
 def is_tiled(type: Type) -> bool:
@@ -82,11 +105,8 @@ def column_type(ggml_type: Type) -> Type | None:
 
 def tile_type(ggml_type: Type) -> Type | None:
     """Tiled type, ``tile`` grouping, of plain ggml blocks; None if there is none."""
-    return {
-        Type.Q4_0: Type.Q4_0_TILE,
-        Type.Q8_0: Type.Q8_0_TILE,
-        Type.IQ4_NL: Type.IQ4_NL_TILE,
-    }.get(ggml_type)
+    found = int(lib.tb_tiled_tile(ggml_type))
+    return Type(found) if found < lib.TB_TYPE_COUNT else None
 
 
 def source_type(tiled: Type) -> Type:

@@ -16,9 +16,9 @@ from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes
 from .split import Source
 from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, tiled_type
 
-GROUPINGS = ("column", "tile")
+GROUPINGS = tuple(ggml_ext.GROUPINGS)
 KEEP = "keep"
-TYPES = {"q4_0": Q.Q4_0, "q8_0": Q.Q8_0, "iq4_nl": Q.IQ4_NL}  # of tiles
+TYPES = {t.label: q for q, t in TB_TYPE.items() if t.is_in_tiles}  # of tiles
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
 PRESETS = ("lossless", "paper")
 OUTPUT_WEIGHT = ("auto", "split", "runtime")

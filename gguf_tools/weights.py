@@ -17,17 +17,11 @@ from .quantize import ErrorSum, quantize_rows
 
 Floats = npt.NDArray[np.float32]
 
-TB_TYPE = {
-    Q.F32: Type.F32,
-    Q.F16: Type.F16,
-    Q.BF16: Type.BF16,
-    Q.Q4_0: Type.Q4_0,
-    Q.Q8_0: Type.Q8_0,
-    Q.IQ4_NL: Type.IQ4_NL,
-}
+# The types of weights that the device multiplies by.
+TB_TYPE = {Q(t.ggml): t for t in Type if t.is_multiplied and not ggml_ext.is_tiled(t)}
 BLOCK = 32  # elements of a block of each quantized type in TB_TYPE
 GGML_TYPE = {t: q for q, t in TB_TYPE.items()}
-FLOAT_TYPES = (Q.F32, Q.F16, Q.BF16)
+FLOAT_TYPES = tuple(q for q, t in TB_TYPE.items() if not t.is_in_tiles)
 # Elements of a row; the widest real matrices have about 50,000. 32 rows are held at a time, so this bounds memory.
 MAX_ROW = 1 << 18
 INTEGER_TYPES = (Q.I8, Q.I16, Q.I32, Q.I64, Q.F64)

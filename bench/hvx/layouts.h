@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/hvx/multiply.h"
+#include "tilebeam/types.h"
 
 namespace tb::bench {
 
@@ -198,7 +199,7 @@ __attribute__((noinline)) inline void super_blocks(const uint8_t * blocks, uint3
 __attribute__((no_builtin("memcpy", "memmove")))
 #endif
 __attribute__((noinline)) inline void copy_quants(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
-    for (; tiles != 0; tiles--, panel += 576, out += 256) {
+    for (; tiles != 0; tiles--, panel += TB_QUANTS(4) + TB_HALF_SCALES, out += 256) {
         const HVX_Vector chunk[4] = {load(panel), load(panel + 128), load(panel + 256), load(panel + 384)};
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++)

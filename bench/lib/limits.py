@@ -31,6 +31,7 @@ def compile(name: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "library.so"
         command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w"]
+        command += ["-I", str(ROOT / "ggml_ext" / "include")]
         subprocess.run([*command, str(ROOT / "bench" / name), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
 

@@ -11,8 +11,8 @@
 uint32_t tb_layout_version(void) { return TB_LAYOUT_VERSION; }
 
 size_t tb_tile_bytes(uint32_t type) {
-    if (!tb_type_is_tiled(type)) return 0;
-    return is_8bit(type) ? Q8_QUANTS + SCALES : Q4_QUANTS + SCALES;
+    const tb_type_info * info = tb_type_of(type);
+    return info ? info->tile_bytes : 0;
 }
 
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
@@ -25,29 +25,25 @@ uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
 }
 
 uint32_t tb_tiled_source(uint32_t type) {
-    switch (type) {
-    case TB_Q4_0_COL:
-    case TB_Q4_0_TILE:
-        return TB_Q4_0;
-    case TB_Q8_0_COL:
-    case TB_Q8_0_TILE:
-        return TB_Q8_0;
-    case TB_IQ4_NL_COL:
-    case TB_IQ4_NL_TILE:
-        return TB_IQ4_NL;
+    const tb_type_info * info = tb_type_of(type);
+    return info ? info->source : (uint32_t)TB_TYPE_COUNT;
+}
+
+#define OF_SOURCE(NAME, LABEL, SOURCE, QUANTS, SCALES)                                                                 \
+    case TB_##SOURCE:                                                                                                  \
+        return TB_##NAME;
+
+uint32_t tb_tiled_column(uint32_t plain) {
+    switch (plain) {
+        TB_COLUMN_TYPES(OF_SOURCE)
     default:
         return TB_TYPE_COUNT;
     }
 }
 
-uint32_t tb_tiled_column(uint32_t ggml_type) {
-    switch (ggml_type) {
-    case TB_Q4_0:
-        return TB_Q4_0_COL;
-    case TB_Q8_0:
-        return TB_Q8_0_COL;
-    case TB_IQ4_NL:
-        return TB_IQ4_NL_COL;
+uint32_t tb_tiled_tile(uint32_t plain) {
+    switch (plain) {
+        TB_TILE_TYPES(OF_SOURCE)
     default:
         return TB_TYPE_COUNT;
     }
@@ -193,7 +189,7 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
     if (!tb_type_is_tiled(type)) return TB_E_UNSUPPORTED;
     if (bad_panel(k, rows)) return TB_E_SHAPE;
     const size_t tile_bytes = tb_tile_bytes(type);
-    const int column = is_column(type);
+    const int column = is_column(type), wide = is_8bit(type), nonlinear = is_nonlinear(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
         float d[32];
@@ -203,14 +199,14 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
             float * out = dst + n * k + kt * TILE;
             for (uint32_t i = 0; i < TILE; i++) {
                 int q;
-                if (is_8bit(type)) {
+                if (wide) {
                     const uint32_t kk = i & 3;
                     q = (int8_t)tile[CHUNK * (i >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)];
                 } else {
                     const uint32_t kk = i & 7, v = kk >> 1;
                     const uint8_t byte = tile[CHUNK * (i >> 3) + 4 * n + 2 * (kk & 1) + (v & 1)];
                     const uint8_t nibble = v >> 1 ? byte >> 4 : byte & 15;
-                    q = is_nonlinear(type) ? IQ4_NL_VALUES[nibble] : nibble - 8;
+                    q = nonlinear ? IQ4_NL_VALUES[nibble] : nibble - 8;
                 }
                 out[i] = d[group_of(column, i, n)] * (float)q;
             }

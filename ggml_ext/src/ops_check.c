@@ -18,8 +18,9 @@
 #define T(type) (1u << (type))
 #define FLOATS (T(TB_F32) | T(TB_F16) | T(TB_BF16))
 #define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL))
-#define COLUMN_TILES (T(TB_Q4_0_COL) | T(TB_Q8_0_COL) | T(TB_IQ4_NL_COL))
-#define TILED (COLUMN_TILES | T(TB_Q4_0_TILE) | T(TB_Q8_0_TILE) | T(TB_IQ4_NL_TILE))
+#define OR(NAME, LABEL, SOURCE, QUANTS, SCALES) | T(TB_##NAME)
+#define COLUMN_TILES (0u TB_COLUMN_TYPES(OR))
+#define TILED (0u TB_TILED_TYPES(OR))
 
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)
@@ -81,7 +82,7 @@ static int mul_mat(const tb_op * op, const char ** why) {
 }
 
 // q [dk, n, H, S], k [dk, n_kv, divides H, divides S], v [dv, n_kv, divides H, divides S], mask [n_kv, >= n,
-// divides H, divides S], sinks [H], dst [dv, H, n, S]. dk, dv up to 576.
+// divides H, divides S], sinks [H], dst [dv, H, n, S]. dk, dv up to MAX_HEAD.
 static int flash_attn(const tb_op * op, const char ** why) {
     const tb_tensor *q = &op->src[0], *k = &op->src[1], *v = &op->src[2], *mask = &op->src[3], *sinks = &op->src[4];
     if (q->ne[0] > MAX_HEAD || v->ne[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);

@@ -1,22 +1,25 @@
-// What packing and quantizing both know of a tile: sizes, grouping, and the code book of IQ4_NL.
+// What packing and quantizing both ask of a tile: sizes, grouping, and the code book of IQ4_NL.
 #ifndef TILEBEAM_SRC_TILE_H
 #define TILEBEAM_SRC_TILE_H
 
 #include "tilebeam/layout.h"
 
 #define TILE 32u
-#define Q4_QUANTS 512u
-#define Q8_QUANTS 1024u
-#define SCALES 64u // bytes of 32 FP16 scales
+#define Q4_QUANTS ((uint32_t)TB_QUANTS(4))
+#define Q8_QUANTS ((uint32_t)TB_QUANTS(8))
+#define SCALES ((uint32_t)TB_HALF_SCALES)
 #define CHUNK 128u
 
-static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t IQ4_NL_VALUES[16] = {TB_IQ4_NL_VALUES(0)};
 
-static inline int is_8bit(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE; }
+static inline int is_8bit(uint32_t type) { return tb_tiled_source(type) == TB_Q8_0; }
 
-static inline int is_nonlinear(uint32_t type) { return type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE; }
+static inline int is_nonlinear(uint32_t type) { return tb_tiled_source(type) == TB_IQ4_NL; }
 
-static inline int is_column(uint32_t type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_COL; }
+static inline int is_column(uint32_t type) {
+    const tb_type_info * info = tb_type_of(type);
+    return info && info->grouping == TB_COLUMN;
+}
 
 static inline int bad_panel(uint64_t k, uint32_t rows) { return k == 0 || k % TILE != 0 || rows == 0 || rows > TILE; }
 

@@ -1,28 +1,23 @@
-// Names and sizes of the element types and status codes: one table each.
+// The table of types as data, and the names of status codes.
 #include "tilebeam/types.h"
 
-typedef struct {
-    const char * name;
-    unsigned size;  // bytes of one element or block
-    unsigned block; // elements per block
-} type_info;
+#include <stddef.h>
 
-static const type_info TYPES[TB_TYPE_COUNT] = {
-    [TB_F32] = {"f32", 4, 1},
-    [TB_F16] = {"f16", 2, 1},
-    [TB_BF16] = {"bf16", 2, 1},
-    [TB_I32] = {"i32", 4, 1},
-    [TB_I64] = {"i64", 8, 1},
-    [TB_Q4_0] = {"q4_0", 18, 32},
-    [TB_Q8_0] = {"q8_0", 34, 32},
-    [TB_IQ4_NL] = {"iq4_nl", 18, 32},
-    [TB_Q4_0_COL] = {"q4_0_col", 0, 0},
-    [TB_Q8_0_COL] = {"q8_0_col", 0, 0},
-    [TB_IQ4_NL_COL] = {"iq4_nl_col", 0, 0},
-    [TB_Q4_0_TILE] = {"q4_0_tile", 0, 0},
-    [TB_Q8_0_TILE] = {"q8_0_tile", 0, 0},
-    [TB_IQ4_NL_TILE] = {"iq4_nl_tile", 0, 0},
-};
+#define PLAIN(NAME, LABEL, GGML, BLOCK, BYTES, WEIGHTS)                                                                \
+    [TB_##NAME] = {LABEL, GGML, TB_TYPE_COUNT, TB_NO_TILES, WEIGHTS, BLOCK, BYTES, 0, 0},
+#define PLAIN_NUMBER(NAME, LABEL, GGML, BLOCK, BYTES, WEIGHTS) GGML_##NAME = GGML,
+#define TILED(NAME, LABEL, SOURCE, GROUPING, QUANTS, SCALES)                                                           \
+    [TB_##NAME] = {LABEL, GGML_##SOURCE, TB_##SOURCE, GROUPING, TB_IN_TILES, 0, 0, QUANTS, (QUANTS) + (SCALES)},
+#define COLUMN(NAME, LABEL, SOURCE, QUANTS, SCALES) TILED(NAME, LABEL, SOURCE, TB_COLUMN, QUANTS, SCALES)
+#define TILE(NAME, LABEL, SOURCE, QUANTS, SCALES) TILED(NAME, LABEL, SOURCE, TB_TILE, QUANTS, SCALES)
+
+enum { TB_PLAIN_TYPES(PLAIN_NUMBER) };
+
+static const tb_type_info TYPES[] = {TB_PLAIN_TYPES(PLAIN) TB_COLUMN_TYPES(COLUMN) TB_TILE_TYPES(TILE)};
+
+#define ONE(...) +1
+_Static_assert((0 TB_PLAIN_TYPES(ONE) TB_TILED_TYPES(ONE)) == TB_TYPE_COUNT, "one line a type");
+_Static_assert(sizeof(TYPES) / sizeof(TYPES[0]) == TB_TYPE_COUNT, "one line a type");
 
 static const char * const STATUS[] = {
     [TB_OK] = "ok",
@@ -38,11 +33,13 @@ static const char * const STATUS[] = {
     [TB_E_INTERNAL] = "internal error",
 };
 
-unsigned tb_type_size(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].size : 0; }
+const tb_type_info * tb_type_of(uint32_t type) { return type < TB_TYPE_COUNT ? &TYPES[type] : NULL; }
+
+unsigned tb_type_size(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].block_bytes : 0; }
 
 unsigned tb_type_block(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].block : 0; }
 
-int tb_type_is_tiled(unsigned type) { return type >= TB_Q4_0_COL && type <= TB_IQ4_NL_TILE; }
+int tb_type_is_tiled(unsigned type) { return type < TB_TYPE_COUNT && TYPES[type].grouping != TB_NO_TILES; }
 
 const char * tb_type_name(unsigned type) { return type < TB_TYPE_COUNT ? TYPES[type].name : "unknown"; }
 

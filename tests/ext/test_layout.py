@@ -21,14 +21,11 @@ from tilebeam._ext import (
     column_type,
     dequantize,
     ffi,
-    is_tiled,
     lib,
     pack,
     quantize,
     row_bytes,
-    source_type,
     tile_bytes,
-    tile_type,
     tiled_bytes,
     unpack,
 )
@@ -287,28 +284,6 @@ def test_tiny_weights_become_zero(tiled: Type) -> None:
 
 
 # ---- types and sizes
-
-
-def test_type_table_agrees_with_gguf_and_with_the_header() -> None:
-    assert len(Type) == lib.TB_TYPE_COUNT
-    for t in Type:
-        assert getattr(lib, f"TB_{t.name}") == t
-        assert t.label == t.name.lower()
-        assert is_tiled(t) == (t.name.endswith(("_COL", "_TILE")))
-    for t, g in GGML.items():
-        block, size = gguf.GGML_QUANT_SIZES[g]
-        assert (lib.tb_type_block(t), lib.tb_type_size(t)) == (block, size)
-    for t in BLOCKS:
-        column = column_type(t)
-        assert column is not None
-        assert source_type(column) == t
-        assert tile_bytes(column) == 32 * row_bytes(t, 32)
-    assert tile_type(Type.Q4_0) == Type.Q4_0_TILE
-    assert tile_type(Type.IQ4_NL) == Type.IQ4_NL_TILE
-    for unknown in (lib.TB_TYPE_COUNT, 255, 2**32 - 1):
-        assert lib.tb_type_size(unknown) == lib.tb_type_block(unknown) == lib.tb_tile_bytes(unknown) == 0
-        assert ffi.string(lib.tb_type_name(unknown)) == b"unknown"
-    assert ffi.string(lib.tb_status_name(-1)) == b"unknown status"
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -95,7 +95,8 @@ size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
     const int rows = static_cast<int>(p[1]);
     const int64_t tiles = p[2];
     const gemm_int8 & kernel = t.gemm.int8[format];
-    const size_t tile = format == gemm_prepared ? gemm_prepared_bytes : format == gemm_q8 ? 1088 : 576;
+    const size_t tile =
+        format == gemm_prepared ? gemm_prepared_bytes : tile_of(format == gemm_q8 ? TB_Q8_0_COL : TB_Q4_0_COL).bytes;
     const uint8_t * x = input + static_cast<size_t>(tiles) * tile;
     const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
     std::memcpy(output, x + static_cast<size_t>(rows) * row_bytes, out_bytes);
@@ -252,7 +253,7 @@ size_t fp16(const kernel_table & t, const uint32_t (&p)[5]) {
     const gemm_fp16 & unit = t.gemm.fp16;
     const int rows = static_cast<int>(p[1]);
     const int64_t tiles = p[2];
-    const size_t tile_bytes = p[0] == TB_Q8_0_COL || p[0] == TB_Q8_0_TILE ? 1088 : 576;
+    const size_t tile_bytes = tile_of(p[0]).bytes;
     uint16_t * panel = reinterpret_cast<uint16_t *>(work);
     uint16_t * group = panel + tiles * hmx::tile_halves;
     unit.dequantize(p[0], input, tiles, panel);

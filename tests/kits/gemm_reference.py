@@ -62,9 +62,9 @@ def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[A
     """`tile`-grouped data of random weights, and their integers and scales (N, K), read by design.md's formulas."""
     spread = np.exp2(rng.integers(-3, 1, (n, k)))
     if type == Type.IQ4_NL_TILE:  # random quants and scales
-        tiles = rng.integers(0, 256, ((n + 31) // 32, k // 32, 576)).astype(np.uint8)
+        tiles = rng.integers(0, 256, ((n + 31) // 32, k // 32, ggml_ext.tile_bytes(type))).astype(np.uint8)
         scales = (rng.standard_normal((*tiles.shape[:2], 32)) / 64).astype(np.float16)
-        tiles[..., 512:] = scales.view(np.uint8)
+        tiles[..., -64:] = scales.view(np.uint8)
         data = tiles.reshape(-1)
     else:
         data = ggml_ext.quantize(type, (rng.standard_normal((n, k)) * spread).astype(np.float32))

@@ -52,6 +52,24 @@ def needs(w: Weights, use: Use, p: Placement) -> list[int]:
     return used
 
 
+@pytest.mark.parametrize("type", sorted(NPU_WEIGHTS))
+def test_weights_of_every_type_of_the_device_are_counted(type: str, tmp_path: Path) -> None:
+    """A type that is left out counts 0 bytes, and the model does not fit where it was planned."""
+    path, qtype = tmp_path / "m.gguf", gguf.GGMLQuantizationType[type]
+    block, size = gguf.GGML_QUANT_SIZES[qtype]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(256)
+    data = np.zeros((512, 256 // block * size), np.uint8)
+    for name in ("blk.0.ffn_up.weight", "output.weight"):
+        writer.add_tensor(name, data, raw_shape=data.shape, raw_dtype=qtype)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with gguf_tools.open_gguf(path) as source:
+        assert all(layer >= data.nbytes for layer in weights_of(source, "llama").layers)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Weights, Use, list[int]]:
     n_layer = draw(st.integers(1, 6))

@@ -41,7 +41,7 @@ std::vector<float> floats(size_t n) {
 
 // Random tiles: any quants, scales in 2^-4 .. 2^-3 of either sign.
 std::vector<uint8_t> tiles(size_t quants, int64_t n, bool float_scales) {
-    const size_t bytes = quants + (float_scales ? 128 : 64);
+    const size_t bytes = quants + (float_scales ? gemm_prepared_bytes - gemm_prepared_quants : TB_HALF_SCALES);
     std::vector<uint8_t> v(bytes * static_cast<size_t>(n));
     for (uint8_t & x : v)
         x = static_cast<uint8_t>(rng());
@@ -77,8 +77,6 @@ std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::ve
     return group;
 }
 
-size_t quant_bytes(uint32_t type) { return type == TB_Q8_0_COL || type == TB_Q8_0_TILE ? 1024 : 512; }
-
 void compare(const kernel_table & t, const kernel_table & reference, gemm_format f, const std::vector<uint8_t> & panel,
              gemm_format as, const std::vector<uint8_t> & same_panel, int64_t n) {
     const gemm_int8 &fast = t.gemm.int8[f], &slow = reference.gemm.int8[as];
@@ -100,7 +98,9 @@ void compare(const kernel_table & t, const kernel_table & reference, gemm_format
 
 void integer(const kernel_table & t, const kernel_table & reference) {
     for (gemm_format f : {gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared}) {
-        const auto panel = tiles(f == gemm_q8 || f == gemm_prepared ? 1024 : 512, 5, f == gemm_prepared);
+        const auto panel =
+            tiles(f == gemm_prepared ? gemm_prepared_quants : tile_of(f == gemm_q8 ? TB_Q8_0_COL : TB_Q4_0_COL).quants,
+                  5, f == gemm_prepared);
         compare(t, reference, f, panel, f, panel, 5);
     }
 }
@@ -109,7 +109,7 @@ void integer(const kernel_table & t, const kernel_table & reference) {
 void special_scales(std::vector<uint8_t> & panel, size_t quants) {
     const auto set = [&](size_t tile, size_t half, size_t first, size_t n, uint16_t value) {
         for (size_t pair = first; pair < first + n; pair++)
-            std::memcpy(panel.data() + (tile * (quants + 64)) + quants + 2 * (2 * pair + half), &value, 2);
+            std::memcpy(panel.data() + (tile * (quants + TB_HALF_SCALES)) + quants + 2 * (2 * pair + half), &value, 2);
     };
     set(0, 1, 0, 16, 0);
     set(1, 0, 5, 1, 0x8000);
@@ -129,8 +129,8 @@ void tile_groups(const kernel_table & t, const kernel_table & reference) {
     for (const auto & kind : kinds) {
         if (t.gemm.int8[kind.format].name == nullptr) continue;
         for (int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 13}) {
-            auto panel = tiles(quant_bytes(kind.type), n, false);
-            if (n == 9) special_scales(panel, quant_bytes(kind.type));
+            auto panel = tiles(tile_of(kind.type).quants, n, false);
+            if (n == 9) special_scales(panel, tile_of(kind.type).quants);
             std::vector<uint8_t> prepared(static_cast<size_t>(n) * gemm_prepared_bytes);
             reference.gemm.prepare(kind.type, panel.data(), n, prepared.data());
             compare(t, reference, kind.format, panel, gemm_prepared, prepared, n);
@@ -170,14 +170,14 @@ void quantizing(const kernel_table & t, const kernel_table & reference) {
         expect((t.gemm.row_pairs ? without_pairs(a, rows) : a) == b, t.isa, "quantize");
     }
     for (uint32_t type : {TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
-        const auto panel = tiles(quant_bytes(type), 3, false);
+        const auto panel = tiles(tile_of(type).quants, 3, false);
         std::vector<uint8_t> p(3 * gemm_prepared_bytes), q = p;
         t.gemm.prepare(type, panel.data(), 3, p.data());
         reference.gemm.prepare(type, panel.data(), 3, q.data());
         expect(p == q, t.isa, "prepare");
     }
     for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL, TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE}) {
-        const auto panel = tiles(quant_bytes(type), 3, false);
+        const auto panel = tiles(tile_of(type).quants, 3, false);
         std::vector<float> p(3 * 1024), q = p;
         t.gemm.dequantize(type, panel.data(), 3, p.data());
         reference.gemm.dequantize(type, panel.data(), 3, q.data());
@@ -192,7 +192,7 @@ void coarse(const kernel_table & t, const kernel_table & reference) {
     auto x = floats(32 * n);
     x[300] = NAN;
     for (uint32_t type : {TB_Q4_0_COL, TB_Q8_0_COL, TB_IQ4_NL_COL}) {
-        const auto panel = tiles(quant_bytes(type), n, false);
+        const auto panel = tiles(tile_of(type).quants, n, false);
         std::vector<uint8_t> p(2 * gemm_coarse_panel_bytes), q = p;
         t.gemm.coarse.prepare(type, panel.data(), n, p.data());
         reference.gemm.coarse.prepare(type, panel.data(), n, q.data());

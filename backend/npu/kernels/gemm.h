@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/tiles.h"
 #include "tilebeam/types.h"
 
 namespace tb::npu {
@@ -44,7 +45,8 @@ enum gemm_format {
     gemm_iq4nl_tile,
     gemm_format_count
 };
-constexpr size_t gemm_prepared_bytes = 1024 + 32 * sizeof(float);
+constexpr size_t gemm_prepared_quants = TB_QUANTS(8);
+constexpr size_t gemm_prepared_bytes = gemm_prepared_quants + gemm_panel * sizeof(float);
 
 // The requantization of `tile` grouping, in fixed point so that every ISA gives the same bits: a block's scale is
 // R = round(scale / common scale * 2^shift), its quants become (q * 2^(15 - shift) * R + 2^14) >> 15. Q4_0: the common

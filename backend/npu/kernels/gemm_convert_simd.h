@@ -15,7 +15,6 @@ namespace tb::npu {
 namespace {
 
 constexpr int8_t q4_values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-constexpr int8_t iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // The 32 scales at p.
 template <class unit> void load_scales(const uint8_t * p, float (&scale)[32]) {
@@ -32,14 +31,16 @@ template <class unit> void load_nibbles(const uint8_t * tile, int c, int i, type
 
 // ---- to FP16 values
 
-template <class unit, bool q8, bool column>
-void dequantize_tiles(const int8_t (&values)[16], const uint8_t * panel, int64_t k_tiles, float * out) {
+template <class unit, uint32_t type> void dequantize_tiles(const uint8_t * panel, int64_t k_tiles, float * out) {
     using vec = typename unit::vec;
-    constexpr int width = unit::width, quants = q8 ? 1024 : 512;
+    constexpr tile_traits tile = tile_of(type);
+    constexpr bool q8 = tile.source == TB_Q8_0, column = tile.column;
+    constexpr int width = unit::width;
+    const int8_t (&values)[16] = tile.source == TB_IQ4_NL ? iq4nl_values : q4_values;
     const typename unit::bytes table = unit::table(values);
-    for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += 32 * gemm_panel) {
+    for (int64_t t = 0; t < k_tiles; t++, panel += tile.bytes, out += 32 * gemm_panel) {
         float scale[32];
-        load_scales<unit>(panel + quants, scale);
+        load_scales<unit>(panel + tile.quants, scale);
         for (int i = 0; i < gemm_panel / width; i++) {
             for (int c = 0; c < 4; c++) {
                 typename unit::bytes quad[2];
@@ -74,17 +75,17 @@ void dequantize_tiles(const int8_t (&values)[16], const uint8_t * panel, int64_t
 template <class unit> void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
     switch (type) {
     case TB_Q4_0_COL:
-        return dequantize_tiles<unit, false, true>(q4_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_Q4_0_COL>(panel, k_tiles, out);
     case TB_IQ4_NL_COL:
-        return dequantize_tiles<unit, false, true>(iq4nl_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_IQ4_NL_COL>(panel, k_tiles, out);
     case TB_Q8_0_COL:
-        return dequantize_tiles<unit, true, true>(q4_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_Q8_0_COL>(panel, k_tiles, out);
     case TB_Q4_0_TILE:
-        return dequantize_tiles<unit, false, false>(q4_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_Q4_0_TILE>(panel, k_tiles, out);
     case TB_IQ4_NL_TILE:
-        return dequantize_tiles<unit, false, false>(iq4nl_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_IQ4_NL_TILE>(panel, k_tiles, out);
     default:
-        return dequantize_tiles<unit, true, false>(q4_values, panel, k_tiles, out);
+        return dequantize_tiles<unit, TB_Q8_0_TILE>(panel, k_tiles, out);
     }
 }
 
@@ -129,9 +130,10 @@ template <class unit> half_ratios common_scale(const uint8_t * p, int h, bool q4
 // of their values in fixed point, 16 times a Q4_0 quant, twice an IQ4_NL value, times the pair's ratio.
 template <class unit, uint32_t type> void prepare_tile(const uint8_t * tile, uint8_t * out) {
     constexpr int width = unit::width, vectors = 16 / width;
-    constexpr bool q4 = type == TB_Q4_0_TILE, q8 = type == TB_Q8_0_TILE;
+    constexpr tile_traits traits = tile_of(type);
+    constexpr bool q4 = traits.source == TB_Q4_0, q8 = traits.source == TB_Q8_0;
     for (int half = 0; half < 2; half++) {
-        const half_ratios r = common_scale<unit>(tile + (q8 ? 1024 : 512), half, q4);
+        const half_ratios r = common_scale<unit>(tile + traits.quants, half, q4);
         for (int c = 0; c < 4; c++) {
             typename unit::bytes table[4];
             if constexpr (!q8) {
@@ -159,19 +161,23 @@ template <class unit, uint32_t type> void prepare_tile(const uint8_t * tile, uin
             }
         }
         for (int i = vectors * half; i < vectors * (half + 1); i++)
-            unit::store(reinterpret_cast<float *>(out + 1024) + width * i, unit::set1(r.common));
+            unit::store(reinterpret_cast<float *>(out + gemm_prepared_quants) + width * i, unit::set1(r.common));
     }
 }
 
+template <class unit, uint32_t type> void prepare_tiles(const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
+    for (int64_t t = 0; t < k_tiles; t++, panel += tile_of(type).bytes, out += gemm_prepared_bytes)
+        prepare_tile<unit, type>(panel, out);
+}
+
 template <class unit> void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
-    for (int64_t t = 0; t < k_tiles; t++, out += gemm_prepared_bytes) {
-        if (type == TB_Q8_0_TILE) {
-            prepare_tile<unit, TB_Q8_0_TILE>(panel + 1088 * t, out);
-        } else if (type == TB_Q4_0_TILE) {
-            prepare_tile<unit, TB_Q4_0_TILE>(panel + 576 * t, out);
-        } else {
-            prepare_tile<unit, TB_IQ4_NL_TILE>(panel + 576 * t, out);
-        }
+    switch (type) {
+    case TB_Q8_0_TILE:
+        return prepare_tiles<unit, TB_Q8_0_TILE>(panel, k_tiles, out);
+    case TB_Q4_0_TILE:
+        return prepare_tiles<unit, TB_Q4_0_TILE>(panel, k_tiles, out);
+    default:
+        return prepare_tiles<unit, TB_IQ4_NL_TILE>(panel, k_tiles, out);
     }
 }
 

@@ -30,7 +30,7 @@ template <class unit> struct format_unpacked {
         return unit::load(tile + quad_bytes * (2 * c + h) + 4 * unit::width * i);
     }
     static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
+        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
     }
 };
 
@@ -45,7 +45,8 @@ template <class unit, class Format> void unpack_tile(const uint8_t * tile, uint8
     }
 #pragma GCC unroll 8
     for (int i = 0; i < gemm_panel / unit::width; i++)
-        unit::store_floats(reinterpret_cast<float *>(out + 1024) + unit::width * i, Format::scales(tile, i));
+        unit::store_floats(reinterpret_cast<float *>(out + gemm_prepared_quants) + unit::width * i,
+                           Format::scales(tile, i));
 }
 
 // Some rows of a group: in the record of the tile, and their sums.

@@ -44,7 +44,7 @@ template <class unit> typename unit::floats half_scales(const uint8_t * p, int i
 
 template <class unit> struct format_q4 {
     static constexpr bool streams = true;
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
     static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
@@ -55,29 +55,31 @@ template <class unit> struct format_q4 {
             w[2 * c + 1] = unit::high_nibbles(v);
         }
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 512, i); }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + tile_of(TB_Q4_0_COL).quants, i);
+    }
 };
 
 template <class unit> struct format_iq4nl {
     static constexpr bool streams = true;
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 128;
     static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
-        // -127, -104, -83, .. 113, each plus 128
-        const typename unit::ints values =
-            unit::table(1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241);
+        const typename unit::ints values = unit::table(TB_IQ4_NL_VALUES(128));
         format_q4<unit>::weights(tile, i, w);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
             w[j] = unit::look_up(values, w[j]);
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 512, i); }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + tile_of(TB_IQ4_NL_COL).quants, i);
+    }
 };
 
 template <class unit> struct format_q8 {
     static constexpr bool streams = true;
-    static constexpr size_t bytes = 1088;
+    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 128;
     static void open(const uint8_t *, int64_t, int64_t) {}
     static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
@@ -85,7 +87,9 @@ template <class unit> struct format_q8 {
         for (int j = 0; j < 8; j++)
             w[j] = unit::flip_signs(unit::load(tile + quad_bytes * j + column_bytes * unit::width * i));
     }
-    static typename unit::floats scales(const uint8_t * tile, int i) { return half_scales<unit>(tile + 1024, i); }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + tile_of(TB_Q8_0_COL).quants, i);
+    }
 };
 
 // The quants of a Q8_0 tile with float scales, in L1 already.
@@ -93,7 +97,7 @@ template <class unit> struct format_prepared : format_q8<unit> {
     static constexpr bool streams = false;
     static constexpr size_t bytes = gemm_prepared_bytes;
     static typename unit::floats scales(const uint8_t * tile, int i) {
-        return unit::load_floats(reinterpret_cast<const float *>(tile + 1024) + unit::width * i);
+        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
     }
 };
 

@@ -59,7 +59,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
-        p.coarse = tb_type_is_tiled(w.type) && w.type < TB_Q4_0_TILE && (op.flags & TB_FLAG_INT8_256) != 0 &&
+        p.coarse = tile_of(w.type).column && (op.flags & TB_FLAG_INT8_256) != 0 &&
                    kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
         if (p.coarse) p.path = mul_mat_way::integer_staged;
     }

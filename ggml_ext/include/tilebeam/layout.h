@@ -24,22 +24,21 @@ extern "C" {
 
 // cffi: begin
 #define TB_LAYOUT_VERSION 1
-#define TB_TILE_K 32
-#define TB_TILE_N 32
 
 // The layout version this library was built with: Python compares it with the header's.
 uint32_t tb_layout_version(void);
 
-// Bytes of one tile (quants and scales): 576 for 4 bit, 1088 for 8 bit, 0 for a type that is not tiled.
+// Bytes of one tile (quants and scales); 0 for a type that is not tiled.
 size_t tb_tile_bytes(uint32_t type);
 
 // Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K % 32 != 0.
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
 
-// The ggml type (TB_Q4_0, TB_Q8_0, TB_IQ4_NL) whose blocks a tiled type holds, and the other way round for
-// `column` grouping; TB_TYPE_COUNT if there is none.
+// The plain type (TB_Q4_0, ..) whose blocks a tiled type holds, and the other way round by grouping; TB_TYPE_COUNT if
+// there is none.
 uint32_t tb_tiled_source(uint32_t type);
-uint32_t tb_tiled_column(uint32_t ggml_type);
+uint32_t tb_tiled_column(uint32_t plain);
+uint32_t tb_tiled_tile(uint32_t plain);
 
 // Pack ggml blocks of `rows` (1..32) weight rows, each K elements and `row_stride` bytes apart, into one panel of
 // K/32 tiles. Missing rows become zero scales and zero quants. `type` is a column-grouped type.

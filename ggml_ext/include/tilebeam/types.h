@@ -1,12 +1,18 @@
-// Element types and status codes that both sides of the channel, the packer and Python share.
+// Element types and status codes that both sides of the channel, the packer and Python share. What there is to know of
+// a type is in the table here, one line a type: names, sizes and groupings are stated nowhere else.
 #ifndef TILEBEAM_TYPES_H
 #define TILEBEAM_TYPES_H
+
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 // cffi: begin
+#define TB_TILE_K 32
+#define TB_TILE_N 32
+
 // Values are part of the protocol and of repacked files' metadata: append, never renumber.
 enum tb_type {
     TB_F32 = 0,
@@ -43,13 +49,73 @@ enum tb_status {
     TB_E_INTERNAL = 10,   // a bug on the side that reports it
 };
 
-// Size of one element (or of one block of 32) in bytes, and elements per block; 0 for tiled or unknown types.
+// How the scales of a tile are grouped (layout.h).
+enum tb_grouping {
+    TB_NO_TILES = 0,
+    TB_COLUMN = 1,
+    TB_TILE = 2,
+};
+
+// How the device multiplies by weights of a plain type.
+enum tb_weights {
+    TB_NEVER = 0,
+    TB_AS_THEY_ARE = 1,
+    TB_IN_TILES = 2, // plain blocks become tiles while a model loads
+};
+
+typedef struct tb_type_info {
+    const char * name;    // lower case, for people
+    uint32_t ggml;        // ggml's number of the plain type; a tiled type has that of its source
+    uint32_t source;      // of a tiled type: the plain type whose values it holds; else TB_TYPE_COUNT
+    uint32_t grouping;    // enum tb_grouping
+    uint32_t weights;     // enum tb_weights; tiles are TB_IN_TILES
+    uint32_t block;       // elements of a block, 1 without blocks; 0 of a tiled type
+    uint32_t block_bytes; // of a block, or of an element; 0 of a tiled type
+    uint32_t quant_bytes; // of a tile, before its scales; 0 of a plain type, as the next
+    uint32_t tile_bytes;
+} tb_type_info;
+
+// NULL for an unknown type.
+const tb_type_info * tb_type_of(uint32_t type);
+
+// Its parts. Size of one element (or of one block) in bytes, and elements per block; 0 for tiled or unknown types.
 unsigned tb_type_size(unsigned type);
 unsigned tb_type_block(unsigned type);
 int tb_type_is_tiled(unsigned type);
 const char * tb_type_name(unsigned type);
 const char * tb_status_name(int status);
 // cffi: end
+
+// X(NAME, LABEL, ggml's number, elements of a block, its bytes, enum tb_weights), in the order of enum tb_type.
+#define TB_PLAIN_TYPES(X)                                                                                              \
+    X(F32, "f32", 0, 1, 4, TB_AS_THEY_ARE)                                                                             \
+    X(F16, "f16", 1, 1, 2, TB_AS_THEY_ARE)                                                                             \
+    X(BF16, "bf16", 30, 1, 2, TB_AS_THEY_ARE)                                                                          \
+    X(I32, "i32", 26, 1, 4, TB_NEVER)                                                                                  \
+    X(I64, "i64", 27, 1, 8, TB_NEVER)                                                                                  \
+    X(Q4_0, "q4_0", 2, 32, 18, TB_IN_TILES)                                                                            \
+    X(Q8_0, "q8_0", 8, 32, 34, TB_IN_TILES)                                                                            \
+    X(IQ4_NL, "iq4_nl", 20, 32, 18, TB_IN_TILES)
+
+// X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
+#define TB_COLUMN_TYPES(X)                                                                                             \
+    X(Q4_0_COL, "q4_0_col", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                        \
+    X(Q8_0_COL, "q8_0_col", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                        \
+    X(IQ4_NL_COL, "iq4_nl_col", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)
+#define TB_TILE_TYPES(X)                                                                                               \
+    X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
+    X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \
+    X(IQ4_NL_TILE, "iq4_nl_tile", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)
+#define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X)
+
+#define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
+#define TB_HALF_SCALES (TB_TILE_N * 2) // 32 FP16 numbers
+
+// The code book of IQ4_NL, each value plus `offset`.
+#define TB_IQ4_NL_VALUES(offset)                                                                                       \
+    (offset) - 127, (offset) - 104, (offset) - 83, (offset) - 65, (offset) - 49, (offset) - 35, (offset) - 22,         \
+        (offset) - 10, (offset) + 1, (offset) + 13, (offset) + 25, (offset) + 38, (offset) + 53, (offset) + 69,        \
+        (offset) + 89, (offset) + 113
 
 #ifdef __cplusplus
 }

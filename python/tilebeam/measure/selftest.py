@@ -22,17 +22,12 @@ Array = npt.NDArray[Any]
 
 NMSE_LIMIT = 5e-4
 _ALIGNMENT = 128
-_WEIGHTS = (
-    Type.Q4_0_COL,
-    Type.Q8_0_COL,
-    Type.IQ4_NL_COL,
-    Type.Q4_0_TILE,
-    Type.Q8_0_TILE,
-    Type.Q4_0,
-    Type.Q8_0,
-    Type.IQ4_NL,
-    Type.F16,
-)
+_FLOATS: dict[Type, Callable[[Array], Array]] = {
+    Type.F32: lambda x: x,
+    Type.F16: lambda x: x.astype(np.float16),
+    Type.BF16: lambda x: (x.view(np.uint32) >> 16).astype(np.uint16),
+}
+_WEIGHTS = tuple(kind for kind in Type if kind.is_multiplied)
 
 
 @dataclass(frozen=True)
@@ -148,12 +143,12 @@ def _nmse(got: Array, want: Array) -> float:
 def _weights(kind: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Random weights: their bytes, and their values [n, k]."""
     values = rng.standard_normal((n, k)).astype(np.float32)
-    if kind == Type.F16:
-        return values.astype(np.float16), values.astype(np.float16).astype(np.float64)
-    if kind in (Type.Q4_0_TILE, Type.Q8_0_TILE):
-        data: Array = ggml_ext.quantize(kind, values)
+    data: Array
+    if kind in _FLOATS:
+        data = _FLOATS[kind](values).reshape(-1).view(np.uint8)
+    elif kind == ggml_ext.tile_type(plain := ggml_ext.source_type(kind) if ggml_ext.is_tiled(kind) else kind):
+        data = ggml_ext.quantize(kind, values)
     else:
-        plain = ggml_ext.source_type(kind) if ggml_ext.is_tiled(kind) else kind
         blocks = rng.integers(0, 256, (n, k // 32, ggml_ext.row_bytes(plain, 32)), np.uint8)
         blocks[..., :2] = rng.uniform(0.01, 0.1, (n, k // 32, 1)).astype(np.float16).view(np.uint8)
         data = blocks.reshape(-1)

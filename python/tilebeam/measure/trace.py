@@ -52,7 +52,7 @@ _PHASES: dict[Phase, str] = {
     "decode": "llama_decode",
     "sample": "sampling",
 }
-_INTEGER_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL")
+_INTEGER_WEIGHTS = frozenset(int(t) for t in ggml_ext.Type if t.is_in_tiles)
 
 
 def record_type() -> np.dtype[Any]:
@@ -325,7 +325,9 @@ def _op_rows(parts: Records, busy_seconds: float, measured: Limits | None) -> li
         shares = {"memory": 0.0, "arithmetic": 0.0}
         if measured is not None:
             # _INTEGER_WEIGHTS under fp16 numerics run a float kernel
-            integer = _OP_NAMES[code] == "MUL_MAT" and name.startswith(_INTEGER_WEIGHTS) and b"f32" not in kernel
+            integer = (
+                _OP_NAMES[code].startswith("MUL_MAT") and weights_type in _INTEGER_WEIGHTS and b"f32" not in kernel
+            )
             peak = measured.int8_gops if integer else measured.fma_gflops
             shares["memory"] = n_bytes * per_second / measured.read_gbs
             shares["arithmetic"] = work * per_second / peak if peak > 0 else 0.0

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tilebeam._ext import TILE, Type, is_tiled
 from tilebeam.errors import TilebeamError
 from tilebeam.native.control import Division
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from tilebeam.gguf import Pair, Source
 
 PAGE = 4096
-PANEL = 32  # columns of a tile
-NPU_WEIGHTS = ("Q4_0", "Q8_0", "IQ4_NL", "F16", "BF16", "F32")
+PANEL = TILE  # columns of a tile
+NPU_WEIGHTS = frozenset(t.label.upper() for t in Type if t.is_multiplied and not is_tiled(t))  # ggml's names
 _MOST_TRIED = 64  # cut matrices of which each is tried whole again
 _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
 

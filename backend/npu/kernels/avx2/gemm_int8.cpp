@@ -56,34 +56,39 @@ __m256i nibbles(const uint8_t * tile, int c, int h, int i) {
 __m256 half_scales(const uint8_t * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
 
 struct format_q4 {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
     static constexpr bool packed = true, streams = true;
     static constexpr bool narrow = true; // products are summed in 16 bits over the whole tile
     static __m256i weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-    static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 16 * i); }
+    static __m256 scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 16 * i);
+    }
 };
 
 struct format_iq4nl {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 0;
     static constexpr bool packed = true, streams = true, narrow = false;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
-        const __m256i values = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113));
+        const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(TB_IQ4_NL_VALUES(0)));
         return _mm256_shuffle_epi8(values, nibbles(tile, c, h, i));
     }
-    static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 16 * i); }
+    static __m256 scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_IQ4_NL_COL).quants + 16 * i);
+    }
 };
 
 struct format_q8 {
-    static constexpr size_t bytes = 1088;
+    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 0;
     static constexpr bool packed = false, streams = true, narrow = false;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + 256 * c + 128 * h + 32 * i);
     }
-    static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + 1024 + 16 * i); }
+    static __m256 scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_Q8_0_COL).quants + 16 * i);
+    }
 };
 
 struct format_prepared : format_unpacked<unit> {

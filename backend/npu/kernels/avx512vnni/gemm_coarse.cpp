@@ -20,7 +20,7 @@ template <uint32_t type> void signed_bytes(const uint8_t * tile, int half, __m51
         for (int j = 0; j < 8; j++)
             w[j] = _mm512_loadu_si512(tile + 128 * j + 64 * half);
     } else {
-        const __m512i values = unit::table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+        const __m512i values = unit::table(TB_IQ4_NL_VALUES(0));
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             const __m512i v = _mm512_loadu_si512(tile + 128 * c + 64 * half);
@@ -30,11 +30,9 @@ template <uint32_t type> void signed_bytes(const uint8_t * tile, int half, __m51
     }
 }
 
-constexpr size_t quant_bytes(uint32_t type) { return type == TB_Q8_0_COL ? 1024 : 512; }
-
 // The common scale of up to 8 tiles' 16 columns, NaN where one is not finite, and each tile's R twice in 32 bits.
 template <uint32_t type> __m512 common_scale(const uint8_t * scales, int tiles, __m512i * ratios) {
-    constexpr size_t tile_bytes = quant_bytes(type) + 64;
+    constexpr size_t tile_bytes = tile_of(type).bytes;
     __m512 common = _mm512_setzero_ps();
     __mmask16 finite = 0xffff;
     for (int t = 0; t < tiles; t++) {
@@ -98,7 +96,7 @@ template <uint32_t type> void requantize(const uint8_t * tile, int half, __m512i
 }
 
 template <uint32_t type> void prepare_coarse(const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
-    constexpr size_t quants = quant_bytes(type), tile_bytes = quants + 64;
+    constexpr size_t quants = tile_of(type).quants, tile_bytes = tile_of(type).bytes;
     for (int64_t t = 0; t < k_tiles; t += gemm_coarse_tiles, out += gemm_coarse_panel_bytes) {
         const uint8_t * block = panel + tile_bytes * static_cast<size_t>(t);
         const int tiles = static_cast<int>(k_tiles - t < gemm_coarse_tiles ? k_tiles - t : gemm_coarse_tiles);
@@ -108,19 +106,21 @@ template <uint32_t type> void prepare_coarse(const uint8_t * panel, int64_t k_ti
             __m512i ratios[gemm_coarse_tiles];
             const __m512 scale = common_scale<type>(block + quants + 32 * half, tiles, ratios);
             for (int i = 0; i < tiles; i++)
-                requantize<type>(block + tile_bytes * i, half, ratios[i], out + 1024 * i + 64 * half);
+                requantize<type>(block + tile_bytes * i, half, ratios[i],
+                                 out + gemm_panel * gemm_panel * i + 64 * half);
             _mm512_storeu_ps(out + gemm_coarse_k * gemm_panel + 64 * half, scale);
         }
     }
 }
 
 void prepare_coarse_any(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
-    if (type == TB_Q8_0_COL) {
-        prepare_coarse<TB_Q8_0_COL>(panel, k_tiles, out);
-    } else if (type == TB_Q4_0_COL) {
-        prepare_coarse<TB_Q4_0_COL>(panel, k_tiles, out);
-    } else {
-        prepare_coarse<TB_IQ4_NL_COL>(panel, k_tiles, out);
+    switch (type) {
+    case TB_Q8_0_COL:
+        return prepare_coarse<TB_Q8_0_COL>(panel, k_tiles, out);
+    case TB_Q4_0_COL:
+        return prepare_coarse<TB_Q4_0_COL>(panel, k_tiles, out);
+    default:
+        return prepare_coarse<TB_IQ4_NL_COL>(panel, k_tiles, out);
     }
 }
 

@@ -71,14 +71,15 @@ struct common_scales {
 
 // What the formats share. Scales are found a group of tiles ahead: the chain of instructions is long, and runs beside
 // the products of the tiles before.
-template <size_t quant_bytes, bool q4> struct tile_format {
+template <uint32_t type> struct tile_format {
     static constexpr bool streams = true;
-    static constexpr size_t bytes = quant_bytes + 64;
+    static constexpr tile_traits tile = tile_of(type);
+    static constexpr size_t bytes = tile.bytes;
     static constexpr int32_t offset = 128;
 
-    void open(const uint8_t * tile, int64_t t, int64_t k_tiles) {
-        if (t == 0) find(tile, 0, k_tiles);
-        if (t % tiles_at_once == 0) find(tile + tiles_at_once * bytes, t + tiles_at_once, k_tiles);
+    void open(const uint8_t * first, int64_t t, int64_t k_tiles) {
+        if (t == 0) find(first, 0, k_tiles);
+        if (t % tiles_at_once == 0) find(first + tiles_at_once * bytes, t + tiles_at_once, k_tiles);
         at = t;
     }
     __m512 scales(const uint8_t *, int h) const {
@@ -97,15 +98,16 @@ template <size_t quant_bytes, bool q4> struct tile_format {
     common_scales found[2];
 
     // Out of line: inlined, GCC writes the products' sums to the stack.
-    __attribute__((noinline)) void find(const uint8_t * tile, int64_t t, int64_t k_tiles) {
+    __attribute__((noinline)) void find(const uint8_t * first, int64_t t, int64_t k_tiles) {
         const int n = static_cast<int>(std::min<int64_t>(tiles_at_once, k_tiles - t));
-        if (n > 0) found[t / tiles_at_once & 1].find(tile + quant_bytes, bytes, n, q4);
+        if (n > 0) found[t / tiles_at_once & 1].find(first + tile.quants, bytes, n, tile.source == TB_Q4_0);
     }
 };
 
-// Q4_0 and, `nonlinear`, IQ4_NL.
-template <bool nonlinear> struct format_nibbles_tile : tile_format<512, !nonlinear> {
-    using base = tile_format<512, !nonlinear>;
+// Q4_0_TILE and IQ4_NL_TILE.
+template <uint32_t type> struct format_nibbles_tile : tile_format<type> {
+    using base = tile_format<type>;
+    static constexpr bool nonlinear = base::tile.source == TB_IQ4_NL;
 
     void open(const uint8_t * tile, int64_t t, int64_t k_tiles) {
         base::open(tile, t, k_tiles);
@@ -159,7 +161,7 @@ template <bool nonlinear> struct format_nibbles_tile : tile_format<512, !nonline
     }
 };
 
-struct format_q8_tile : tile_format<1024, false> {
+struct format_q8_tile : tile_format<TB_Q8_0_TILE> {
     void weights(const uint8_t * tile, int h, __m512i * w) const {
         const int16_t * ratios = reinterpret_cast<const int16_t *>(&of(at).ratios[at % tiles_at_once]);
 #pragma GCC unroll 8

@@ -54,7 +54,7 @@ void round_fp16(int64_t n, float * x) {
 
 void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
     const dequantize_function to_tiles = dequantize_of(type);
-    const size_t bytes = type == TB_Q8_0_COL || type == TB_Q8_0_TILE ? 1088 : 576;
+    const size_t bytes = tile_of(type).bytes;
     alignas(128) uint16_t tile[1024];
     for (; k_tiles != 0; k_tiles--, panel += bytes) {
         to_tiles(panel, 1, tile);

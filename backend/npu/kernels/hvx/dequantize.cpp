@@ -2,6 +2,7 @@
 #include "kernels/hvx/dequantize.h"
 
 #include "kernels/hvx/multiply.h"
+#include "kernels/tiles.h"
 #include "tilebeam/types.h"
 
 namespace tb::npu::hvx {
@@ -9,14 +10,15 @@ namespace tb::npu::hvx {
 namespace {
 
 constexpr uint32_t tile_halves = 1024;
-constexpr uint32_t scale_bytes = 64;
+constexpr uint32_t scale_bytes = TB_HALF_SCALES;
+constexpr uint32_t quants_8bit = TB_QUANTS(8);
 
 struct alignas(128) table {
     uint32_t at[32];
 };
 
 // Entry i in word i, both halves. vlut16 without matching takes four bits of an index, so that no nibble needs masking.
-constexpr table table_of(const int (&values)[16]) {
+template <class T> constexpr table table_of(const T (&values)[16]) {
     table t{};
     for (int i = 0; i < 32; i++) {
         const uint32_t bits = quant_bits(values[i % 16]);
@@ -122,7 +124,7 @@ struct widened {
 // A 4-bit tile in registers. Loops load the next tile while they work on one, or each iteration would begin with
 // packets that only load; the last one loads itself again.
 struct tile_4bit {
-    static constexpr uint32_t quants = 512;
+    static constexpr uint32_t quants = TB_QUANTS(4);
     HVX_Vector chunk[4], scales;
     explicit tile_4bit(const uint8_t * p)
         : chunk{load(p), load(p + 128), load(p + 256), load(p + 384)}, scales(scales_of(p, quants)) {}
@@ -236,8 +238,8 @@ void dequantize_iq4nl_column(const uint8_t * panel, uint32_t tiles, uint16_t * _
 }
 
 void dequantize_q8_column(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
-    for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const scales s = column_scales(scales_of(panel, 1024));
+    for (; tiles != 0; tiles--, panel += quants_8bit + scale_bytes, out += tile_halves) {
+        const scales s = column_scales(scales_of(panel, quants_8bit));
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));
@@ -255,8 +257,8 @@ void dequantize_iq4nl_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __r
 }
 
 void dequantize_q8_tile(const uint8_t * panel, uint32_t tiles, uint16_t * __restrict out) {
-    for (; tiles != 0; tiles--, panel += 1024 + scale_bytes, out += tile_halves) {
-        const HVX_Vector d = scales_of(panel, 1024);
+    for (; tiles != 0; tiles--, panel += quants_8bit + scale_bytes, out += tile_halves) {
+        const HVX_Vector d = scales_of(panel, quants_8bit);
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) {
             const widened w(load(panel + 128 * c));

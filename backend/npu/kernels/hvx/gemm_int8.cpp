@@ -32,14 +32,14 @@ constexpr byte_table iq4nl_bytes = iq4nl_table();
 
 // A format gives the quads (four k of 32 columns) 2c and 2c + 1 of a tile as unsigned bytes, and its scales as floats.
 struct half_scales {
-    static constexpr size_t scale_bytes = 64;
+    static constexpr size_t scale_bytes = TB_HALF_SCALES;
     static HVX_Vector scales(const uint8_t * end) {
         return half_to_float(Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(load(end - 128)))); // nothing past the tile is read
     }
 };
 
 struct format_q4 : half_scales {
-    static constexpr size_t quants = 512;
+    static constexpr size_t quants = tile_of(TB_Q4_0_COL).quants;
     static constexpr int32_t offset = 8;
     static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
         const HVX_Vector chunk = load(tile + 128 * c);
@@ -49,7 +49,7 @@ struct format_q4 : half_scales {
 };
 
 struct format_iq4nl : half_scales {
-    static constexpr size_t quants = 512;
+    static constexpr size_t quants = tile_of(TB_IQ4_NL_COL).quants;
     static constexpr int32_t offset = 128;
     static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
         const HVX_Vector values = load_aligned(iq4nl_bytes.at), chunk = load(tile + 128 * c);
@@ -59,7 +59,7 @@ struct format_iq4nl : half_scales {
 };
 
 struct bytes_quads {
-    static constexpr size_t quants = 1024;
+    static constexpr size_t quants = tile_of(TB_Q8_0_COL).quants;
     static constexpr int32_t offset = 128;
     static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
         for (int i = 0; i < 2; i++)
@@ -70,7 +70,7 @@ struct bytes_quads {
 struct format_q8 : bytes_quads, half_scales {};
 
 struct format_prepared : bytes_quads {
-    static constexpr size_t scale_bytes = 128;
+    static constexpr size_t scale_bytes = gemm_prepared_bytes - gemm_prepared_quants;
     static HVX_Vector scales(const uint8_t * end) { return load(end - 128); }
 };
 

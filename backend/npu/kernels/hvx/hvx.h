@@ -5,7 +5,7 @@
 // TILEBEAM_HVX_FLOAT says which. Host tests compile the same sources over an emulation of the intrinsics
 // (tests/hexagon/emulated), which stands in for the two headers below.
 //
-// Tiles are 64-byte aligned only (576 and 1088 bytes), hence the unaligned loads.
+// Tiles are 64-byte aligned only, hence the unaligned loads.
 #ifndef TILEBEAM_NPU_KERNELS_HVX_H
 #define TILEBEAM_NPU_KERNELS_HVX_H
 
@@ -23,8 +23,6 @@ namespace tb::npu::hvx {
 struct alignas(128) byte_table {
     uint8_t at[128];
 };
-
-constexpr int iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 inline HVX_Vector load(const void * p) { return *static_cast<const HVX_UVector *>(p); }
 inline void store(void * p, HVX_Vector v) { *static_cast<HVX_UVector *>(p) = v; }

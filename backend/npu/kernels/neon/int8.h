@@ -40,32 +40,37 @@ int8x16_t nibbles(const uint8_t * tile, int c, int h, int i) {
 float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 
 struct format_q4 {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
     static constexpr bool packed = true, streams = true;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
-    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 8 * i); }
+    static float32x4_t scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 8 * i);
+    }
 };
 
 struct format_iq4nl {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 0;
     static constexpr bool packed = true, streams = true;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
-        static constexpr int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-        return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
+        return vqtbl1q_s8(vld1q_s8(iq4nl_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
     }
-    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 512 + 8 * i); }
+    static float32x4_t scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_IQ4_NL_COL).quants + 8 * i);
+    }
 };
 
 struct format_q8 {
-    static constexpr size_t bytes = 1088;
+    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 0;
     static constexpr bool packed = false, streams = true;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + quad_bytes * (2 * c + h) + 16 * i);
     }
-    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + 1024 + 8 * i); }
+    static float32x4_t scales(const uint8_t * tile, int i) {
+        return half_scales(tile + tile_of(TB_Q8_0_COL).quants + 8 * i);
+    }
 };
 
 struct format_prepared : format_unpacked<unit> {

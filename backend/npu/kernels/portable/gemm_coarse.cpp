@@ -74,44 +74,44 @@ void quantize(const float * x, int64_t k_tiles, uint8_t * group, int rows, int r
 }
 
 // Column n's scale in tile t of a block.
-float scale_of(const uint8_t * block, size_t quants, int t, int n) {
-    return tb_half_to_float(tb_load16(block + (quants + 64) * static_cast<size_t>(t) + quants + 2 * n));
+float scale_of(const uint8_t * block, const tile_traits & tile, int t, int n) {
+    return tb_half_to_float(tb_load16(block + tile.bytes * static_cast<size_t>(t) + tile.quants + 2 * n));
 }
 
 // Byte `at` (below 1024) of a tile unpacked: the nibble of a Q4_0 weight, the value of another.
 int value_of(uint32_t type, const uint8_t * tile, int at) {
-    static constexpr int8_t iq4nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     if (type == TB_Q8_0_COL) return static_cast<int8_t>(tile[at]);
     const int byte = tile[at / 256 * 128 + at % 128];
     const int nibble = at / 128 % 2 ? byte >> 4 : byte & 15;
-    return type == TB_Q4_0_COL ? nibble : iq4nl[nibble];
+    return type == TB_Q4_0_COL ? nibble : iq4nl_values[nibble];
 }
 
 void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
     const bool q4 = type == TB_Q4_0_COL;
-    const size_t quants = type == TB_Q8_0_COL ? 1024 : 512;
+    const tile_traits tile = tile_of(type);
     for (int64_t t = 0; t < k_tiles; t += gemm_coarse_tiles, out += gemm_coarse_panel_bytes) {
-        const uint8_t * block = panel + (quants + 64) * static_cast<size_t>(t);
+        const uint8_t * block = panel + tile.bytes * static_cast<size_t>(t);
         const int tiles = static_cast<int>(std::min<int64_t>(gemm_coarse_tiles, k_tiles - t));
         for (int n = 0; n < gemm_panel; n++) {
             float common = 0;
             bool finite = true;
             for (int i = 0; i < tiles; i++) {
-                const float s = scale_of(block, quants, i, n);
+                const float s = scale_of(block, tile, i, n);
                 finite = finite && std::fabs(s) < INFINITY;
                 common = std::fabs(s) > std::fabs(common) ? s : common;
             }
             const bool live = finite && common != 0;
             const float inverse = live ? (q4 ? -32768.0f : 16384.0f) / common : 0.0f;
             for (int i = 0; i < tiles; i++) {
-                const float r = live ? scale_of(block, quants, i, n) * inverse : 0.0f;
+                const float r = live ? scale_of(block, tile, i, n) * inverse : 0.0f;
                 const int rounded = static_cast<int>(r + round_to_integer - round_to_integer);
                 const int ratio = q4 ? std::min(rounded, gemm_coarse_most_q4) : std::max(rounded, gemm_coarse_least_q8);
                 for (int k = 0; k < gemm_panel; k++) {
                     const int at = 128 * (k / 4) + 4 * n + k % 4;
-                    const int q = value_of(type, block + (quants + 64) * static_cast<size_t>(i), at);
+                    const int q = value_of(type, block + tile.bytes * static_cast<size_t>(i), at);
                     const int factor = q4 ? 128 - 16 * q : 2 * q;
-                    out[1024 * i + at] = static_cast<uint8_t>(((factor * ratio + (1 << 14)) >> 15) + 128);
+                    out[gemm_panel * gemm_panel * i + at] =
+                        static_cast<uint8_t>(((factor * ratio + (1 << 14)) >> 15) + 128);
                 }
             }
             const float scale = !finite ? NAN : q4 ? common * (1.0f / 16) : common;

@@ -13,8 +13,6 @@ void fill_gemm_portable_coarse(gemm_kernels & k);
 
 namespace {
 
-constexpr int8_t iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 float round_half(float v) { return tb_half_to_float(tb_float_to_half(v)); }
 
 void run(const gemm_float_args & a) {
@@ -63,11 +61,9 @@ template <uint32_t type> void dot(const gemm_dot_args & a) {
 }
 
 void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * out) {
-    const bool q8 = type == TB_Q8_0_COL || type == TB_Q8_0_TILE;
-    const bool column = type < TB_Q4_0_TILE;
-    const bool nonlinear = type == TB_IQ4_NL_COL || type == TB_IQ4_NL_TILE;
-    const size_t quants = q8 ? 1024 : 512;
-    for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += 1024) {
+    const tile_traits tile = tile_of(type);
+    const bool q8 = tile.source == TB_Q8_0, nonlinear = tile.source == TB_IQ4_NL;
+    for (int64_t t = 0; t < k_tiles; t++, panel += tile.bytes, out += gemm_panel * gemm_panel) {
         for (int k = 0; k < 32; k++) {
             const int p = k & 1, v = k >> 1; // position in the row pair, row pair
             for (int n = 0; n < 32; n++) {
@@ -80,8 +76,8 @@ void dequantize(uint32_t type, const uint8_t * panel, int64_t k_tiles, float * o
                     const int nibble = v & 2 ? byte >> 4 : byte & 15;
                     q = nonlinear ? iq4nl_values[nibble] : nibble - 8;
                 }
-                const int group = column ? n : 2 * v + n / 16;
-                const float scale = tb_half_to_float(tb_load16(panel + quants + 2 * group));
+                const int group = tile.column ? n : 2 * v + n / 16;
+                const float scale = tb_half_to_float(tb_load16(panel + tile.quants + 2 * group));
                 out[32 * k + n] = round_half(static_cast<float>(q) * scale);
             }
         }

@@ -11,8 +11,6 @@ namespace tb::npu {
 
 namespace {
 
-constexpr int8_t iq4nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 // One tile with its quants as signed bytes in quad order: w[quad][4 * column + position].
 struct unpacked {
     int8_t w[8][128];
@@ -35,26 +33,26 @@ template <class Value> void load_nibbles(const uint8_t * tile, unpacked & u, Val
 }
 
 struct format_q4 {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q - 8); });
-        load_scales(tile + 512, u.scale);
+        load_scales(tile + tile_of(TB_Q4_0_COL).quants, u.scale);
     }
 };
 
 struct format_iq4nl {
-    static constexpr size_t bytes = 576;
+    static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return iq4nl_values[q]; });
-        load_scales(tile + 512, u.scale);
+        load_scales(tile + tile_of(TB_IQ4_NL_COL).quants, u.scale);
     }
 };
 
 struct format_q8 {
-    static constexpr size_t bytes = 1088;
+    static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static void load(const uint8_t * tile, unpacked & u) {
-        std::memcpy(u.w, tile, 1024);
-        load_scales(tile + 1024, u.scale);
+        std::memcpy(u.w, tile, sizeof(u.w));
+        load_scales(tile + tile_of(TB_Q8_0_COL).quants, u.scale);
     }
 };
 
@@ -62,7 +60,7 @@ struct format_prepared {
     static constexpr size_t bytes = gemm_prepared_bytes;
     static void load(const uint8_t * tile, unpacked & u) {
         std::memcpy(u.w, tile, 1024);
-        std::memcpy(u.scale, tile + 1024, sizeof(u.scale));
+        std::memcpy(u.scale, tile + gemm_prepared_quants, sizeof(u.scale));
     }
 };
 
@@ -130,10 +128,9 @@ void quantize(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group,
 void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out) {
     const bool q8 = type == TB_Q8_0_TILE;
     const bool q4 = type == TB_Q4_0_TILE; // quants of 4 bits; the others' reach 127
-    const size_t quants = q8 ? 1024 : 512;
     const int shift = q4 ? gemm_requantize_shift_q4 : gemm_requantize_shift_q8;
     unpacked u;
-    for (int64_t t = 0; t < k_tiles; t++, panel += quants + 64, out += gemm_prepared_bytes) {
+    for (int64_t t = 0; t < k_tiles; t++, panel += tile_of(type).bytes, out += gemm_prepared_bytes) {
         if (q8) {
             format_q8::load(panel, u);
         } else if (q4) {
@@ -169,8 +166,8 @@ void prepare(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * ou
         }
         for (int n = 0; n < 32; n++)
             u.scale[n] = d[n / 16];
-        std::memcpy(out, u.w, 1024);
-        std::memcpy(out + 1024, u.scale, sizeof(u.scale));
+        std::memcpy(out, u.w, sizeof(u.w));
+        std::memcpy(out + gemm_prepared_quants, u.scale, sizeof(u.scale));
     }
 }
 

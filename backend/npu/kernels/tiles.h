@@ -1,0 +1,45 @@
+// What kernels know of a tile at compile time, out of the table of types (tilebeam/types.h).
+// Internal linkage, see vec_loops.h.
+#ifndef TILEBEAM_NPU_KERNELS_TILES_H
+#define TILEBEAM_NPU_KERNELS_TILES_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tilebeam/types.h"
+
+namespace tb::npu {
+namespace {
+
+struct tile_traits {
+    size_t quants;   // bytes before the scales
+    size_t bytes;    // with them
+    uint32_t source; // the plain type whose values the tile holds
+    bool column;     // one scale per column and 32 k; else `tile` grouping
+};
+
+// All zero for a type that is not tiled.
+constexpr tile_traits tile_of(uint32_t type) {
+#define TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, COLUMN)                                                          \
+case TB_##NAME:                                                                                                        \
+    return {QUANTS, (QUANTS) + (SCALES), TB_##SOURCE, COLUMN};
+#define TILEBEAM_COLUMN(NAME, LABEL, SOURCE, QUANTS, SCALES) TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, true)
+#define TILEBEAM_TILE(NAME, LABEL, SOURCE, QUANTS, SCALES) TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, false)
+    switch (type) {
+        TB_COLUMN_TYPES(TILEBEAM_COLUMN)
+        TB_TILE_TYPES(TILEBEAM_TILE)
+    default:
+        return {};
+    }
+#undef TILEBEAM_TRAITS
+#undef TILEBEAM_COLUMN
+#undef TILEBEAM_TILE
+}
+
+// IQ4_NL's nibbles to what they mean.
+constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
+
+} // namespace
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_TILES_H

@@ -1,0 +1,99 @@
+"""The table of types agrees with ggml, with the rules of the ops and with the layout, and nothing states it again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gguf
+import pytest
+from tilebeam._ext import Type, column_type, ffi, is_tiled, lib, row_bytes, source_type, tile_bytes, tile_type
+from tilebeam.gguf.weights import TB_TYPE
+from tilebeam.model.placement import NPU_WEIGHTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = [t for t in Type if not is_tiled(t)]
+TILED = [t for t in Type if is_tiled(t)]
+SOURCES = ("backend", "ggml_ext", "gguf_tools", "python", "bench", "tests/kits", "tests/hexagon", "tests/native")
+
+
+def test_python_names_every_type() -> None:
+    names = dict(ffi.typeof("enum tb_type").relements)
+    assert names.pop("TB_TYPE_COUNT") == len(Type) == lib.TB_TYPE_COUNT
+    assert names == {f"TB_{t.name}": t for t in Type}
+    assert [t.label for t in Type] == [t.name.lower() for t in Type]
+    assert ffi.string(lib.tb_status_name(-1)) == b"unknown status"
+
+
+@pytest.mark.parametrize("type", PLAIN)
+def test_a_plain_type_is_ggmls(type: Type) -> None:
+    ggml = gguf.GGMLQuantizationType[type.name]
+    assert type.ggml == ggml
+    assert (lib.tb_type_block(type), lib.tb_type_size(type)) == gguf.GGML_QUANT_SIZES[ggml]
+    assert (type.name in NPU_WEIGHTS) == (ggml in TB_TYPE) == type.is_multiplied
+    # what becomes tiles has tiles of both groupings
+    assert (column_type(type) is not None) == (tile_type(type) is not None) == type.is_in_tiles
+
+
+@pytest.mark.parametrize("type", TILED)
+def test_a_tiled_type_has_the_bytes_of_its_source(type: Type) -> None:
+    source = source_type(type)
+    assert type in (column_type(source), tile_type(source))
+    assert tile_bytes(type) == 32 * row_bytes(source, 32)
+    assert tile_bytes(type) == lib.tb_type_of(type).quant_bytes + 32 * 2
+    assert type.ggml == source.ggml
+    assert type.is_in_tiles
+    assert type.is_multiplied
+    assert lib.tb_type_size(type) == lib.tb_type_block(type) == 0
+
+
+@pytest.mark.parametrize("type", list(Type))
+def test_products_take_the_weights_that_the_table_says(type: Type) -> None:
+    op = ffi.new("tb_op *")
+    op.code, op.n_src = lib.TB_OP_MUL_MAT, 2
+    block = lib.tb_type_size(type)
+    matrix = tile_bytes(type) if is_tiled(type) else 32 * row_bytes(type, 32)
+    row = 0 if is_tiled(type) else row_bytes(type, 32)
+    op.src[0] = {"type": type, "ne": [32, 32, 1, 1], "nb": [block, row, matrix, matrix]}
+    for t in (op.src[1], op.dst):
+        t.type, t.ne, t.nb = Type.F32, [32, 32, 1, 1], [4, 128, 4096, 4096]
+    for i in range(2, lib.TB_MAX_SRC):
+        op.src[i].buffer = lib.TB_NO_BUFFER
+    assert (lib.tb_op_check_shape(op, ffi.NULL) == lib.TB_OK) == type.is_multiplied
+
+
+def test_unknown_types_have_nothing() -> None:
+    for unknown in (lib.TB_TYPE_COUNT, 255, 2**32 - 1):
+        assert lib.tb_type_of(unknown) == ffi.NULL
+        assert lib.tb_type_size(unknown) == lib.tb_type_block(unknown) == lib.tb_tile_bytes(unknown) == 0
+        assert ffi.string(lib.tb_type_name(unknown)) == b"unknown"
+        assert not lib.tb_type_is_tiled(unknown)
+        for of in (lib.tb_tiled_source, lib.tb_tiled_column, lib.tb_tiled_tile):
+            assert of(unknown) == lib.TB_TYPE_COUNT
+
+
+def test_sizes_and_code_books_are_stated_once() -> None:
+    """No tile size, no offset of its scales and no values of IQ4_NL are literals in the sources, but in the table.
+
+    References of tests have a code book of their own: what is tested does not check itself.
+    """
+    sizes = "|".join(sorted({str(tile_bytes(t)) for t in TILED}))
+    offsets = "|".join(sorted({str(lib.tb_type_of(t).quant_bytes) for t in TILED}))
+    size = re.compile(rf"\b({sizes})\b")
+    offset = re.compile(rf"\b(tile|panel|in|quants|block) \+ ({offsets})\b|\? ({offsets}) : ({offsets})\b")
+    book = re.compile(r"-127, -104|\b1, 24, 45\b")
+    no_tile = re.compile(r"MAX_HEAD|head size|n_vocab|tokens")  # the same numbers of other things
+    table = ROOT / "ggml_ext/include/tilebeam/types.h"
+    found, seen = [], 0
+    for folder in SOURCES:
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix not in (".c", ".cpp", ".h", ".py") or path == table:
+                continue
+            seen += 1
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                wrong = (size.search(line) and not no_tile.search(line)) or offset.search(line)
+                reference = path.parts[-2] == "kits" or path.name == "synth.py"
+                if wrong or (book.search(line) and not reference):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert seen > 300
+    assert not found, "\n".join(found)
