@@ -238,12 +238,19 @@ bool follows_other_weight(const ggml_tensor * node) {
     });
 }
 
+// Is it in a buffer of ggml's meta device (LLAMA_SPLIT_MODE_TENSOR)? That asks what the device can run with its own
+// tensors, and hands over ops on the parts that are in the device's buffers.
+bool is_meta(ggml_backend_buffer_t buffer) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+    return dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_META;
+}
+
 // Does the node write into the device's memory, as far as can be known now? An op that writes into another tensor
 // (SET_ROWS, CPY, everything in place) is placed without regard to where that tensor is. So where it is not allocated
 // yet, it must be one that will be placed here too; refused, the op follows its destination.
 bool lands_here(const ggml_tensor * node) {
     const ggml_tensor * root = root_of(node);
-    if (root->buffer) return is_own(root->buffer);
+    if (root->buffer) return is_own(root->buffer) || is_meta(root->buffer);
     if (root == node) return true;
     if ((root->flags & GGML_TENSOR_FLAG_INPUT) != 0) return false; // inputs of graphs are on the CPU
     return can_run(root) && !follows_other_weight(root);

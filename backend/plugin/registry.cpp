@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "backend.h"
@@ -25,9 +26,20 @@ ggml_backend_dev_t get_device(ggml_backend_reg_t reg, size_t index) {
     return index < device_count(reg) ? device(static_cast<int>(index)) : nullptr;
 }
 
+// LLAMA_SPLIT_MODE_ROW asks for a buffer type that spreads the rows of a matrix over devices; llama.cpp refuses the
+// model where a registry does not have this function. There is no such type, so the model is spread by layers.
+ggml_backend_buffer_type_t split_buffer_type(int, const float *) {
+    static std::once_flag said;
+    std::call_once(said, [] {
+        GGML_LOG_WARN("tilebeam: matrices are not split by rows: split_mode=row spreads the model by layers\n");
+    });
+    return nullptr;
+}
+
 void * get_proc_address(ggml_backend_reg_t, const char * name) {
     if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void *>(&set_n_threads);
     if (std::strcmp(name, "ggml_backend_dev_get_extra_bufts") == 0) return reinterpret_cast<void *>(&extra_bufts);
+    if (std::strcmp(name, "ggml_backend_split_buffer_type") == 0) return reinterpret_cast<void *>(&split_buffer_type);
     return control_function(name);
 }
 

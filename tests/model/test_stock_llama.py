@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lora_kit
+import numpy as np
 import process_kit
 import pytest
 from tilebeam import gguf
@@ -93,6 +94,20 @@ def test_a_registered_program_loads_repacked_files(
     overridden = {"kv_overrides": {"llama.attention.layer_norm_rms_epsilon": 0.5}}
     of_ordinary, of_repacked = llama(True, (ordinary, overridden), (repacked, overridden))
     assert of_ordinary == of_repacked != plain
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_all_split_modes(ordinary: Path, repacked: Path, devices: str) -> None:
+    """By row is by layer on this device; by tensor runs through ggml's meta device, and repacked files refuse it."""
+    loads = [(path, {"split_mode": mode}) for path in (ordinary, repacked) for mode in range(4)]
+    *said, refused = llama(True, *loads, TILEBEAM_DEVICES=devices)
+    by_tensor = said.pop(3)
+    assert said == [said[0]] * 6
+    assert refused.startswith("TilebeamError")
+    assert "split_mode=LLAMA_SPLIT_MODE_LAYER" in refused
+    whole, parts = (np.frombuffer(bytes.fromhex(line.split()[1]), np.float32) for line in (said[0], by_tensor))
+    assert whole.std() > 1
+    assert np.abs(whole - parts).max() < 0.3
 
 
 def test_what_a_registered_program_cannot_load_is_said(ordinary: Path, repacked: Path, tmp_path: Path) -> None:

@@ -104,6 +104,11 @@ def _load(original: Any, path: bytes, params: Any) -> Any:
             manifest = gguf.read_manifest(f)
     except (gguf.GGUFError, OSError) as error:
         raise TilebeamError(f"{name} cannot be loaded: {error}") from None
+    if params.split_mode == capi.LLAMA_SPLIT_MODE_TENSOR:
+        raise TilebeamError(
+            f"{name} is repacked, and split_mode=LLAMA_SPLIT_MODE_TENSOR would cut its tiles: load it with "
+            "split_mode=LLAMA_SPLIT_MODE_LAYER, or take the ordinary file."
+        )
     file, npu = RepackedFile.of(manifest), control()
     own = type(params).from_buffer_copy(params)
     file.override(own)
