@@ -23,6 +23,7 @@ __all__ = [
     "dequantize",
     "ffi",
     "is_tiled",
+    "layout_version",
     "lib",
     "native_file",
     "pack",
@@ -66,6 +67,12 @@ class Type(IntEnum):
     Q4_0_TILE = lib.TB_Q4_0_TILE
     Q8_0_TILE = lib.TB_Q8_0_TILE
     IQ4_NL_TILE = lib.TB_IQ4_NL_TILE
+    Q4_K = lib.TB_Q4_K
+    Q5_K = lib.TB_Q5_K
+    Q6_K = lib.TB_Q6_K
+    Q4_K_COL = lib.TB_Q4_K_COL
+    Q5_K_COL = lib.TB_Q5_K_COL
+    Q6_K_COL = lib.TB_Q6_K_COL
 
     @property
     def _info(self) -> Any:
@@ -123,12 +130,20 @@ def tile_bytes(tiled: Type) -> int:
     return int(lib.tb_tile_bytes(tiled))
 
 
+def layout_version(tiled: Type) -> int:
+    """The first layout version that has this tiled type: 2 for K-quants."""
+    source_type(tiled)
+    return 2 if lib.tb_tile_k(tiled) > TILE else 1
+
+
 def tiled_bytes(tiled: Type, k: int, n: int) -> int:
     """Bytes of a tiled matrix, N rounded up to whole tiles. Raises ValueError if K is not a multiple of 32."""
     source_type(tiled)
     size = int(lib.tb_tiled_bytes(tiled, k, n)) if 0 < k < 1 << 32 and 0 < n < 1 << 32 else 0
     if size == 0:
-        raise ValueError(f"no {Type(tiled).label} matrix has K = {k} and N = {n}: K must be a multiple of 32")
+        raise ValueError(
+            f"no {Type(tiled).label} matrix has K = {k} and N = {n}: K must be a multiple of {lib.tb_tile_k(tiled)}"
+        )
     return size
 
 

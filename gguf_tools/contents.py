@@ -117,9 +117,10 @@ def read_manifest(f: GGUFFile) -> Manifest:
     if f.architecture != ARCHITECTURE:
         raise GGUFError(f"{f.path} is an ordinary GGUF ({f.architecture}), not a repacked one")
     version = f.number(K_LAYOUT)
-    if version != LAYOUT_VERSION:
+    if not 1 <= version <= LAYOUT_VERSION:
         raise GGUFError(
-            f"{f.path} has tile layout version {version}, this Tilebeam reads {LAYOUT_VERSION}: pack its source again"
+            f"{f.path} has tile layout version {version}, this Tilebeam reads 1 to {LAYOUT_VERSION}: "
+            "pack its source again"
         )
     if f.alignment < MIN_ALIGNMENT:
         raise GGUFError(f"{f.path}: its alignment is {f.alignment}, a repacked file has at least {MIN_ALIGNMENT}")

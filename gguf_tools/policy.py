@@ -18,7 +18,8 @@ from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_wei
 
 GROUPINGS = tuple(ggml_ext.GROUPINGS)
 KEEP = "keep"
-TYPES = {t.label: q for q, t in TB_TYPE.items() if t.is_in_tiles}  # of tiles
+# That floats are quantized to, in either grouping; K-quants become tiles as they are.
+TYPES = {t.label: q for q, t in TB_TYPE.items() if ggml_ext.tile_type(t) is not None}
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
 PRESETS = ("lossless", "paper")
 OUTPUT_WEIGHT = ("auto", "split", "runtime")

@@ -14,7 +14,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from tilebeam import _ext as ggml_ext
-from tilebeam._ext import LAYOUT_VERSION
+from tilebeam._ext import layout_version
 
 from . import contents as m
 from . import gguf_write as w
@@ -208,7 +208,7 @@ def pack(
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             types = _count(Counter(t.type.name for t in f.tensors.values() if is_weight(t)))
-            raise GGUFError(f"{f.path} has no Q4_0, Q8_0 or IQ4_NL matrix to tile ({types}); try --type q8_0 or q4_0")
+            raise GGUFError(f"{f.path} has no matrix of a type that becomes tiles ({types}); try --type q8_0 or q4_0")
         of_inputs = [_weights_of(t, importance) for t in targets]
         unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
         if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
@@ -260,7 +260,7 @@ class _Writer:
         self._kv = _packed_kv(f, self._alignment, Counter(retyped).most_common(1)[0][0] if retyped else None)
         self._kv += [
             w.kv_text(m.K_ARCHITECTURE, f.architecture),
-            w.kv_u32(m.K_LAYOUT, LAYOUT_VERSION),
+            w.kv_u32(m.K_LAYOUT, max(layout_version(t.tiled) for t in tiled if t.tiled is not None)),
             w.kv_text(m.K_TOOL, tool_version()),
             w.kv_u32(m.K_ALIGNMENT, f.alignment if "general.alignment" in f.kv else 0),
             w.kv_bool(m.K_LOSSLESS, self.lossless),

@@ -30,13 +30,23 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
 from tilebeam.gguf.weights import from_float
 
+from bench.lib import k_quants
 from bench.lib.metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 MIXTURES = ("llama", "qwen3moe")  # can have experts; qwen3moe has nothing else
-TYPES = {"f32": Q.F32, "f16": Q.F16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0, "iq4_nl": Q.IQ4_NL}
+TYPES = {
+    "f32": Q.F32,
+    "f16": Q.F16,
+    "q8_0": Q.Q8_0,
+    "q4_0": Q.Q4_0,
+    "iq4_nl": Q.IQ4_NL,
+    "q4_k": Q.Q4_K,
+    "q5_k": Q.Q5_K,
+    "q6_k": Q.Q6_K,
+}
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
-BLOCK = 32  # elements per quantization block in all three quantized types
+BLOCK = 32  # elements of a block of these types; K-quants have 256
 CHUNK = 1 << 22  # elements made at once
 LOGIT_STD = 2.0
 # Standard deviation of the attention scores before the softmax: 0 would average all values away; much more makes the
@@ -127,8 +137,9 @@ class SynthConfig:
         if self.n_vocab < minimum:
             raise ValueError(f"n_vocab {self.n_vocab} is below {minimum}, the size of the fixed part")
         for t in tensors(self):
-            if t.qtype not in (Q.F32, Q.F16) and t.shape[-1] % BLOCK:
-                raise ValueError(f"{t.name}: {t.shape[-1]} columns do not divide into blocks of {BLOCK}")
+            block = gguf.GGML_QUANT_SIZES[t.qtype][0]
+            if t.shape[-1] % block:
+                raise ValueError(f"{t.name}: {t.shape[-1]} columns do not divide into blocks of {block}")
 
     @property
     def is_tied(self) -> bool:
@@ -268,6 +279,8 @@ def quantize(x: F32, qtype: Q) -> U8:
         return flat.astype("<f4").view(np.uint8)
     if qtype is Q.F16:
         return flat.astype("<f2").view(np.uint8)
+    if qtype in k_quants.TYPES:
+        return k_quants.quantize(flat, qtype)
     if qtype not in QUANTIZED:
         raise ValueError(f"cannot write {qtype.name}")
     return from_float(qtype, flat.reshape(-1, BLOCK))
@@ -323,6 +336,10 @@ def _chunks(spec: TensorSpec, seed: int, direct: bool) -> Iterator[U8]:
         yield quantize(_rope_freqs(spec.n_elements), Q.F32)
     elif direct and spec.qtype in QUANTIZED:
         yield from _direct_chunks(spec, rng)
+    elif direct and spec.qtype in k_quants.TYPES:  # some blocks, again and again
+        some = quantize(rng.standard_normal(CHUNK // 8, np.float32) * np.float32(spec.std), spec.qtype)
+        for first in range(0, spec.n_bytes, some.nbytes):
+            yield some[: spec.n_bytes - first]
     else:
         left = spec.n_elements
         while left:

@@ -6,6 +6,7 @@
 #include "tilebeam/layout.h"
 
 #include "half.h"
+#include "k_panels.h"
 #include "tile.h"
 
 uint32_t tb_layout_version(void) { return TB_LAYOUT_VERSION; }
@@ -15,9 +16,11 @@ size_t tb_tile_bytes(uint32_t type) {
     return info ? info->tile_bytes : 0;
 }
 
+uint32_t tb_tile_k(uint32_t type) { return !tb_type_is_tiled(type) ? 0 : is_k_quant(type) ? TB_K_BLOCK : TILE; }
+
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n) {
     const uint64_t tile = tb_tile_bytes(type);
-    if (tile == 0 || k == 0 || n == 0 || k % TILE != 0) return 0;
+    if (tile == 0 || n == 0 || bad_panel(type, k, TILE)) return 0;
     const uint64_t kt = k / TILE;
     const uint64_t nt = n / TILE + (n % TILE != 0);
     if (kt > UINT64_MAX / tile || nt > UINT64_MAX / (kt * tile)) return 0;
@@ -36,6 +39,7 @@ uint32_t tb_tiled_source(uint32_t type) {
 uint32_t tb_tiled_column(uint32_t plain) {
     switch (plain) {
         TB_COLUMN_TYPES(OF_SOURCE)
+        TB_K_TYPES(OF_SOURCE)
     default:
         return TB_TYPE_COUNT;
     }
@@ -47,33 +51,6 @@ uint32_t tb_tiled_tile(uint32_t plain) {
     default:
         return TB_TYPE_COUNT;
     }
-}
-
-static inline uint32_t load32(const uint8_t * p) {
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
-static inline void store32(uint8_t * p, uint32_t v) { memcpy(p, &v, 4); }
-
-static inline uint64_t load64(const uint8_t * p) {
-    uint64_t v;
-    memcpy(&v, p, 8);
-    return v;
-}
-
-static inline void store64(uint8_t * p, uint64_t v) { memcpy(p, &v, 8); }
-
-// k order to quad order and back: bytes 0 1 2 3 -> 0 2 1 3.
-static inline uint32_t quad(uint32_t w) { return (w & 0xff0000ffu) | (w & 0x0000ff00u) << 8 | (w >> 8 & 0x0000ff00u); }
-
-// Eight nibble values, one a byte, k order -> one word of a 4-bit tile, and back.
-static inline uint32_t join8(uint64_t x) { return quad((uint32_t)x | (uint32_t)(x >> 32) << 4); }
-
-static inline uint64_t split8(uint32_t w) {
-    const uint32_t q = quad(w);
-    return (uint64_t)(q & 0x0f0f0f0fu) | (uint64_t)(q >> 4 & 0x0f0f0f0fu) << 32;
 }
 
 // ggml 4-bit block: FP16 scale, 16 bytes; byte j holds k = j in its low and k = j + 16 in its high nibble.
@@ -113,7 +90,11 @@ static void unpack_block_8(const uint8_t * tile, uint32_t n, uint8_t * block) {
 
 int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, size_t row_stride, void * panel) {
     if (!is_column(type)) return TB_E_UNSUPPORTED;
-    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    if (bad_panel(type, k, rows)) return TB_E_SHAPE;
+    if (is_k_quant(type)) {
+        k_pack_panel(type, k, rows, (const uint8_t *)src, row_stride, (uint8_t *)panel);
+        return TB_OK;
+    }
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
@@ -134,7 +115,11 @@ int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, si
 
 int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, void * dst, size_t row_stride) {
     if (!is_column(type)) return TB_E_UNSUPPORTED;
-    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    if (bad_panel(type, k, rows)) return TB_E_SHAPE;
+    if (is_k_quant(type)) {
+        k_unpack_panel(type, k, rows, (const uint8_t *)panel, (uint8_t *)dst, row_stride);
+        return TB_OK;
+    }
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
@@ -152,10 +137,16 @@ int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel
     return TB_OK;
 }
 
+// Of a row of the ggml type that a tiled type holds.
+static size_t row_bytes(uint32_t type, uint64_t k) {
+    const uint32_t source = tb_tiled_source(type);
+    return k / tb_type_block(source) * tb_type_size(source);
+}
+
 int tb_pack(uint32_t type, uint64_t k, uint64_t n, const void * src, void * tiles) {
     if (!is_column(type)) return TB_E_UNSUPPORTED;
     if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
-    const size_t row = k / TILE * tb_type_size(tb_tiled_source(type));
+    const size_t row = row_bytes(type, k);
     const size_t panel = k / TILE * tb_tile_bytes(type);
     for (uint64_t nt = 0; nt * TILE < n; nt++) {
         const uint32_t rows = n - nt * TILE < TILE ? (uint32_t)(n - nt * TILE) : TILE;
@@ -169,7 +160,7 @@ int tb_pack(uint32_t type, uint64_t k, uint64_t n, const void * src, void * tile
 int tb_unpack(uint32_t type, uint64_t k, uint64_t n, const void * tiles, void * dst) {
     if (!is_column(type)) return TB_E_UNSUPPORTED;
     if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
-    const size_t row = k / TILE * tb_type_size(tb_tiled_source(type));
+    const size_t row = row_bytes(type, k);
     const size_t panel = k / TILE * tb_tile_bytes(type);
     for (uint64_t nt = 0; nt * TILE < n; nt++) {
         const uint32_t rows = n - nt * TILE < TILE ? (uint32_t)(n - nt * TILE) : TILE;
@@ -187,7 +178,11 @@ static inline uint32_t group_of(int column, uint32_t k, uint32_t n) {
 
 int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel, float * dst) {
     if (!tb_type_is_tiled(type)) return TB_E_UNSUPPORTED;
-    if (bad_panel(k, rows)) return TB_E_SHAPE;
+    if (bad_panel(type, k, rows)) return TB_E_SHAPE;
+    if (is_k_quant(type)) {
+        k_dequantize_panel(type, k, rows, (const uint8_t *)panel, dst);
+        return TB_OK;
+    }
     const size_t tile_bytes = tb_tile_bytes(type);
     const int column = is_column(type), wide = is_8bit(type), nonlinear = is_nonlinear(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
@@ -228,8 +223,13 @@ int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * 
         }
         return TB_OK;
     }
-    if (tb_tiled_column(ggml_type) == TB_TYPE_COUNT) return TB_E_UNSUPPORTED;
-    if (n % TILE != 0) return TB_E_SHAPE;
+    const uint32_t tiled = tb_tiled_column(ggml_type);
+    if (tiled == TB_TYPE_COUNT) return TB_E_UNSUPPORTED;
+    if (n % tb_type_block(ggml_type) != 0) return TB_E_SHAPE;
+    if (is_k_quant(tiled)) {
+        k_dequantize_row(tiled, n, p, dst);
+        return TB_OK;
+    }
     const size_t block_bytes = tb_type_size(ggml_type);
     for (uint64_t b = 0; b < n / TILE; b++, p += block_bytes, dst += TILE) {
         const float d = tb_half_to_float(tb_load16(p));

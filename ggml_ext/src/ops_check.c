@@ -19,7 +19,8 @@
 #define FLOATS (T(TB_F32) | T(TB_F16) | T(TB_BF16))
 #define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL))
 #define OR(NAME, LABEL, SOURCE, QUANTS, SCALES) | T(TB_##NAME)
-#define COLUMN_TILES (0u TB_COLUMN_TYPES(OR))
+#define K_BLOCKS (T(TB_Q4_K) | T(TB_Q5_K) | T(TB_Q6_K))
+#define COLUMN_TILES (0u TB_COLUMN_TYPES(OR) TB_K_TYPES(OR))
 #define TILED (0u TB_TILED_TYPES(OR))
 
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
@@ -338,7 +339,7 @@ typedef struct {
 static const rule RULES[TB_OP_COUNT] = {
     // op               name          shapes        required              dense rows                   in place     dst types, src types
     [TB_OP_NOP]        = {"NOP",        NULL,         0,                    0,                           0,           0,       {0}},
-    [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {FLOATS | BLOCKS | TILED, F32_F16}},
+    [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {FLOATS | BLOCKS | K_BLOCKS | TILED, F32_F16}},
     [TB_OP_FLASH_ATTN] = {"FLASH_ATTN", flash_attn,   S(0) | S(1) | S(2),   DST | 0x1f,                  0,           F32,     {F32, FLOATS | BLOCKS, FLOATS | BLOCKS, T(TB_F16), F32}},
     [TB_OP_RMS_NORM]   = {"RMS_NORM",   same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_MUL]        = {"MUL",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
@@ -361,7 +362,7 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_ARGSORT]    = {"ARGSORT",    argsort,      S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_TOP_K]      = {"TOP_K",      top_k,        S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_PAD]        = {"PAD",        pad,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
-    [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | TILED, F32, T(TB_I32)}},
+    [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | K_BLOCKS | TILED, F32, T(TB_I32)}},
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_L2_NORM]    = {"L2_NORM",    same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},

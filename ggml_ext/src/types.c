@@ -13,7 +13,8 @@
 
 enum { TB_PLAIN_TYPES(PLAIN_NUMBER) };
 
-static const tb_type_info TYPES[] = {TB_PLAIN_TYPES(PLAIN) TB_COLUMN_TYPES(COLUMN) TB_TILE_TYPES(TILE)};
+static const tb_type_info TYPES[] = {TB_PLAIN_TYPES(PLAIN) TB_COLUMN_TYPES(COLUMN) TB_K_TYPES(COLUMN)
+                                         TB_TILE_TYPES(TILE)};
 
 #define ONE(...) +1
 _Static_assert((0 TB_PLAIN_TYPES(ONE) TB_TILED_TYPES(ONE)) == TB_TYPE_COUNT, "one line a type");

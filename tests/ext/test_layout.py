@@ -325,9 +325,9 @@ def test_a_missing_library_is_one_clear_import_error(tmp_path: Path) -> None:
 
 
 def test_a_library_of_another_layout_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = contract().replace("TB_LAYOUT_VERSION 1", "TB_LAYOUT_VERSION 2")
+    newer = contract().replace("TB_LAYOUT_VERSION 2", "TB_LAYOUT_VERSION 3")
     monkeypatch.setattr(_library, "contract", lambda: newer)
-    with pytest.raises(ImportError, match="has tile layout version 1, this package needs 2"):
+    with pytest.raises(ImportError, match="has tile layout version 2, this package needs 3"):
         _library.open_library()
 
 

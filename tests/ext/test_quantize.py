@@ -17,7 +17,7 @@ from tilebeam.gguf.quantize import ErrorSum, quantize_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TYPES = [t for t in Type if ggml_ext.is_tiled(t)]
+TYPES = [t for t in Type if ggml_ext.is_tiled(t) and ggml_ext.layout_version(t) == 1]  # K-quants are read only
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 HALVES = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
 tiled_types = st.sampled_from(TYPES)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import gguf
 import pytest
-from tilebeam._ext import Type, column_type, ffi, is_tiled, lib, row_bytes, source_type, tile_bytes, tile_type
+from tilebeam._ext import (
+    Type,
+    column_type,
+    ffi,
+    is_tiled,
+    lib,
+    row_bytes,
+    source_type,
+    tile_bytes,
+    tile_type,
+    tiled_bytes,
+)
 from tilebeam.gguf.weights import TB_TYPE
 from tilebeam.model.placement import NPU_WEIGHTS
 
@@ -31,16 +42,19 @@ def test_a_plain_type_is_ggmls(type: Type) -> None:
     assert type.ggml == ggml
     assert (lib.tb_type_block(type), lib.tb_type_size(type)) == gguf.GGML_QUANT_SIZES[ggml]
     assert (type.name in NPU_WEIGHTS) == (ggml in TB_TYPE) == type.is_multiplied
-    # what becomes tiles has tiles of both groupings
-    assert (column_type(type) is not None) == (tile_type(type) is not None) == type.is_in_tiles
+    # what becomes tiles has tiles of both groupings; K-quants by column only
+    assert (column_type(type) is not None) == type.is_in_tiles
+    assert (tile_type(type) is not None) == (type.is_in_tiles and lib.tb_type_block(type) == 32)
 
 
 @pytest.mark.parametrize("type", TILED)
 def test_a_tiled_type_has_the_bytes_of_its_source(type: Type) -> None:
     source = source_type(type)
     assert type in (column_type(source), tile_type(source))
-    assert tile_bytes(type) == 32 * row_bytes(source, 32)
-    assert tile_bytes(type) == lib.tb_type_of(type).quant_bytes + 32 * 2
+    k = lib.tb_tile_k(type)
+    assert tile_bytes(type) * k == 32 * 32 * row_bytes(source, k)
+    if k == 32:
+        assert tile_bytes(type) == lib.tb_type_of(type).quant_bytes + 32 * 2
     assert type.ggml == source.ggml
     assert type.is_in_tiles
     assert type.is_multiplied
@@ -51,12 +65,12 @@ def test_a_tiled_type_has_the_bytes_of_its_source(type: Type) -> None:
 def test_products_take_the_weights_that_the_table_says(type: Type) -> None:
     op = ffi.new("tb_op *")
     op.code, op.n_src = lib.TB_OP_MUL_MAT, 2
-    block = lib.tb_type_size(type)
-    matrix = tile_bytes(type) if is_tiled(type) else 32 * row_bytes(type, 32)
-    row = 0 if is_tiled(type) else row_bytes(type, 32)
-    op.src[0] = {"type": type, "ne": [32, 32, 1, 1], "nb": [block, row, matrix, matrix]}
-    for t in (op.src[1], op.dst):
-        t.type, t.ne, t.nb = Type.F32, [32, 32, 1, 1], [4, 128, 4096, 4096]
+    block, k = lib.tb_type_size(type), max(32, lib.tb_tile_k(type), lib.tb_type_block(type))
+    row = 0 if is_tiled(type) else row_bytes(type, k)
+    matrix = tiled_bytes(type, k, 32) if is_tiled(type) else 32 * row
+    op.src[0] = {"type": type, "ne": [k, 32, 1, 1], "nb": [block, row, matrix, matrix]}
+    for t, n in ((op.src[1], k), (op.dst, 32)):
+        t.type, t.ne, t.nb = Type.F32, [n, 32, 1, 1], [4, 4 * n, 128 * n, 128 * n]
     for i in range(2, lib.TB_MAX_SRC):
         op.src[i].buffer = lib.TB_NO_BUFFER
     assert (lib.tb_op_check_shape(op, ffi.NULL) == lib.TB_OK) == type.is_multiplied

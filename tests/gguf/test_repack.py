@@ -316,9 +316,9 @@ def replace_u32(path: Path, key: str, value: int) -> None:
 
 
 def test_another_layout_version_is_refused(packed: Path, tmp_path: Path) -> None:
-    replace_u32(packed, "tilebeam.layout_version", 2)
+    replace_u32(packed, "tilebeam.layout_version", 3)
     for call in (gguf_tools.manifest, gguf_tools.verify, lambda p: gguf_tools.unpack(p, tmp_path / "x.gguf")):
-        with pytest.raises(GGUFError, match="layout version 2, this Tilebeam reads 1"):
+        with pytest.raises(GGUFError, match="layout version 3, this Tilebeam reads 1 to 2"):
             call(packed)
     assert not (tmp_path / "x.gguf").exists()
 

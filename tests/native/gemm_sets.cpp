@@ -221,6 +221,54 @@ void coarse(const kernel_table & t, const kernel_table & reference) {
     }
 }
 
+// K-quants: random bytes with finite scales, over blocks of 256 k.
+void k_quants(const kernel_table & t, const kernel_table & reference) {
+    constexpr struct {
+        gemm_format format;
+        size_t bytes, halves; // of a block panel, and how many of its last are FP16 scales
+    } kinds[] = {{gemm_q4_k, TB_Q4_K_PANEL, 2 * TB_K_HALVES},
+                 {gemm_q5_k, TB_Q5_K_PANEL, 2 * TB_K_HALVES},
+                 {gemm_q6_k, TB_Q6_K_PANEL, TB_K_HALVES}};
+    constexpr int64_t blocks = 3, n = blocks * gemm_k_tiles;
+    auto special = floats(32 * n);
+    for (size_t i = 0; i < TB_K_BLOCK; i++)
+        special[TB_K_BLOCK + i] = static_cast<float>(i) - 127.5f; // ties
+    special[700] = NAN;
+    std::vector<uint8_t> p(blocks * gemm_k_record_bytes(3)), q = p;
+    for (int row = 0; row < 3; row++) {
+        special[3] = static_cast<float>(row); // so that no two rows are alike
+        t.gemm.quantize_k(special.data(), n, p.data(), 3, row);
+        reference.gemm.quantize_k(special.data(), n, q.data(), 3, row);
+    }
+    expect(p == q, t.isa, "quantize_k");
+    for (const auto & kind : kinds) {
+        std::vector<uint8_t> panel(kind.bytes * blocks);
+        for (uint8_t & x : panel)
+            x = static_cast<uint8_t>(rng());
+        for (size_t b = 1; b <= blocks; b++) {
+            for (size_t at = b * kind.bytes - kind.halves; at < b * kind.bytes; at += 2) {
+                const uint16_t half = static_cast<uint16_t>(rng() & 0x83ff); // subnormal
+                std::memcpy(panel.data() + at, &half, 2);
+            }
+        }
+        const gemm_int8 &fast = t.gemm.int8[kind.format], &slow = reference.gemm.int8[kind.format];
+        for (int rows = 1; rows <= fast.rows; rows++) {
+            result out(rows), want(rows);
+            for (bool add : {false, true}) {
+                std::vector<uint8_t> group(blocks * gemm_k_record_bytes(rows)), one(blocks * gemm_k_record_bytes(1));
+                for (int m = 0; m < rows; m++) {
+                    const auto row = floats(32 * n);
+                    t.gemm.quantize_k(row.data(), n, group.data(), rows, m);
+                    reference.gemm.quantize_k(row.data(), n, one.data(), 1, 0);
+                    slow.run({panel.data(), one.data(), n, 1, add, want.at + m});
+                }
+                fast.run({panel.data(), group.data(), n, rows, add, out.at});
+                expect(close(out.data, want.data, 1e-3f), t.isa, fast.name);
+            }
+        }
+    }
+}
+
 void floating(const kernel_table & t, const kernel_table & reference) {
     const auto panel = floats(70 * 32);
     for (int rows = 1; rows <= t.gemm.f32.rows; rows++) {
@@ -296,6 +344,7 @@ int main() {
         tile_groups(*list.tables[i], reference);
         quantizing(*list.tables[i], reference);
         coarse(*list.tables[i], reference);
+        k_quants(*list.tables[i], reference);
         floating(*list.tables[i], reference);
         std::printf("%s: checked\n", list.tables[i]->isa);
     }

@@ -10,6 +10,7 @@
 //                two rows' q side by side: eight k of the first, eight of the second; an odd last row by itself
 //   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
 //                int32 start[rows], as above with offset 128
+//   K group      for each 256 k one record, of K-quants' products: kernels/gemm_k.h
 //   float group  float x[k][rows]
 //
 // Every kernel writes all 32 columns of every row through `out`; the caller hands it a buffer where a panel has fewer.
@@ -21,6 +22,7 @@
 #include <cstdint>
 
 #include "kernels/tiles.h"
+#include "tilebeam/k_panels.h"
 #include "tilebeam/types.h"
 
 namespace tb::npu {
@@ -43,6 +45,9 @@ enum gemm_format {
     gemm_q4_tile,
     gemm_q8_tile,
     gemm_iq4nl_tile,
+    gemm_q4_k, // block panels (tilebeam/k_panels.h) against K groups
+    gemm_q5_k,
+    gemm_q6_k,
     gemm_format_count
 };
 constexpr size_t gemm_prepared_quants = TB_QUANTS(8);
@@ -68,6 +73,16 @@ constexpr size_t gemm_coarse_panel_bytes = gemm_coarse_k * gemm_panel + 32 * siz
 constexpr size_t gemm_coarse_record_bytes(int rows) { return static_cast<size_t>(rows) * (gemm_coarse_k + 8); }
 constexpr int gemm_coarse_most_q4 = 32639;
 constexpr int gemm_coarse_least_q8 = -16319;
+
+// A record of a K group: int8 q[rows][256], float scale[rows], int16 sums[rows][16] of 16 k each and sums[rows][8] of
+// 32 k each. Of one row:
+constexpr size_t gemm_k_sums16 = 16 * sizeof(int16_t);
+constexpr size_t gemm_k_sums32 = 8 * sizeof(int16_t);
+constexpr size_t gemm_k_record_bytes(int rows) {
+    return static_cast<size_t>(rows) * (TB_K_BLOCK + sizeof(float) + gemm_k_sums16 + gemm_k_sums32);
+}
+
+constexpr int gemm_k_tiles = TB_K_BLOCK / gemm_panel;
 
 // Tiles that are staged at a time, so that activations stay in L1 beside them.
 constexpr int gemm_piece_tiles = 16;
@@ -165,6 +180,8 @@ struct gemm_kernels {
     // One row's k_tiles * 32 floats into place `row` of a group of `rows`. A block of 32 with a NaN or infinity in it
     // gets q = 0 and scale = NaN, so the row's results are NaN. The same bits from every ISA, but for row_pairs.
     void (*quantize)(const float * x, int64_t k_tiles, int32_t offset, uint8_t * group, int rows, int row);
+    // The same for a K group: n * 8 tiles of activations.
+    void (*quantize_k)(const float * x, int64_t k_tiles, uint8_t * group, int rows, int row);
     // `tile`-grouped tiles (TB_Q4_0_TILE, TB_Q8_0_TILE, TB_IQ4_NL_TILE) to gemm_prepared: int8 against one scale per
     // column and 32 k. For sets without kernels of these formats.
     void (*prepare)(uint32_t type, const uint8_t * panel, int64_t k_tiles, uint8_t * out);

@@ -50,9 +50,11 @@ const float * activations(const op_context & ctx, const uint8_t * row, int64_t f
     return buffer;
 }
 
-// Where in a coarse group the record of tile t, the first of a block, begins.
-int64_t coarse_offset(int64_t t, int rows) {
-    return t / gemm_coarse_tiles * static_cast<int64_t>(gemm_coarse_record_bytes(rows));
+// Where in a group of an integer product the record of tile t begins; of 256 k, t is the first of a block.
+int64_t record_offset(const mul_mat_plan & p, int64_t t, int rows) {
+    if (p.coarse) return t / gemm_coarse_tiles * static_cast<int64_t>(gemm_coarse_record_bytes(rows));
+    if (p.k_quant) return t / gemm_k_tiles * static_cast<int64_t>(gemm_k_record_bytes(rows));
+    return t * static_cast<int64_t>(gemm_record_bytes(rows));
 }
 
 // k [first, first + n) of a row becomes its part of its group.
@@ -67,12 +69,16 @@ void convert_piece(const op_context & ctx, const mul_mat_plan & p, int64_t matri
     float buffer[convert_k];
     const float * x = activations(ctx, row_of_matrix(p, ctx.src[1], ctx.src[0], matrix, r), first, n, buffer);
     if (p.coarse) {
-        kernels.coarse.quantize(x, n / tile, group + coarse_offset(first / tile, rows), rows, in_group);
+        kernels.coarse.quantize(x, n / tile, group + record_offset(p, first / tile, rows), rows, in_group);
+        return;
+    }
+    if (p.k_quant) {
+        kernels.quantize_k(x, n / tile, group + record_offset(p, first / tile, rows), rows, in_group);
         return;
     }
     if (integer) {
-        kernels.quantize(x, n / tile, kernels.int8[p.format].offset,
-                         group + first / tile * static_cast<int64_t>(gemm_record_bytes(rows)), rows, in_group);
+        kernels.quantize(x, n / tile, kernels.int8[p.format].offset, group + record_offset(p, first / tile, rows), rows,
+                         in_group);
         return;
     }
     if (p.path == mul_mat_way::matrix) {
@@ -171,7 +177,8 @@ void stage_tiles_of(const op_context & ctx, const mul_mat_plan & p, const uint8_
     const int64_t n0 = panel * TB_TILE_N, stride = ctx.src[0].nb(1);
     tb_pack_panel(tb_tiled_column(p.type), static_cast<uint64_t>(n * tile),
                   static_cast<uint32_t>(std::min<int64_t>(TB_TILE_N, p.n - n0)),
-                  weights + n0 * stride + t * tb_type_size(p.type), static_cast<size_t>(stride), stage);
+                  weights + n0 * stride + t * tile / tb_type_block(p.type) * tb_type_size(p.type),
+                  static_cast<size_t>(stride), stage);
 }
 
 // Sums of a block of rows, 32 columns each and one after the other: in the cache, while rows of dst, a power of two
@@ -220,14 +227,29 @@ void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const it
                         const int rows = p.group_rows(g);
                         for (int m = 0; m < rows; m++, next += TB_TILE_N)
                             at[m] = next;
-                        const int64_t skip =
-                            p.coarse ? coarse_offset(t, rows) : t * static_cast<int64_t>(gemm_record_bytes(rows));
-                        run({stage, group_of(ctx, p, r.matrix, g) + skip, n, rows, t > 0, at});
+                        const uint8_t * group_at = group_of(ctx, p, r.matrix, g) + record_offset(p, t, rows);
+                        run({stage, group_at, n, rows, t > 0, at});
                     }
                 }
                 store_sums(out, panel, group, last_group, sums);
             }
         }
+    }
+}
+
+// Tiles of any type to floats [k][32] rounded to FP16. K-quants have no kernel for it: nobody stores them for a matrix
+// unit of FP16, and the reference is good enough to compare numerics.
+void dequantize(const gemm_kernels & kernels, uint32_t type, const uint8_t * tiles, int64_t k_tiles, float * out) {
+    if (tb_tile_k(type) == TB_TILE_K) return kernels.dequantize(type, tiles, k_tiles, out);
+    float rows[TB_TILE_N][TB_K_BLOCK];
+    const int64_t block = static_cast<int64_t>(tb_tile_bytes(type)) * gemm_k_tiles;
+    for (int64_t t = 0; t < k_tiles; t += gemm_k_tiles, tiles += block, out += TB_K_BLOCK * TB_TILE_N) {
+        tb_dequantize_panel(type, TB_K_BLOCK, TB_TILE_N, tiles, rows[0]);
+        for (int k = 0; k < TB_K_BLOCK; k++) {
+            for (int n = 0; n < TB_TILE_N; n++)
+                out[k * TB_TILE_N + n] = rows[n][k];
+        }
+        kernels.round_fp16(TB_K_BLOCK * TB_TILE_N, out);
     }
 }
 
@@ -242,10 +264,10 @@ void stage_floats_of(const op_context & ctx, const mul_mat_plan & p, const uint8
         if (p.fp16 && p.type != TB_F16) kernels.round_fp16(n * TB_TILE_N, stage);
     } else if (tb_type_is_tiled(p.type)) {
         const int64_t bytes = static_cast<int64_t>(tb_tile_bytes(p.type));
-        kernels.dequantize(p.type, weights + (panel * (p.k / tile) + first / tile) * bytes, n / tile, stage);
+        dequantize(kernels, p.type, weights + (panel * (p.k / tile) + first / tile) * bytes, n / tile, stage);
     } else {
         stage_tiles_of(ctx, p, weights, panel, first / tile, n / tile, tiles);
-        kernels.dequantize(tb_tiled_column(p.type), tiles, n / tile, stage);
+        dequantize(kernels, tb_tiled_column(p.type), tiles, n / tile, stage);
     }
 }
 
@@ -416,7 +438,7 @@ bool same_conversion(const tb_op & a, const tb_op & b, int n_threads, const kern
     };
     if (integer(p) != integer(q) || (!integer(p) && p.path != q.path)) return false;
     if (integer(p) && kernels.gemm.int8[p.format].offset != kernels.gemm.int8[q.format].offset) return false;
-    if (p.coarse != q.coarse) return false;
+    if (p.coarse != q.coarse || p.k_quant != q.k_quant) return false;
     return p.fp16 == q.fp16 && p.max_rows == q.max_rows && p.matrices == q.matrices && p.rows == q.rows && p.r2 == q.r2;
 }
 

@@ -24,6 +24,7 @@ struct mul_mat_plan {
     gemm_format format;
     bool fp16;
     bool coarse;              // one scale per 256 k
+    bool k_quant;             // block panels against K groups
     uint32_t type;            // of the weights
     int64_t k, n, rows;       // rows: per weight matrix
     int64_t matrices, r2, r3; // r2, r3: how often src0 repeats over dimensions 2 and 3

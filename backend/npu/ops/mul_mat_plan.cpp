@@ -33,6 +33,18 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_IQ4_NL_TILE:
         format = gemm_iq4nl_tile;
         break;
+    case TB_Q4_K:
+    case TB_Q4_K_COL:
+        format = gemm_q4_k;
+        break;
+    case TB_Q5_K:
+    case TB_Q5_K_COL:
+        format = gemm_q5_k;
+        break;
+    case TB_Q6_K:
+    case TB_Q6_K_COL:
+        format = gemm_q6_k;
+        break;
     default:
         break;
     }
@@ -48,6 +60,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     p.type = w.type;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
     p.format = format_of(w.type, kernels.gemm);
+    p.k_quant = p.format >= gemm_q4_k && !p.fp16;
     p.k = w.ne[0];
     p.n = w.ne[1];
     p.matrices = matrices;
@@ -55,7 +68,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     if (is_float(w.type)) {
         p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? mul_mat_way::dot : mul_mat_way::floats;
     } else if (p.fp16) {
-        p.path = kernels.gemm.fp16.name != nullptr ? mul_mat_way::matrix : mul_mat_way::floats;
+        p.path = kernels.gemm.fp16.name != nullptr && p.format < gemm_q4_k ? mul_mat_way::matrix : mul_mat_way::floats;
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
@@ -74,6 +87,7 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     p.group_size = p.rows / std::max<int64_t>(1, p.groups);
     p.longer_groups = p.rows - p.groups * p.group_size;
     p.row_bytes = integer ? p.k / TB_TILE_K * static_cast<int64_t>(gemm_record_bytes(1)) : p.k * (matrix ? 2 : 4);
+    if (p.k_quant) p.row_bytes = p.k / TB_K_BLOCK * static_cast<int64_t>(gemm_k_record_bytes(1));
     // never less than without: experts with few rows are not coarse
     const int64_t coarse_bytes = divide_up(p.k, gemm_coarse_k) * static_cast<int64_t>(gemm_coarse_record_bytes(1));
     if (p.coarse) p.row_bytes = std::max(p.row_bytes, coarse_bytes);

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TB_LAYOUT_VERSION 1
+#define TB_LAYOUT_VERSION 2
 
 // The layout version this library was built with: Python compares it with the header's.
 uint32_t tb_layout_version(void);
@@ -31,7 +31,12 @@ uint32_t tb_layout_version(void);
 // Bytes of one tile (quants and scales); 0 for a type that is not tiled.
 size_t tb_tile_bytes(uint32_t type);
 
-// Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K % 32 != 0.
+// k of the smallest piece that a tiled type is cut into: 32, or 256 of K-quants (their tb_tile_bytes is an eighth of a
+// block panel); 0 for a type that is not tiled.
+uint32_t tb_tile_k(uint32_t type);
+
+// Bytes of a tiled K x N matrix, N rounded up to whole tiles; 0 if the type is not tiled or K is no multiple of
+// tb_tile_k.
 uint64_t tb_tiled_bytes(uint32_t type, uint64_t k, uint64_t n);
 
 // The plain type (TB_Q4_0, ..) whose blocks a tiled type holds, and the other way round by grouping; TB_TYPE_COUNT if

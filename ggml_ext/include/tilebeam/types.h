@@ -32,7 +32,15 @@ enum tb_type {
     TB_Q4_0_TILE = 11,
     TB_Q8_0_TILE = 12,
     TB_IQ4_NL_TILE = 13,
-    TB_TYPE_COUNT = 14,
+    // plain ggml super-blocks of 256 k
+    TB_Q4_K = 14,
+    TB_Q5_K = 15,
+    TB_Q6_K = 16,
+    // block panels of 32 columns x 256 k (k_panels.h)
+    TB_Q4_K_COL = 17,
+    TB_Q5_K_COL = 18,
+    TB_Q6_K_COL = 19,
+    TB_TYPE_COUNT = 20,
 };
 
 enum tb_status {
@@ -95,7 +103,10 @@ const char * tb_status_name(int status);
     X(I64, "i64", 27, 1, 8, TB_NEVER)                                                                                  \
     X(Q4_0, "q4_0", 2, 32, 18, TB_IN_TILES)                                                                            \
     X(Q8_0, "q8_0", 8, 32, 34, TB_IN_TILES)                                                                            \
-    X(IQ4_NL, "iq4_nl", 20, 32, 18, TB_IN_TILES)
+    X(IQ4_NL, "iq4_nl", 20, 32, 18, TB_IN_TILES)                                                                       \
+    X(Q4_K, "q4_k", 12, 256, 144, TB_IN_TILES)                                                                         \
+    X(Q5_K, "q5_k", 13, 256, 176, TB_IN_TILES)                                                                         \
+    X(Q6_K, "q6_k", 14, 256, 210, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -106,7 +117,12 @@ const char * tb_status_name(int status);
     X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
     X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \
     X(IQ4_NL_TILE, "iq4_nl_tile", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)
-#define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X)
+// K-quants, grouped by column too: an eighth of a block panel.
+#define TB_K_TYPES(X)                                                                                                  \
+    X(Q4_K_COL, "q4_k_col", Q4_K, TB_QUANTS(4), 64)                                                                    \
+    X(Q5_K_COL, "q5_k_col", Q5_K, TB_QUANTS(5), 64)                                                                    \
+    X(Q6_K_COL, "q6_k_col", Q6_K, TB_QUANTS(6), 72)
+#define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
 #define TB_HALF_SCALES (TB_TILE_N * 2) // 32 FP16 numbers

@@ -149,9 +149,8 @@ def _weights(kind: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Arra
     elif kind == ggml_ext.tile_type(plain := ggml_ext.source_type(kind) if ggml_ext.is_tiled(kind) else kind):
         data = ggml_ext.quantize(kind, values)
     else:
-        blocks = rng.integers(0, 256, (n, k // 32, ggml_ext.row_bytes(plain, 32)), np.uint8)
-        blocks[..., :2] = rng.uniform(0.01, 0.1, (n, k // 32, 1)).astype(np.float16).view(np.uint8)
-        data = blocks.reshape(-1)
+        # bytes below 0x3c: wherever a block has an FP16 scale, it is below 1
+        data = rng.integers(0, 0x3C, n * ggml_ext.row_bytes(plain, k), np.uint8)
         if plain != kind:
             data = ggml_ext.pack(kind, data, k, n)
     return data, ggml_ext.dequantize(kind, data, k, n).reshape(n, k).astype(np.float64)

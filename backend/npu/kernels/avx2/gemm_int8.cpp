@@ -14,6 +14,7 @@ namespace tb::npu {
 
 void fill_gemm_avx2_float(gemm_kernels & k);
 void fill_gemm_avx2_convert(gemm_kernels & k);
+void fill_gemm_avx2_k(gemm_kernels & k);
 
 namespace {
 
@@ -157,6 +158,7 @@ void fill_gemm_avx2(gemm_kernels & k) {
     k.coarse = {};
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);
+    fill_gemm_avx2_k(k);
 }
 
 } // namespace tb::npu

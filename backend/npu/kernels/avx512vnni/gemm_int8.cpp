@@ -8,6 +8,7 @@ namespace tb::npu {
 void fill_gemm_avx512vnni_float(gemm_kernels & k);
 void fill_gemm_avx512vnni_convert(gemm_kernels & k);
 void fill_gemm_avx512vnni_coarse(gemm_kernels & k);
+void fill_gemm_avx512vnni_k(gemm_kernels & k);
 
 namespace {
 
@@ -29,6 +30,7 @@ void fill_gemm_avx512vnni(gemm_kernels & k) {
     fill_gemm_avx512vnni_float(k);
     fill_gemm_avx512vnni_convert(k);
     fill_gemm_avx512vnni_coarse(k);
+    fill_gemm_avx512vnni_k(k);
 }
 
 } // namespace tb::npu

@@ -73,8 +73,8 @@ struct common_scales {
 // the products of the tiles before.
 template <uint32_t type> struct tile_format {
     static constexpr bool streams = true;
-    static constexpr tile_traits tile = tile_of(type);
-    static constexpr size_t bytes = tile.bytes;
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
     static constexpr int32_t offset = 128;
 
     void open(const uint8_t * first, int64_t t, int64_t k_tiles) {
@@ -100,14 +100,14 @@ template <uint32_t type> struct tile_format {
     // Out of line: inlined, GCC writes the products' sums to the stack.
     __attribute__((noinline)) void find(const uint8_t * first, int64_t t, int64_t k_tiles) {
         const int n = static_cast<int>(std::min<int64_t>(tiles_at_once, k_tiles - t));
-        if (n > 0) found[t / tiles_at_once & 1].find(first + tile.quants, bytes, n, tile.source == TB_Q4_0);
+        if (n > 0) found[t / tiles_at_once & 1].find(first + traits.quants, bytes, n, traits.source == TB_Q4_0);
     }
 };
 
 // Q4_0_TILE and IQ4_NL_TILE.
 template <uint32_t type> struct format_nibbles_tile : tile_format<type> {
     using base = tile_format<type>;
-    static constexpr bool nonlinear = base::tile.source == TB_IQ4_NL;
+    static constexpr bool nonlinear = base::traits.source == TB_IQ4_NL;
 
     void open(const uint8_t * tile, int64_t t, int64_t k_tiles) {
         base::open(tile, t, k_tiles);

@@ -4,6 +4,8 @@
 
 namespace tb::npu {
 
+void fill_gemm_avxvnni_k(gemm_kernels & k);
+
 namespace {
 
 template <class Format> gemm_int8 kernel(const char * name) {
@@ -17,6 +19,7 @@ void fill_gemm_avxvnni(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x8_avxvnni");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x8_avxvnni");
     k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_32x8_avxvnni");
+    fill_gemm_avxvnni_k(k);
 }
 
 } // namespace tb::npu

@@ -5,6 +5,7 @@
 namespace tb::npu {
 
 void fill_gemm_neon_float(gemm_kernels & k);
+void fill_gemm_neon_k(gemm_kernels & k);
 
 namespace {
 
@@ -31,6 +32,7 @@ void fill_gemm_neon(gemm_kernels & k) {
     k.quantize = quantize;
     k.coarse = {};
     fill_gemm_neon_float(k);
+    fill_gemm_neon_k(k);
 }
 
 } // namespace tb::npu

@@ -10,6 +10,7 @@ namespace tb::npu {
 
 void fill_gemm_portable_int8(gemm_kernels & k);
 void fill_gemm_portable_coarse(gemm_kernels & k);
+void fill_gemm_portable_k(gemm_kernels & k);
 
 namespace {
 
@@ -101,6 +102,7 @@ void round_fp16(int64_t n, float * x) {
 void fill_gemm_portable(gemm_kernels & k) {
     fill_gemm_portable_int8(k);
     fill_gemm_portable_coarse(k);
+    fill_gemm_portable_k(k);
     k.f32 = {"gemm_f32_8x32_portable", 8, run};
     k.fp16 = {};
     k.dot[gemm_f32] = {"gemm_f32d_1x1_portable", 96, dot<TB_F32>};

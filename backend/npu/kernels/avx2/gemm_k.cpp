@@ -1,0 +1,207 @@
+// K-quant GEMM on vpmaddubsw and vpmaddwd: 4 rows x 16 columns at a time, each 32-bit lane four k of one column.
+//
+// vpmaddubsw adds two products into 16 bits with saturation, and vpmaddwd widens and multiplies by the scale at once.
+// How many quads may be added in 16 bits: all 8 of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496),
+// 2 of 6 bits (32004). Where more rows come than registers hold sums for, the tile is unpacked once, into L1.
+#include "kernels/gemm_k.h"
+
+#include <algorithm>
+#include <immintrin.h>
+
+#include "kernels/avx2/k_unit.h"
+
+namespace tb::npu {
+
+void fill_gemm_avx2_k(gemm_kernels & k);
+
+namespace {
+
+constexpr int block_rows = 4; // at a time, of two vectors of columns
+
+__m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p)); }
+
+// A tile's quants in L1: bytes in quads of 128.
+struct unpacked {
+    const uint8_t * quads;
+    __m256i weights(int j, int i) const { return k_unit::load(quads + 128 * j + 32 * i); }
+};
+
+// The scales of 8 columns, each twice in its lane: a factor for vpmaddwd.
+template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
+    const __m256i s = k_unit::widened<!Format::minima>(scales + 8 * i);
+    return _mm256_or_si256(_mm256_and_si256(s, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(s, 16));
+}
+
+void add_to(int32_t * sums, __m256i v) { k_unit::store_sums(sums, _mm256_add_epi32(k_unit::load_sums(sums), v)); }
+
+// `n` rows of two vectors of columns, quads summed in 16 bits, `narrow` at a time.
+template <class Format, int narrow, int n, class Source>
+void add_wide_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
+                   int32_t (*sums)[gemm_panel]) {
+    const __m256i s0 = scale_pairs<Format>(scales, first), s1 = scale_pairs<Format>(scales, first + 1);
+#pragma GCC unroll 2
+    for (int part = 0; part < 8; part += narrow) {
+        __m256i sum[n][2];
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++)
+            sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (int j = part; j < part + narrow; j++) {
+            const __m256i w0 = source.weights(j, first), w1 = source.weights(j, first + 1);
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+                sum[m][0] = _mm256_add_epi16(sum[m][0], _mm256_maddubs_epi16(w0, x));
+                sum[m][1] = _mm256_add_epi16(sum[m][1], _mm256_maddubs_epi16(w1, x));
+                asm("" : "+x"(sum[m][0]), "+x"(sum[m][1])); // keeps the order: another one needs more registers
+            }
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            add_to(sums[m] + 8 * first, _mm256_madd_epi16(sum[m][0], s0));
+            add_to(sums[m] + 8 * first + 8, _mm256_madd_epi16(sum[m][1], s1));
+        }
+    }
+}
+
+// `n` rows of one vector of columns, two quads summed in 16 bits.
+template <class Format, int n, class Source>
+void add_pair_sums(const Source & source, const uint8_t * scales, int i, const uint8_t * q,
+                   int32_t (*sums)[gemm_panel]) {
+    constexpr int quads = 8 / Format::scales;
+    __m256i sum[n];
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++)
+        sum[m] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+    for (int part = 0; part < Format::scales; part++) {
+        const __m256i s = scale_pairs<Format>(scales + 32 * part, i);
+#pragma GCC unroll 2
+        for (int j = quads * part; j < quads * part + quads; j += 2) {
+            const __m256i w0 = source.weights(j, i), w1 = source.weights(j + 1, i);
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                const uint8_t * x = q + TB_K_BLOCK * m + 4 * j;
+                const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(w0, broadcast_int(x)),
+                                                      _mm256_maddubs_epi16(w1, broadcast_int(x + 4)));
+                sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(both, s));
+                asm("" : "+x"(sum[m]));
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++)
+        add_to(sums[m] + 8 * i, sum[m]);
+}
+
+// Not to be inlined: among its neighbours the compiler runs out of registers.
+template <class Format, int n, class Source>
+__attribute__((noinline)) void some_rows(const Source & source, const uint8_t * scales, const uint8_t * q,
+                                         int32_t (*sums)[gemm_panel]) {
+    constexpr int narrow = Format::most == 15 ? 8 : Format::most == 31 ? 4 : 2;
+    for (int first = 0; first < gemm_panel / k_unit::width; first += 2) {
+        if constexpr (narrow > 2) {
+            add_wide_sums<Format, narrow, n>(source, scales, first, q, sums);
+        } else {
+            add_pair_sums<Format, n>(source, scales, first, q, sums);
+            add_pair_sums<Format, n>(source, scales, first + 1, q, sums);
+        }
+    }
+}
+
+template <class Format, int most, class Source>
+void at_most(const Source & source, const uint8_t * scales, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+    if (rows == most) {
+        some_rows<Format, most>(source, scales, q, sums);
+    } else if constexpr (most > 1) {
+        at_most<Format, most - 1>(source, scales, q, rows, sums);
+    }
+}
+
+// In blocks that differ by one row at most.
+template <class Format, class Source>
+void all_rows(const Source & source, const uint8_t * scales, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+    int blocks = (rows + block_rows - 1) / block_rows;
+    for (int row = 0; row < rows; blocks--) {
+        const int n = (rows - row) / blocks;
+        at_most<Format, block_rows>(source, scales, q + TB_K_BLOCK * row, n, sums + row);
+        row += n;
+    }
+}
+
+struct unit : k_unit {
+    template <class Format>
+    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
+                     int32_t (*sums)[gemm_panel]) {
+        if (rows <= block_rows) return all_rows<Format>(tile, scales, q, rows, sums);
+        alignas(32) uint8_t quads[1024];
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < gemm_panel / width; i++)
+                _mm256_store_si256(reinterpret_cast<__m256i *>(quads + 128 * j + 32 * i), tile.weights(j, i));
+        }
+        all_rows<Format>(unpacked{quads}, scales, q, rows, sums);
+    }
+};
+
+int32_t sum_of(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+// 8 floats to integers in [-127, 127], in 32-bit lanes.
+__m256i rounded(const float * x, __m256 inverse) {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
+}
+
+void quantize(const float * x, int64_t k_tiles, uint8_t * group, int rows, int row) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256 infinity = _mm256_set1_ps(INFINITY);
+    // vpackssdw and vpacksswb work in 128-bit halves; then quad order: bytes 0 2 1 3 of each four
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i quads = _mm256_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15, //
+                                           0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    for (int64_t t = 0; t < k_tiles; t += 8, x += TB_K_BLOCK, group += gemm_k_record_bytes(rows)) {
+        __m256 amax = _mm256_setzero_ps(), finite = _mm256_cmp_ps(amax, amax, _CMP_EQ_OQ);
+        for (int i = 0; i < TB_K_BLOCK; i += 8) {
+            const __m256 v = _mm256_and_ps(_mm256_loadu_ps(x + i), magnitude);
+            finite = _mm256_and_ps(finite, _mm256_cmp_ps(v, infinity, _CMP_LT_OQ));
+            amax = _mm256_max_ps(amax, v);
+        }
+        alignas(32) float lanes[8];
+        _mm256_store_ps(lanes, amax);
+        const k_scale s = scale_of_k_block(*std::max_element(lanes, lanes + 8), _mm256_movemask_ps(finite) == 255);
+        const k_record r(group, rows);
+        uint8_t * q = group + TB_K_BLOCK * row;
+        int16_t sums16[16], sums32[8];
+        for (int i = 0; i < 8; i++, q += 32) {
+            const float * v = x + 32 * i;
+            __m256i bytes = _mm256_setzero_si256();
+            if (s.inverse > 0) {
+                const __m256 by = _mm256_set1_ps(s.inverse);
+                const __m256i low = _mm256_packs_epi32(rounded(v, by), rounded(v + 8, by));
+                const __m256i high = _mm256_packs_epi32(rounded(v + 16, by), rounded(v + 24, by));
+                bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), in_order);
+            }
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+            const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            const int first = sum_of(_mm256_permute2x128_si256(fours, fours, 0x80)), both = sum_of(fours);
+            sums16[2 * i] = static_cast<int16_t>(first);
+            sums16[2 * i + 1] = static_cast<int16_t>(both - first);
+            sums32[i] = static_cast<int16_t>(both);
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), _mm256_shuffle_epi8(bytes, quads));
+        }
+        store_k_sums(r, row, s.scale, sums16, sums32);
+    }
+}
+
+} // namespace
+
+void fill_gemm_avx2_k(gemm_kernels & k) {
+    k.quantize_k = quantize;
+    fill_k_kernels<unit>(k, "gemm_q4k_4x16_avx2", "gemm_q5k_4x16_avx2", "gemm_q6k_4x16_avx2");
+}
+
+} // namespace tb::npu

@@ -1,0 +1,62 @@
+// AVX2 behind the names that kernels/gemm_k.h uses, without the products of a tile: avx2 and avxvnni have their own.
+// Internal linkage, see vec_loops.h.
+#ifndef TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H
+#define TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace tb::npu {
+namespace {
+
+struct k_unit {
+    using ints = __m256i;
+    using floats = __m256;
+    static constexpr int width = 8;
+
+    static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+    static void store(uint8_t * p, ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }
+    static ints zeros() { return _mm256_setzero_si256(); }
+    static ints broadcast(int32_t x) { return _mm256_set1_epi32(x); }
+    static ints masked(ints x, int bits) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(bits))); }
+    static ints either(ints a, ints b) { return _mm256_or_si256(a, b); }
+    static ints low_nibbles(ints x) { return masked(x, 15); }
+    static ints high_nibbles(ints x) { return masked(_mm256_srli_epi16(x, 4), 15); }
+    // To the left, or right if negative; bits of neighbouring bytes come along.
+    static ints shifted(ints x, int by) { return by < 0 ? _mm256_srli_epi16(x, -by) : _mm256_slli_epi16(x, by); }
+
+    static ints load_sums(const int32_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+    static void store_sums(int32_t * p, ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }
+    // A byte per column to 32 bits, and two rows of them, 32 bytes apart, to pairs of 16 bits.
+    template <bool is_signed> static ints widened(const uint8_t * p) {
+        const __m128i v = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+        return is_signed ? _mm256_cvtepi8_epi32(v) : _mm256_cvtepu8_epi32(v);
+    }
+    template <bool is_signed> static ints byte_pairs(const uint8_t * p) {
+        const __m128i a = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+        const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 32));
+        const __m128i both = _mm_unpacklo_epi8(a, b);
+        return is_signed ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
+    }
+    static ints multiply_pairs(ints a, ints b) { return _mm256_madd_epi16(a, b); }
+    static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
+    static ints add_product(ints sum, ints a, ints b) { return _mm256_add_epi32(sum, _mm256_mullo_epi32(a, b)); }
+    static ints less_32_times(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); }
+
+    static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
+    static void store_floats(float * p, floats x) { _mm256_storeu_ps(p, x); }
+    static floats load_halves(const uint8_t * p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static floats broadcast(float x) { return _mm256_set1_ps(x); }
+    static floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
+    static floats mul(floats a, floats b) { return _mm256_mul_ps(a, b); }
+    static floats fma(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
+    static floats fms(floats a, floats b, floats c) { return _mm256_fmsub_ps(a, b, c); }
+};
+
+} // namespace
+} // namespace tb::npu
+
+#endif // TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H

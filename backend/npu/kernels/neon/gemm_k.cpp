@@ -1,0 +1,79 @@
+// K-quant GEMM on sdot: quants of at most six bits are signed bytes as they are. Also the i8mm set's.
+#include "kernels/gemm_k.h"
+
+#include <arm_neon.h>
+
+namespace tb::npu {
+
+void fill_gemm_neon_k(gemm_kernels & k);
+
+namespace {
+
+struct unit {
+    using ints = int32x4_t;
+    using floats = float32x4_t;
+    static constexpr int width = 4;
+
+    static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+    static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
+    static ints zeros() { return vdupq_n_s32(0); }
+    static ints broadcast(int32_t x) { return vdupq_n_s32(x); }
+    static ints masked(ints x, int bits) {
+        return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(bits))));
+    }
+    static ints either(ints a, ints b) { return vorrq_s32(a, b); }
+    static ints low_nibbles(ints x) { return masked(x, 15); }
+    static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+    // To the left, or right if negative, each byte by itself.
+    static ints shifted(ints x, int by) {
+        return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
+    }
+
+    static ints load_sums(const int32_t * p) { return vld1q_s32(p); }
+    static void store_sums(int32_t * p, ints x) { vst1q_s32(p, x); }
+    // A byte per column to 16 bits.
+    template <bool is_signed> static int16x4_t halves_of(const uint8_t * p) {
+        const uint8x8_t v = vreinterpret_u8_s32(vdup_n_s32(read_k_int(p)));
+        return is_signed ? vget_low_s16(vmovl_s8(vreinterpret_s8_u8(v)))
+                         : vget_low_s16(vreinterpretq_s16_u16(vmovl_u8(v)));
+    }
+    // To 32 bits, and two rows of them, 32 bytes apart, to pairs of 16 bits.
+    template <bool is_signed> static ints widened(const uint8_t * p) { return vmovl_s16(halves_of<is_signed>(p)); }
+    template <bool is_signed> static ints byte_pairs(const uint8_t * p) {
+        const int16x4x2_t both = vzip_s16(halves_of<is_signed>(p), halves_of<is_signed>(p + 32));
+        return vreinterpretq_s32_s16(vcombine_s16(both.val[0], both.val[1]));
+    }
+    static ints multiply_pairs(ints a, ints b) {
+        const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+        return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+    }
+    static ints add(ints a, ints b) { return vaddq_s32(a, b); }
+    static ints add_product(ints sum, ints a, ints b) { return vmlaq_s32(sum, a, b); }
+    static ints less_32_times(ints a, ints b) { return vsubq_s32(a, vshlq_n_s32(b, 5)); }
+
+    static floats load_floats(const float * p) { return vld1q_f32(p); }
+    static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
+    static floats load_halves(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+    static floats broadcast(float x) { return vdupq_n_f32(x); }
+    static floats to_floats(ints x) { return vcvtq_f32_s32(x); }
+    static floats mul(floats a, floats b) { return vmulq_f32(a, b); }
+    static floats fma(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
+    static floats fms(floats a, floats b, floats c) { return vnegq_f32(vfmsq_f32(c, a, b)); }
+
+    static void dot(ints & sum, ints w, ints x) {
+        sum = vdotq_s32(sum, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+    }
+    template <class Format>
+    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
+                     int32_t (*sums)[gemm_panel]) {
+        k_tile_of_dots<unit>(tile, scales, q, rows, sums);
+    }
+};
+
+} // namespace
+
+void fill_gemm_neon_k(gemm_kernels & k) {
+    fill_k_kernels<unit>(k, "gemm_q4k_32x4_neon", "gemm_q5k_32x4_neon", "gemm_q6k_32x4_neon");
+}
+
+} // namespace tb::npu

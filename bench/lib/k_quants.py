@@ -1,0 +1,81 @@
+"""Floats to K-quants (Q4_K, Q5_K, Q6_K) by rounding to nearest, for random models: gguf's code only reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType as Q
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+BLOCK = 256
+TYPES = (Q.Q4_K, Q.Q5_K, Q.Q6_K)
+
+
+def _half(x: F32) -> tuple[F32, U8]:
+    """Values rounded to FP16, and their bytes (n, 2)."""
+    half = x.astype("<f2")
+    return half.astype(np.float32), half.view(np.uint8).reshape(-1, 2)
+
+
+def _whole(x: F32, by: F32, low: int, high: int) -> npt.NDArray[Any]:
+    """x / by as integers in [low, high]; 0 where `by` is 0."""
+    ratio = np.divide(x, by, out=np.zeros_like(x), where=by != 0)
+    return np.clip(np.rint(ratio), low, high).astype(np.int32)
+
+
+def _with_minima(x: F32, bits: int) -> U8:
+    """Q4_K and Q5_K: a scale and a minimum for each 32, six bits each."""
+    n, most = len(x), (1 << bits) - 1
+    sub = x.reshape(n, 8, 32)
+    least = np.minimum(sub.min(axis=2), 0)
+    step = (sub.max(axis=2) - least) / np.float32(most)
+    d, d_bytes = _half(step.max(axis=1) / np.float32(63))
+    dmin, dmin_bytes = _half((-least).max(axis=1) / np.float32(63))
+    s = _whole(step, np.broadcast_to(d[:, None], step.shape), 0, 63)
+    m = _whole(-least, np.broadcast_to(dmin[:, None], step.shape), 0, 63)
+    by = np.broadcast_to((d[:, None] * s)[..., None], sub.shape)
+    q = _whole(sub + (dmin[:, None] * m)[..., None], by, 0, most).astype(np.uint8)
+    scales = np.concatenate(
+        [
+            s[:, :4] | s[:, 4:] >> 4 << 6,
+            m[:, :4] | m[:, 4:] >> 4 << 6,
+            (s[:, 4:] & 15) | (m[:, 4:] & 15) << 4,
+        ],
+        axis=1,
+    ).astype(np.uint8)
+    pairs = q.reshape(n, 4, 2, 32)
+    low = (pairs[:, :, 0] & 15) | (pairs[:, :, 1] & 15) << 4
+    parts = [d_bytes, dmin_bytes, scales]
+    if bits == 5:
+        high = (q >> 4) << np.arange(8, dtype=np.uint8)[:, None]
+        parts.append(np.bitwise_or.reduce(high, axis=1).astype(np.uint8))
+    return np.concatenate([*parts, low.reshape(n, 128)], axis=1)
+
+
+def _six_bits(x: F32) -> U8:
+    """Q6_K: a signed 8-bit scale for each 16."""
+    n = len(x)
+    sub = x.reshape(n, 16, 16)
+    at = np.abs(sub).argmax(axis=2)[..., None]
+    step = np.take_along_axis(sub, at, axis=2)[..., 0] / np.float32(-32)
+    d, d_bytes = _half(np.abs(step).max(axis=1) / np.float32(127))
+    s = _whole(step, np.broadcast_to(d[:, None], step.shape), -128, 127)
+    by = np.broadcast_to((d[:, None] * s)[..., None], sub.shape)
+    q = (_whole(sub, by, -32, 31) + 32).astype(np.uint8).reshape(n, 2, 4, 32)
+    low = (q[:, :, :2] & 15) | (q[:, :, 2:] & 15) << 4
+    high = q[:, :, 0] >> 4 | q[:, :, 1] >> 4 << 2 | q[:, :, 2] >> 4 << 4 | q[:, :, 3] >> 4 << 6
+    parts = [low.reshape(n, 128), high.reshape(n, 64), s.astype(np.int8).view(np.uint8), d_bytes]
+    return np.concatenate(parts, axis=1)
+
+
+def quantize(x: F32, qtype: Q) -> U8:
+    """Float32 values, whole blocks of 256, to the bytes of `qtype` in file order."""
+    blocks = x.reshape(-1, BLOCK)
+    made = _six_bits(blocks) if qtype is Q.Q6_K else _with_minima(blocks, 5 if qtype is Q.Q5_K else 4)
+    assert made.shape[1] == gguf.GGML_QUANT_SIZES[qtype][1]
+    return made.reshape(-1)

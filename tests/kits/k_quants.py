@@ -1,0 +1,47 @@
+"""K-quants by hand: random super-blocks, and what they mean by gguf's own numpy code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gemm_reference import Weights
+from gguf.quants import dequantize as gguf_dequantize
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+
+Array = npt.NDArray[Any]
+
+GGML = {
+    Type.Q4_K: gguf.GGMLQuantizationType.Q4_K,
+    Type.Q5_K: gguf.GGMLQuantizationType.Q5_K,
+    Type.Q6_K: gguf.GGMLQuantizationType.Q6_K,
+}
+K_BLOCKS = tuple(GGML)
+K_PANELS = (Type.Q4_K_COL, Type.Q5_K_COL, Type.Q6_K_COL)
+# Where the FP16 scales of a super-block are: d and dmin, or d.
+HALVES = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+
+
+def random_super_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> Array:
+    """Random bytes with finite scales, uint8 (n, bytes of a row)."""
+    size = gguf.GGML_QUANT_SIZES[GGML[type]][1]
+    blocks = rng.integers(0, 256, (n, k // 256, size)).astype(np.uint8)
+    for at in HALVES[type]:
+        blocks[..., at : at + 2] = (rng.standard_normal((n, k // 256, 1)) / 64).astype(np.float16).view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def values(type: Type, rows: Array) -> Array:
+    """Float32 values of super-blocks, (n, k)."""
+    return gguf_dequantize(rows, GGML[type])
+
+
+def make_weights(type: Type, k: int, n: int, rng: np.random.Generator) -> Weights:
+    """A random matrix, as ggml's rows or as block panels."""
+    plain = ggml_ext.source_type(type) if ggml_ext.is_tiled(type) else type
+    rows = random_super_blocks(plain, k, n, rng)
+    data = ggml_ext.pack(type, rows.reshape(-1), k, n) if type in K_PANELS else rows
+    return Weights(type, k, n, data, values(plain, rows).astype(np.float64))

@@ -1,0 +1,135 @@
+"""MUL_MAT with K-quants on every kernel set: against the numerics in numpy, exact arithmetic, and the portable set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gemm_reference import FLAG_FP16, Weights, device
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from k_quants import HALVES, K_BLOCKS, make_weights, values
+from tilebeam import _ext as ggml_ext
+from tilebeam._ext import Type
+from tilebeam.native import executor as _npu
+
+Array = npt.NDArray[Any]
+
+isas = pytest.mark.parametrize("isa", _npu.isas())
+types = pytest.mark.parametrize("type", K_BLOCKS, ids=lambda t: t.label)
+
+
+def make(type: Type, k: int, n: int, seed: int) -> tuple[Weights, Weights]:
+    """The same random matrix as ggml's rows and as block panels."""
+    tiled = ggml_ext.column_type(type)
+    assert tiled is not None
+    plain, panels = (make_weights(t, k, n, np.random.default_rng(seed)) for t in (type, tiled))
+    return plain, panels
+
+
+def product(isa: str, threads: int, w: Weights, x: Array, flags: int = 0) -> Array:
+    """dst (M, N) of one MUL_MAT."""
+    size = 1 if ggml_ext.is_tiled(w.type) else int(ggml_ext.lib.tb_type_size(w.type))
+    row = w.data.nbytes if ggml_ext.is_tiled(w.type) else w.data.nbytes // w.n
+    nb = (size, row, w.data.nbytes, w.data.nbytes)
+    return device(isa, threads).mul_mat(w.data, w.type, (w.k, w.n, 1, 1), nb, x[None, None], flags=flags)[0, 0]
+
+
+def quantized(x: Array) -> Array:
+    """Activations as the kernels see them, float64 (M, K): int8 by the absolute maximum of each 256 k."""
+    blocks = x.astype(np.float32).reshape(x.shape[0], -1, 256)
+    amax = np.abs(blocks).max(axis=2, keepdims=True)
+    live = amax >= np.float32(2.0**-110)
+    q = np.rint(blocks * (np.float32(127) / np.where(live, amax, np.float32(1))))
+    scale = np.where(live, amax / np.float32(127), np.float32(0)).astype(np.float64)
+    return (np.where(live, q, 0) * scale).reshape(x.shape)
+
+
+@isas
+@types
+@settings(max_examples=20, deadline=None)
+@given(
+    blocks=st.sampled_from([1, 2, 3, 9]),
+    n=st.sampled_from([1, 3, 31, 32, 33, 64, 130]),
+    m=st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 32, 33, 50]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_products(isa: str, type: Type, blocks: int, n: int, m: int, threads: int, seed: int) -> None:
+    k = 256 * blocks
+    rng = np.random.default_rng(seed)
+    plain, tiled = make(type, k, n, seed)
+    x = (rng.standard_normal((m, k)) * np.exp2(rng.integers(-20, 20, (m, 1)))).astype(np.float32)
+    out = product(isa, threads, tiled, x)
+    model = quantized(x) @ tiled.values.T
+    # sums are integers: what rounds is one float step a block, of sums as large as these
+    magnitude = np.abs(quantized(x)) @ (np.abs(tiled.values) + np.abs(tiled.values).max(axis=1, keepdims=True)).T
+    assert np.all(np.abs(out - model) <= magnitude * 2.0**-22 * (blocks + 4) + 1e-30)
+    half_steps = np.repeat(np.abs(x).reshape(m, -1, 256).max(axis=2), 256, axis=1) / 254
+    exact = x.astype(np.float64) @ tiled.values.T
+    assert np.all(np.abs(out - exact) <= half_steps @ np.abs(tiled.values).T * 1.001 + magnitude * 1e-5 + 1e-30)
+    np.testing.assert_array_equal(out, product(isa, threads, plain, x))
+    other = product("portable", 1, tiled, x)
+    assert np.all(np.abs(out - other) <= magnitude * 2.0**-22 * (blocks + 4) + 1e-30)
+
+
+@isas
+@types
+def test_largest_magnitudes_do_not_overflow(isa: str, type: Type) -> None:
+    """All bits set, scales and minima at their largest, activations at +-127: sums stay exact."""
+    k, n = 512, 64
+    rows = np.full((n, ggml_ext.row_bytes(type, k)), 255, np.uint8)
+    blocks = rows.reshape(n, k // 256, -1)
+    for at in HALVES[type]:
+        blocks[..., at : at + 2] = np.array([1 if at == 0 or type == Type.Q6_K else 0], np.float16).view(np.uint8)
+    for scale in (127, 128) if type == Type.Q6_K else (255,):
+        if type == Type.Q6_K:
+            blocks[..., 192:208] = scale
+        exact = values(type, rows).astype(np.float64)
+        tiled = ggml_ext.column_type(type)
+        assert tiled is not None
+        w = Weights(tiled, k, n, ggml_ext.pack(tiled, rows.reshape(-1), k, n), exact)
+        x = np.full((5, k), 127, np.float32)
+        x[1] = -127
+        x[2, ::2] = -127
+        x[3, 1::2] = -127
+        out = product(isa, 1, w, x)
+        np.testing.assert_allclose(out, x.astype(np.float64) @ exact.T, rtol=1e-6, atol=1)
+
+
+@isas
+@types
+def test_hostile_numbers(isa: str, type: Type) -> None:
+    """Zero rows give zeros; a NaN or infinity spoils its row, or of a scale its column, and nothing else."""
+    plain, _ = make(type, 512, 64, 8)
+    rows = plain.data.copy()
+    at = HALVES[type][0]
+    rows.reshape(64, 2, -1)[37, 1, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    tiled = ggml_ext.column_type(type)
+    assert tiled is not None
+    w = Weights(tiled, 512, 64, ggml_ext.pack(tiled, rows.reshape(-1), 512, 64), plain.values)
+    x = np.random.default_rng(8).standard_normal((40, 512)).astype(np.float32)
+    x[1] = 0
+    x[2, 300] = np.nan
+    x[3, 511] = -np.inf
+    x[4] = 1e-45
+    out = product(isa, 2, w, x)
+    bad_rows, bad_columns = np.isin(np.arange(40), [2, 3]), np.arange(64) == 37
+    np.testing.assert_array_equal(np.isfinite(out), ~(bad_rows[:, None] | bad_columns[None, :]))
+    assert np.all(out[np.ix_([1, 4], ~bad_columns)] == 0)
+
+
+@isas
+@types
+def test_fp16_numerics(isa: str, type: Type) -> None:
+    """Dequantized weights and activations rounded to FP16, float32 sums, results rounded to FP16."""
+    plain, tiled = make(type, 512, 70, 3)
+    x = np.random.default_rng(3).standard_normal((9, 512)).astype(np.float32)
+    model = x.astype(np.float16).astype(np.float64) @ tiled.values.astype(np.float16).astype(np.float64).T
+    scale = np.abs(x.astype(np.float64)) @ np.abs(tiled.values).T
+    for w in (plain, tiled):
+        out = product(isa, 2, w, x, FLAG_FP16)
+        assert np.all(np.abs(out - model) <= np.abs(model) * 2.0**-11 + scale * 2.0**-20)
+        np.testing.assert_array_equal(out, out.astype(np.float16).astype(np.float32))
