@@ -15,7 +15,7 @@ from tilebeam._ext import LAYOUT_VERSION, TILE, Type
 from .errors import GGUFError
 from .gguf_file import UINT32, GGUFFile, KeyValue, TensorInfo
 from .gguf_write import tensor_header
-from .split import Source
+from .split import Source, open_gguf
 from .weights import GGML_TYPE
 
 ARCHITECTURE = "tilebeam"  # general.architecture of a repacked file: no stock runtime knows it
@@ -95,8 +95,9 @@ def fidelity(lossless: bool, same_contents: bool) -> str:
 
 
 def is_repacked(path: str | os.PathLike[str]) -> bool:
-    """Is this GGUF in Tilebeam's layout? Raises GGUFError if it is no sound GGUF, OSError if it cannot be read."""
-    with GGUFFile(path) as f:
+    """Is this GGUF in Tilebeam's layout? Of a split model any part may be named. Raises GGUFError if it is no sound
+    GGUF, OSError if it cannot be read."""
+    with open_gguf(path) as f:
         return f.architecture == ARCHITECTURE
 
 
