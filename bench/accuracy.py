@@ -18,7 +18,6 @@ import hashlib
 import importlib.util
 import json
 import math
-import os
 import shutil
 import sys
 import textwrap
@@ -34,6 +33,7 @@ import tilebeam
 from tilebeam import gguf as gguf_tools
 from tilebeam.cli import console
 from tilebeam.gguf.policy import Policy
+from tilebeam.gguf.whole_file import whole_file
 from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
 from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
 from tilebeam.measure.perplexity_stats import figures as figures_of
@@ -245,8 +245,7 @@ class Store:
     def save(self, group: Group, variant: Variant, scores: TokenScores, seconds: float) -> None:
         """Replace what is kept, whole or not at all."""
         path = self._path(group, variant)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
+        with whole_file(path) as partial, partial.open("wb") as file:
             np.savez(
                 file,
                 nll=scores.nll,
@@ -255,7 +254,6 @@ class Store:
                 same_top=scores.same_top,
                 seconds=np.asarray(seconds),
             )
-        partial.replace(path)
 
 
 def spread(n: int) -> list[int]:

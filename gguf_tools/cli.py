@@ -8,15 +8,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from tqdm import tqdm
 
+from .byte_bar import byte_bars
 from .contents import fidelity
+from .conversion import TYPES as CONVERT_TYPES
 from .conversion import convert as convert_file
 from .errors import GGUFError
 from .heat_map import heat_map as draw_heat_map
@@ -25,7 +25,7 @@ from .help_text import App
 from .imatrix import load_imatrix
 from .inspection import inspect as inspect_file
 from .inspection import table
-from .policy import Policy
+from .policy import GROUPINGS, KEEP, TYPES, OutputWeight, Policy, Preset
 from .repack import Report
 from .repack import pack as pack_file
 from .repack import unpack as unpack_file
@@ -36,45 +36,15 @@ from .whole_file import check_target, os_error
 app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
 
 
-class Grouping(StrEnum):
-    """Elements that share a scale."""
-
-    column = "column"
-    tile = "tile"
-
-
-class PackType(StrEnum):
-    """What `pack` makes of weight matrices."""
-
-    keep = "keep"
-    q4_0 = "q4_0"
-    q8_0 = "q8_0"
-    iq4_nl = "iq4_nl"
-
-
-class Preset(StrEnum):
-    """Policies with a name."""
-
-    lossless = "lossless"
-    paper = "paper"
-
-
-class OutputWeight(StrEnum):
-    """Where a model with tied embeddings gets its output matrix from."""
-
-    at_will = "auto"
-    separate = "split"  # a str has a method called split
-    runtime = "runtime"
-
-
-class ConvertType(StrEnum):
-    """What `convert` makes of weight matrices."""
-
-    f32 = "f32"
-    f16 = "f16"
-    q8_0 = "q8_0"
-    q4_0 = "q4_0"
-
+# Choices are those of the library.
+if TYPE_CHECKING:
+    Grouping = str
+    PackType = str
+    ConvertType = str
+else:
+    Grouping = Literal[GROUPINGS]
+    PackType = Literal[(KEEP, *TYPES)]
+    ConvertType = Literal[tuple(CONVERT_TYPES)]
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
 Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
@@ -103,26 +73,13 @@ def _target(target: Path | None, output: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar with rate and time left, on stderr; a few lines where that is a file."""
+    """A progress bar of one part."""
     if quiet:
         yield None
         return
-    often = 0.1 if sys.stderr.isatty() else 10  # seconds
-    bar: tqdm[NoReturn] | None = None
-
-    def progress(done: int, total: int) -> None:
-        nonlocal bar
-        if bar is None:  # not before there is something to show: an error that comes at once is one line
-            bar = tqdm(
-                desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, mininterval=often
-            )
-        bar.update(done - bar.n)
-
-    try:
-        yield progress
-    finally:
-        if bar is not None:
-            bar.close()
+    with byte_bars() as show:
+        assert show is not None
+        yield lambda done, total: show(what, done, total)
 
 
 def _say(report: Report, quiet: bool, as_json: bool) -> None:
@@ -173,7 +130,7 @@ def pack(
             "tiles of its own (split). auto: split where weights are quantized and the embeddings are of a type that "
             "cannot be tiled at load time."
         ),
-    ] = OutputWeight.at_will,
+    ] = Policy.output_weight,
     output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")] = None,
     token_embedding_type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")
@@ -336,7 +293,7 @@ def convert(
     """
     path = _target(target, output)
     with _bar("convert", quiet) as progress:
-        report = convert_file(source, path, type=type.value, threads=threads, progress=progress, overwrite=force)
+        report = convert_file(source, path, type=type, threads=threads, progress=progress, overwrite=force)
     _say(report, quiet, as_json)
 
 

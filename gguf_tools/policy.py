@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self, get_args
 
 import gguf
 from tilebeam import _ext as ggml_ext
@@ -16,13 +16,15 @@ from .gguf_file import MAX_ENTRIES, Q, TensorInfo, tensor_bytes
 from .split import Source
 from .weights import BLOCK, FLOAT_TYPES, TB_TYPE, fits_tiles, has_values, is_weight, tiled_type
 
+# Policies with a name.
+Preset = Literal["lossless", "paper"]
+# Where a model with tied embeddings gets its output matrix from.
+OutputWeight = Literal["auto", "split", "runtime"]
 GROUPINGS = tuple(ggml_ext.GROUPINGS)
 KEEP = "keep"
 # That floats are quantized to, in either grouping; K-quants become tiles as they are.
 TYPES = {t.label: q for q, t in TB_TYPE.items() if ggml_ext.tile_type(t) is not None}
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
-PRESETS = ("lossless", "paper")
-OUTPUT_WEIGHT = ("auto", "split", "runtime")
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 # Architectures that know no output matrix: llama.cpp (src/models, ggml 0.25.3) always makes it from the embeddings and
@@ -72,13 +74,13 @@ class Policy:
     type: str = KEEP
     grouping: str = "column"
     rules: tuple[Rule, ...] = ()
-    output_weight: str = "auto"
+    output_weight: OutputWeight = "auto"
 
     def __post_init__(self) -> None:
         for value, allowed in (
             (self.type, (KEEP, *TYPES)),
             (self.grouping, GROUPINGS),
-            (self.output_weight, OUTPUT_WEIGHT),
+            (self.output_weight, get_args(OutputWeight)),
         ):
             if value not in allowed:
                 raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
@@ -91,7 +93,7 @@ class Policy:
         type: str | None = None,
         grouping: str | None = None,
         tensor_types: Iterable[str] = (),
-        output_weight: str = "auto",
+        output_weight: OutputWeight = "auto",
         output_tensor_type: str | None = None,
         token_embedding_type: str | None = None,
     ) -> Self:
@@ -114,7 +116,7 @@ class Policy:
             rules.append(Rule(re.compile(r"ffn_down(_shexp|_exps|_chexps)?\.weight$"), "q8_0", of_preset=True))
             type, grouping = type or "q4_0", grouping or "tile"
         elif preset is not None:
-            raise ValueError(f"{preset!r} is not one of {', '.join(PRESETS)}")
+            raise ValueError(f"{preset!r} is not one of {', '.join(get_args(Preset))}")
         return cls(type or KEEP, grouping or "column", tuple(rules), output_weight)
 
     def rule(self, name: str) -> Rule | None:

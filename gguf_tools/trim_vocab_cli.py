@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from tqdm import tqdm
 
+from .byte_bar import byte_bars
 from .cli import MIB, run
 from .help_text import App
-from .trim_vocab import Progress, TrimReport, as_json, trim_vocab
+from .trim_vocab import TrimReport, as_json, trim_vocab
 
 app = App()
-
-
-@contextlib.contextmanager
-def _bar(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on stderr, one for the corpus and one for the tensors."""
-    if quiet:
-        yield None
-        return
-    bars: dict[str, Any] = {}
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what not in bars:
-            bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
-        bars[what].update(done - bars[what].n)
-
-    try:
-        yield progress
-    finally:
-        for bar in bars.values():
-            bar.close()
 
 
 @app.command()
@@ -69,7 +47,7 @@ def trim(
 
     Tile the result afterwards: gguf-repack pack OUT OUT.tb.gguf
     """
-    with _bar(quiet) as progress:
+    with byte_bars(quiet) as progress:
         report = trim_vocab(
             source,
             target,

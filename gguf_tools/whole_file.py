@@ -1,4 +1,4 @@
-"""Output files that appear under their name only when they are complete, and errors that say which file it was.
+"""Output files and folders that appear under their name only when they are complete; errors that name the file.
 
 A file that is replaced hands its mode on, and where the name is a symbolic link the file it points to is replaced.
 ``gguf_write.complete_file`` is for GGUF files, whose size is known before: it also makes sure of room, and syncs.
@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield path
         return
     path = followed(path)
-    partial = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(4)}.part")
+    partial = _beside(path)
     try:
         with naming(path, partial):
             if (old := state_of(path)) is not None:
@@ -129,3 +130,32 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Where to write what shall be the new folder ``path``: a folder beside it, renamed when the block ends.
+
+    Should the block fail nothing is left of it.
+
+    Raises:
+        FileExistsError: there is something of that name.
+        OSError: with the name of the folder, also where there is no room (``naming``).
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    partial = _beside(path)
+    partial.mkdir(parents=True)
+    try:
+        with naming(path, partial):
+            yield partial
+        partial.replace(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _beside(path: Path) -> Path:
+    """The name of what is not whole yet."""
+    return path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(4)}.part")

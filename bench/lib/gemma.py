@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pydoc_data.topics
 from pathlib import Path
+
+from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib import CACHE
 
@@ -27,9 +28,8 @@ def model() -> Path:
     path = CACHE / str(package.MODEL_NAME)
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        partial = CACHE / f".{os.getpid()}.partial"
-        package.assemble(partial, overwrite=True)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            package.assemble(partial, overwrite=True)
     return path
 
 

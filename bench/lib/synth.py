@@ -15,7 +15,6 @@ few dozen MiB whatever the model's size.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
 from tilebeam.gguf.weights import from_float
+from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib import k_quants
 from bench.lib.metadata import FIRST_PIECES, Piece, add_shape, add_vocabulary
@@ -422,31 +422,27 @@ def write_model(path: str | Path, cfg: SynthConfig, direct: bool | None = None, 
     specs = tensors(cfg)
     if direct is None:
         direct = sum(s.n_elements for s in specs) > DIRECT_ABOVE
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    w = gguf.GGUFWriter(partial, cfg.arch)
-    try:
-        _write_metadata(w, cfg, path.stem)
-        for s in specs:
-            w.add_tensor_info(s.name, s.shape, np.dtype(np.float32), s.n_bytes, raw_dtype=s.qtype)
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_ti_data_to_file()
-        if w.fout is None:  # for the type checker: write_header_to_file opened it
-            raise OSError(f"{partial}: not open")
-        fp = w.fout[0]
-        w.write_padding(fp, fp.tell())
-        with _bar(path.name, sum(s.n_bytes for s in specs), progress) as written:
+    with whole_file(path) as partial:
+        w = gguf.GGUFWriter(partial, cfg.arch)
+        try:
+            _write_metadata(w, cfg, path.stem)
             for s in specs:
-                for chunk in _chunks(s, cfg.seed, direct):
-                    chunk.tofile(fp)
-                    written(chunk.nbytes)
-                w.write_padding(fp, s.n_bytes)
-        w.close()
-        partial.replace(path)
-    except BaseException:
-        w.close()
-        partial.unlink(missing_ok=True)
-        raise
+                w.add_tensor_info(s.name, s.shape, np.dtype(np.float32), s.n_bytes, raw_dtype=s.qtype)
+            w.write_header_to_file()
+            w.write_kv_data_to_file()
+            w.write_ti_data_to_file()
+            if w.fout is None:  # for the type checker: write_header_to_file opened it
+                raise OSError(f"{partial}: not open")
+            fp = w.fout[0]
+            w.write_padding(fp, fp.tell())
+            with _bar(path.name, sum(s.n_bytes for s in specs), progress) as written:
+                for s in specs:
+                    for chunk in _chunks(s, cfg.seed, direct):
+                        chunk.tofile(fp)
+                        written(chunk.nbytes)
+                    w.write_padding(fp, s.n_bytes)
+        finally:
+            w.close()
     return path
 
 

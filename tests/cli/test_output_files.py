@@ -18,7 +18,7 @@ import process_kit
 import pytest
 from eval_kit import setting
 from tilebeam.evaluation.log import Log
-from tilebeam.gguf.whole_file import check_target, naming, whole_file
+from tilebeam.gguf.whole_file import check_target, naming, whole_file, whole_folder
 
 from bench.lib import synth
 
@@ -234,3 +234,23 @@ def test_a_signal_leaves_no_partial_file(model: Path, text: Path, tmp_path: Path
     assert process.returncode == 128 + number, stderr
     assert "Traceback" not in stderr
     assert listed(out) == []
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "body"
+
+    def half() -> None:
+        with whole_folder(target) as partial:
+            (partial / "one").write_text("1")
+            raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"):
+        half()
+    assert listed(tmp_path) == []
+    with whole_folder(target) as partial:
+        (partial / "one").write_text("1")
+        assert not target.exists()
+    assert (listed(tmp_path), listed(target)) == (["body"], ["one"])
+    with pytest.raises(FileExistsError, match="body"), whole_folder(target):
+        raise AssertionError
+    assert listed(tmp_path) == ["body"]

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, dequantize, pack, unpack
 from tilebeam.gguf import GGUFError, cli, contents, conversion, gguf_write, repack, stream
+from tilebeam.gguf.byte_bar import byte_bars
 from typer.testing import CliRunner
 
 Q = gguf.GGMLQuantizationType
@@ -593,6 +594,31 @@ def test_the_real_model_converts_packs_and_unpacks(tmp_path: Path) -> None:
 
 def run(*args: object) -> Any:
     return CliRunner().invoke(cli.app, [str(a) for a in args])
+
+
+def test_bars_are_lines_in_a_file_and_none_before_there_is_something(capsys: pytest.CaptureFixture[str]) -> None:
+    with byte_bars() as show:
+        assert show is not None
+        assert capsys.readouterr().err == ""
+        for done in (1 << 20, 2 << 20, 4 << 20):
+            show("pack", done, 4 << 20)
+    # The first and the last at once; what is between comes every ten seconds.
+    assert capsys.readouterr().err == "pack: 1.0 of 4.0 MiB\npack: 4.0 of 4.0 MiB\n"
+    with byte_bars(quiet=True) as show:
+        assert show is None
+
+
+def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with byte_bars() as show:
+        assert show is not None
+        show("corpus", 10, 10)
+        show("tensors", 5, 10)
+    drawn = capsys.readouterr().err
+    assert "corpus" in drawn
+    assert "10/10 bytes" in drawn
+    assert "5/10 bytes" in drawn
 
 
 def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

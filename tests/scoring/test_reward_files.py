@@ -88,7 +88,7 @@ def test_heads_come_back_from_their_files(tmp_path: Path) -> None:
     np.save(tmp_path / "h.npy", layers[0][0][0])
     single = load_head(tmp_path / "h.npy")
     assert same(single, make_head([(layers[0][0][:1], None)]))
-    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(

@@ -18,23 +18,21 @@ from tilebeam.outputs import Progress
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-_SILENT_SECONDS = 60.0  # a log gets a line so often, a terminal has a bar
-
 
 class Bars(Watcher):
-    """A bar per phase with rate and time left, or a line a minute."""
+    """A bar per phase with rate and time left."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._name, self._batch, self._said = "", "", 0.0
+        self._batch = ""
         self._total = self._done = self._before = 0
         self._began = 0.0
 
     @contextmanager
     def phase(self, name: str, total: int, done: int) -> Iterator[None]:
         """See `Watcher.phase`."""
-        self._name, self._total, self._done, self._before, self._batch = name, total, done, done, ""
-        self._began = self._said = time.monotonic()
+        self._total, self._done, self._before, self._batch = total, done, done, ""
+        self._began = time.monotonic()
         with console.bar(name) as self._bar:
             self._bar.add_task("", total=total, completed=done, note="")
             yield
@@ -50,10 +48,6 @@ class Bars(Watcher):
         """Move the bar on."""
         self._done += pieces
         self._show(note or self._batch)
-        now = time.monotonic()
-        if self._bar is not None and self._bar.disable and now - self._said >= _SILENT_SECONDS:
-            self._said = now
-            self.note(f"{self._name} {self._done}/{self._total}, {self._pace()}")
 
     def note(self, text: str) -> None:
         """Print a line to stderr."""

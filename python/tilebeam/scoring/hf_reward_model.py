@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf.whole_file import naming
+from tilebeam.gguf.whole_file import whole_folder
 from tilebeam.scoring.reward_formats import preset as preset_named
 from tilebeam.scoring.reward_heads import Head, make_head
 
@@ -130,28 +130,22 @@ def write_body(
     tensors = _tensors(folder)
     heads = {t.name for parts in _heads(tensors, None).values() for t in parts.values()}
     total, done = sum(t.size for t in tensors), 0
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
-        with naming(out):
-            for file in sorted(p for p in folder.iterdir() if p.is_file()):
-                if file.suffix == ".safetensors":
-                    kept = [t for t in tensors if t.file == file and t.name not in heads]
-                    for written in _write_safetensors(partial / file.name, kept):
-                        done += written
-                        if progress is not None:
-                            progress(done, total)
-                elif file.name == "model.safetensors.index.json":
-                    index = _json(file)
-                    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k not in heads}
-                    (partial / file.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
-                elif file.name == "config.json":
-                    (partial / file.name).write_text(json.dumps(_body_config(_json(file)), indent=2), encoding="utf-8")
-                elif file.stat().st_size < _HEADER_LIMIT and file.suffix not in (".bin", ".pt", ".py"):
-                    shutil.copyfile(file, partial / file.name)
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with whole_folder(out) as partial:
+        for file in sorted(p for p in folder.iterdir() if p.is_file()):
+            if file.suffix == ".safetensors":
+                kept = [t for t in tensors if t.file == file and t.name not in heads]
+                for written in _write_safetensors(partial / file.name, kept):
+                    done += written
+                    if progress is not None:
+                        progress(done, total)
+            elif file.name == "model.safetensors.index.json":
+                index = _json(file)
+                index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k not in heads}
+                (partial / file.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
+            elif file.name == "config.json":
+                (partial / file.name).write_text(json.dumps(_body_config(_json(file)), indent=2), encoding="utf-8")
+            elif file.stat().st_size < _HEADER_LIMIT and file.suffix not in (".bin", ".pt", ".py"):
+                shutil.copyfile(file, partial / file.name)
 
 
 def _body_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.choices import HeadOutput
 
 if TYPE_CHECKING:
@@ -192,25 +193,21 @@ def save_head(path: str | os.PathLike[str], head: Head) -> None:
     """Write a head as .gguf; the file appears when it is complete."""
     import gguf
 
-    file = Path(path)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-    try:
-        writer.add_string(PREFIX + "output", head.output)
-        writer.add_uint32(PREFIX + "label", head.label)
-        if head.preset:
-            writer.add_string(PREFIX + "preset", head.preset)
-        for i, (weight, bias) in enumerate(head.layers):
-            writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
-            writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        partial.replace(file)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial:
+        writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+        try:
+            writer.add_string(PREFIX + "output", head.output)
+            writer.add_uint32(PREFIX + "label", head.label)
+            if head.preset:
+                writer.add_string(PREFIX + "preset", head.preset)
+            for i, (weight, bias) in enumerate(head.layers):
+                writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
+                writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
 
 
 def classifier_of(path: str | os.PathLike[str]) -> Head:
