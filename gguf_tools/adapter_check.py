@@ -44,11 +44,11 @@ def check_adapter(adapter: GGUFFile, model: Source, architecture: str) -> list[P
         architecture: the model's real one.
 
     Raises:
-        GGUFError: it is no LoRA adapter, or one of another model; says what does not fit.
+        GGUFError: it is not a LoRA adapter, or one of another model; says what does not fit.
     """
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if key not in adapter.kv or adapter.text(key) != wanted:
-            raise GGUFError(f"{adapter.path} is no LoRA adapter: its {key} is not {wanted!r}")
+            raise GGUFError(f"{adapter.path} is not a LoRA adapter: its {key} is not {wanted!r}")
     if adapter.architecture != architecture:
         raise GGUFError(f"{adapter.path} is an adapter of a {adapter.architecture} model, not of {architecture}")
     alpha = adapter.kv.get(K_ALPHA)
@@ -56,8 +56,8 @@ def check_adapter(adapter: GGUFFile, model: Source, architecture: str) -> list[P
         raise GGUFError(f"{adapter.path}: {K_ALPHA} is not a 32-bit float")
     if K_INVOCATION in adapter.kv:
         raise GGUFError(
-            f"{adapter.path} is an activated adapter (aLoRA), which counts only behind its invocation tokens: "
-            "that is not supported"
+            f"{adapter.path} is an activated adapter (aLoRA), which applies only after its invocation tokens: "
+            "this is not supported"
         )
     pairs = _pairs(adapter)
     for pair in pairs:
@@ -71,12 +71,12 @@ def _pairs(adapter: GGUFFile) -> list[Pair]:
         if t.name.endswith(ENDS):
             halves.setdefault(t.name[: -len(ENDS[0])], {})[t.name[-1]] = t
         elif not t.name.endswith(IGNORED):
-            raise GGUFError(f"{adapter.path}: tensor {t.name!r} is no part of a LoRA adapter")
+            raise GGUFError(f"{adapter.path}: tensor {t.name!r} is not part of a LoRA adapter")
     if not halves:
         raise GGUFError(f"{adapter.path} changes no matrix")
     for name, half in halves.items():
         if len(half) != 2:
-            raise GGUFError(f"{adapter.path}: of the pair for {name!r} one half is missing")
+            raise GGUFError(f"{adapter.path}: one half of the pair for {name!r} is missing")
     return [Pair(name, half["a"], half["b"]) for name, half in halves.items()]
 
 

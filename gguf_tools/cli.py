@@ -48,7 +48,7 @@ else:
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
 Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help="The same as OUT.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", help="Output file, instead of OUT.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]

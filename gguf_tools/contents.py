@@ -167,7 +167,7 @@ def read_manifest(f: GGUFFile) -> Manifest:
 def _truth(f: GGUFFile, key: str) -> bool:
     kv = f.kv.get(key)
     if kv is None or not isinstance(kv.value, bool):
-        raise GGUFError(f"{f.path}: the metadata has no truth value {key!r}")
+        raise GGUFError(f"{f.path}: the metadata has no boolean {key!r}")
     return kv.value
 
 

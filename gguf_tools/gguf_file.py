@@ -315,7 +315,7 @@ class GGUFFile:
         """``general.architecture``. Raises GGUFError if it is missing or no name."""
         name = self.text("general.architecture")
         if not ARCHITECTURE.fullmatch(name):
-            raise GGUFError(f"{self.path}: general.architecture is {name[:60]!r}, which is no name")
+            raise GGUFError(f"{self.path}: general.architecture is {name[:60]!r}, which is not a valid name")
         return name
 
     def text(self, key: str) -> str:

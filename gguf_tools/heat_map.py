@@ -133,7 +133,7 @@ def figure(errors: Mapping[str, float], title: str) -> Any:
     except ImportError:
         raise GGUFError("a heat map needs matplotlib: pip install 'tilebeam[plot]'") from None
     if not errors:
-        raise GGUFError("there is no weight matrix to draw")
+        raise GGUFError("no weight matrix to draw")
     rows, columns, values = table(errors)
     percent = 100 * values
     inexact = percent[np.isfinite(percent) & (percent > 0)]

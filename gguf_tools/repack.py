@@ -204,7 +204,7 @@ def pack(
     with open_gguf(src) as f:
         require_ordinary(f)
         if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
-            raise GGUFError(f"{f.path} is no model (general.type is {f.kv['general.type'].value!r})")
+            raise GGUFError(f"{f.path} is not a model (general.type is {f.kv['general.type'].value!r})")
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             types = _count(Counter(t.type.name for t in f.tensors.values() if is_weight(t)))

@@ -22,12 +22,12 @@ def difference(f: Source) -> str | None:
     names = [(t.name, t.type, t.ne) for t in f.tensors.values()]
     head, _, size = w.header(f.version, (kv.raw for kv in f.kv.values()), names, f.alignment)
     if f.size > size:
-        return f"the source has {f.size - size} bytes behind its last tensor"
+        return f"the source has {f.size - size} bytes after its last tensor"
     if f.size < size:
         return "the source ends without the padding of its last tensor"
     for at, n in f.padding():
         if f.read(at, n).any():
-            return f"the source has other bytes than zeros in its padding (at byte {at})"
+            return f"the source has nonzero bytes in its padding (at byte {at})"
     if f.read(0, len(head)).tobytes() != head:
-        return "the source's header is written in another way"
+        return "the source's header is encoded differently"
     return None

@@ -231,7 +231,7 @@ def trim_vocab(
     if min_count < 1:
         raise ValueError("min_count is at least 1")
     if not corpus:
-        raise GGUFError("a corpus is needed: its tokens are what is kept")
+        raise GGUFError("a corpus is required: its tokens are kept")
     with open_gguf(src) as f:
         require_ordinary(f)
         check_model(f, f.architecture)
@@ -251,7 +251,7 @@ def trim_vocab(
                 listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
             kept = close(v, special | used | listed, MULTIPLE)
             if len(kept.tokens) >= n:
-                raise GGUFError(f"{f.path}: all {n} tokens are needed, there is nothing to drop")
+                raise GGUFError(f"{f.path}: all {n} tokens are needed: nothing to drop")
             changed = _renumber(f, v, kept)
             records = [r for r in replaced(f, changed) if not _is_key(r, HF_JSON)]
             names = [
@@ -346,7 +346,9 @@ def _check(out: BinaryIO, tokenizer: Tokenizer, counted: _Counted, kept: Kept, n
             else:
                 same = trimmed.text(got) == tokenizer.text(ids)
             if not same:
-                raise GGUFError("the trimmed tokenizer does not cut the corpus as the whole one does: nothing written")
+                raise GGUFError(
+                    "the trimmed tokenizer cuts the corpus differently from the source's: nothing was written"
+                )
     finally:
         trimmed.close()
     return after

@@ -266,7 +266,7 @@ def keep_list(v: Vocabulary, lines: Iterable[str], source: str) -> Iterator[int]
         spelled = text.replace(" ", SPACE) if v.kind == "llama" else _byte_characters(text)
         found = v.ids.get(text, v.ids.get(spelled))
         if found is None:
-            raise GGUFError(f"{source}, line {number}: {text!r} is no token of this vocabulary")
+            raise GGUFError(f"{source}, line {number}: {text!r} is not a token of this vocabulary")
         yield found
 
 

@@ -90,7 +90,7 @@ def verify(
 def _check_padding(f: GGUFFile) -> None:
     for at, n in f.padding():
         if n >= f.alignment:
-            raise GGUFError(f"{f.path} has {n} bytes too many at byte {at}")
+            raise GGUFError(f"{f.path} has {n} extra bytes at byte {at}")
         if n and f.read(at, n).any():
             raise GGUFError(f"{f.path} is damaged: the padding at byte {at} is not zero")
 

@@ -162,7 +162,7 @@ ggml_backend_buffer_t buffer::map_file(ggml_backend_buffer_type_t buft, void * p
     }
     // An override of the architecture alone has llama.cpp read the tiles as ggml's blocks.
     if ((!m || m->tensors.empty()) && says_repacked(file.fd)) {
-        st.fail(file.path + " is repacked, and nobody said where its tiles are: load it with tilebeam.load, or call " +
+        st.fail(file.path + " is repacked, and its tiles were not announced: load it with tilebeam.load, or call " +
                 "tilebeam.register() before llama_cpp loads it");
         return nullptr;
     }

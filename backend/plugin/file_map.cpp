@@ -162,7 +162,7 @@ bool find_mapped_file(const void * ptr, size_t size, const std::string & hint, m
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0) {
         if (fd >= 0) close(fd);
-        why = "the mapped file " + path + " cannot be opened any more, and the program has no descriptor of it";
+        why = "the mapped file " + path + " can no longer be opened, and the program has no descriptor of it";
         return false;
     }
     out.offset = r.offset + (begin - r.begin);

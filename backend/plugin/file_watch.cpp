@@ -26,7 +26,7 @@ void file_watch::unguard() { guard.reset(); }
 bool file_watch::intact(std::string & why) const {
     struct stat now;
     if (fstat(fd, &now) != 0) {
-        why = "the model file " + path + " cannot be examined any more";
+        why = "the model file " + path + " can no longer be examined";
     } else if (now.st_size < was.st_size) {
         why = "the model file " + path + " was truncated while in use, from " + std::to_string(was.st_size) + " to " +
               std::to_string(now.st_size) + " bytes";
@@ -34,7 +34,7 @@ bool file_watch::intact(std::string & why) const {
                now.st_mtim.tv_nsec != was.st_mtim.tv_nsec) {
         why = "the model file " + path + " was written to while in use";
     } else if (guard && guard->hit()) {
-        why = "the model file " + path + " cannot be read any more: its disk fails, or it was truncated for a while";
+        why = "the model file " + path + " can no longer be read: its disk fails, or it was truncated for a while";
     } else {
         return true;
     }

@@ -168,7 +168,7 @@ bool describe(const ggml_tensor * t, const ggml_tensor * user, tb_tensor & out, 
     std::memset(&out, 0, sizeof out);
     out.type = stored_type(t, user);
     if (out.type == TB_TYPE_COUNT) {
-        *why = "a type, or a tiled tensor, that it cannot use";
+        *why = "a type or tiling that the op does not support";
         return false;
     }
     for (int i = 0; i < 4; ++i) {
@@ -271,7 +271,7 @@ struct lowering {
         const ggml_tensor * root = root_of(t);
         buffer * b = is_own(root->buffer) ? buffer::of(root->buffer) : nullptr;
         if (!b || !t->data) {
-            why = std::string("tensor '") + t->name + "' does not lie on the device";
+            why = std::string("tensor '") + t->name + "' is not on the device";
             return nullptr;
         }
         if (!b->is_here()) {

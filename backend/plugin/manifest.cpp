@@ -39,7 +39,7 @@ bool valid_entry(const tilebeam_tensor & t, uint64_t file_size, std::string & wh
     const unsigned __int128 bytes =
         static_cast<unsigned __int128>(tb_tiled_bytes(t.type, t.ne[0], t.ne[1])) * t.ne[2] * t.ne[3];
     if (bytes == 0 || bytes > file_size || t.offset > file_size - static_cast<uint64_t>(bytes)) {
-        why += "it does not lie inside the file";
+        why += "it is outside the file";
         return false;
     }
     return true;

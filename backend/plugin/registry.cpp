@@ -70,7 +70,7 @@ std::string check_ggml(const std::string & version, const std::string & commit) 
     if (!hex || commit_wanted == "unknown") {
         if (allow_unknown_commit()) return "";
         const char * who = hex ? "Tilebeam" : "llama-cpp-python";
-        return built + ", and the commit of this process's ggml " + version + " cannot be told, because " + who +
+        return built + ", and the commit of this process's ggml " + version + " is unknown, because " + who +
                " was compiled without git: install git and reinstall " + who +
                " (pip install --force-reinstall --no-cache-dir --no-binary :all: " +
                (hex ? "tilebeam" : "--no-deps llama-cpp-python") +

@@ -61,7 +61,7 @@ void read_environment(tilebeam_options & opt) {
         } else if (std::strcmp(v, "qemu-hexagon") == 0) {
             opt.executor = TILEBEAM_EXECUTOR_HEXAGON;
         } else if (std::strcmp(v, "thread") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is none of thread, process, qemu-hexagon: using thread\n", v);
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NPU=%s is not thread, process or qemu-hexagon: using thread\n", v);
         }
     }
     if (const char * v = std::getenv("TILEBEAM_THREADS"); v && *v) {
@@ -80,7 +80,7 @@ void read_environment(tilebeam_options & opt) {
         } else if (std::strcmp(v, "int8-256") == 0) {
             opt.numerics = TILEBEAM_NUMERICS_INT8_256;
         } else if (std::strcmp(v, "int8") != 0) {
-            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is none of int8, int8-256, fp16: using int8\n", v);
+            GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is not int8, int8-256 or fp16: using int8\n", v);
         }
     }
     if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {

@@ -201,8 +201,7 @@ answer service::take_request(uint32_t seq) {
     std::memcpy(&request, &channel->request, sizeof request);
     if (request.payload_offset < payload_offset || request.payload_offset > region_size ||
         request.payload_size > region_size - request.payload_offset) {
-        return refuse(TB_E_PROTOCOL,
-                      "the message was damaged on its way (its payload lies outside the control region)");
+        return refuse(TB_E_PROTOCOL, "the message was damaged on its way (its payload is outside the control region)");
     }
     const uint8_t * shared = reinterpret_cast<const uint8_t *>(channel) + request.payload_offset;
     tb_cache_invalidate(shared, request.payload_size);

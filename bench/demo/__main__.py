@@ -276,9 +276,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     o = p.parse_args(argv)
     o.problems = o.problems if o.problems is not None else 10 if o.quick else 12
     if not 1 <= o.problems <= 200:
-        p.error("--problems must lie between 1 and 200")
+        p.error("--problems must be between 1 and 200")
     if not 1 <= o.n <= 256:
-        p.error("-N must lie between 1 and 256")
+        p.error("-N must be between 1 and 256")
     if o.seed is None:
         o.seed = secrets.randbelow(10**6)
     return o

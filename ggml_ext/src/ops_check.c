@@ -425,7 +425,7 @@ static int check_tensor(const tb_tensor * t, uint64_t overlap, const char ** why
     const uint64_t span = tb_tensor_span(t, &empty);
     if (span == 0 && !empty) return refuse(TB_E_SHAPE, "not whole blocks, or too large", why);
     if (!empty && (element_bytes(t) - 1) / overlap >= span) {
-        return refuse(TB_E_SHAPE, "elements lie on top of each other", why);
+        return refuse(TB_E_SHAPE, "elements overlap", why);
     }
     const int tiled = tb_type_is_tiled(t->type);
     const uint64_t align = tiled ? TILED_ALIGN : tb_type_block(t->type) > 1 ? 2 : tb_type_size(t->type);

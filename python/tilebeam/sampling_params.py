@@ -80,8 +80,8 @@ class SamplingParams:
             is_whole(self.top_k) and 0 <= self.top_k < 2**31,
             f"top_k must be a whole number, 0 for all, not {self.top_k!r}",
         )
-        need(is_finite(self.top_p) and 0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p!r}")
-        need(is_finite(self.min_p) and 0 <= self.min_p < 1, f"min_p must lie in [0, 1), not {self.min_p!r}")
+        need(is_finite(self.top_p) and 0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p!r}")
+        need(is_finite(self.min_p) and 0 <= self.min_p < 1, f"min_p must be in [0, 1), not {self.min_p!r}")
         need(
             is_finite(self.repeat_penalty) and self.repeat_penalty > 0,
             f"repeat_penalty must be > 0, not {self.repeat_penalty!r}",

@@ -101,7 +101,7 @@ def test_the_command_killed_and_restarted(
         if (out / "report.json").exists():  # it was quicker than the signal
             break
         assert process.returncode == (-signal.SIGKILL if signum == signal.SIGKILL else 130), stderr
-        assert signum == signal.SIGKILL or "same command goes on" in " ".join(stderr.split())
+        assert signum == signal.SIGKILL or "run the same command again to resume" in " ".join(stderr.split())
     done = process_kit.run("tilebeam", *arguments(world, out))
     assert done.returncode == 0, done.stderr
     assert (out / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
@@ -233,7 +233,7 @@ def command() -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--model=nowhere.gguf", "no such file"),
+        ("--model=nowhere.gguf", "does not exist"),
         ("--method=max_steps=3", "option of no method"),
         ("--budget=1,two", "whole numbers"),
         ("--device=gpu", "npu, cpu"),

@@ -93,7 +93,7 @@ def test_a_checker_that_fails_or_answers_nonsense_is_named(tmp_path: Path) -> No
             task.verdict(task.items[0], "t")
     with pytest.raises(TilebeamError, match="has no function x"):
         load_function(f"{tmp_path}/c.py:x", "--checker")
-    with pytest.raises(TilebeamError, match="no file"):
+    with pytest.raises(TilebeamError, match="does not exist"):
         load_function(f"{tmp_path}/d.py:x", "--checker")
 
 
@@ -161,9 +161,9 @@ class TestGym:
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
-            ("reasoning-gym:no_such", "there are ab, acre"),
-            ("reasoning-gym:chain_sum?terms=2", "there are min_terms"),
-            ("reasoning-gym:chain_sum?seed=2", "takes no"),
+            ("reasoning-gym:no_such", "choose from ab, acre"),
+            ("reasoning-gym:chain_sum?terms=2", "choose from min_terms"),
+            ("reasoning-gym:chain_sum?seed=2", "has no option"),
             ("reasoning-gym:chain_sum?min_terms=x", "must be like"),
             ("reasoning-gym:chain_sum?min_terms=9&max_terms=2", "does not take this configuration"),
         ],

@@ -309,7 +309,7 @@ def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
         ({"methods": ("beam:width=3",), "scorers": ("c.py:f",)}, "width"),
         ({"methods": ("beam:beam_width=4",), "scorers": ("c.py:f",)}, "multiple of the width"),
         ({"methods": ("best-of-n", "best-of-n")}, "must differ"),
-        ({"methods": ("best-of-n:x=1",)}, "without options"),
+        ({"methods": ("best-of-n:x=1",)}, "takes no options"),
         ({"devices": ("cpu",)}, "cannot be loaded"),
     ],
 )

@@ -460,7 +460,7 @@ def test_no_op_runs_for_ever_on_a_small_buffer(dimensions: int, stride: int) -> 
         make(lib.TB_OP_SUM, Tensor(F32, 1), [piled]),
         make(lib.TB_OP_CPY, piled, [piled]),
     ):
-        assert shape(op) == (lib.TB_E_SHAPE, "elements lie on top of each other")
+        assert shape(op) == (lib.TB_E_SHAPE, "elements overlap")
 
 
 # ---- fuzz

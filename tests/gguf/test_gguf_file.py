@@ -139,7 +139,7 @@ def test_architectures_that_are_no_names(tmp_path: Path, name: str) -> None:
     kv = gguf_write.kv_text("general.architecture", "")[:-8] + struct.pack("<Q", len(raw)) + raw
     (tmp_path / "x.gguf").write_bytes(raw_gguf(kv=kv, n_kv=1, tensors=one_tensor(), n_tensors=1) + bytes(512))
     for call in (gguf_tools.is_repacked, gguf_tools.inspect):
-        with pytest.raises(GGUFError, match="which is no name"):
+        with pytest.raises(GGUFError, match="which is not a valid name"):
             call(tmp_path / "x.gguf")
 
 

@@ -369,7 +369,7 @@ def test_options_keep_more_or_fewer(model: Path, corpus: Path, tmp_path: Path) -
     with GGUFFile(tmp_path / "c.gguf") as f:
         assert {*wanted} <= {*read_vocabulary(f).tokens}
     (tmp_path / "keep.txt").write_text(" the\nno such token\n")
-    with pytest.raises(GGUFError, match=r"line 2: 'no such token' is no token"):
+    with pytest.raises(GGUFError, match=r"line 2: 'no such token' is not a token"):
         trim_vocab(model, tmp_path / "d.gguf", corpus=[corpus], keep_tokens=tmp_path / "keep.txt")
     with pytest.raises(ValueError, match="min_count"):
         trim_vocab(model, tmp_path / "d.gguf", corpus=[corpus], min_count=0)
@@ -483,7 +483,7 @@ def test_nothing_to_drop_and_no_corpus_are_errors(model: Path, corpus: Path, tmp
     (tmp_path / "all.txt").write_text("\n".join(everything))
     with pytest.raises(GGUFError, match="nothing to drop"):
         trim_vocab(model, tmp_path / "o.gguf", corpus=[corpus], keep_tokens=tmp_path / "all.txt")
-    with pytest.raises(GGUFError, match="corpus is needed"):
+    with pytest.raises(GGUFError, match="corpus is required"):
         trim_vocab(model, tmp_path / "o.gguf", corpus=[])
     with pytest.raises(FileNotFoundError):
         trim_vocab(model, tmp_path / "o.gguf", corpus=[tmp_path / "none.txt"])

@@ -143,7 +143,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),
     ({"type": "string", "pattern": "a\\b"}, "pattern", "\\b"),
     ({"type": "string", "pattern": "a$b"}, "pattern", "$ elsewhere"),
-    ({"type": "string", "pattern": "("}, "pattern", "a ( without"),
+    ({"type": "string", "pattern": "("}, "pattern", "an unmatched ("),
     ({"type": "string", "pattern": "a", "maxLength": 3}, "maxLength", "beside 'pattern'"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems", "more than one item"),
     ({"type": "array", "contains": {"const": 1}}, "contains", ""),

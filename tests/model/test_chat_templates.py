@@ -55,7 +55,7 @@ def test_templates_given_by_text_and_by_name(lm: LM) -> None:
     known = lm.apply_chat_template(HI, template="chatml")
     assert known.startswith("<|im_start|>system")
     assert known.endswith("<|im_start|>assistant\n")
-    with pytest.raises(TilebeamError, match=r"'chatmal' is no chat template.*chatml"):
+    with pytest.raises(TilebeamError, match=r"'chatmal' is not a chat template.*chatml"):
         lm.apply_chat_template(HI, template="chatmal")
 
 

@@ -176,7 +176,7 @@ def test_a_plugin_that_did_not_get_the_list_is_noticed(repacked: Path, monkeypat
     announced = Control.announced
     before = held()
     monkeypatch.setattr(Control, "announced", lambda self, *_: announced(self))
-    with pytest.raises(TilebeamError, match="nobody said where its tiles are"):
+    with pytest.raises(TilebeamError, match="its tiles were not announced"):
         tilebeam.load(repacked, **SMALL)
     assert held() == before
 

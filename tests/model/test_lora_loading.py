@@ -145,8 +145,8 @@ BAD: dict[str, tuple[Callable[[Forge], object], str]] = {
     "alora": (lambda f: f.keys(adapter__alora__invocation_tokens=[5, 6]), "invocation tokens"),
     "another architecture": (lambda f: f.tensors(Q_A | Q_B, arch="qwen2"), "of a qwen2 model, not of llama"),
     "no tensors": (lambda f: f.tensors({"blk.0.attn_norm.weight": (256,)}), "changes no matrix"),
-    "half a pair": (lambda f: f.tensors(Q_A), "one half is missing"),
-    "another suffix": (lambda f: f.tensors({**Q_A, **Q_B, "blk.0.attn_q.weight": (256, 256)}), "no part of a LoRA"),
+    "half a pair": (lambda f: f.tensors(Q_A), "one half of the pair"),
+    "another suffix": (lambda f: f.tensors({**Q_A, **Q_B, "blk.0.attn_q.weight": (256, 256)}), "not part of a LoRA"),
     "a matrix that is not there": (
         lambda f: f.tensors({"blk.9.attn_q.weight.lora_a": (8, 256), "blk.9.attn_q.weight.lora_b": (256, 8)}),
         "which the model does not have",

@@ -172,8 +172,8 @@ print("model", bool(load(path, params)))
     [
         ("repacked", 0, 99, "key not found in model: llama.block_count"),
         ("repacked", 0, 0, "key not found in model: llama.block_count"),
-        ("repacked", 2, 99, "nobody said where its tiles are"),
-        ("early", 0, 99, "nobody said where its tiles are"),
+        ("repacked", 2, 99, "its tiles were not announced"),
+        ("early", 0, 99, "its tiles were not announced"),
     ],
 )
 def test_overrides_alone_do_not_load_a_repacked_file(

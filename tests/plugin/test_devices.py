@@ -220,7 +220,7 @@ def test_devices_do_not_take_each_others_memory(device: Device) -> None:
         buft = kit.lib.ggml_backend_dev_buffer_type(others[j])
         assert ffi.string(kit.lib.ggml_backend_buft_name(buft)) == f"HMX{j}".encode()
         assert kit.lib.ggml_backend_dev_supports_buft(others[i], buft) == (i == j)
-    with pytest.raises(TilebeamError, match="no device 15"):
+    with pytest.raises(TilebeamError, match="Invalid device index 15"):
         control().device_status(15)
 
 

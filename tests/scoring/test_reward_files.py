@@ -95,9 +95,12 @@ def test_heads_come_back_from_their_files(tmp_path: Path) -> None:
     ("write", "says"),
     [
         (lambda _: None, "does not exist"),
-        (lambda p: p.write_bytes(b"GGUF nonsense"), "no reward head"),
+        (lambda p: p.write_bytes(b"GGUF nonsense"), "not a reward head"),
         (lambda p: write_model(p, preset("tiny", n_layer=1)), "not a reward head"),
-        (lambda p: save_head(p, make_head(random_layers([4, 3]))) or p.write_bytes(p.read_bytes()[:-80]), "no reward"),
+        (
+            lambda p: save_head(p, make_head(random_layers([4, 3]))) or p.write_bytes(p.read_bytes()[:-80]),
+            "not a reward",
+        ),
     ],
 )
 def test_bad_gguf_heads_are_refused(write: Any, says: str, tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_other_bad_heads_are_refused(tmp_path: Path) -> None:
     (tmp_path / "object.npy").touch()
     np.save(tmp_path / "object.npy", np.array([{}]), allow_pickle=True)
     for name in ("h.npz", "h.npy", "object.npy"):
-        with pytest.raises(TilebeamError, match="no reward head"):
+        with pytest.raises(TilebeamError, match="not a reward head"):
             load_head(tmp_path / name)
     wide = make_head(random_layers([4, 2]))
     for output, label, says in (("sigmoid", 1, "2 outputs"), ("softmax", 2, "Label 2"), ("tanh", 1, "'tanh'")):
@@ -207,13 +210,13 @@ def test_a_classifier_of_sequences_scores_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "options", "says"),
     [
-        (BODY, {}, r"no head in these files.*model\.norm\.weight"),
-        ({"score.weight": ("F32", coarse(1, 8)), "v_head.weight": ("F32", coarse(1, 8))}, {}, "several heads"),
-        ({"score.weight": ("F32", coarse(1, 8))}, {"name": "v_head"}, "no v_head"),
+        (BODY, {}, r"No head in these files.*model\.norm\.weight"),
+        ({"score.weight": ("F32", coarse(1, 8)), "v_head.weight": ("F32", coarse(1, 8))}, {}, "Several heads"),
+        ({"score.weight": ("F32", coarse(1, 8))}, {"name": "v_head"}, "No v_head"),
         ({"score.bias": ("F32", coarse(1))}, {}, r"bias score\.bias, but no weight"),
         ({"score.weight": ("I64", coarse(1, 8).astype(np.int64))}, {}, "type I64"),
         ({"score.weight": ("F64", coarse(1, 8))}, {}, "its shape"),
-        ({"score.weight": ("F32", coarse(1, 8))}, {"preset": "none"}, "no reward preset 'none'"),
+        ({"score.weight": ("F32", coarse(1, 8))}, {"preset": "none"}, "Unknown reward preset 'none'"),
     ],
 )
 def test_models_without_a_readable_head_are_refused(tensors: Any, options: Any, says: str, tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for raw in (whole[:4], whole[:40], whole[:-4], b"\xff" * 16, whole[:8] + b"[" * (len(whole) - 8)):
         path.write_bytes(raw)
-        with pytest.raises(TilebeamError, match=r"no safetensors file|not complete"):
+        with pytest.raises(TilebeamError, match=r"not a safetensors file|incomplete|not complete"):
             extract_head(path)
 
 
@@ -318,7 +321,7 @@ def test_a_body_is_the_model_without_its_head(tmp_path: Path) -> None:
     assert seen[-1][0] == sum(v.nbytes // (2 if d == "BF16" else 1) for d, v in BODY.values()) + 16 * 8 * 2
     with pytest.raises(TilebeamError, match="exists already"):
         write_body(source, body)
-    with pytest.raises(TilebeamError, match="no folder"):
+    with pytest.raises(TilebeamError, match="not a folder"):
         write_body(source / "config.json", tmp_path / "other")
     (source / "config.json").write_text("{}")
     with pytest.raises(TilebeamError, match="names no architecture"):
@@ -463,8 +466,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("none.gguf", {}, "does not exist"),
     ("small.npz", {}, "cannot be loaded as a reward model"),
     ("plain.gguf", {}, "does not say what kind"),
-    ("plain.gguf", {"preset": "mine"}, "no reward preset 'mine'"),
-    ("plain.gguf", {"kind": "magic"}, "no kind of reward model 'magic'"),
+    ("plain.gguf", {"preset": "mine"}, "Unknown reward preset 'mine'"),
+    ("plain.gguf", {"kind": "magic"}, "Unknown kind of reward model 'magic'"),
     ("plain.gguf", {"kind": "token"}, "needs a tag"),
     ("plain.gguf", {"tag": "?", "labels": ("1",)}, "two labels"),
     ("plain.gguf", {"kind": "value-head"}, r"needs its head's weights.*plain\.head\.gguf"),
@@ -511,8 +514,8 @@ def test_reward_models_need_no_command_line() -> None:
     [
         ([], "either with --prm or with --orm"),
         (["--prm=told.gguf", "--orm=cls.gguf"], "either with --prm or with --orm"),
-        (["--reward-tag=?"], "none is given"),
-        (["--aggregate=min"], "none is given"),
+        (["--reward-tag=?"], "need a reward model"),
+        (["--aggregate=min"], "need a reward model"),
         (["--prm=plain.gguf", "--reward-tag=?", "--reward-labels=1"], "two labels"),
         (["--prm=plain.gguf"], "does not say what kind"),
     ],

@@ -60,7 +60,7 @@ void run_id(const op_context & ctx) {
     picked_row * rows = reinterpret_cast<picked_row *>(starts + experts + 2);
     if (ctx.thread == 0 && !sort_rows(ctx.src[2], experts, starts, rows, all)) {
         starts[0] = -1;
-        ctx.fail(TB_E_BOUNDS, "MUL_MAT_ID: an index names no matrix");
+        ctx.fail(TB_E_BOUNDS, "MUL_MAT_ID: matrix index out of range");
     }
     ctx.barrier();
     if (starts[0] < 0) return;

@@ -41,7 +41,9 @@ def evaluate(
     ],
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", help="Folder for log, report and plots; one there goes on.", show_default=False),
+        typer.Option(
+            "-o", "--out", help="Folder for log, report and plots; an existing run is resumed.", show_default=False
+        ),
     ],
     method: Annotated[
         list[str],
@@ -61,20 +63,20 @@ def evaluate(
         typer.Option("--items", min=1, help="Items; default: 100, or all of a file.", rich_help_panel=_TASK),
     ] = None,
     item_seed: Annotated[
-        int, typer.Option("--item-seed", help="Of generated items.", rich_help_panel=_TASK)
+        int, typer.Option("--item-seed", help="Seed of generated items.", rich_help_panel=_TASK)
     ] = TaskOptions.item_seed,
     pilot_seed: Annotated[
         int | None,
         typer.Option("--pilot-seed", help="Leave out the items that this seed gives.", rich_help_panel=_TASK),
     ] = None,
     pilot_items: Annotated[
-        int, typer.Option("--pilot-items", min=1, help="So many of them.", rich_help_panel=_TASK)
+        int, typer.Option("--pilot-items", min=1, help="Number of pilot items.", rich_help_panel=_TASK)
     ] = TaskOptions.pilot_items,
     shots: Annotated[
         int, typer.Option("--shots", min=0, help="Solved examples before every prompt.", rich_help_panel=_TASK)
     ] = TaskOptions.shots,
     shot_seed: Annotated[
-        int, typer.Option("--shot-seed", help="Of generated examples.", rich_help_panel=_TASK)
+        int, typer.Option("--shot-seed", help="Seed of generated examples.", rich_help_panel=_TASK)
     ] = TaskOptions.shot_seed,
     shots_file: Annotated[
         Path | None, typer.Option("--shots-file", help="JSONL of examples (jsonl tasks).", rich_help_panel=_TASK)
@@ -86,19 +88,19 @@ def evaluate(
         str | None,
         typer.Option(
             "--template",
-            help="Of a question; {question} and other fields, \\n allowed. Default: 'Question: {question}\\nAnswer:' "
-            "for reasoning-gym, '{prompt}' for files.",
+            help="Template of a question; {question} and other fields, \\n allowed. Default: "
+            "'Question: {question}\\nAnswer:' for reasoning-gym, '{prompt}' for files.",
             rich_help_panel=_TASK,
         ),
     ] = None,
     shot_answer: Annotated[
-        str, typer.Option("--shot-answer", help="What follows it in an example.", rich_help_panel=_TASK)
+        str, typer.Option("--shot-answer", help="Template of the answer in an example.", rich_help_panel=_TASK)
     ] = escaped(TaskOptions.shot_answer),
     question: Annotated[
         str | None,
         typer.Option(
             "--question",
-            help="Regular expression: what of a generated text to ask (its groups).",
+            help="Regular expression whose groups pick the question out of a generated text.",
             rich_help_panel=_TASK,
         ),
     ] = None,
@@ -123,7 +125,10 @@ def evaluate(
         bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.", rich_help_panel=_TASK)
     ] = False,
     seeds: Annotated[
-        str, typer.Option("--seeds", help="Every item runs once with each.", rich_help_panel="Sampling")
+        str,
+        typer.Option(
+            "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
+        ),
     ] = ",".join(map(str, SEEDS)),
     drawing: TextOptions,
     reward_model: RewardModelOptions,
@@ -133,7 +138,7 @@ def evaluate(
         typer.Option(
             "--latency-items",
             min=0,
-            help="Then time every method and budget on so many prompts, one at a time.",
+            help="Also time every method and budget on this many prompts, one at a time.",
             rich_help_panel=_RUNNING,
         ),
     ] = 0,
@@ -157,7 +162,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--ray",
-            help="Do the units on the Ray cluster at this address; auto: the one this machine is in.",
+            help="Run units on the Ray cluster at this address; auto: the one this machine is in.",
             rich_help_panel=_RUNNING,
         ),
     ] = None,
@@ -233,7 +238,7 @@ def evaluate(
             watcher=Bars(),
         )
     except KeyboardInterrupt:
-        console.err().print(f"Interrupted. What is finished is in {out}; the same command goes on from there.")
+        console.err().print(f"Interrupted. What is finished is in {out}; run the same command again to resume.")
         raise typer.Exit(130) from None
     if json_:
         print(json.dumps(report.as_dict(), indent=2))
@@ -255,7 +260,7 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
         if not name or "/" in name:
             raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"--model {path}: there is no such file.")
+            raise TilebeamError(f"--model {path} does not exist.")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 
@@ -263,7 +268,7 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
 def _devices(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if unknown := [n for n in names if n not in DEVICES]:
-        raise TilebeamError(f"--device {unknown[0]!r}: there are {', '.join(DEVICES)}.")
+        raise TilebeamError(f"--device must be one of {', '.join(DEVICES)}, not {unknown[0]!r}.")
     return names
 
 

@@ -18,10 +18,10 @@ from tilebeam.text_files import read_corpus
 
 def imatrix(
     model: Model,
-    file: Annotated[Path, typer.Option("-f", "--file", help="The text; - reads it from stdin.", show_default=False)],
+    file: Annotated[Path, typer.Option("-f", "--file", help="Text file; - reads stdin.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("imatrix.gguf"),
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=16, help="Tokens per window.")] = 512,
-    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Read so many windows; -1: all.")] = -1,
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Windows to read; -1: all.")] = -1,
     process_output: Annotated[
         bool, typer.Option("--process-output", help="Collect for the output matrix, too (tied or not).")
     ] = False,

@@ -35,7 +35,7 @@ class PerplexityOptions:
 
     model: Model
     lora: LoraOptions
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="The text; - reads it from stdin.")] = None
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Text file; - reads stdin.")] = None
     kl_base: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +46,8 @@ class PerplexityOptions:
         ),
     ] = None
     kl_divergence: Annotated[
-        bool, typer.Option("--kl-divergence", help="llama-perplexity's flag; --kl-base is enough.")
+        bool,
+        typer.Option("--kl-divergence", help="Accepted as llama-perplexity has it; --kl-base alone does the same."),
     ] = False
     base_device: Annotated[
         Device | None,
@@ -56,7 +57,7 @@ class PerplexityOptions:
         Path | None, typer.Option("--save-all-logits", help="Write all log-probabilities, in llama.cpp's format.")
     ] = None
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
-    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Measure so many windows; -1: all.")] = -1
+    chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Windows to measure; -1: all.")] = -1
     batch_size: Annotated[
         int,
         typer.Option("-b", "--batch-size", min=1, help="Most tokens per llama_decode; several windows if they fit."),
@@ -101,7 +102,7 @@ def perplexity(options: PerplexityOptions) -> None:
         check_target(r.save_all_logits)
     from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
     if r.file is None and not from_file:
-        raise TilebeamError("Which text? Give a file with -f.")
+        raise TilebeamError("No text given: name a file with -f.")
     text = "" if r.file is None else read_corpus(r.file)
     with ExitStack() as stack:
         lm = stack.enter_context(_load(r, r.model, r.run, r.lora))

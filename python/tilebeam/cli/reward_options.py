@@ -43,7 +43,7 @@ RewardKind = Annotated[
     Kind | None,
     typer.Option(
         "--reward-kind",
-        help="How it gives its verdict; default: found in the files. "
+        help="How the reward model gives its verdict; default: found in the files. "
         + " ".join(f"{name}: {about}." for name, about in KINDS.items()),
         rich_help_panel=_PANEL,
     ),
@@ -52,7 +52,7 @@ RewardPreset = Annotated[
     str | None,
     typer.Option(
         "--reward-preset",
-        help=f"How it wants its text, by name: {', '.join(PRESETS)}; default: told by the model's name.",
+        help=f"Format of the reward model's input: {', '.join(PRESETS)}; default: by the model's name.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -84,7 +84,7 @@ Aggregate = Annotated[
 
 StepStop = Annotated[
     str,
-    typer.Option("--step-stop", help="What ends a step of a text (\\n allowed).", rich_help_panel=_PANEL),
+    typer.Option("--step-stop", help="Text that ends a step (\\n allowed).", rich_help_panel=_PANEL),
 ]
 STEP_STOP_TEXT = escaped(STEP_STOP)  # as it is typed
 
@@ -111,7 +111,7 @@ class RewardModelOptions:
         path = self.prm or self.orm
         if path is None:
             if self != RewardModelOptions():
-                raise TilebeamError("There are options for a reward model, but none is given: use --prm or --orm.")
+                raise TilebeamError("Reward model options need a reward model: use --prm or --orm.")
             return None
         if self.prm is not None and self.orm is not None:
             raise TilebeamError("Give one reward model, either with --prm or with --orm.")

@@ -44,7 +44,7 @@ def score(
 
     spec = reward_model.read()
     if spec is None:
-        raise TilebeamError("Texts are rated by a reward model: give one, either with --prm or with --orm.")
+        raise TilebeamError("A reward model is required: give one, either with --prm or with --orm.")
     items = _texts(file)
     with (
         open_scorer(spec, step_stop=unescaped(step_stop), n_ctx=ctx_size, **run.arguments()) as scorer,
@@ -100,7 +100,7 @@ def reward_head(
         typer.Option("--output", help="What is made of its last layer; default: as its shape or preset suggests."),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--reward-preset", help="How the model wants its text; default: told by its name.")
+        str | None, typer.Option("--reward-preset", help="Format of the model's input; default: by its name.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -87,7 +87,7 @@ class JudgeOptions:
     def check(self, wanted: bool) -> None:
         """Raise `TilebeamError` if something is said of a judge that nobody asks, or cannot be read."""
         if not wanted and self != JudgeOptions():
-            raise TilebeamError("There are options for a judge, but none is asked: --scorer judge, --weighting judge.")
+            raise TilebeamError("Judge options need a judge: use --scorer judge or --weighting judge.")
         if self.judge_template is not None:
             read_text(self.judge_template)
 
@@ -112,7 +112,9 @@ class StepOptions:
 
     max_steps: Annotated[
         int,
-        typer.Option("--max-steps", min=1, help="Rounds; what has not ended then is cut.", rich_help_panel=_STEPS),
+        typer.Option(
+            "--max-steps", min=1, help="Most rounds; texts that have not ended by then are cut.", rich_help_panel=_STEPS
+        ),
     ] = MAX_STEPS
     step_stop: StepStop = STEP_STOP_TEXT
     max_step_tokens: Annotated[
@@ -120,7 +122,7 @@ class StepOptions:
         typer.Option(
             "--max-step-tokens",
             min=1,
-            help="A longer step is rated as it is and goes on in the next round.",
+            help="Most tokens of a step; a longer one is rated as it is and continued in the next round.",
             rich_help_panel=_STEPS,
         ),
     ] = MAX_STEP_TOKENS
@@ -262,7 +264,7 @@ def beam(options: SearchOptions, beams: BeamOptions) -> None:
 
 @grouped
 def dvts(options: SearchOptions, beams: BeamOptions) -> None:
-    """Diverse verifier tree search: N / M trees grow side by side, and in each the best of M continuations goes on.
+    """Diverse verifier tree search: N / M trees grow side by side, and in each the best of M continuations is kept.
 
     More diverse than beam search, where one good beginning can crowd out the others; better at large budgets.
 

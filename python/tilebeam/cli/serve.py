@@ -73,7 +73,9 @@ def serve(
     ] = Settings.max_body,
     shutdown: Annotated[
         float,
-        typer.Option("--shutdown-timeout", min=0, help="Seconds that requests get to end.", rich_help_panel=_LIMITS),
+        typer.Option(
+            "--shutdown-timeout", min=0, help="Seconds that running requests have to finish.", rich_help_panel=_LIMITS
+        ),
     ] = Settings.shutdown_seconds,
     api_key: Annotated[
         list[str] | None,
@@ -108,7 +110,7 @@ def serve(
     drawing: TokenOptions,
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="A line for every request.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, with searches as an extension.
 
@@ -146,7 +148,9 @@ def serve(
         shutdown_seconds=shutdown,
     )
     if not settings.api_keys and not is_loopback(host):
-        console.err().print(f"warning: anybody who reaches {host} may ask: there is no --api-key", style="yellow")
+        console.err().print(
+            f"warning: anyone who can reach {host} can send requests: no --api-key is set", style="yellow"
+        )
     searches = SearchPool(max_searches)
     load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
     questions = searches.questions

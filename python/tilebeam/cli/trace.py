@@ -38,12 +38,12 @@ _LIMIT = {"memory": "read", "arithmetic": "peak"}
 def trace(
     *,
     model: ModelOptions,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the timeline goes.")] = Path("trace.json"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="File for the timeline.")] = Path("trace.json"),
     prompt: Prompt = None,
     file: PromptsFile = None,
     escape: Escape = True,
     n_prompt: Annotated[
-        int, typer.Option("--n-prompt", min=1, help="Without -p and -f: a prompt of so many random tokens.")
+        int, typer.Option("--n-prompt", min=1, help="Without -p and -f: tokens of a random prompt.")
     ] = 128,
     n_predict: NPredict = 32,
     n_samples: Annotated[int, typer.Option("-N", "--n-samples", min=1, help="Samples, side by side.")] = 1,
@@ -138,4 +138,4 @@ def _show(summary: Summary) -> None:
             f"Limits of this machine: {m.int8_gops:.0f} GOPS int8, {m.fma_gflops:.0f} GFLOPS, {m.read_gbs:.1f} GB/s."
         )
     if summary.lost or summary.damaged:
-        out.print(f"Missing: {summary.lost} records without room, {summary.damaged} damaged ones.", style="yellow")
+        out.print(f"Missing: {summary.lost} records that did not fit, {summary.damaged} damaged ones.", style="yellow")

@@ -119,7 +119,7 @@ class Reader:
         size = self._context.model.vocab.size
         wanted = None if tokens is None else np.asarray(tokens, np.int64)
         if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < size):
-            raise TilebeamError(f"Tokens must lie between 0 and {size - 1}.")
+            raise TilebeamError(f"Tokens must be between 0 and {size - 1}.")
         jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
         return self._answers(jobs, _Question(False, wanted), hook)
 

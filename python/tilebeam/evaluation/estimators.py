@@ -198,7 +198,7 @@ def _draws(n: int, k: int, seed: int) -> npt.NDArray[np.bool_]:
 
 def _check(n: int, k: int, n_correct: int | None = None) -> None:
     if not 1 <= k <= n:
-        raise TilebeamError(f"The budget must lie between 1 and the number of samples ({n}), not be {k}.")
+        raise TilebeamError(f"The budget must be between 1 and the number of samples ({n}), not be {k}.")
     if n_correct is not None and n_correct != n:
         raise TilebeamError(f"{n} samples but {n_correct} verdicts.")
 

@@ -87,7 +87,9 @@ def check(job: Job) -> None:
     for method in parsed:
         if method.sampled:
             if method.options or [m.name for m in parsed].count(method.name) > 1:
-                raise TilebeamError(f"{method.name} comes once and without options: scorers and extraction have flags.")
+                raise TilebeamError(
+                    f"{method.name} may be given once and takes no options: use the flags for scorers and extraction."
+                )
             if method.name == "best-of-n" and not setting.scorers:
                 raise TilebeamError("best-of-n needs a scorer: --scorer logprob, verifier, prm ..")
             continue

@@ -56,7 +56,7 @@ def check_scorer(name: str, reward: str | None) -> None:
         reward: "prm" or "orm" if options name a reward model.
     """
     if name == "majority":
-        raise TilebeamError("--scorer majority: what the majority says is the method self-consistency.")
+        raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
     if name in REWARDS:
         if name != reward:
             raise TilebeamError(f"--scorer {name} needs a reward model: --{name} FILE.")

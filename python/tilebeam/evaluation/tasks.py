@@ -124,7 +124,9 @@ class Task(ABC):
             return self.template.format_map(fields)
         except (KeyError, IndexError, ValueError) as error:
             known = ", ".join("{" + name + "}" for name in fields)
-            raise TilebeamError(f"--template {self.template!r} does not fit: {error!r}; there are {known}.") from None
+            raise TilebeamError(
+                f"--template {self.template!r} does not fit: {error!r}; its fields are {known}."
+            ) from None
 
     def _shot(self, fields: Mapping[str, Any]) -> str:
         try:
@@ -239,14 +241,14 @@ def _gym_config(name: str, query: str) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        raise TilebeamError(f"reasoning-gym has no task {name!r}; there are {', '.join(sorted(DATASETS))}.")
+        raise TilebeamError(f"reasoning-gym has no task {name!r}: choose from {', '.join(sorted(DATASETS))}.")
     defaults = {f.name: f for f in dataclasses.fields(DATASETS[name][1])}
     config: dict[str, Any] = {}
     for part in filter(None, query.split("&")):
         key, equals, text = part.partition("=")
         if not equals or key not in defaults or key in ("seed", "size"):
             options = ", ".join(k for k in defaults if k not in ("seed", "size"))
-            raise TilebeamError(f"{name} takes no {part!r}; there are {options} (seeds and sizes have flags).")
+            raise TilebeamError(f"{name} has no option {part!r}: choose from {options} (seeds and sizes have flags).")
         config[key] = _typed(unquote_plus(text), _default(defaults[key]), key)
     return config
 
@@ -262,7 +264,7 @@ def _typed(text: str, default: Any, key: str) -> Any:
         for member in type(default):
             if text in (member.name, str(member.value)):
                 return member
-        raise TilebeamError(f"{key}={text!r}: there are {', '.join(str(m.value) for m in type(default))}.")
+        raise TilebeamError(f"{key} must be one of {', '.join(str(m.value) for m in type(default))}, not {text!r}.")
     try:
         value = json.loads(text)
     except ValueError:

@@ -97,7 +97,7 @@ def _as_json(ranges: Sequence[Range]) -> str:
     written = [c for c in escaped if c in _SHORT] + (rare if not plain or len(rare) <= 4 else [])
     parts += [literal(_SHORT.get(c, f"\\u{c:04x}")) for c in written]
     if not parts:
-        raise PatternError("a class that no character is in")
+        raise PatternError("a class that matches no character")
     return either(*parts)
 
 
@@ -133,7 +133,7 @@ class _Parser:
     def parse(self) -> str:
         alternatives = self._alternatives()
         if self._at < len(self._text):
-            raise PatternError("a ) without its (")
+            raise PatternError("an unmatched )")
         found = []
         for sequence in alternatives:
             parts = [*([] if sequence.from_start else ["char*"]), *sequence.parts]
@@ -147,7 +147,7 @@ class _Parser:
     def _take(self) -> str:
         char = self._peek()
         if not char:
-            raise PatternError("it ends in the middle")
+            raise PatternError("an unexpected end")
         self._at += 1
         return char
 
@@ -187,7 +187,7 @@ class _Parser:
         if char == "\\":
             return _as_json(self._escape(inside=False))
         if char in "*+?":
-            raise PatternError(f"{char} without anything to repeat")
+            raise PatternError(f"{char} with nothing to repeat")
         return _as_json([(ord(char), ord(char))])
 
     def _group(self) -> str:
@@ -200,11 +200,11 @@ class _Parser:
                 raise PatternError("look-around or another group that begins with (?")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise PatternError(f"groups within more than {_MAX_DEPTH} others")
+            raise PatternError(f"groups nested deeper than {_MAX_DEPTH}")
         inner = self._alternatives()
         self._depth -= 1
         if self._peek() != ")":
-            raise PatternError("a ( without its )")
+            raise PatternError("an unmatched (")
         self._at += 1
         return f"( {' | '.join(sequence.text for sequence in inner)} )"
 
@@ -240,7 +240,7 @@ class _Parser:
                 self._at += 1
                 high = self._class_atom()
                 if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or low[0][0] > high[0][0]:
-                    raise PatternError("a range between something else than two characters in their order")
+                    raise PatternError("a range whose ends are not two characters in ascending order")
                 ranges.append((low[0][0], high[0][1]))
             else:
                 ranges += low
@@ -274,7 +274,7 @@ class _Parser:
         self._at = found.end()
         code = int(found[0].strip("{}"), 16)
         if code > _LAST or 0xD800 <= code <= 0xDFFF:
-            raise PatternError(f"\\{kind}{found[0]}, which is no character")
+            raise PatternError(f"\\{kind}{found[0]}, which is not a character")
         return [(code, code)]
 
 

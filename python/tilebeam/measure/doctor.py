@@ -87,7 +87,7 @@ def examine() -> Report:
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
     report.attempt("one build", reinstall, _builds)
-    report.attempt("device", "Set the variables named in the detail right, or unset them.", _device)
+    report.attempt("device", "Correct or unset the variables named in the detail.", _device)
     for executor in ("thread", "process"):
         report.attempt(
             f"executor: {executor}",
@@ -95,7 +95,7 @@ def examine() -> Report:
             f"TILEBEAM_NPU={'thread' if executor == 'process' else 'process'}.",
             lambda r, e=executor: _executor(r, e),  # type: ignore[misc]
         )
-    report.attempt("executor: qemu-hexagon", "The other executors do without it.", _hexagon)
+    report.attempt("executor: qemu-hexagon", "The other executors do not need it.", _hexagon)
     report.attempt(
         "kernels",
         "Do not trust results of this build: set TILEBEAM_ISA=portable, and report this with `tilebeam doctor --json`.",

@@ -67,7 +67,7 @@ class Case:
         if self.n_prompt + self.n_gen == 0:
             raise TilebeamError("There is nothing to time: both the prompt and the generation are 0 tokens long.")
         if not 1 <= self.n_parallel <= 256:
-            raise TilebeamError(f"Parallel sequences must lie between 1 and 256, not {self.n_parallel}.")
+            raise TilebeamError(f"Parallel sequences must be between 1 and 256, not {self.n_parallel}.")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class Runner:
         if case.n_parallel > info.n_seq_max:
             raise TilebeamError(f"{case.n_parallel} sequences, but the model was loaded for {info.n_seq_max}.")
         if case.cells > info.n_ctx:
-            raise TilebeamError(f"{case.name} x {case.n_parallel} needs {case.cells} KV cells, there are {info.n_ctx}.")
+            raise TilebeamError(
+                f"{case.name} x {case.n_parallel} needs {case.cells} KV cells, but the model has {info.n_ctx}."
+            )
 
     def run(self, case: Case) -> float:
         """Run a case once; seconds of its timed part.

@@ -198,7 +198,7 @@ class LM:
             if not ids or len(ids) > self._context.n_ctx:
                 raise TilebeamError(f"logits() takes 1 to {self._context.n_ctx} tokens, not {len(ids)}.")
             if min(ids) < 0 or max(ids) >= self.n_vocab:
-                raise TilebeamError(f"Tokens must lie between 0 and {self.n_vocab - 1}.")
+                raise TilebeamError(f"Tokens must be between 0 and {self.n_vocab - 1}.")
             result = np.empty((len(ids), self.n_vocab), np.float32)
             step = min(chunk or context.max_outputs, context.max_outputs)
             if step < 1:

@@ -69,7 +69,7 @@ class ChatTemplates:
 def _compiled(template: str, bos: str, eos: str, add_assistant: bool) -> Any:
     if "{{" not in template and "{%" not in template:
         raise TilebeamError(
-            f"{template[:80]!r} is no chat template: it is neither Jinja nor the name of one that llama.cpp knows "
+            f"{template[:80]!r} is not a chat template: it is neither Jinja nor the name of one that llama.cpp knows "
             f"({', '.join(builtin_template_names())})."
         )
     from jinja2 import TemplateSyntaxError

@@ -234,7 +234,7 @@ class Control:
             options.isa = isa.encode()
         options.numerics = _numerics(options.numerics, numerics, softmax)
         if self._configure(options) != 0:
-            raise TilebeamError(f"The NPU cannot be configured so: {self.last_error() or 'no reason was given'}")
+            raise TilebeamError(f"Invalid NPU options: {self.last_error() or 'no reason was given'}")
 
     def trace_start(self, most_records: int) -> None:
         """Trace all graphs from now on; what was collected before is forgotten."""
@@ -258,7 +258,7 @@ class Control:
         """Everything in tilebeam_status of control.h, with names for the enums."""
         status = self._ffi.new("tilebeam_status *")
         if self._status(status) != 0:
-            raise TilebeamError(f"The NPU tells no status: {self.last_error() or 'no reason was given'}")
+            raise TilebeamError(f"The NPU's status cannot be read: {self.last_error() or 'no reason was given'}")
         return {**self._fields(status), **_arithmetic(status.numerics)}
 
     def device_status(self, index: int) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class Control:
         """
         status = self._ffi.new("tilebeam_device_status *")
         if not 0 <= index < self.max_devices or self._device_status(index, status) != 0:
-            raise TilebeamError(f"There is no device {index}: HMX0 is the first, HMX{self.max_devices - 1} the last.")
+            raise TilebeamError(f"Invalid device index {index}: devices are HMX0 to HMX{self.max_devices - 1}.")
         return self._fields(status)
 
     def devices(self) -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ class Control:
     def _options(self) -> Any:
         options = self._ffi.new("tilebeam_options *")
         if self._get_options(options) != 0:
-            raise TilebeamError(f"The NPU tells no options: {self.last_error() or 'no reason was given'}")
+            raise TilebeamError(f"The NPU's options cannot be read: {self.last_error() or 'no reason was given'}")
         return options
 
     def _text(self, value: Any) -> str:

@@ -124,7 +124,7 @@ def write_body(
     """
     folder, out = Path(source), Path(target)
     if not folder.is_dir():
-        raise TilebeamError(f"{folder} is no folder: a body is made of a whole model.")
+        raise TilebeamError(f"{folder} is not a folder: a body is made of a whole model.")
     if out.exists():
         raise TilebeamError(f"{out} exists already.")
     tensors = _tensors(folder)
@@ -172,11 +172,11 @@ def _heads(tensors: list[_Tensor], name: str | None) -> dict[int, dict[str, _Ten
     if not groups:
         some = ", ".join(t.name for t in tensors if "layers." not in t.name)
         raise TilebeamError(
-            f"There is no {name or 'head'} in these files, which hold{' besides layers ' if some else ' layers only'}"
+            f"No {name or 'head'} in these files, which hold{' besides layers ' if some else ' layers only'}"
             f"{some[:300]}: is it a reward model of the token kind, which has none?"
         )
     if len(groups) > 1:
-        raise TilebeamError(f"There are several heads: {', '.join(groups)}. Choose one by its name (--name).")
+        raise TilebeamError(f"Several heads found: {', '.join(groups)}. Choose one by its name (--name).")
     return next(iter(groups.values()))
 
 
@@ -205,7 +205,7 @@ def _header(file: Path) -> Iterator[_Tensor]:
         start = f.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < length <= min(size - 8, _HEADER_LIMIT):
-            raise TilebeamError(f"{file} is no safetensors file.")
+            raise TilebeamError(f"{file} is not a safetensors file.")
         try:
             header = json.loads(f.read(length))
             for name, entry in header.items():
@@ -213,12 +213,12 @@ def _header(file: Path) -> Iterator[_Tensor]:
                     continue
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= size - 8 - length:
-                    raise TilebeamError(f"{file}: {name} does not lie in the file; it is not complete.")
+                    raise TilebeamError(f"{file}: {name} is outside the file: the file is incomplete.")
                 if not all(isinstance(n, int) and n >= 0 for n in entry["shape"]):
                     raise TilebeamError(f"{file}: {name} has the shape {entry['shape']}.")
                 yield _Tensor(file, name, str(entry["dtype"]), tuple(entry["shape"]), 8 + length + begin, end - begin)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TilebeamError(f"{file} is no safetensors file: {error}") from None
+            raise TilebeamError(f"{file} is not a safetensors file: {error}") from None
 
 
 def _write_safetensors(file: Path, tensors: list[_Tensor]) -> Iterator[int]:

@@ -147,7 +147,7 @@ def _plan(spec: RewardSpec) -> _Plan:
     chosen = preset(name) if name else Preset("token", RewardFormat(), "plain text")
     kind = spec.kind or facts.get("kind") or (chosen.kind if name else _kind(spec, path, facts, beside))
     if kind not in KINDS:
-        raise TilebeamError(f"There is no kind of reward model {kind!r}: the kinds are {', '.join(KINDS)}.")
+        raise TilebeamError(f"Unknown kind of reward model {kind!r}: choose from {', '.join(KINDS)}.")
     chosen = replace(chosen, kind=cast(Kind, kind), **_labels(spec, facts))
     chosen = replace(chosen, format=_tagged(chosen.format, spec, facts))
     if kind == "token" and not chosen.format.tag:
@@ -231,7 +231,7 @@ def _facts(path: Path) -> dict[str, Any]:
         raise TilebeamError(f"{path} cannot be loaded as a reward model: {error}") from None
     wrong = [k for k in ("kind", "preset", "tag", "good", "bad") if not isinstance(facts.get(k, ""), str)]
     if wrong:
-        raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is no text.")
+        raise TilebeamError(f"{path}: {PREFIX}{wrong[0]} is not a string.")
     return facts
 
 

@@ -32,7 +32,7 @@ def named_scorer(name: str, lm: LM | None = None) -> Scorer:
     for choice, make in known.items():
         if name == choice:
             return make()
-    raise TilebeamError(f"There is no scorer {name!r}: there are {', '.join(known)}.")
+    raise TilebeamError(f"Unknown scorer {name!r}: choose from {', '.join(known)}.")
 
 
 def _judge(lm: LM | None) -> Scorer:

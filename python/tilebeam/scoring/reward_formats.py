@@ -159,7 +159,7 @@ def preset(name: str) -> Preset:
         TilebeamError: there is none.
     """
     if name not in PRESETS:
-        raise TilebeamError(f"There is no reward preset {name!r}; there are {', '.join(PRESETS)}.")
+        raise TilebeamError(f"Unknown reward preset {name!r}: choose from {', '.join(PRESETS)}.")
     return PRESETS[name]
 
 

@@ -138,7 +138,7 @@ def load_head(path: str | os.PathLike[str], output: str | None = None, label: in
             with data:
                 arrays = {name: data[name] for name in data.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise TilebeamError(f"{file} is no reward head: {error}") from None
+        raise TilebeamError(f"{file} is not a reward head: {error}") from None
     return make_head(_in_order(arrays, str(file)), output, label)
 
 
@@ -155,10 +155,10 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
             arrays = {name: _values(gguf, t) for name, t in gguf.tensors.items()}
             facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     except gguf_tools.GGUFError as error:
-        raise TilebeamError(f"{file} is no reward head: {error}") from None
+        raise TilebeamError(f"{file} is not a reward head: {error}") from None
     kinds = {"output": str, "label": int, "preset": str}
     if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
-        raise TilebeamError(f"{file} is no reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
+        raise TilebeamError(f"{file} is not a reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
     if output is None:
         output, label = facts.get("output"), facts.get("label") if label is None else label
     return make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))

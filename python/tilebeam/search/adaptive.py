@@ -106,7 +106,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise TilebeamError(f"{option} must be a number, not {value!r}.")
         if not 0.5 <= confidence <= 1:
-            raise TilebeamError(f"confidence must lie between 0.5 and 1, not {confidence!r}.")
+            raise TilebeamError(f"confidence must be between 0.5 and 1, not {confidence!r}.")
         by_steps = {
             "give_up": give_up,
             "max_steps": max_steps,

@@ -58,7 +58,7 @@ def canonical(name: str) -> str:
     """
     known = _ALIASES.get(name, name)
     if known not in names():
-        raise TilebeamError(f"There is no search method {name!r}: there are {', '.join([*names(), *_ALIASES])}.")
+        raise TilebeamError(f"Unknown search method {name!r}: choose from {', '.join([*names(), *_ALIASES])}.")
     return known
 
 

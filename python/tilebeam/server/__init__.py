@@ -24,6 +24,6 @@ def check_packages() -> None:
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise TilebeamError(
-            f"The server needs {', '.join(_PACKAGES.values())}; there is no {', '.join(missing)}. "
+            f"The server needs {', '.join(_PACKAGES.values())}; missing: {', '.join(missing)}. "
             "Install them with: pip install 'tilebeam[server]'"
         )

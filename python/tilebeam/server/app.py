@@ -94,7 +94,7 @@ def _routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
         if name not in service.settings.names:
-            raise ApiError(404, f"There is no model {name[:200]!r} here.", param="model", code="model_not_found")
+            raise ApiError(404, f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
         return model_entry(name)
 
     @app.get("/health")
@@ -129,7 +129,7 @@ def _error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        said = {404: f"There is no {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
+        said = {404: f"Unknown path {request.url.path}.", 405: f"{request.url.path} does not take {request.method}."}
         code = "request_timeout" if error.status_code == 408 else None
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), code=code).response()
 

@@ -61,8 +61,8 @@ def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) 
         _, pieces = _pieces(render, len(contents))
     if pieces is None:
         raise bad_request(
-            "A message holds text that is a control token of this model, and its chat template does not let messages "
-            "be told from the template's own text.",
+            "A message contains a control token of this model, and the chat template changes messages, so that their "
+            "text cannot be separated from the template's own.",
             param="messages",
             code="control_tokens_in_message",
         )

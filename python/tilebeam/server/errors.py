@@ -119,7 +119,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
         what = f"a value for {param}" if param else "a JSON object as its body (content-type: application/json)"
         return bad_request(f"The request needs {what}.", param=param, code="missing_required_parameter")
     if several and kind != "value_error":
-        takes = _UNIONS.get(str(where[-1]), "is of a type that it cannot be")
+        takes = _UNIONS.get(str(where[-1]), "has a wrong type")
         return bad_request(f"{param}: {takes}.", param=param, code="invalid_value")
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if not param:

@@ -49,19 +49,19 @@ def _of_schema(wanted: ResponseFormat) -> str:
 
 def _checked(grammar: str, param: str) -> str:
     if len(grammar) > MAX_GRAMMAR:
-        raise _too_much(param, f"longer than {MAX_GRAMMAR} characters")
+        raise _too_much(param, f"it is longer than {MAX_GRAMMAR} characters")
     if not grammar.strip():
-        raise _too_much(param, "empty")
+        raise _too_much(param, "it is empty")
     if "\0" in grammar:
-        raise _too_much(param, "with a NUL character")
+        raise _too_much(param, "it contains a NUL character")
     # Brackets within literals count too: rather refuse a strange grammar than overflow the parser's stack.
     if _depth(grammar, "(", ")") > _MAX_DEPTH:
-        raise _too_much(param, f"nested deeper than {_MAX_DEPTH}")
+        raise _too_much(param, f"it is nested deeper than {_MAX_DEPTH}")
     return grammar
 
 
 def _too_much(param: str, what: str) -> ApiError:
-    return bad_request(f"{param}: the grammar is {what}.", param=param, code="invalid_grammar")
+    return bad_request(f"{param}: invalid grammar: {what}.", param=param, code="invalid_grammar")
 
 
 def _depth(text: str, opening: str, closing: str) -> int:

@@ -118,9 +118,7 @@ class _Gauges(Collector):
     def _batches(batches: dict[int, int]) -> Metric:
         buckets = [(str(float(size)), float(sum(n for rows, n in batches.items() if rows <= size))) for size in _BATCH]
         total = float(sum(batches.values()))
-        family = HistogramMetricFamily(
-            "tilebeam_batch_samples", "Samples that one decode drew a token for, whoever they belong to."
-        )
+        family = HistogramMetricFamily("tilebeam_batch_samples", "Samples that one decode step drew a token for.")
         family.add_metric(
             [], [*buckets, ("+Inf", total)], sum_value=float(sum(rows * n for rows, n in batches.items()))
         )

@@ -147,7 +147,7 @@ class Generation(Strict):
             if not token.isascii() or not token.isdecimal() or len(token) > 9:
                 raise ValueError(f"keys must be token ids, not {token[:40]!r}")
             if not -100 <= bias <= 100:
-                raise ValueError(f"must lie between -100 and 100, not {bias:g}")
+                raise ValueError(f"must be between -100 and 100, not {bias:g}")
         return value
 
     @model_validator(mode="after")

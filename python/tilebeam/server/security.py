@@ -121,9 +121,11 @@ class Guard:
             if key is None:
                 return ApiError(401, "This server needs an API key: Authorization: Bearer KEY.", code="missing_api_key")
             if not self._keys.fits(key):
-                return ApiError(401, "The API key is not valid here.", code="invalid_api_key")
+                return ApiError(401, "Invalid API key.", code="invalid_api_key")
         if self._inside >= _MOST_REQUESTS and path not in PUBLIC_PATHS:
-            return ApiError(429, f"{self._inside} requests are under way. Try again.", code="queue_full", retry_after=5)
+            return ApiError(
+                429, f"{self._inside} requests are in progress. Try again later.", code="queue_full", retry_after=5
+            )
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_body:
             return ApiError(413, _too_large(self._max_body), code="body_too_large")

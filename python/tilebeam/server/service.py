@@ -78,7 +78,7 @@ class Service:
         params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
-            raise bad_request("prompt: there is none.", param="prompt")
+            raise bad_request("prompt is required.", param="prompt")
 
         def prompts(lm: LM) -> list[Prompt]:
             return [_completion_prompt(lm, given) for given in body.prompts]
@@ -108,7 +108,7 @@ class Service:
         if name is not None and name not in self.settings.names:
             raise ApiError(
                 404,
-                f"There is no model {name[:200]!r} here; it is {self.settings.names[0]!r}.",
+                f"The model {name[:200]!r} is not served here; this server serves {self.settings.names[0]!r}.",
                 param="model",
                 code="model_not_found",
             )
