@@ -32,6 +32,7 @@ class Pair:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of both factors in the file."""
         return self.a.nbytes + self.b.nbytes
 
 

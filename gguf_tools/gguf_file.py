@@ -181,6 +181,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row of `k` elements in the file."""
         return self.nbytes // self.rows
 
 
@@ -215,6 +216,7 @@ class GGUFFile:
             raise
 
     def close(self) -> None:
+        """Close the file; what was read of it stays. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

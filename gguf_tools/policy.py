@@ -138,10 +138,12 @@ class Target:
 
     @property
     def name(self) -> str:
+        """The tensor's name in the file that is written."""
         return OUTPUT if self.added else self.source.name
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its values in ggml blocks; tiles of whole panels may take more."""
         return tensor_bytes(self.type, self.source.ne)
 
     @property

@@ -39,6 +39,7 @@ class ErrorSum:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, squared: float, weighted: float, energy: float, weighted_energy: float, count: int) -> None:
+        """Add the sums over `count` more weights. May be called from any thread."""
         with self._lock:
             self.squared += squared
             self.weighted += weighted

@@ -83,6 +83,7 @@ class Maker:
 
     @property
     def job(self) -> Job:
+        """The work for `stream.run`: a copy where nothing changes, else pieces that are made anew."""
         t = self.target
         copied = t.tiled is None and t.type == t.source.type
         if copied:
@@ -104,6 +105,7 @@ class Maker:
 
     @property
     def report(self) -> TensorReport:
+        """What became of the tensor, once its job is done; the error is relative, root mean square."""
         t = self.target
         error = self.error.relative_rms if t.quantizes and self.error.count else None
         return TensorReport(t.name, t.source.ne, t.source.type.name.lower(), t.label, t.nbytes, error)

@@ -80,6 +80,7 @@ class SplitFile:
         self.size = sum(part.size for part in self.parts)
 
     def close(self) -> None:
+        """Close all parts. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> Self:

@@ -81,6 +81,7 @@ class Tokenizer:
             size = -n
 
     def close(self) -> None:
+        """Free the vocabulary. Idempotent."""
         if self._model:
             self._c.llama_model_free(self._model)
         self._model = None

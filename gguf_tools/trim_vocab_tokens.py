@@ -91,10 +91,12 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
+        """From a token's text to its id; of equal texts the last."""
         return {text: i for i, text in enumerate(self.tokens)}
 
     @cached_property
     def ranks(self) -> dict[tuple[str, str], int]:
+        """From a merge to its rank, 0 first; of equal merges the first."""
         out: dict[tuple[str, str], int] = {}
         for i, pair in enumerate(self.merges):
             out.setdefault(pair, i)
@@ -210,6 +212,7 @@ class Kept:
     filled: int  # kept only to reach a multiple
 
     def mask(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """bool [n]: which of the n tokens of the old vocabulary are kept."""
         out = np.zeros(n, bool)
         out[self.tokens] = True
         return out

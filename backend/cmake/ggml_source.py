@@ -39,12 +39,14 @@ def commit_of(root: Path) -> str:
 
 
 def version_of(ggml: Path) -> str:
+    """ggml's version as its CMakeLists.txt has it, such as "0.9.4"."""
     text = (ggml / "CMakeLists.txt").read_text()
     parts = [re.search(rf"GGML_VERSION_{p} (\d+)", text) for p in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(m.group(1) for m in parts if m)
 
 
 def main() -> int:
+    """Find or fetch the source and print what CMake needs of it; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", default="", help="an unpacked source distribution, to fetch nothing")
     parser.add_argument("--cache", type=Path, required=True, help="where to keep a fetched one")

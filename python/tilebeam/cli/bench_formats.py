@@ -18,8 +18,13 @@ from tilebeam.measure.machine import cpu_info
 class Writer(Protocol):
     """Prints rows as they come."""
 
-    def row(self, row: Row) -> None: ...
-    def close(self) -> None: ...
+    def row(self, row: Row) -> None:
+        """Take a row, which is complete."""
+        ...
+
+    def close(self) -> None:
+        """Print what is left; no row comes any more."""
+        ...
 
 
 class MarkdownWriter:
@@ -41,6 +46,7 @@ class MarkdownWriter:
         self._started = False
 
     def row(self, row: Row) -> None:
+        """Print a line of the table, the head of it before the first."""
         if not self._started:
             self._started = True
             self._line([name for name, _ in self._COLUMNS])
@@ -67,6 +73,7 @@ class MarkdownWriter:
         print("| " + " | ".join(padded) + " |", flush=True)
 
     def close(self) -> None:
+        """Say what was measured with, below the table."""
         if self._started:
             print(f"\ntilebeam {__version__}, {cpu_info()}; vs cpu: median (min-max) of the ratios of adjacent runs")
 
@@ -78,9 +85,11 @@ class JsonWriter:
         self._rows: list[dict[str, Any]] = []
 
     def row(self, row: Row) -> None:
+        """Keep a row until all are there."""
         self._rows.append(asdict(row))
 
     def close(self) -> None:
+        """Print all rows."""
         print(json.dumps(self._rows, indent=2))
 
 
@@ -88,10 +97,11 @@ class JsonLinesWriter:
     """One JSON object per line, as soon as it is measured."""
 
     def row(self, row: Row) -> None:
+        """Print a line."""
         print(json.dumps(asdict(row)), flush=True)
 
     def close(self) -> None:
-        pass
+        """Nothing is left to print."""
 
 
 class CsvWriter:
@@ -103,6 +113,7 @@ class CsvWriter:
         self._started = False
 
     def row(self, row: Row) -> None:
+        """Print a line of fields, their names before the first."""
         if not self._started:
             self._started = True
             self._print(self._FIELDS)
@@ -115,7 +126,7 @@ class CsvWriter:
         sys.stdout.flush()
 
     def close(self) -> None:
-        pass
+        """Nothing is left to print."""
 
 
 WRITERS: dict[str, Callable[[], Writer]] = {

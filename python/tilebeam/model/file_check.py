@@ -58,6 +58,7 @@ class State:
 
     @property
     def settled(self) -> bool:
+        """Whether the last change is old enough for a further one to show in the times."""
         return self.seen_ns - max(self.modified_ns, self.changed_ns) >= _SETTLED_NS
 
 

@@ -178,11 +178,13 @@ class CompletionStyle(Style):
         return self.whole(index, echo, None, None) if echo else None
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        """A choice of a text completion; in a stream a piece of one looks alike."""
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     part = whole
 
     def told(self, tokens: list[Shown], offset: int) -> Json:
+        """Lists side by side, an entry per token; offsets are in characters of the whole text."""
         tops = []
         for shown in tokens:
             named: dict[str, float] = {}
@@ -209,14 +211,17 @@ class ChatStyle(Style):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        """A choice of a chat: the assistant's message."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def part(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        """What a message grew by; the last piece of one may be without text."""
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def told(self, tokens: list[Shown], offset: int) -> Json:  # noqa: ARG002
+        """An entry per token, each with its bytes; OpenAI counts no offsets in chats."""
         content = []
         for shown in tokens:
             entry = _chat_entry(self.piece(shown.token), shown.logprob)
