@@ -62,7 +62,7 @@ class Log:
                 objects.append(json.loads(line))
             except ValueError:
                 raise TilebeamError(
-                    f"{self.path} line {number} is not JSON. Delete the line to run its unit again."
+                    f"{self.path} line {number} is damaged: it is not JSON. Delete the line to run its unit again."
                 ) from None
         if len(whole) < len(content):  # torn while it was written
             self._file.truncate(len(whole))
