@@ -12,18 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kernel_sets import KERNELS, flags, sets
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "backend" / "npu" / "kernels"
 COMPILER = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
-
-# Per ISA folder, as in backend/CMakeLists.txt.
-FLAGS = {
-    "neon": ["-march=armv8.2-a+dotprod+fp16", "-fno-schedule-insns"],
-    "i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm", "-fno-schedule-insns"],
-}
+FLAGS = {isa: flags(isa) for isa in sets("aarch64")}
 PROGRAMS = sorted((ROOT / "tests" / "native").glob("*_sets.cpp"))
 # Emulated CPUs and the sets they run beside the portable one: a Cortex-A76 has no smmla, a Cortex-A53 no sdot either.
 CPUS = {"max": {"i8mm", "neon"}, "cortex-a76": {"neon"}, "cortex-a53": set()}
