@@ -1,6 +1,6 @@
 """LoRA adapters: does a file fit a model? llama.cpp checks some of it and asserts the rest when it computes.
 
-As in llama-adapter.cpp and llama-graph.cpp of ggml 0.25.3: an adapter has a pair NAME.lora_a [K, r], NAME.lora_b
+As in llama-adapter.cpp and llama-graph.cpp of the pinned version: an adapter has a pair NAME.lora_a [K, r], NAME.lora_b
 [r, N] for each matrix NAME [K, N] that it changes, with the same third dimension where the model has a stack of
 experts. Of the embeddings, which are looked up by row, A is [r, N] and B [r, K].
 """

@@ -1,7 +1,7 @@
 """Metadata that llama.cpp asserts instead of checking: what would end the process is refused here with a sentence.
 
 llama.cpp refuses missing keys, wrong types and wrong tensor shapes by itself; only its assertions (and divisions) on
-plain numbers are repeated here, as in llama-model.cpp, llama-vocab.cpp and ggml.c of ggml 0.25.3.
+plain numbers are repeated here, as in llama-model.cpp, llama-vocab.cpp and ggml.c of the pinned llama.cpp.
 """
 
 from __future__ import annotations

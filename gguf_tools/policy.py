@@ -27,7 +27,7 @@ TYPES = {t.label: q for q, t in TB_TYPE.items() if ggml_ext.tile_type(t) is not 
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
-# Architectures that know no output matrix: llama.cpp (src/models, ggml 0.25.3) always makes it from the embeddings and
+# Architectures that know no output matrix: llama.cpp (src/models) always makes it from the embeddings and
 # refuses a file with a tensor too many.
 ALWAYS_TIED = ("cohere2", "command-r", "gemma", "gemma2", "gemma4-assistant", "openelm", "plm", "pockettts")
 

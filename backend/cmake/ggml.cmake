@@ -6,6 +6,7 @@
 # loader finds the copy that libllama has mapped, so that nothing of llama-cpp-python is needed to build.
 set(TILEBEAM_GGML_SOURCE "" CACHE PATH "unpacked llama-cpp-python source distribution; empty: fetched with pip")
 
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/pyproject.toml) # has the pin
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 execute_process(
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/ggml_source.py --source "${TILEBEAM_GGML_SOURCE}"

@@ -10,18 +10,27 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-LLAMA_CPP_PYTHON = "0.3.36"
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def pinned() -> str:
+    """The version of llama-cpp-python that pyproject.toml depends on."""
+    found = re.search(r'"llama-cpp-python==([^"]+)"', PROJECT.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{PROJECT} pins no version of llama-cpp-python")
+    return found[1]
 
 
 def fetch(cache: Path) -> Path:
     """Unpack the source distribution into `cache` once; pip finds it by name and version."""
-    root = cache / f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
+    version = pinned()
+    root = cache / f"llama_cpp_python-{version}"
     if (root / "vendor").is_dir():
         return root
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as tmp:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-binary", "llama-cpp-python", "--dest", tmp, f"llama-cpp-python=={LLAMA_CPP_PYTHON}"]
+        command += ["--no-binary", "llama-cpp-python", "--dest", tmp, f"llama-cpp-python=={version}"]
         subprocess.run(command, check=True, stdout=sys.stderr)
         (archive,) = Path(tmp).glob("llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as tar:
@@ -59,7 +68,7 @@ def main() -> int:
                 print(f"tilebeam: {root} is no llama-cpp-python source: {header} is missing", file=sys.stderr)
                 return 1
     except (OSError, subprocess.CalledProcessError, tarfile.TarError, ValueError) as err:
-        print(f"tilebeam: cannot fetch the source of llama-cpp-python=={LLAMA_CPP_PYTHON}: {err}", file=sys.stderr)
+        print(f"tilebeam: cannot fetch the source of llama-cpp-python: {err}", file=sys.stderr)
         return 1
     print(f"{ggml};{version_of(ggml)};{commit_of(root)}")
     return 0

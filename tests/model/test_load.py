@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import struct
 import time
@@ -199,10 +200,10 @@ except tilebeam.TilebeamError as error:
 
 
 def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilebeam.native.plugin import ggml
+    from tilebeam.native.plugin import ggml, pinned
 
-    monkeypatch.setattr(metadata, "version", lambda _: "0.3.35")
-    with pytest.raises(TilebeamError, match=r"pip install llama-cpp-python==0\.3\.36"):
+    monkeypatch.setattr(metadata, "version", lambda _: "0.0.1")
+    with pytest.raises(TilebeamError, match=rf"pip install llama-cpp-python=={re.escape(pinned())}"):
         ggml.__wrapped__()
 
     def missing(name: str) -> str:

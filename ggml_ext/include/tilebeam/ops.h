@@ -1,6 +1,6 @@
 // Op descriptors: what the CPU side asks the NPU side to compute. Fixed width, no pointers.
 //
-// Semantics are ggml's (ggml 0.25.3) for the op of the same name; `params` are the first 64 bytes of the ggml
+// Semantics are ggml's, of the pinned version, for the op of the same name; `params` are the first 64 bytes of the ggml
 // tensor's op_params, so nothing is translated twice. ne and nb are ggml's too: ne[0] is the fastest dimension,
 // nb[i] byte strides. A tiled matrix has ne = [K, N, ..]; its nb[0] and nb[1] are not used, nb[2] and nb[3] are the
 // byte distances between matrices.

@@ -34,7 +34,7 @@ COPY = re.compile(r"[^#]*#([^#]*)(?:#.*)?")
 
 
 class Tensor(ctypes.Structure):
-    """struct ggml_tensor of ggml 0.25.3."""
+    """struct ggml_tensor of the pinned ggml."""
 
 
 Tensor._fields_ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from tilebeam._ext import native_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
+SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
 
 
 def native(name: str) -> Path:
@@ -31,7 +31,7 @@ def built(name: str) -> Path:
     Raises:
         FileNotFoundError: this build has no such program.
     """
-    path = Path(os.environ.get("TILEBEAM_LIB_DIR") or _SOURCE / "build" / "editable" / "lib") / name
+    path = Path(os.environ.get("TILEBEAM_LIB_DIR") or SOURCE / "build" / "editable" / "lib") / name
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: build with CMake from a checkout (make setup)")
     return path
@@ -43,7 +43,7 @@ def header(name: str, source: str) -> Path:
     Raises:
         FileNotFoundError: neither exists.
     """
-    for path in (_PACKAGE / "include" / name, _SOURCE / source):
+    for path in (_PACKAGE / "include" / name, SOURCE / source):
         if path.is_file():
             return path
     raise FileNotFoundError(f"{name} is missing from the package: reinstall tilebeam (pip install .)")

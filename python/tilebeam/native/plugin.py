@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -16,7 +17,6 @@ from tilebeam.errors import TilebeamError
 from tilebeam.fork_locks import free_in_children
 from tilebeam.native import paths as _paths
 
-LLAMA_CPP_PYTHON = "0.3.36"
 PLUGIN = "libggml-tilebeam.so"
 
 _lock = free_in_children()
@@ -55,6 +55,25 @@ class Registry:
 
 
 @cache
+def pinned() -> str:
+    """The version of llama-cpp-python that this Tilebeam is built for: pyproject.toml has it, and the installed
+    package from there.
+
+    Raises:
+        TilebeamError: neither is there.
+    """
+    try:
+        text = "\n".join(metadata.requires("tilebeam") or [])
+    except metadata.PackageNotFoundError:
+        project = _paths.SOURCE / "pyproject.toml"
+        text = project.read_text(encoding="utf-8") if project.is_file() else ""
+    found = re.search(r"\bllama-cpp-python==([\w.]+)", text)
+    if found is None:
+        raise TilebeamError("The tilebeam package lacks its metadata: reinstall tilebeam (pip install .).")
+    return found[1]
+
+
+@cache
 def ggml() -> ctypes.CDLL:
     """The libggml that libllama uses, with the functions needed here typed.
 
@@ -64,13 +83,11 @@ def ggml() -> ctypes.CDLL:
     try:
         version = metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
+        raise TilebeamError(f"llama-cpp-python is not installed: pip install llama-cpp-python=={pinned()}") from None
+    if version != pinned():
         raise TilebeamError(
-            f"llama-cpp-python is not installed: pip install llama-cpp-python=={LLAMA_CPP_PYTHON}"
-        ) from None
-    if version != LLAMA_CPP_PYTHON:
-        raise TilebeamError(
-            f"llama-cpp-python is {version}, but this Tilebeam is built for {LLAMA_CPP_PYTHON}: "
-            f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON}"
+            f"llama-cpp-python is {version}, but this Tilebeam is built for {pinned()}: "
+            f"pip install llama-cpp-python=={pinned()}"
         )
     import llama_cpp  # noqa: F401  maps libllama and with it the right libggml
 
