@@ -10,8 +10,8 @@ import pytest
 import tilebeam
 from tilebeam import gguf as gguf_tools
 from tilebeam.model import file_check as checked_files
-from tilebeam.model import loader as loading
 from tilebeam.model.file_check import State
+from tilebeam.model.load_options import Verify
 
 from bench.lib import synth
 
@@ -176,7 +176,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_load_reads_a_file_through_once(cache: Path, packed: Path, verified: list[Path]) -> None:
-    def load(verify: loading.Verify | bool | None) -> None:
+    def load(verify: Verify | bool | None) -> None:
         with tilebeam.load(packed, n_ctx=256, n_seq_max=1, threads=1, verify=verify):
             pass
 

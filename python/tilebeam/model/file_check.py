@@ -1,13 +1,14 @@
-"""Remembers which model files were found sound, so that a file is read through once and not at every load.
+"""Looks into a model file before llama.cpp does, and remembers which files were found sound: a file is read through
+once and not at every load.
 
 A record is an empty file, named after everything that tells one state of a file from another: device, inode, size,
 times of the last change of its contents and of its inode (which no program can set), what was checked, and the version
-of the checks. Whoever writes to a model file changes its record's name. Not noticed are bytes that rot on the disk: for
-those there is ``verify="always"`` and ``gguf-repack verify``.
+of the checks. Writing to a model file changes its record's name. Bytes that rot on the disk are not noticed: for those
+there is ``verify="always"`` and ``gguf-repack verify``.
 
-Records lie in ``$XDG_CACHE_HOME/tilebeam/checked`` (``~/.cache/tilebeam/checked``). They count only if that folder is
-the user's own and nobody else may write to it. Deleting them is always safe. Where they cannot be kept, a process still
-remembers its own.
+Records are kept in ``$XDG_CACHE_HOME/tilebeam/checked`` (``~/.cache/tilebeam/checked``). They count only if that folder
+is the user's own and nobody else may write to it. Deleting them is always safe. Where they cannot be kept, a process
+still remembers its own.
 """
 
 from __future__ import annotations
@@ -16,15 +17,131 @@ import hashlib
 import os
 import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tilebeam.errors import TilebeamError
+from tilebeam.model.load_options import Verify
+from tilebeam.model.lora import Adapter, read_adapters
+from tilebeam.model.placement import NPU_WEIGHTS, Weights, adapted, weights_of
+from tilebeam.native.repacked import RepackedFile
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import Source
+
+_MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
 _VERSION = 1  # of what the checks mean: another number makes all records void
 _MOST = 512  # records kept; the oldest go first
 # A file that was written to this recently may be written to again without its times changing: clocks have ticks.
 _SETTLED_NS = 2_000_000_000
 
 _here: set[str] = set()  # found sound by this process
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CheckedFile:
+    """A model file that was found sound, and what is known of it before llama.cpp sees it.
+
+    Attributes:
+        path: of the file; of a split model, of its first part.
+        architecture: the real one, also of a repacked file.
+        on_npu: the NPU takes all weights that are multiplied with.
+        weights: what devices must hold of it.
+        aligned: llama.cpp can map it.
+        repacked: the tiles that it holds, None for an ordinary file.
+        adapters: LoRA adapters that fit it.
+    """
+
+    path: str
+    architecture: str
+    on_npu: bool
+    weights: Weights
+    aligned: bool
+    repacked: RepackedFile | None = None
+    adapters: list[Adapter] = field(default_factory=list)
+
+
+def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]] = ()) -> CheckedFile:
+    """Read a model's header, check all that llama.cpp relies on, and the digests of a repacked file if it is time.
+
+    Args:
+        model: the file; of a split model any part.
+        verify: when to compare digests, see `tilebeam.load`.
+        lora: adapters and their scales.
+
+    Raises:
+        TilebeamError: it is no model that can be loaded; names the file and what is wrong.
+    """
+    path = Path(model)
+    if not path.exists():
+        raise TilebeamError(f"{path} does not exist.")
+    if not path.is_file():
+        raise TilebeamError(f"{path} is not a file.")
+    from tilebeam import gguf as gguf_tools
+
+    try:
+        with gguf_tools.open_gguf(path) as gguf:
+            path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
+            state = State.of(gguf.fd)
+            entry = gguf.kv.get("tilebeam.architecture")
+            real = str(entry.value) if entry is not None else gguf.architecture
+            with _once(path, state, "vocabulary", verify) as needed:
+                gguf_tools.check_model(gguf, real, vocabulary=needed)
+            file = CheckedFile(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real), _aligned(gguf))
+            file.adapters = read_adapters(lora, gguf, real)
+            file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
+            if gguf.architecture != gguf_tools.ARCHITECTURE:
+                return file
+            if not isinstance(gguf, gguf_tools.GGUFFile):
+                raise gguf_tools.GGUFError(
+                    "a repacked model must be one file; join its parts with llama-gguf-split --merge, or pack the "
+                    "split source again, which gives one file"
+                )
+            manifest = gguf_tools.read_manifest(gguf)
+            if verify != "never":
+                with _once(path, state, "digests", verify) as needed:
+                    if needed:
+                        gguf_tools.verify(path, deep=False)
+    except ImportError as error:
+        raise TilebeamError(str(error)) from None
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    file.repacked, file.architecture = RepackedFile.of(manifest), manifest.architecture
+    return file
+
+
+@contextmanager
+def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool]:
+    """Around a check of the file at `path`: gives whether it is needed, and remembers that it was passed."""
+    needed = verify == "always" or not known(state, check)
+    yield needed
+    if needed:
+        remember(state, path, check)
+
+
+def _aligned(gguf: Source) -> bool:
+    """Whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
+    from tilebeam.gguf import GGUFFile
+
+    parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
+    return all(part.alignment % _MAPPED_ALIGNMENT == 0 for part in parts)
+
+
+def _on_npu(gguf: Source) -> bool:
+    """Whether the NPU takes all weights that are multiplied with."""
+    multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
+    if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):
+        multiplied.append(tied)
+    return all(t.type.name in NPU_WEIGHTS for t in multiplied)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def folder() -> Path:

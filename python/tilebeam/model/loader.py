@@ -1,7 +1,8 @@
 """Load a GGUF file, ordinary or repacked, onto the NPU or the CPU; refuse with a sentence whatever cannot work.
 
-llama.cpp aborts on some bad input and computes garbage on other, so the file and all options are checked here first,
-and a repacked file is believed only once the plugin has counted as many tiled tensors as the file lists.
+llama.cpp aborts on some bad input and computes garbage on other, so the options (load_options.py) and the file
+(file_check.py) are checked before it sees them, and a repacked file is believed only once the plugin has counted as
+many tiled tensors as the file lists.
 """
 
 from __future__ import annotations
@@ -11,48 +12,29 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.fork_locks import free_in_children
-from tilebeam.model import file_check as checked_files
-from tilebeam.model.file_check import State
+from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions, Verify
-from tilebeam.model.lora import Adapter, Lora, files_and_scales, read_adapters
-from tilebeam.model.placement import NPU_WEIGHTS, Placement, Planner, Use, Weights, adapted, weights_of
+from tilebeam.model.lora import Lora, files_and_scales
+from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.executor import usable_memory
-from tilebeam.native.repacked import RepackedFile
 from tilebeam.native.stock import own_load
 
 if TYPE_CHECKING:
-    from tilebeam.gguf import Source
     from tilebeam.model.lm import LM
 
 # One load at a time: executor and memory limit are options of the whole program.
 _loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
-_MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
 # ggml's types of the KV cache, and bytes per element.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q8_0": 8}
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-
-
-@dataclass
-class _File:
-    """What is known of a model file before llama.cpp sees it."""
-
-    path: str
-    architecture: str  # the real one
-    on_npu: bool
-    weights: Weights
-    aligned: bool  # may be mapped
-    repacked: RepackedFile | None = None
-    adapters: list[Adapter] = field(default_factory=list)
 
 
 def load(
@@ -123,7 +105,7 @@ def load(
         verify=verify,
         verbose=verbose,
     ).checked()
-    file = _inspect(model, options.verify, files_and_scales(lora))
+    file = inspect(model, options.verify, files_and_scales(lora))
     if device == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
@@ -136,74 +118,10 @@ def load(
         return _Loader(file, options, stack).run()
 
 
-def _inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]]) -> _File:
-    path = Path(model)
-    if not path.exists():
-        raise TilebeamError(f"{path} does not exist.")
-    if not path.is_file():
-        raise TilebeamError(f"{path} is not a file.")
-    from tilebeam import gguf as gguf_tools
-
-    try:
-        with gguf_tools.open_gguf(path) as gguf:
-            path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
-            state = State.of(gguf.fd)
-            entry = gguf.kv.get("tilebeam.architecture")
-            real = str(entry.value) if entry is not None else gguf.architecture
-            with _once(path, state, "vocabulary", verify) as needed:
-                gguf_tools.check_model(gguf, real, vocabulary=needed)
-            file = _File(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real), _aligned(gguf))
-            file.adapters = read_adapters(lora, gguf, real)
-            file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
-            if gguf.architecture != gguf_tools.ARCHITECTURE:
-                return file
-            if not isinstance(gguf, gguf_tools.GGUFFile):
-                raise gguf_tools.GGUFError(
-                    "a repacked model must be one file; join its parts with llama-gguf-split --merge, or pack the "
-                    "split source again, which gives one file"
-                )
-            manifest = gguf_tools.read_manifest(gguf)
-            if verify != "never":
-                with _once(path, state, "digests", verify) as needed:
-                    if needed:
-                        gguf_tools.verify(path, deep=False)
-    except ImportError as error:
-        raise TilebeamError(str(error)) from None
-    except (gguf_tools.GGUFError, OSError) as error:
-        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
-    file.repacked, file.architecture = RepackedFile.of(manifest), manifest.architecture
-    return file
-
-
-@contextmanager
-def _once(path: Path, state: State, check: str, verify: Verify) -> Iterator[bool]:
-    """Around a check of the file at `path`: gives whether it is needed, and remembers that it was passed."""
-    needed = verify == "always" or not checked_files.known(state, check)
-    yield needed
-    if needed:
-        checked_files.remember(state, path, check)
-
-
-def _aligned(gguf: Source) -> bool:
-    """Whether llama.cpp can map the file: it asserts that ranges of the mapping begin on a multiple of 32."""
-    from tilebeam.gguf import GGUFFile
-
-    parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
-    return all(part.alignment % _MAPPED_ALIGNMENT == 0 for part in parts)
-
-
-def _on_npu(gguf: Source) -> bool:
-    """Whether the NPU takes all weights that are multiplied with."""
-    multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
-    if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):
-        multiplied.append(tied)
-    return all(t.type.name in NPU_WEIGHTS for t in multiplied)
-
-
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
-    def __init__(self, file: _File, options: CheckedOptions, stack: ExitStack) -> None:
+    def __init__(self, file: CheckedFile, options: CheckedOptions, stack: ExitStack) -> None:
         import llama_cpp.llama_cpp as capi
 
         from tilebeam.native import llama
