@@ -83,11 +83,11 @@ def main() -> None:
             folders["memory"] = SHM
         for where, folder in folders.items():
             packed = folder / f"repack-packed-{os.getpid()}.gguf"
-            gguf_tools.pack(source, packed)
+            gguf_tools.pack(source, packed, overwrite=True)
             try:
                 for name, given, run in (
-                    ("pack", source, partial(gguf_tools.pack, source)),
-                    ("unpack", packed, partial(gguf_tools.unpack, packed)),
+                    ("pack", source, partial(gguf_tools.pack, source, overwrite=True)),
+                    ("unpack", packed, partial(gguf_tools.unpack, packed, overwrite=True)),
                     ("verify", packed, lambda _, p=packed: gguf_tools.verify(p)),
                 ):
                     add(measure(f"{name} {label}, {where}", given, folder, args.rounds, run))
@@ -96,7 +96,7 @@ def main() -> None:
         paper = Policy.make(preset="paper")
         for search in (False,) if args.quick else (False, True):
             name = f"quantize {label} as the paper does{', searched scales' if search else ''}"
-            quantize = partial(gguf_tools.pack, source, policy=paper, search=search)
+            quantize = partial(gguf_tools.pack, source, policy=paper, search=search, overwrite=True)
             add(measure(name, source, args.folder, 1, quantize))
     rows.finish()
 

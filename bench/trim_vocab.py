@@ -89,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         corpus, trimmed = Path(folder) / "corpus.txt", Path(folder) / "trimmed.gguf"
         corpus.write_text(text, encoding="utf-8")
-        trim_vocab(whole, trimmed, corpus=[corpus])
+        trim_vocab(whole, trimmed, corpus=[corpus], overwrite=True)
         before, after = (path.stat().st_size / 1e6 for path in (whole, trimmed))
         rows.add(report.figures("size", round(before, 3), round(after, 3), "MB", [before / after], None))
         for device in ("cpu", "npu"):
