@@ -30,7 +30,8 @@ from bench.lib import gemma, models, report
 from bench.lib.options import Parser
 
 _NO_ERROR = 1e-30  # of weights that a type holds as they are
-PLAIN = tuple(t for t in Type if t.is_in_tiles and not ggml_ext.is_tiled(t))
+# What Tilebeam quantizes to, in either grouping.
+PLAIN = tuple(t for t in Type if not ggml_ext.is_tiled(t) and ggml_ext.tile_type(t) is not None)
 # (values (N, K), importance or None) -> (type, stored bytes)
 Method = Callable[[Floats, Floats | None], tuple[Type, ggml_ext.Bytes]]
 

@@ -243,8 +243,11 @@ def quantize(
         sums: float64 (4,), added to: ``struct tb_quantize_error``.
 
     Raises:
-        ValueError: K is not a multiple of 32, or a value is not finite or too large for an FP16 scale.
+        ValueError: K is not a multiple of 32, a value is not finite or too large for an FP16 scale, or nothing is
+            quantized to this type: K-quants become tiles as they are.
     """
+    if tile_type(source_type(tiled)) is None:
+        raise ValueError(f"{tiled.label}: floats are quantized to tiles of Q4_0, Q8_0 and IQ4_NL only")
     n, k = values.shape
     size = tiled_bytes(tiled, k, n)
     source = ffi.cast("float *", _flat(values, np.float32, n * k, "values"))

@@ -294,3 +294,16 @@ def test_huge_and_tiny_weights_survive_the_search() -> None:
         got = ggml_ext.dequantize(Type.Q4_0_COL, quantize_rows(Type.Q4_0_COL, y, search=True), 64, 32)
         assert np.isfinite(got).all()
         assert np.abs(got - y).max() <= limit * np.abs(y).max()
+
+
+@pytest.mark.parametrize("type", [t for t in Type if ggml_ext.is_tiled(t) and t not in TYPES], ids=lambda t: t.label)
+def test_types_without_a_quantizer_are_refused(type: Type) -> None:
+    """K-quants become tiles as they are; floats must not be turned into bytes that mean something else."""
+    with pytest.raises(ValueError, match="Q4_0, Q8_0 and IQ4_NL only"):
+        ggml_ext.quantize(type, np.ones((32, 256), np.float32))
+    out = np.zeros(ggml_ext.tiled_bytes(type, 256, 32), np.uint8)
+    values = np.ones((32, 256), np.float32)
+    ffi = ggml_ext.ffi
+    arguments = (ffi.from_buffer("float[]", values), ffi.NULL, 0, ffi.from_buffer(out), ffi.NULL)
+    assert ggml_ext.lib.tb_quantize(type, 256, 32, *arguments) == ggml_ext.lib.TB_E_UNSUPPORTED
+    assert not out.any()
