@@ -52,7 +52,7 @@ def _build(arch: int, folder: Path) -> list[str]:
         ROOT / "tests" / "hexagon" / "hvx_cases.cpp",
         *sorted((kernels / "hvx").glob("*.cpp")),
         *sorted((kernels / "portable").glob("*.cpp")),
-        *(ROOT / "ggml_ext" / "src" / name for name in ("layout.c", "types.c")),
+        *(ROOT / "ggml_ext" / "src" / name for name in ("k_panels.c", "layout.c", "types.c")),
     ]
     places = ("tests/hexagon/emulated", "backend/npu", "ggml_ext/include", "ggml_ext/src")
     flags = ["-O0", "-ffp-contract=off", "-Wno-psabi", f"-D__HVX_ARCH__={arch}", *(f"-I{ROOT / p}" for p in places)]
