@@ -24,7 +24,7 @@ def test_seeds_get_as_far_as_they_should(tmp_path: Path) -> None:
         "packed",
         "packed",
         "quantized",
-        "read",
+        "packed",
         "refused",  # one part of two
         "repacked",
         "repacked",
