@@ -66,7 +66,8 @@ OPS: dict[str, Op] = {
     "TOP_K": Op(500, r"ne=\[(1023|2047|65000|262144)\b|k=(1|15|400)\b"),
     "PAD": Op(4),
     # Mixtures of experts.
-    "MUL_MAT_ID": Op(330),
+    # The program quantizes the experts itself, large K-quants for minutes.
+    "MUL_MAT_ID": Op(330, r"^(?!.*type_a=q[456]_K.*k=\d{4})"),
     "SUM_ROWS": Op(10),
     # Shapes of other model families.
     "REPEAT": Op(16),
