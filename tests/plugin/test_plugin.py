@@ -41,6 +41,7 @@ def device() -> Device:
 
 
 def test_device_properties(device: Device) -> None:
+    device.control.configure(executor="thread", memory_limit=0)  # whatever a model loaded before has left
     props = device.props()
     assert ffi.string(props.name) == b"HMX0"
     assert ffi.string(props.description).startswith(b"Tilebeam NPU (")
