@@ -103,10 +103,15 @@ def test_adapters_run_on_the_device(runs: dict[tuple[str, str], Result], name: s
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("how", ["packed", "process"])
-def test_repacked_files_and_the_process_give_the_same_bits(
+def test_repacked_files_and_the_process_give_the_same_logits(
     runs: dict[tuple[str, str], Result], name: str, how: str
 ) -> None:
-    np.testing.assert_array_equal(got(runs[name, how]).logits, got(runs[name, "npu"]).logits)
+    other, npu = got(runs[name, how]).logits, got(runs[name, "npu"]).logits
+    if len(CASES[name][1]) == 1:
+        np.testing.assert_array_equal(other, npu)
+    else:  # llama.cpp keeps a context's adapters in a hash table by address: the order of its sums differs by chance
+        figures = compare(npu, other)
+        assert figures.kl < KL_LIMIT, figures
     assert got(runs[name, how]).executor == ("process" if how == "process" else "thread")
 
 
