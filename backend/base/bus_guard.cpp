@@ -1,6 +1,9 @@
 // See bus_guard.h. The handler takes no lock and allocates nothing: ranges lie in a list that only grows, their nodes
 // are used again, and a node's version tells a reader that it changed meanwhile.
 //
+// llama.cpp gives the parts of a mapping back that it does not need, and a later mapping may take their place, inside a
+// range that is still guarded. A missing page is that of the latest range around it.
+//
 // A SIGBUS that is not ours goes to the handler that was there before, each time, and nothing is remembered of it: that
 // handler need not come back (siglongjmp). Programs put handlers in front of ours, and we go in front of theirs again;
 // so that "the one before" stays well defined, each of our places in that row is a function of its own.
@@ -27,7 +30,8 @@ struct guarded_range::node {
     node * next = nullptr;            // never changes once the node is in the list
     std::atomic<uint32_t> version{0}; // odd while the fields below change
     std::atomic<uintptr_t> begin{0};
-    std::atomic<uintptr_t> end{0}; // 0: free
+    std::atomic<uintptr_t> end{0};  // 0: free
+    std::atomic<uint64_t> order{0}; // later ranges have larger ones
     std::atomic<int> protection{0};
     std::atomic<bool> rest{false};
     std::atomic<bool> hit{false};
@@ -41,6 +45,7 @@ std::atomic<node *> ranges{nullptr};
 std::atomic<bool> any_hit{false};
 std::atomic<uintptr_t> page_bytes{0};
 std::atomic<int> in_use{0}; // ranges
+uint64_t made = 0;          // ranges so far; under `changes`
 
 // Our places in the row of handlers, oldest first; written under `changes`.
 struct place {
@@ -57,31 +62,60 @@ fork_lock & changes() {
     return *m;
 }
 
+// What a node said at one moment.
+struct snapshot {
+    uintptr_t begin = 0, end = 0;
+    uint64_t order = 0;
+    int protection = 0;
+    bool rest = false;
+    bool is_around(uintptr_t address) const { return address >= begin && address < end; }
+};
+
+// An empty one while the node changes.
+snapshot read_node(const node & n) {
+    snapshot s;
+    const uint32_t version = n.version.load(std::memory_order_acquire);
+    s.begin = n.begin.load(std::memory_order_relaxed);
+    s.end = n.end.load(std::memory_order_relaxed);
+    s.order = n.order.load(std::memory_order_relaxed);
+    s.protection = n.protection.load(std::memory_order_relaxed);
+    s.rest = n.rest.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const bool settled = version % 2 == 0 && n.version.load(std::memory_order_relaxed) == version;
+    return settled ? s : snapshot();
+}
+
 // Zeros in place of the missing page. False: not ours.
 bool repaired(uintptr_t address) {
+    snapshot latest;
+    for (const node * n = ranges.load(std::memory_order_acquire); n; n = n->next) {
+        const snapshot s = read_node(*n);
+        if (s.is_around(address) && s.order > latest.order) {
+            latest = s;
+        }
+    }
+    if (latest.order == 0) {
+        return false;
+    }
     const uintptr_t page = page_bytes.load(std::memory_order_relaxed);
     const uintptr_t first = address / page * page;
-    uintptr_t last = 0;
+    uintptr_t last = first + page;
     int protection = 0;
     for (node * n = ranges.load(std::memory_order_acquire); n; n = n->next) {
-        const uint32_t version = n->version.load(std::memory_order_acquire);
-        const uintptr_t begin = n->begin.load(std::memory_order_relaxed);
-        const uintptr_t end = n->end.load(std::memory_order_relaxed);
-        const int wanted = n->protection.load(std::memory_order_relaxed);
-        const bool rest = n->rest.load(std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_acquire);
-        if (version % 2 != 0 || n->version.load(std::memory_order_relaxed) != version || address < begin ||
-            address >= end) {
+        const snapshot s = read_node(*n);
+        if (s.begin != latest.begin || s.end != latest.end) { // several buffers may guard one mapping
             continue;
         }
         // Before there are zeros to read: none may go unnoticed.
         n->hit.store(true, std::memory_order_seq_cst);
         any_hit.store(true, std::memory_order_seq_cst);
-        last = rest ? (end + page - 1) / page * page : std::max(last, first + page);
-        protection |= wanted;
+        if (s.rest) {
+            last = (s.end + page - 1) / page * page;
+        }
+        protection |= s.protection;
     }
-    return last != 0 && mmap(reinterpret_cast<void *>(first), last - first, protection,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
+    return mmap(reinterpret_cast<void *>(first), last - first, protection,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
 }
 
 void die_of(int signal) {
@@ -208,6 +242,7 @@ guarded_range::guarded_range(const void * base, size_t size, int protection, rep
     }
     n->version.fetch_add(1, std::memory_order_acq_rel);
     n->begin.store(reinterpret_cast<uintptr_t>(base), std::memory_order_release);
+    n->order.store(++made, std::memory_order_release);
     n->protection.store(protection, std::memory_order_release);
     n->rest.store(how == repair::rest, std::memory_order_release);
     n->hit.store(false, std::memory_order_release);

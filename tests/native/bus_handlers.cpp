@@ -24,14 +24,12 @@ int early = 0; // calls of each handler
 int late = 0;
 struct sigaction before_late;
 
-volatile unsigned char * lost_mapping() {
-    char name[] = "/tmp/bus-handlers-XXXXXX";
-    const int file = mkstemp(name);
-    unlink(name);
-    if (file < 0 || ftruncate(file, bytes) != 0) {
+volatile unsigned char * lost_mapping(size_t size = bytes, void * where = nullptr) {
+    const int file = memfd_create("bus-handlers", 0);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) {
         std::exit(3);
     }
-    void * base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+    void * base = mmap(where, size, PROT_READ, where ? MAP_SHARED | MAP_FIXED : MAP_SHARED, file, 0);
     if (base == MAP_FAILED || ftruncate(file, 0) != 0) {
         std::exit(3);
     }
@@ -82,10 +80,26 @@ void on_a_stack_of_their_own() {
     sigaltstack(&stack, nullptr);
 }
 
+// A mapping that took the place of a part of an older one which is still guarded: the page is the newer one's.
+int in_a_hole() {
+    volatile unsigned char * const older = lost_mapping(2 * bytes);
+    void * const base = const_cast<unsigned char *>(older);
+    tb::guarded_range whole(base, 2 * bytes, PROT_READ, tb::guarded_range::repair::page);
+    volatile unsigned char * const newer = lost_mapping(bytes, static_cast<char *>(base) + bytes);
+    tb::guarded_range inner(const_cast<unsigned char *>(newer), bytes, PROT_READ, tb::guarded_range::repair::page);
+    tb::guarded_range again(const_cast<unsigned char *>(newer), bytes, PROT_READ, tb::guarded_range::repair::page);
+    if (newer[5000] != 0) return 4;
+    std::printf("%d %d\n", whole.hit(), inner.hit() && again.hit());
+    if (older[5000] != 0) return 4;
+    std::printf("%d %d\n", whole.hit(), inner.hit() && again.hit());
+    return 0;
+}
+
 } // namespace
 
 int main(int, char ** argv) {
     const auto is = [scenario = argv[1]](const char * name) { return std::strcmp(scenario, name) == 0; };
+    if (is("hole")) return in_a_hole();
     volatile unsigned char * const foreign = lost_mapping();
     volatile unsigned char * const guarded = lost_mapping();
     if (is("own-stack")) {

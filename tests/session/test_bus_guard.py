@@ -66,3 +66,8 @@ def test_without_a_handler_the_system_decides(program: Path, scenario: str, code
 def test_a_handler_for_one_signal_has_had_it(program: Path) -> None:
     """SA_RESETHAND: the fault, which happens again, ends the program the second time."""
     assert run(program, "once") == (-signal.SIGBUS, [(0, 0)])
+
+
+def test_a_mapping_in_the_place_of_a_part_of_another(program: Path) -> None:
+    """The older one, of which that part was given back, has lost nothing; all who guard the newer one learn of it."""
+    assert run(program, "hole") == (0, [(0, 1), (1, 1)])
