@@ -22,6 +22,7 @@ __all__ = [
     "column_type",
     "dequantize",
     "ffi",
+    "has_quantizer",
     "is_tiled",
     "layout_version",
     "lib",
@@ -226,6 +227,11 @@ def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
     return out
 
 
+def has_quantizer(type: Type) -> bool:
+    """Whether floats can be quantized to a type, plain or tiled; blocks of other types become tiles as they are."""
+    return bool(lib.tb_has_quantizer(type))
+
+
 def quantize(
     tiled: Type,
     values: Floats,
@@ -244,10 +250,11 @@ def quantize(
 
     Raises:
         ValueError: K is not a multiple of 32, a value is not finite or too large for an FP16 scale, or nothing is
-            quantized to this type: K-quants become tiles as they are.
+            quantized to this type.
     """
-    if tile_type(source_type(tiled)) is None:
-        raise ValueError(f"{tiled.label}: floats are quantized to tiles of Q4_0, Q8_0 and IQ4_NL only")
+    if not has_quantizer(tiled):
+        known = ", ".join(t.label for t in Type if has_quantizer(t) and not is_tiled(t))
+        raise ValueError(f"{tiled.label}: floats are quantized to tiles of these types only: {known}")
     n, k = values.shape
     size = tiled_bytes(tiled, k, n)
     source = ffi.cast("float *", _flat(values, np.float32, n * k, "values"))

@@ -25,7 +25,7 @@ enum tilebeam_executor {
 };
 
 enum tilebeam_numerics {
-    TILEBEAM_NUMERICS_INT8 = 0, // activations int8 per 32 k (design section 5)
+    TILEBEAM_NUMERICS_INT8 = 0, // activations int8 per 32 k (docs/accuracy.md)
     TILEBEAM_NUMERICS_FP16 = 1, // the matrix unit's own: FP16 operands and output
     // int8, but with many rows (a prompt) per 256 k, weights as well: faster, and three times the squared error
     TILEBEAM_NUMERICS_INT8_256 = 2,

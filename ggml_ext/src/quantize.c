@@ -22,9 +22,8 @@ static enum code code_of(uint32_t type) {
     }
 }
 
-// Whether floats can be quantized to a tiled type: K-quants become tiles as they are only.
-static int has_quantizer(uint32_t type) {
-    const uint32_t source = tb_tiled_source(type);
+int tb_has_quantizer(uint32_t type) {
+    const uint32_t source = tb_type_is_tiled(type) ? tb_tiled_source(type) : type;
     return source == TB_Q4_0 || source == TB_Q8_0 || source == TB_IQ4_NL;
 }
 
@@ -218,7 +217,7 @@ static int quantize_tile(struct place p, int lanes, uint8_t * tile, size_t tile_
 int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const float * weights, int search,
                 void * tiles, struct tb_quantize_error * error) {
     const size_t tile_bytes = tb_tile_bytes(type);
-    if (tile_bytes == 0 || !has_quantizer(type)) return TB_E_UNSUPPORTED;
+    if (tile_bytes == 0 || !tb_has_quantizer(type)) return TB_E_UNSUPPORTED;
     if (tb_tiled_bytes(type, k, n) == 0) return TB_E_SHAPE;
     const int lanes = search ? tb_search_lanes(search) : 0;
     if (search && lanes == 0) return TB_E_UNSUPPORTED;

@@ -73,7 +73,7 @@ def split_blocks(ggml_type: Type, blocks: np.ndarray, k: int) -> tuple[np.ndarra
 
 
 def place_of(eight_bit: bool, k: int, n: int) -> tuple[int, int]:
-    """(byte in the tile, nibble) of element (k, n): design, section 2."""
+    """(byte in the tile, nibble) of element (k, n): by the formulas of layout.h."""
     if eight_bit:
         c, r = k // 4, k % 4
         return 128 * c + 4 * n + 2 * (r & 1) + (r >> 1), 0

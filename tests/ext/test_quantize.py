@@ -63,7 +63,7 @@ def importance(k: int, seed: int, spread: float = 2.0) -> Array:
 
 
 def group_ids(type: Type, n: int, k: int) -> Array:
-    """Which group of 32 each element (N, K) belongs to: design.md, section 2; N is whole panels."""
+    """Which group of 32 each element (N, K) belongs to: as layout.h has them; N is whole panels."""
     kk, nn = np.meshgrid(np.arange(k), np.arange(n))
     if type.name.endswith("_COL"):
         return nn * (k // 32) + kk // 32
@@ -299,7 +299,7 @@ def test_huge_and_tiny_weights_survive_the_search() -> None:
 @pytest.mark.parametrize("type", [t for t in Type if ggml_ext.is_tiled(t) and t not in TYPES], ids=lambda t: t.label)
 def test_types_without_a_quantizer_are_refused(type: Type) -> None:
     """K-quants become tiles as they are; floats must not be turned into bytes that mean something else."""
-    with pytest.raises(ValueError, match="Q4_0, Q8_0 and IQ4_NL only"):
+    with pytest.raises(ValueError, match="these types only: q4_0, q8_0, iq4_nl"):
         ggml_ext.quantize(type, np.ones((32, 256), np.float32))
     out = np.zeros(ggml_ext.tiled_bytes(type, 256, 32), np.uint8)
     values = np.ones((32, 256), np.float32)

@@ -59,7 +59,7 @@ def _blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array
 
 
 def _tile_group(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """`tile`-grouped data of random weights, and their integers and scales (N, K), read by design.md's formulas."""
+    """`tile`-grouped data of random weights, and their integers and scales (N, K), read by the formulas of layout.h."""
     spread = np.exp2(rng.integers(-3, 1, (n, k)))
     if type == Type.IQ4_NL_TILE:  # random quants and scales
         tiles = rng.integers(0, 256, ((n + 31) // 32, k // 32, ggml_ext.tile_bytes(type))).astype(np.uint8)

@@ -4,10 +4,11 @@
 // adds, with its 32 columns side by side, so that one load gives one field of 8, 16 or 32 columns. It has the very
 // bytes of 32 ggml super-blocks, as a GGUF needs it. Block panel (kb, nt) of a matrix has index nt * (K/256) + kb.
 //
-//   Q4_K   quants 8 x 512 | scales and minima u8[8][32], u8[4][32] | d f16[32] | dmin f16[32]         w = d s q - dmin
-//   m Q5_K   quants 8 x 512 | fifth bits 8 x 128 | scales and minima, d, dmin as Q4_K                   w = d s q -
-//   dmin m Q6_K   quants 8 x 512 | bits 4, 5: 8 x 256 | scales i8[16][32] | d f16[32]                        w = d s (q
-//   - 32)
+// clang-format off
+//   Q4_K   quants 8 x 512 | scales and minima u8[8][32], u8[4][32] | d f16[32] | dmin f16[32]    w = d s q - dmin m
+//   Q5_K   quants 8 x 512 | fifth bits 8 x 128 | scales and minima, d, dmin as Q4_K              w = d s q - dmin m
+//   Q6_K   quants 8 x 512 | bits 4, 5: 8 x 256 | scales i8[16][32] | d f16[32]                   w = d s (q - 32)
+// clang-format on
 //
 //   fifth bits   of tile t: byte 4n + (the byte's place in its quad), bit j = quad j (k 4j .. 4j + 3)
 //   bits 4, 5    of tile t: byte 128 (j >> 2) + 4n + (place in its quad), bits 2 (j & 3) and the next = quad j

@@ -26,12 +26,16 @@ struct tb_quantize_error {
     double weighted_energy;
 };
 
-// Quantize n float rows, row-major [n][K], into a matrix of a tiled type of Q4_0, Q8_0 or IQ4_NL (K-quants become tiles
-// as they are): tb_tiled_bytes(type, k, n) bytes; rows past n count as zero. `search` is 0 (round to nearest), 1, or 4,
-// 8 or 16: with vectors of so many groups, where the CPU has them; the result is the same. `weights` has K finite
-// numbers >= 0, or is NULL; only the search heeds it, and where all w of a group are 0 it takes them as 1. `error`,
-// unless NULL, is added to. TB_E_UNSUPPORTED if the type is no such one, the vectors are too long, or a value is not
-// finite or needs a scale beyond FP16.
+// Whether floats can be quantized to a type, plain or tiled: Q4_0, Q8_0 and IQ4_NL. Blocks of other types become tiles
+// as they are.
+int tb_has_quantizer(uint32_t type);
+
+// Quantize n float rows, row-major [n][K], into a matrix of a tiled type that has a quantizer: tb_tiled_bytes(type, k,
+// n) bytes; rows past n count as zero. `search` is 0 (round to nearest), 1, or 4, 8 or 16: with vectors of so many
+// groups, where the CPU has them; the result is the same. `weights` has K finite numbers >= 0, or is NULL; only the
+// search heeds it, and where all w of a group are 0 it takes them as 1. `error`, unless NULL, is added to.
+// TB_E_UNSUPPORTED if the type is no such one, the vectors are too long, or a value is not finite or needs a scale
+// beyond FP16.
 int tb_quantize(uint32_t type, uint64_t k, uint64_t n, const float * src, const float * weights, int search,
                 void * tiles, struct tb_quantize_error * error);
 // cffi: end

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <immintrin.h>
 
-#include "kernels/avx2/k_unit.h"
+#include "kernels/avx2/lanes.h"
 
 namespace tb::npu {
 
@@ -23,16 +23,16 @@ __m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p
 // A tile's quants in L1: bytes in quads of 128.
 struct unpacked {
     const uint8_t * quads;
-    __m256i weights(int j, int i) const { return k_unit::load(quads + 128 * j + 32 * i); }
+    __m256i weights(int j, int i) const { return lanes::load(quads + 128 * j + 32 * i); }
 };
 
 // The scales of 8 columns, each twice in its lane: a factor for vpmaddwd.
 template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
-    const __m256i s = k_unit::widened<!Format::minima>(scales + 8 * i);
+    const __m256i s = lanes::widened<!Format::minima>(scales + 8 * i);
     return _mm256_or_si256(_mm256_and_si256(s, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(s, 16));
 }
 
-void add_to(int32_t * sums, __m256i v) { k_unit::store_sums(sums, _mm256_add_epi32(k_unit::load_sums(sums), v)); }
+void add_to(int32_t * sums, __m256i v) { lanes::store_sums(sums, _mm256_add_epi32(lanes::load_sums(sums), v)); }
 
 // `n` rows of two vectors of columns, quads summed in 16 bits, `narrow` at a time.
 template <class Format, int narrow, int n, class Source>
@@ -99,7 +99,7 @@ template <class Format, int n, class Source>
 __attribute__((noinline)) void some_rows(const Source & source, const uint8_t * scales, const uint8_t * q,
                                          int32_t (*sums)[gemm_panel]) {
     constexpr int narrow = Format::most == 15 ? 8 : Format::most == 31 ? 4 : 2;
-    for (int first = 0; first < gemm_panel / k_unit::width; first += 2) {
+    for (int first = 0; first < gemm_panel / lanes::width; first += 2) {
         if constexpr (narrow > 2) {
             add_wide_sums<Format, narrow, n>(source, scales, first, q, sums);
         } else {
@@ -129,7 +129,7 @@ void all_rows(const Source & source, const uint8_t * scales, const uint8_t * q, 
     }
 }
 
-struct unit : k_unit {
+struct unit : lanes {
     template <class Format>
     static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
                      int32_t (*sums)[gemm_panel]) {

@@ -1,4 +1,4 @@
-// AVX-512 behind the names that kernels/gemm_vnni.h uses. Internal linkage, see vec_loops.h.
+// AVX-512 behind the names that kernels/gemm_vnni.h and kernels/gemm_k.h use. Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_AVX512VNNI_UNIT_H
 #define TILEBEAM_NPU_KERNELS_AVX512VNNI_UNIT_H
 
@@ -21,24 +21,53 @@ struct unit {
     static constexpr gemm_shape coarse = solve_gemm_shape(32, 2, 1, 1, 16);
 
     static ints load(const uint8_t * p) { return _mm512_loadu_si512(p); }
+    static void store(uint8_t * p, ints x) { _mm512_storeu_si512(p, x); }
     static floats load_floats(const float * p) { return _mm512_loadu_ps(p); }
     static void store_floats(float * p, floats x) { _mm512_storeu_ps(p, x); }
     static floats load_halves(const uint8_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
+    static ints zeros() { return _mm512_setzero_si512(); }
     static floats zero() { return _mm512_setzero_ps(); }
     static ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }
     static floats broadcast(float x) { return _mm512_set1_ps(x); }
     static floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
     static floats mul(floats a, floats b) { return _mm512_mul_ps(a, b); }
     static floats fma(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-    static ints low_nibbles(ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-    static ints high_nibbles(ints x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+    static floats fms(floats a, floats b, floats c) { return _mm512_fmsub_ps(a, b, c); }
+    static ints masked(ints x, int bits) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(bits))); }
+    static ints either(ints a, ints b) { return _mm512_or_si512(a, b); }
+    static ints low_nibbles(ints x) { return masked(x, 15); }
+    static ints high_nibbles(ints x) { return masked(_mm512_srli_epi16(x, 4), 15); }
     static ints flip_signs(ints x) { return _mm512_xor_si512(x, _mm512_set1_epi8(static_cast<char>(0x80))); }
     template <class... Byte> static ints table(Byte... bytes) {
         return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...));
     }
     static ints look_up(ints table, ints index) { return _mm512_shuffle_epi8(table, index); }
+
+    // To the left, or right if negative; bits of neighbouring bytes come along.
+    static ints shifted(ints x, int by) {
+        return by < 0 ? _mm512_srli_epi16(x, static_cast<unsigned>(-by))
+                      : _mm512_slli_epi16(x, static_cast<unsigned>(by));
+    }
+
+    static ints load_sums(const int32_t * p) { return _mm512_loadu_si512(p); }
+    static void store_sums(int32_t * p, ints x) { _mm512_storeu_si512(p, x); }
+    // A byte per column to 32 bits, and two rows of them, 32 bytes apart, to pairs of 16 bits.
+    template <bool is_signed> static ints widened(const uint8_t * p) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+        return is_signed ? _mm512_cvtepi8_epi32(v) : _mm512_cvtepu8_epi32(v);
+    }
+    template <bool is_signed> static ints byte_pairs(const uint8_t * p) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 32));
+        const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+        return is_signed ? _mm512_cvtepi8_epi16(both) : _mm512_cvtepu8_epi16(both);
+    }
+    static ints multiply_pairs(ints a, ints b) { return _mm512_madd_epi16(a, b); }
+    static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
+    static ints add_product(ints sum, ints a, ints b) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b)); }
+    static ints less_32_times(ints a, ints b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); }
 
     // Unsigned `w` times signed `x`, four products a lane. GCC 12 keeps the sums of a large tile in registers only
     // where it cannot look into the instruction.

@@ -1,7 +1,7 @@
 // K-quant GEMM on vpdpbusd of 256 bits.
 #include "kernels/gemm_k.h"
 
-#include "kernels/avx2/k_unit.h"
+#include "kernels/avxvnni/unit.h"
 
 namespace tb::npu {
 
@@ -9,19 +9,18 @@ void fill_gemm_avxvnni_k(gemm_kernels & k);
 
 namespace {
 
-struct unit : k_unit {
-    static void dot(ints & sum, ints w, ints x) { sum = _mm256_dpbusd_avx_epi32(sum, w, x); }
+struct k_unit : unit {
     template <class Format>
     static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
                      int32_t (*sums)[gemm_panel]) {
-        k_tile_of_dots<unit>(tile, scales, q, rows, sums);
+        k_tile_of_dots<k_unit>(tile, scales, q, rows, sums);
     }
 };
 
 } // namespace
 
 void fill_gemm_avxvnni_k(gemm_kernels & k) {
-    fill_k_kernels<unit>(k, "gemm_q4k_32x8_avxvnni", "gemm_q5k_32x8_avxvnni", "gemm_q6k_32x8_avxvnni");
+    fill_k_kernels<k_unit>(k, "gemm_q4k_32x8_avxvnni", "gemm_q5k_32x8_avxvnni", "gemm_q6k_32x8_avxvnni");
 }
 
 } // namespace tb::npu

@@ -1,7 +1,7 @@
-// AVX2 behind the names that kernels/gemm_k.h uses, without the products of a tile: avx2 and avxvnni have their own.
-// Internal linkage, see vec_loops.h.
-#ifndef TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H
-#define TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H
+// AVX2 behind the names that kernels/gemm_vnni.h and kernels/gemm_k.h use, without dot products: avx2 and avxvnni have
+// their own. Internal linkage, see vec_loops.h.
+#ifndef TILEBEAM_NPU_KERNELS_AVX2_LANES_H
+#define TILEBEAM_NPU_KERNELS_AVX2_LANES_H
 
 #include <immintrin.h>
 
@@ -10,7 +10,7 @@
 namespace tb::npu {
 namespace {
 
-struct k_unit {
+struct lanes {
     using ints = __m256i;
     using floats = __m256;
     static constexpr int width = 8;
@@ -23,6 +23,11 @@ struct k_unit {
     static ints either(ints a, ints b) { return _mm256_or_si256(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
     static ints high_nibbles(ints x) { return masked(_mm256_srli_epi16(x, 4), 15); }
+    static ints flip_signs(ints x) { return _mm256_xor_si256(x, _mm256_set1_epi8(static_cast<char>(0x80))); }
+    template <class... Bytes> static ints table(Bytes... bytes) {
+        return _mm256_broadcastsi128_si256(_mm_setr_epi8(static_cast<char>(bytes)...));
+    }
+    static ints look_up(ints table, ints index) { return _mm256_shuffle_epi8(table, index); }
     // To the left, or right if negative; bits of neighbouring bytes come along.
     static ints shifted(ints x, int by) { return by < 0 ? _mm256_srli_epi16(x, -by) : _mm256_slli_epi16(x, by); }
 
@@ -49,6 +54,7 @@ struct k_unit {
     static floats load_halves(const uint8_t * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
+    static floats zero() { return _mm256_setzero_ps(); }
     static floats broadcast(float x) { return _mm256_set1_ps(x); }
     static floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
     static floats mul(floats a, floats b) { return _mm256_mul_ps(a, b); }
@@ -59,4 +65,4 @@ struct k_unit {
 } // namespace
 } // namespace tb::npu
 
-#endif // TILEBEAM_NPU_KERNELS_AVX2_K_UNIT_H
+#endif // TILEBEAM_NPU_KERNELS_AVX2_LANES_H
