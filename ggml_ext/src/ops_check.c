@@ -15,13 +15,15 @@
 
 #include "tilebeam/layout.h"
 
-#define T(type) (1u << (type))
+// Sets of types: a bit each.
+#define T(type) ((uint64_t)1 << (type))
+_Static_assert(TB_TYPE_COUNT <= 64, "sets of types have 64 bits");
 #define FLOATS (T(TB_F32) | T(TB_F16) | T(TB_BF16))
-#define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL))
-#define OR(NAME, LABEL, SOURCE, QUANTS, SCALES) | T(TB_##NAME)
-#define K_BLOCKS (T(TB_Q4_K) | T(TB_Q5_K) | T(TB_Q6_K))
-#define COLUMN_TILES (0u TB_COLUMN_TYPES(OR) TB_K_TYPES(OR))
-#define TILED (0u TB_TILED_TYPES(OR))
+#define BLOCKS (T(TB_Q4_0) | T(TB_Q8_0) | T(TB_IQ4_NL)) // that other ops than products take, too
+// What products take as weights, out of the table.
+#define OR_PLAIN(NAME, LABEL, GGML, BLOCK, BYTES, WEIGHTS) | (WEIGHTS == TB_NEVER ? 0 : T(TB_##NAME))
+#define OR_TILED(NAME, LABEL, SOURCE, QUANTS, SCALES) | T(TB_##NAME)
+#define MULTIPLIED (0 TB_PLAIN_TYPES(OR_PLAIN) TB_TILED_TYPES(OR_TILED))
 
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)
@@ -31,7 +33,7 @@
 #define MAX_ROTATED 65536
 #define GLU_KINDS 7
 
-static int is_in(uint32_t type, uint32_t set) { return type < 32 && (set >> type & 1u) != 0; }
+static int is_in(uint32_t type, uint64_t set) { return type < 64 && (set >> type & 1u) != 0; }
 
 static int has(const tb_op * op, uint32_t i) { return i < op->n_src && op->src[i].buffer != TB_NO_BUFFER; }
 
@@ -325,8 +327,8 @@ typedef struct {
     uint32_t required; // bit i: src[i] must be there
     uint32_t dense;    // bit i: rows of src[i] are dense; bit 8: rows of dst are
     uint32_t in_place; // bit i: dst may be the very same elements as src[i]
-    uint32_t dst;      // types
-    uint32_t src[TB_MAX_SRC];
+    uint64_t dst;      // types
+    uint64_t src[TB_MAX_SRC];
 } rule;
 
 #define DST 0x100u
@@ -339,7 +341,7 @@ typedef struct {
 static const rule RULES[TB_OP_COUNT] = {
     // op               name          shapes        required              dense rows                   in place     dst types, src types
     [TB_OP_NOP]        = {"NOP",        NULL,         0,                    0,                           0,           0,       {0}},
-    [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {FLOATS | BLOCKS | K_BLOCKS | TILED, F32_F16}},
+    [TB_OP_MUL_MAT]    = {"MUL_MAT",    mul_mat,      S(0) | S(1),          DST | S(0) | S(1),           0,           F32,     {MULTIPLIED, F32_F16}},
     [TB_OP_FLASH_ATTN] = {"FLASH_ATTN", flash_attn,   S(0) | S(1) | S(2),   DST | 0x1f,                  0,           F32,     {F32, FLOATS | BLOCKS, FLOATS | BLOCKS, T(TB_F16), F32}},
     [TB_OP_RMS_NORM]   = {"RMS_NORM",   same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_MUL]        = {"MUL",        binary,       S(0) | S(1),          0,                           S(0) | S(1), FLOATS,  {FLOATS, FLOATS}},
@@ -362,7 +364,7 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_ARGSORT]    = {"ARGSORT",    argsort,      S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_TOP_K]      = {"TOP_K",      top_k,        S(0),                 DST | S(0),                  0,           T(TB_I32), {F32}},
     [TB_OP_PAD]        = {"PAD",        pad,          S(0),                 DST | S(0),                  0,           F32,     {F32}},
-    [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {FLOATS | BLOCKS | K_BLOCKS | TILED, F32, T(TB_I32)}},
+    [TB_OP_MUL_MAT_ID] = {"MUL_MAT_ID", mul_mat_id,   S(0) | S(1) | S(2),   DST | S(0) | S(1) | S(2),    0,           F32,     {MULTIPLIED, F32, T(TB_I32)}},
     [TB_OP_SUM_ROWS]   = {"SUM_ROWS",   sum_rows,     S(0),                 DST | S(0),                  0,           F32,     {F32}},
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_L2_NORM]    = {"L2_NORM",    same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
