@@ -1,13 +1,17 @@
 """Whole models against the stock CPU backend: prefill of 512 tokens and decoding 1, 8 and 16 sequences, with Q4_0, Q8_0
 and the paper's mix (Q4_0, FFN down in Q8_0), on one thread and on all, runs interleaved.
 
-    python -m bench.whole_model [--kinds q4_0,q8_0,mix] [-t 1,2] [-p 512] [-npl 1,8,16]
-        [--json] [--quick] [--resume FILE --seconds S]
+    python -m bench.whole_model [--kinds q4_0,q8_0,mix | -m FILE ..] [-t 1,2] [-p 512] [-npl 1,8,16] [-d 0]
+        [--ik-llama PROGRAM] [--json] [--quick] [--resume FILE --seconds S]
 
-The models are random with the shapes of Qwen2.5-1.5B (--quick: 4 of their 28 layers, and all threads only). Both sides
-read the same ordinary file and have the same settings: one unified KV cache in F16, flash attention, batches of 512,
-the same threads. The share of the limit is that of the streaming read bandwidth (weight bytes) for one sequence, of the
-int8 peak (two operations a weight and token) for everything else, both measured beside each round.
+The models are random with the shapes of Qwen2.5-1.5B (--quick: 4 of their 28 layers, and all threads only), or files
+of your own (-m). Both sides read the same ordinary file and have the same settings: one unified KV cache in F16, flash
+attention, batches of 512, the same threads. The share of the limit is that of the streaming read bandwidth (weight
+bytes) for one sequence, of the int8 peak (two operations a weight and token) for everything else, both measured beside
+each round.
+
+With --ik-llama, the llama-batched-bench of an ik_llama.cpp build runs in each round too, with -rtr; it loads the model
+each time, and where ours decodes at no depth it does so at one token.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 
 from bench.lib import limits, models, report, rounds
+from bench.lib.batched_bench import BatchedBench
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
@@ -38,16 +43,18 @@ TITLES = {"q4_0": "Q4_0", "q8_0": "Q8_0", "mix": "Q4_0 with FFN down in Q8_0"}
 
 @dataclass(frozen=True)
 class Group:
-    """What is loaded together: a kind of model and a number of threads."""
+    """What is loaded together: a model, by the title it has in the report, and a number of threads."""
 
-    kind: str
+    model: str
+    path: Path
     threads: int
     cases: tuple[Case, ...]
 
     def label(self, case: Case) -> str:
         """A row's name."""
         what = f"prefill {case.n_prompt}" if case.n_prompt else f"decode {case.n_parallel}"
-        return f"{TITLES[self.kind]}, {what}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        what += f" at {case.n_depth}" if case.n_depth else ""
+        return f"{self.model}, {what}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def labels(self) -> Iterator[str]:
         """Of all its cases."""
@@ -60,13 +67,13 @@ def file_of(kind: str, preset: str, quick: bool) -> Path:
     return models.synthetic(preset, type, types, tied=False, layers=4 if quick else None)
 
 
-def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
     """Rounds of one group until each case has as many as wanted; False if the time was over before."""
     room, most = max(c.cells for c in group.cases), max(c.n_parallel for c in group.cases)
     with ExitStack() as stack:
         runners = {}
         for device in ("npu", "cpu"):
-            lm = load(path, device=device, n_ctx=room, n_seq_max=most, threads=group.threads)
+            lm = load(group.path, device=device, n_ctx=room, n_seq_max=most, threads=group.threads)
             runners[device] = Runner(stack.enter_context(lm))
             runners[device].warm_up(Case(0, 1, most))
         while log.fewest(group.labels()) < wanted:
@@ -78,9 +85,11 @@ def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[
                 begun += 1
                 note(name)
                 ours, baseline = runners["npu"].run(case), runners["cpu"].run(case)
+                third = {} if ik is None else {"ik_llama": ik.seconds(group.path, case, group.threads)}
                 log.end(
                     ours=ours,
                     baseline=baseline,
+                    **third,
                     read_gbs=limits.read_gbs(group.threads),
                     int8_gops=limits.int8_gops(group.threads, 0.05),
                 )
@@ -89,7 +98,7 @@ def measure(group: Group, path: Path, log: Rounds, wanted: int, note: Callable[[
     return True
 
 
-def rows_of(groups: list[Group], log: Rounds, files: dict[str, Path]) -> list[dict[str, Any]]:
+def rows_of(groups: list[Group], log: Rounds) -> list[dict[str, Any]]:
     """The report's rows, of the cases that have rounds."""
     rows = []
     for group in groups:
@@ -97,8 +106,8 @@ def rows_of(groups: list[Group], log: Rounds, files: dict[str, Path]) -> list[di
             name = group.label(case)
             if name not in log:
                 continue
-            matrices = models.Matrices.of(files[group.kind])
-            row = log.row(name, case.tokens, "tokens/s")
+            matrices = models.Matrices.of(group.path)
+            row = log.row(name, case.tokens, "tokens/s", **log.against("ik_llama", name, case.tokens))
             weights = matrices.weights - (matrices.output_weights if case.n_prompt else 0)
             share = 2 * weights * row["value"] / (log.median(name, "int8_gops") * 1e9)
             if case.n_parallel == 1 and not case.n_prompt:
@@ -117,44 +126,61 @@ def peaks_of(groups: list[Group], log: Rounds) -> dict[str, float]:
     return peaks
 
 
+def ik_notes(row: dict[str, Any]) -> list[str]:
+    """A line on the third engine, where it ran."""
+    return [f"{row['ik_llama_ratio']:.2f}x of ik_llama.cpp's {row['ik_llama']:.4g}"] if "ik_llama" in row else []
+
+
 def main() -> None:
     """Measure and print."""
     p = Parser(__doc__, "fewer layers, fewer rounds")
     p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
     p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
+    p.add_argument("-m", "--model", type=Path, action="append", default=[], help="GGUF file instead; may be repeated")
+    p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")
     p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
     p.add_count("-p", "--n-prompt", usual=512, quick=128, what="prompt tokens; 0: none")
     p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")
+    p.add_argument("-d", "--n-depth", type=int, default=0, help="tokens of each sequence before decoding begins")
     p.add_count("-n", "--n-gen", usual=16, quick=8, what="tokens per sequence and run")
     p.add_rounds(5, 2)
     rounds.add_options(p)
     a = p.parse()
-    kinds, cpus = a.kinds.split(","), int(limits.machine()["cpus"])
+    kinds, cpus = [] if a.model else a.kinds.split(","), int(limits.machine()["cpus"])
     if unknown := set(kinds) - set(KINDS):
         p.error(f"--kinds: {', '.join(sorted(unknown))} is not among {', '.join(KINDS)}")
     cases = [Case(a.n_prompt)] if a.n_prompt else []
-    cases += [Case(0, a.n_gen, n) for n in numbers(a.n_parallel, "-npl") if n]
+    cases += [Case(0, a.n_gen, n, a.n_depth) for n in numbers(a.n_parallel, "-npl") if n]
     for case in cases:
         case.validate()
     threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
-    groups = [Group(kind, n, tuple(cases)) for kind in kinds for n in threads]
-    files = {kind: file_of(kind, a.preset, a.quick) for kind in kinds}
-    setting = {"bench": "whole_model", "preset": a.preset, "quick": a.quick, "n_prompt": a.n_prompt, "n_gen": a.n_gen}
+    files = {path.stem: path for path in a.model} or {TITLES[k]: file_of(k, a.preset, a.quick) for k in kinds}
+    groups = [Group(model, path, n, tuple(cases)) for model, path in files.items() for n in threads]
+    ik = BatchedBench(a.ik_llama, ("-rtr",)) if a.ik_llama else None
+    setting = {
+        "bench": "whole_model",
+        "preset": a.preset,
+        "quick": a.quick,
+        "n_prompt": a.n_prompt,
+        "n_gen": a.n_gen,
+        **({"n_depth": a.n_depth} if a.n_depth else {}),
+        **({"ik_llama": str(a.ik_llama)} if ik else {}),
+    }
     log = Rounds(a.resume, setting, a.seconds)
     with console.bar("whole models") as progress:
         task = progress.add_task("", total=None, note="")
         for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
             if log.fewest(group.labels()) < a.rounds and not measure(
                 group,
-                files[group.kind],
+                ik,
                 log,
                 a.rounds,
                 lambda name: progress.update(task, advance=1, description=name),
             ):
                 break
     rows = report.Rows("whole_model", a.json)
-    for row in rows_of(groups, log, files):
-        rows.add(row)
+    for row in rows_of(groups, log):
+        rows.add(row, *ik_notes(row))
     rows.finish(peaks_of(groups, log))
     if note := log.note():
         print(note, file=sys.stderr)

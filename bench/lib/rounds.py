@@ -115,6 +115,16 @@ class Rounds:
         others = max(r["others"] for r in rounds)
         return report.row(case, pairs, work, unit, rounds=len(rounds), others=others, **more)
 
+    def against(self, figure: str, case: str, work: float) -> dict[str, float]:
+        """What a case's rounds say of a third engine whose seconds are `figure`: its rate, and how often ours is that.
+
+        Empty if it was not measured."""
+        rounds = [r for r in self._counted(case) if figure in r]
+        if not rounds:
+            return {}
+        ratios = [r[figure] / r["ours"] for r in rounds]
+        return {figure: round(work / self.median(case, figure), 3), f"{figure}_ratio": round(median(ratios), 3)}
+
     def median(self, case: str, figure: str) -> float:
         """Of one figure over a case's rounds."""
         return median(r[figure] for r in self._counted(case))

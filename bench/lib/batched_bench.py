@@ -1,0 +1,43 @@
+"""llama-batched-bench of another build of llama.cpp, ik_llama.cpp's for one, measured beside both sides of a round."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilebeam.measure.throughput import Case
+
+_COLUMNS = 10  # PP TG B N_KV T_PP S_PP T_TG S_TG T S
+
+
+@dataclass(frozen=True)
+class BatchedBench:
+    """Another engine's program.
+
+    Attributes:
+        program: llama-batched-bench.
+        arguments: more options for it, such as ik_llama.cpp's -rtr (repack weights while loading).
+    """
+
+    program: Path
+    arguments: tuple[str, ...] = ()
+
+    def seconds(self, model: Path, case: Case, threads: int) -> float:
+        """One run: of a case with a prompt, the time of that; else of its decoding, at a depth of at least one token.
+
+        Raises:
+            RuntimeError: the program failed, or printed no table.
+        """
+        prompt = case.n_prompt or max(case.n_depth, 1)
+        counts = ("-npp", prompt, "-ntg", case.n_gen or 1, "-npl", case.n_parallel)
+        room = case.n_parallel * (prompt + max(case.n_gen, 1))
+        usual = ("-c", room + 32, "-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-t", threads, "-tb", threads)
+        command = [self.program, "-m", model, *counts, *usual, *self.arguments]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        rows = [line.strip("| ").split("|") for line in done.stdout.splitlines() if line.startswith("|")]
+        measured = [row for row in rows if len(row) == _COLUMNS and row[0].strip().isdigit()]
+        if done.returncode != 0 or len(measured) != 1:
+            tail = " ".join(done.stderr.split()[-40:])
+            raise RuntimeError(f"{self.program} ended with status {done.returncode} and no line of figures: {tail}")
+        return float(measured[0][4 if case.n_prompt else 6])
