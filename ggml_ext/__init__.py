@@ -74,6 +74,10 @@ class Type(IntEnum):
     Q4_K_COL = lib.TB_Q4_K_COL
     Q5_K_COL = lib.TB_Q5_K_COL
     Q6_K_COL = lib.TB_Q6_K_COL
+    Q2_K = lib.TB_Q2_K
+    Q3_K = lib.TB_Q3_K
+    Q2_K_COL = lib.TB_Q2_K_COL
+    Q3_K_COL = lib.TB_Q3_K_COL
 
     @property
     def _info(self) -> Any:

@@ -1,7 +1,8 @@
-"""Floats to K-quants (Q4_K, Q5_K, Q6_K) by rounding to nearest, for random models: gguf's code only reads them."""
+"""Floats to types of 256 k by rounding to nearest, for random models: gguf's code only reads most of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gguf
@@ -13,7 +14,6 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 BLOCK = 256
-TYPES = (Q.Q4_K, Q.Q5_K, Q.Q6_K)
 
 
 def _half(x: F32) -> tuple[F32, U8]:
@@ -73,9 +73,57 @@ def _six_bits(x: F32) -> U8:
     return np.concatenate(parts, axis=1)
 
 
+def _pairs(q: U8) -> U8:
+    """Two bits of each of 256, (n, 256), as ggml has them: those of 128, 32 apart, in 32 bytes."""
+    parts = (q & 3).reshape(-1, 2, 4, 32) << (2 * np.arange(4, dtype=np.uint8)[:, None])
+    return np.asarray(np.bitwise_or.reduce(parts, axis=2).reshape(-1, 64))
+
+
+def _two_bits(x: F32) -> U8:
+    """Q2_K: a scale and a minimum for each 16, four bits each."""
+    n = len(x)
+    sub = x.reshape(n, 16, 16)
+    least = np.minimum(sub.min(axis=2), 0)
+    step = (sub.max(axis=2) - least) / np.float32(3)
+    d, d_bytes = _half(step.max(axis=1) / np.float32(15))
+    dmin, dmin_bytes = _half((-least).max(axis=1) / np.float32(15))
+    s = _whole(step, np.broadcast_to(d[:, None], step.shape), 0, 15)
+    m = _whole(-least, np.broadcast_to(dmin[:, None], step.shape), 0, 15)
+    by = np.broadcast_to((d[:, None] * s)[..., None], sub.shape)
+    q = _whole(sub + (dmin[:, None] * m)[..., None], by, 0, 3).astype(np.uint8)
+    return np.concatenate([(s | m << 4).astype(np.uint8), _pairs(q), d_bytes, dmin_bytes], axis=1)
+
+
+def _three_bits(x: F32) -> U8:
+    """Q3_K: a signed scale of six bits for each 16."""
+    n = len(x)
+    sub = x.reshape(n, 16, 16)
+    at = np.abs(sub).argmax(axis=2)[..., None]
+    step = np.take_along_axis(sub, at, axis=2)[..., 0] / np.float32(-4)
+    d, d_bytes = _half(np.abs(step).max(axis=1) / np.float32(31))
+    s = _whole(step, np.broadcast_to(d[:, None], step.shape), -32, 31)
+    by = np.broadcast_to((d[:, None] * s)[..., None], sub.shape)
+    q = (_whole(sub, by, -4, 3) + 4).astype(np.uint8).reshape(n, 256)
+    ones = (q >> 2).reshape(n, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
+    scales = (s + 32).astype(np.uint8)
+    top = (scales >> 4).reshape(n, 4, 4) << (2 * np.arange(4, dtype=np.uint8)[:, None])
+    low = (scales[:, :8] & 15) | (scales[:, 8:] & 15) << 4
+    parts = [np.bitwise_or.reduce(ones, axis=1), _pairs(q), low, np.bitwise_or.reduce(top, axis=1), d_bytes]
+    return np.concatenate(parts, axis=1)
+
+
+_MAKERS: dict[Q, Callable[[F32], U8]] = {
+    Q.Q2_K: _two_bits,
+    Q.Q3_K: _three_bits,
+    Q.Q4_K: lambda x: _with_minima(x, 4),
+    Q.Q5_K: lambda x: _with_minima(x, 5),
+    Q.Q6_K: _six_bits,
+}
+TYPES = tuple(_MAKERS)
+
+
 def quantize(x: F32, qtype: Q) -> U8:
     """Float32 values, whole blocks of 256, to the bytes of `qtype` in file order."""
-    blocks = x.reshape(-1, BLOCK)
-    made = _six_bits(blocks) if qtype is Q.Q6_K else _with_minima(blocks, 5 if qtype is Q.Q5_K else 4)
+    made = _MAKERS[qtype](x.reshape(-1, BLOCK))
     assert made.shape[1] == gguf.GGML_QUANT_SIZES[qtype][1]
     return made.reshape(-1)

@@ -41,6 +41,8 @@ TYPES = {
     "q8_0": Q.Q8_0,
     "q4_0": Q.Q4_0,
     "iq4_nl": Q.IQ4_NL,
+    "q2_k": Q.Q2_K,
+    "q3_k": Q.Q3_K,
     "q4_k": Q.Q4_K,
     "q5_k": Q.Q5_K,
     "q6_k": Q.Q6_K,

@@ -1,28 +1,32 @@
-// K-quants: block panels in and out of ggml's super-blocks, and the reference dequantize. k_panels.h has the layout.
+// Types with blocks of 256 k: block panels in and out of ggml's super-blocks, and the reference dequantize. k_panels.h
+// has the panels' layout.
 #include "k_panels.h"
 
 #include "half.h"
 #include "tile.h"
 #include "tilebeam/k_panels.h"
 
-// Where the fields of ggml's super-blocks begin (ggml-common.h).
-enum {
-    // Q4_K: d, dmin, scales[12], qs[128]; Q5_K: d, dmin, scales[12], qh[32], qs[128]; Q6_K: ql[128], qh[64],
-    // scales[16], d
-    Q45_K_SCALES = 4,
-    Q4_K_QS = 16,
-    Q5_K_QH = 16,
-    Q5_K_QS = 48,
-    Q6_K_QH = 128,
-    Q6_K_SCALES = 192,
-    Q6_K_D = 208,
-};
+#define NONE (-1)
 
-// One column's 256 quants, in k order, and what scales them.
+// Where a super-block of ggml has its parts (ggml-common.h); NONE: it has no such part.
+typedef struct {
+    int nibbles, half; // two quants, `half` k apart, in each byte; `half` bytes, then the next 2 * half k
+    int pairs;         // two bits a quant: 128 k, 32 apart, share 32 bytes
+    int ones;          // a bit a quant: 256 k, 32 apart, share 32 bytes
+    int scales, n_scales;
+    int d, dmin;
+} shape;
+
+static const shape Q2_K = {NONE, 0, 16, NONE, 0, 16, 80, 82};
+static const shape Q3_K = {NONE, 0, 32, 0, 96, 12, 108, NONE};
+static const shape Q4_K = {16, 32, NONE, NONE, 4, 12, 0, 2};
+static const shape Q5_K = {48, 32, NONE, 16, 4, 12, 0, 2};
+static const shape Q6_K = {0, 64, 128, NONE, 192, 16, 208, NONE};
+
+// One column's 256 quants, in k order, and what scales them: bytes as a panel has them, one below the other.
 typedef struct {
     uint8_t q[TB_K_BLOCK];
-    uint8_t scale[16]; // Q6_K: int8
-    uint8_t min[8];
+    uint8_t scales[16];
     uint16_t d, dmin;
 } column;
 
@@ -30,148 +34,161 @@ static size_t block_bytes(uint32_t type) { return tb_type_size(tb_tiled_source(t
 
 static size_t k_panel_bytes(uint32_t type) { return tb_tile_bytes(type) * (TB_K_BLOCK / TILE); }
 
-static uint32_t fields_at(uint32_t type) {
-    return type == TB_Q4_K_COL ? TB_Q4_K_FIELDS : type == TB_Q5_K_COL ? TB_Q5_K_FIELDS : TB_Q6_K_FIELDS;
+static const shape * shape_of(uint32_t type) {
+    switch (type) {
+    case TB_Q2_K_COL:
+        return &Q2_K;
+    case TB_Q3_K_COL:
+        return &Q3_K;
+    case TB_Q4_K_COL:
+        return &Q4_K;
+    case TB_Q5_K_COL:
+        return &Q5_K;
+    default:
+        return &Q6_K;
+    }
 }
 
-// Scale and minimum of sub-block t: bits 0 to 5 of bytes t and t + 4; from sub-block 4 on, four bits of byte t + 4 and
-// the top two bits of the bytes before.
-static void unpack_scales(const uint8_t * s, column * c) {
+// What the lowest of the pairs of bits, or of the single bits, counts: they stand above the other bits.
+static int pairs_shift(const shape * s) { return s->nibbles == NONE ? 0 : 4; }
+
+static int ones_shift(const shape * s) { return s->nibbles == NONE ? 2 : 4; }
+
+// ---- ggml's super-blocks
+
+// Number i of six(h): k_panels.h.
+static int six_bits(const uint8_t * s, int h, int i) {
+    const int part = i / (h / 2), at = i % (h / 2);
+    const int low = s[(part & 1) * (h / 2) + at] >> (part >> 1) * 4 & 15;
+    return low | (s[h + at] >> part * 2 & 3) << 4;
+}
+
+// ggml's scales as the panel has them. Q4_K, Q5_K: bytes t and t + 4 have six bits of scale and minimum t, and above
+// them the top bits of t + 4, whose low bits are byte t + 8; every other type has the panel's order.
+static void read_scales(uint32_t type, const uint8_t * in, column * c) {
+    memcpy(c->scales, in, (size_t)shape_of(type)->n_scales);
+    if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
-        c->scale[t] = s[t] & 63;
-        c->min[t] = s[t + 4] & 63;
-        c->scale[t + 4] = (uint8_t)((s[t + 8] & 15) | s[t] >> 6 << 4);
-        c->min[t + 4] = (uint8_t)(s[t + 8] >> 4 | s[t + 4] >> 6 << 4);
+        c->scales[t] = (uint8_t)((in[t] & 15) | in[t + 4] << 4);
+        c->scales[t + 4] = in[t + 8];
+        c->scales[t + 8] = (uint8_t)(in[t] >> 4 | (in[t + 4] & 0xf0));
     }
 }
 
-static void pack_scales(const column * c, uint8_t * s) {
+static void write_scales(uint32_t type, const column * c, uint8_t * out) {
+    memcpy(out, c->scales, (size_t)shape_of(type)->n_scales);
+    if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
-        s[t] = (uint8_t)(c->scale[t] | c->scale[t + 4] >> 4 << 6);
-        s[t + 4] = (uint8_t)(c->min[t] | c->min[t + 4] >> 4 << 6);
-        s[t + 8] = (uint8_t)((c->scale[t + 4] & 15) | (c->min[t + 4] & 15) << 4);
+        out[t] = (uint8_t)((c->scales[t] & 15) | c->scales[t + 8] << 4);
+        out[t + 4] = (uint8_t)(c->scales[t] >> 4 | (c->scales[t + 8] & 0xf0));
+        out[t + 8] = c->scales[t + 4];
     }
 }
 
-// Quants of Q4_K and Q5_K: 64 k share 32 bytes, the first half in low nibbles. Fifth bits: bit t of byte k % 32.
-static void from_q45(const uint8_t * b, column * c, int fifth) {
-    const uint8_t * qs = b + (fifth ? Q5_K_QS : Q4_K_QS);
-    c->d = tb_load16(b);
-    c->dmin = tb_load16(b + 2);
-    unpack_scales(b + Q45_K_SCALES, c);
-    for (int k = 0; k < TB_K_BLOCK; k++) {
-        const uint8_t byte = qs[k / 64 * 32 + k % 32];
-        const int high = fifth ? b[Q5_K_QH + k % 32] >> (k / 32) & 1 : 0;
-        c->q[k] = (uint8_t)((k / 32 % 2 ? byte >> 4 : byte & 15) | high << 4);
+static void read_quants(const shape * s, const uint8_t * b, column * c) {
+    memset(c->q, 0, sizeof(c->q));
+    for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
+        for (int i = 0; i < s->half; i++) {
+            c->q[k + i] = b[s->nibbles + k / 2 + i] & 15;
+            c->q[k + s->half + i] = b[s->nibbles + k / 2 + i] >> 4;
+        }
+    }
+    for (int t = 0; t < 8 && s->pairs != NONE; t++) {
+        const uint8_t * in = b + s->pairs + t / 4 * 32;
+        for (int i = 0; i < 32; i++)
+            c->q[32 * t + i] |= (uint8_t)((in[i] >> t % 4 * 2 & 3) << pairs_shift(s));
+    }
+    for (int t = 0; t < 8 && s->ones != NONE; t++) {
+        for (int i = 0; i < 32; i++)
+            c->q[32 * t + i] |= (uint8_t)((b[s->ones + i] >> t & 1) << ones_shift(s));
     }
 }
 
-static void to_q45(const column * c, uint8_t * b, int fifth) {
-    uint8_t * qs = b + (fifth ? Q5_K_QS : Q4_K_QS);
-    memset(b, 0, tb_type_size(fifth ? TB_Q5_K : TB_Q4_K));
-    tb_store16(b, c->d);
-    tb_store16(b + 2, c->dmin);
-    pack_scales(c, b + Q45_K_SCALES);
-    for (int k = 0; k < TB_K_BLOCK; k++) {
-        qs[k / 64 * 32 + k % 32] |= (uint8_t)((c->q[k] & 15) << (k / 32 % 2 * 4));
-        if (fifth) b[Q5_K_QH + k % 32] |= (uint8_t)(c->q[k] >> 4 << (k / 32));
+// Into bytes that are zero.
+static void write_quants(const shape * s, const column * c, uint8_t * b) {
+    for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
+        for (int i = 0; i < s->half; i++)
+            b[s->nibbles + k / 2 + i] = (uint8_t)((c->q[k + i] & 15) | c->q[k + s->half + i] << 4);
+    }
+    for (int t = 0; t < 8 && s->pairs != NONE; t++) {
+        uint8_t * out = b + s->pairs + t / 4 * 32;
+        for (int i = 0; i < 32; i++)
+            out[i] |= (uint8_t)((c->q[32 * t + i] >> pairs_shift(s) & 3) << t % 4 * 2);
+    }
+    for (int t = 0; t < 8 && s->ones != NONE; t++) {
+        for (int i = 0; i < 32; i++)
+            b[s->ones + i] |= (uint8_t)((c->q[32 * t + i] >> ones_shift(s) & 1) << t);
     }
 }
 
-// Q6_K: 128 k share 64 bytes of low nibbles (k and k + 64) and 32 bytes of bits 4, 5 (k, k + 32, k + 64, k + 96).
-static void from_q6(const uint8_t * b, column * c) {
-    c->d = tb_load16(b + Q6_K_D);
-    memcpy(c->scale, b + Q6_K_SCALES, 16);
-    for (int k = 0; k < TB_K_BLOCK; k++) {
-        const uint8_t low = b[k / 128 * 64 + k % 64], high = b[Q6_K_QH + k / 128 * 32 + k % 32];
-        c->q[k] = (uint8_t)((k % 128 < 64 ? low & 15 : low >> 4) | (high >> (k % 128 / 32 * 2) & 3) << 4);
-    }
+static void from_block(uint32_t type, const uint8_t * block, column * c) {
+    const shape * s = shape_of(type);
+    c->d = tb_load16(block + s->d);
+    c->dmin = s->dmin == NONE ? 0 : tb_load16(block + s->dmin);
+    read_scales(type, block + s->scales, c);
+    read_quants(s, block, c);
 }
 
-static void to_q6(const column * c, uint8_t * b) {
-    memset(b, 0, tb_type_size(TB_Q6_K));
-    tb_store16(b + Q6_K_D, c->d);
-    memcpy(b + Q6_K_SCALES, c->scale, 16);
-    for (int k = 0; k < TB_K_BLOCK; k++) {
-        b[k / 128 * 64 + k % 64] |= (uint8_t)((c->q[k] & 15) << (k % 128 < 64 ? 0 : 4));
-        b[Q6_K_QH + k / 128 * 32 + k % 32] |= (uint8_t)(c->q[k] >> 4 << (k % 128 / 32 * 2));
-    }
+static void to_block(uint32_t type, const column * c, uint8_t * block) {
+    const shape * s = shape_of(type);
+    memset(block, 0, block_bytes(type));
+    tb_store16(block + s->d, c->d);
+    if (s->dmin != NONE) tb_store16(block + s->dmin, c->dmin);
+    write_scales(type, c, block + s->scales);
+    write_quants(s, c, block);
 }
 
-// Bits `mask` above the low four of a tile's 32 quants, `width` of them a quad, as the words of a plane.
-static uint32_t gather_plane(const uint8_t * q, uint32_t first_quad, uint32_t quads, uint32_t width, uint32_t mask) {
+// ---- block panels
+
+// Bits `mask` above the low `shift` of some quads of a tile, `width` of them a quad, as the words of a plane.
+static uint32_t gather_plane(const uint8_t * q, uint32_t quads, uint32_t width, uint32_t mask, int shift) {
     uint32_t w = 0;
     for (uint32_t j = 0; j < quads; j++)
-        w |= (load32(q + 4 * (first_quad + j)) >> 4 & mask) << width * j;
+        w |= (load32(q + 4 * j) >> shift & mask) << width * j;
     return quad(w);
 }
 
-static void scatter_plane(uint8_t * q, uint32_t first_quad, uint32_t quads, uint32_t width, uint32_t mask, uint32_t w) {
+static void scatter_plane(uint8_t * q, uint32_t quads, uint32_t width, uint32_t mask, int shift, uint32_t w) {
     w = quad(w);
     for (uint32_t j = 0; j < quads; j++) {
-        uint8_t * at = q + 4 * (first_quad + j);
-        store32(at, load32(at) | (w >> width * j & mask) << 4);
+        uint8_t * at = q + 4 * j;
+        store32(at, load32(at) | (w >> width * j & mask) << shift);
     }
 }
 
 static void store_column(uint32_t type, const column * c, uint8_t * panel, uint32_t n) {
-    for (uint32_t i = 0; i < TB_K_BLOCK / 8; i++)
+    const shape * s = shape_of(type);
+    for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++)
         store32(panel + i * CHUNK + 4 * n, join8(load64(c->q + 8 * i) & 0x0f0f0f0f0f0f0f0fu));
-    uint8_t * plane = panel + TB_K_QUANTS + 4 * n;
-    for (uint32_t t = 0; t < 8; t++) {
-        const uint8_t * q = c->q + 32 * t;
-        if (type == TB_Q5_K_COL) store32(plane + t * TB_Q5_K_PLANE, gather_plane(q, 0, 8, 1, 0x01010101u));
-        for (uint32_t h = 0; h < 2 && type == TB_Q6_K_COL; h++)
-            store32(plane + t * TB_Q6_K_PLANE + h * CHUNK, gather_plane(q, 4 * h, 4, 2, 0x03030303u));
-    }
-    uint8_t * fields = panel + fields_at(type);
-    if (type == TB_Q6_K_COL) {
-        for (uint32_t i = 0; i < 16; i++)
-            fields[32 * i + n] = c->scale[i];
-        tb_store16(fields + TB_Q6_K_SCALES + 2 * n, c->d);
-        return;
-    }
-    for (uint32_t t = 0; t < 8; t++)
-        fields[32 * t + n] = (uint8_t)((c->scale[t] & 15) | (c->min[t] & 15) << 4);
-    for (uint32_t r = 0; r < 4; r++)
-        fields[TB_K_LOW + 32 * r + n] =
-            (uint8_t)(c->scale[r] >> 4 | c->scale[r + 4] >> 4 << 2 | c->min[r] >> 4 << 4 | c->min[r + 4] >> 4 << 6);
-    tb_store16(fields + TB_K_LOW + TB_K_HIGH + 2 * n, c->d);
-    tb_store16(fields + TB_K_LOW + TB_K_HIGH + TB_K_HALVES + 2 * n, c->dmin);
+    if (s->nibbles != NONE) panel += TB_K_NIBBLES;
+    for (uint32_t i = 0; i < 16 && s->pairs != NONE; i++)
+        store32(panel + i * CHUNK + 4 * n, gather_plane(c->q + 16 * i, 4, 2, 0x03030303u, pairs_shift(s)));
+    if (s->pairs != NONE) panel += TB_K_PAIRS;
+    for (uint32_t t = 0; t < 8 && s->ones != NONE; t++)
+        store32(panel + t * CHUNK + 4 * n, gather_plane(c->q + 32 * t, 8, 1, 0x01010101u, ones_shift(s)));
+    if (s->ones != NONE) panel += TB_K_ONES;
+    for (int i = 0; i < s->n_scales; i++, panel += 32)
+        panel[n] = c->scales[i];
+    tb_store16(panel + 2 * n, c->d);
+    if (s->dmin != NONE) tb_store16(panel + TB_K_HALVES + 2 * n, c->dmin);
 }
 
 static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column * c) {
-    for (uint32_t i = 0; i < TB_K_BLOCK / 8; i++)
+    const shape * s = shape_of(type);
+    memset(c->q, 0, sizeof(c->q));
+    for (uint32_t i = 0; i < TB_K_BLOCK / 8 && s->nibbles != NONE; i++)
         store64(c->q + 8 * i, split8(load32(panel + i * CHUNK + 4 * n)));
-    const uint8_t * plane = panel + TB_K_QUANTS + 4 * n;
-    for (uint32_t t = 0; t < 8; t++) {
-        uint8_t * q = c->q + 32 * t;
-        if (type == TB_Q5_K_COL) scatter_plane(q, 0, 8, 1, 0x01010101u, load32(plane + t * TB_Q5_K_PLANE));
-        for (uint32_t h = 0; h < 2 && type == TB_Q6_K_COL; h++)
-            scatter_plane(q, 4 * h, 4, 2, 0x03030303u, load32(plane + t * TB_Q6_K_PLANE + h * CHUNK));
-    }
-    const uint8_t * fields = panel + fields_at(type);
-    if (type == TB_Q6_K_COL) {
-        for (uint32_t i = 0; i < 16; i++)
-            c->scale[i] = fields[32 * i + n];
-        c->d = tb_load16(fields + TB_Q6_K_SCALES + 2 * n);
-        return;
-    }
-    for (uint32_t t = 0; t < 8; t++) {
-        const uint8_t low = fields[32 * t + n], high = fields[TB_K_LOW + 32 * (t % 4) + n];
-        c->scale[t] = (uint8_t)((low & 15) | (high >> (t / 4 * 2) & 3) << 4);
-        c->min[t] = (uint8_t)(low >> 4 | (high >> (4 + t / 4 * 2) & 3) << 4);
-    }
-    c->d = tb_load16(fields + TB_K_LOW + TB_K_HIGH + 2 * n);
-    c->dmin = tb_load16(fields + TB_K_LOW + TB_K_HIGH + TB_K_HALVES + 2 * n);
-}
-
-static void from_block(uint32_t type, const uint8_t * block, column * c) {
-    if (type == TB_Q6_K_COL) {
-        from_q6(block, c);
-    } else {
-        from_q45(block, c, type == TB_Q5_K_COL);
-    }
+    if (s->nibbles != NONE) panel += TB_K_NIBBLES;
+    for (uint32_t i = 0; i < 16 && s->pairs != NONE; i++)
+        scatter_plane(c->q + 16 * i, 4, 2, 0x03030303u, pairs_shift(s), load32(panel + i * CHUNK + 4 * n));
+    if (s->pairs != NONE) panel += TB_K_PAIRS;
+    for (uint32_t t = 0; t < 8 && s->ones != NONE; t++)
+        scatter_plane(c->q + 32 * t, 8, 1, 0x01010101u, ones_shift(s), load32(panel + t * CHUNK + 4 * n));
+    if (s->ones != NONE) panel += TB_K_ONES;
+    for (int i = 0; i < s->n_scales; i++, panel += 32)
+        c->scales[i] = panel[n];
+    c->d = tb_load16(panel + 2 * n);
+    c->dmin = s->dmin == NONE ? 0 : tb_load16(panel + TB_K_HALVES + 2 * n);
 }
 
 void k_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * src, size_t row_stride, uint8_t * panel) {
@@ -191,26 +208,42 @@ void k_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const uint8_t * pa
     for (uint64_t b = 0; b < k / TB_K_BLOCK; b++) {
         for (uint32_t n = 0; n < rows; n++) {
             column c;
-            uint8_t * out = dst + n * row_stride + b * block;
             load_column(type, panel + b * bytes, n, &c);
-            if (type == TB_Q6_K_COL) {
-                to_q6(&c, out);
-            } else {
-                to_q45(&c, out, type == TB_Q5_K_COL);
-            }
+            to_block(type, &c, dst + n * row_stride + b * block);
         }
+    }
+}
+
+// ---- values
+
+// Scale and minimum of 16 k, the i-th of the block, and what a quant of 0 means.
+typedef struct {
+    int scale, min, zero;
+} factors;
+
+static factors factors_of(uint32_t type, const uint8_t * s, int i) {
+    switch (type) {
+    case TB_Q2_K_COL:
+        return (factors){s[i] & 15, s[i] >> 4, 0};
+    case TB_Q3_K_COL:
+        return (factors){six_bits(s, 8, i) - 32, 0, -4};
+    case TB_Q6_K_COL:
+        return (factors){(int8_t)s[i], 0, -32};
+    default:
+        return (factors){six_bits(s, 8, i / 2), six_bits(s, 8, 8 + i / 2), 0};
     }
 }
 
 // In the order in which ggml multiplies: d * scale first, then by the quant.
 static void column_values(uint32_t type, const column * c, float * out) {
+    const int minima = shape_of(type)->dmin != NONE;
     const float d = tb_half_to_float(c->d), dmin = tb_half_to_float(c->dmin);
-    for (int k = 0; k < TB_K_BLOCK; k++) {
-        if (type == TB_Q6_K_COL) {
-            out[k] = d * (float)(int8_t)c->scale[k / 16] * (float)(c->q[k] - 32);
-        } else {
-            const float scale = d * (float)c->scale[k / 32], min = dmin * (float)c->min[k / 32];
-            out[k] = scale * (float)c->q[k] - min;
+    for (int i = 0; i < TB_K_BLOCK / 16; i++, out += 16) {
+        const factors f = factors_of(type, c->scales, i);
+        const float scale = d * (float)f.scale, min = dmin * (float)f.min;
+        for (int k = 0; k < 16; k++) {
+            out[k] = scale * (float)(c->q[16 * i + k] + f.zero);
+            if (minima) out[k] -= min;
         }
     }
 }

@@ -1,4 +1,4 @@
-// K-quants, for layout.c: `type` is TB_Q4_K_COL, TB_Q5_K_COL or TB_Q6_K_COL, k a multiple of 256, rows at most 32.
+// Types with blocks of 256 k, for layout.c: `type` is one of TB_K_TYPES, k a multiple of 256, rows at most 32.
 #ifndef TILEBEAM_SRC_K_PANELS_H
 #define TILEBEAM_SRC_K_PANELS_H
 

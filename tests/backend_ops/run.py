@@ -67,7 +67,7 @@ OPS: dict[str, Op] = {
     "PAD": Op(4),
     # Mixtures of experts.
     # The program quantizes the experts itself, large K-quants for minutes.
-    "MUL_MAT_ID": Op(330, r"^(?!.*type_a=q[456]_K.*k=\d{4})"),
+    "MUL_MAT_ID": Op(330, r"^(?!.*type_a=q[2-6]_K.*k=\d{4})"),
     "SUM_ROWS": Op(10),
     # Shapes of other model families.
     "REPEAT": Op(16),

@@ -1,4 +1,4 @@
-"""Tile layout, version 2: block panels of K-quants against the formulas, and against gguf's reading of super-blocks."""
+"""Tile layout, version 2: block panels of 256 k against the formulas, and against gguf's reading of super-blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from k_quants import HALVES, K_BLOCKS, K_PANELS, random_super_blocks, values
 from tilebeam._ext import Type, column_type, dequantize, pack, row_bytes, source_type, tile_bytes, tiled_bytes, unpack
 
 types = st.sampled_from(K_BLOCKS)
-PANEL = {Type.Q4_K_COL: 4608, Type.Q5_K_COL: 5632, Type.Q6_K_COL: 6720}
+PANEL = {
+    Type.Q2_K_COL: 2688,
+    Type.Q3_K_COL: 3520,
+    Type.Q4_K_COL: 4608,
+    Type.Q5_K_COL: 5632,
+    Type.Q6_K_COL: 6720,
+}
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,26 +43,68 @@ def test_values_are_those_of_gguf(type: Type, blocks: int, n: int, seed: int) ->
     np.testing.assert_array_equal(dequantize(tiled, pack(tiled, rows.reshape(-1), k, n), k, n).reshape(n, k), expected)
 
 
+class Reader:
+    """One block panel by the formulas of k_panels.h: its fields one after the other, (32, 256) each."""
+
+    def __init__(self, panel: np.ndarray) -> None:
+        self.panel = panel
+        self.k, self.n = np.meshgrid(np.arange(256), np.arange(32), indexing="xy")
+        self.t, self.j = self.k // 32, self.k % 32 // 4
+        self.place = 4 * self.n + 2 * (self.k & 1) + (self.k >> 1 & 1)
+
+    def take(self, nbytes: int) -> np.ndarray:
+        taken, self.panel = self.panel[:nbytes], self.panel[nbytes:]
+        return taken
+
+    def nibbles(self) -> np.ndarray:
+        byte = self.take(4096)[512 * self.t + 128 * (self.j // 2) + self.place]
+        return np.where(self.j % 2, byte >> 4, byte & 15).astype(np.int64)
+
+    def pairs(self) -> np.ndarray:
+        byte = self.take(2048)[256 * self.t + 128 * (self.j // 4) + self.place].astype(np.int64)
+        return byte >> 2 * (self.j % 4) & 3
+
+    def ones(self) -> np.ndarray:
+        return self.take(1024)[128 * self.t + self.place].astype(np.int64) >> self.j & 1
+
+    def bytes(self, rows: int) -> np.ndarray:
+        """(rows, 32, 1): each of all k."""
+        return self.take(32 * rows).reshape(rows, 32, 1).astype(np.int64)
+
+    def six(self, h: int) -> np.ndarray:
+        """(2h, 32, 1)."""
+        low, top = self.bytes(h), self.bytes(h // 2)
+        lows = [low[: h // 2] & 15, low[h // 2 :] & 15, low[: h // 2] >> 4, low[h // 2 :] >> 4]
+        return np.concatenate([lows[i] | (top >> 2 * i & 3) << 4 for i in range(4)])
+
+    def half(self) -> np.ndarray:
+        return self.take(64).view(np.float16).astype(np.float32)[:, None]
+
+
+def spread(of: np.ndarray) -> np.ndarray:
+    """Numbers (count, 32, 1) of a block, each for its share of k, as float32 (32, 256)."""
+    return np.repeat(of[:, :, 0].T, 256 // len(of), axis=1).astype(np.float32)
+
+
 def read_panel(tiled: Type, panel: np.ndarray) -> np.ndarray:
-    """Values of one block panel, (32, 256), by the formulas of k_panels.h."""
-    k, n = np.meshgrid(np.arange(256), np.arange(32), indexing="xy")
-    t, j, place = k // 32, k % 32 // 4, 2 * (k & 1) + (k >> 1 & 1)
-    byte = panel[512 * t + 128 * (j // 2) + 4 * n + place]
-    q = np.where(j % 2, byte >> 4, byte & 15).astype(np.int64)
-    six = tiled == Type.Q6_K_COL
+    """Values of one block panel, (32, 256)."""
+    r = Reader(panel)
+    if tiled == Type.Q2_K_COL:
+        q, both = r.pairs(), r.bytes(16)
+        return r.half() * spread(both & 15) * q.astype(np.float32) - r.half() * spread(both >> 4)
+    if tiled == Type.Q3_K_COL:
+        q = r.pairs() | r.ones() << 2
+        scale = spread(r.six(8) - 32)
+        return r.half() * scale * (q - 4).astype(np.float32)
+    q = r.nibbles()
+    if tiled == Type.Q6_K_COL:
+        q |= r.pairs() << 4
+        scale = spread(r.bytes(16).astype(np.int8))
+        return r.half() * scale * (q - 32).astype(np.float32)
     if tiled == Type.Q5_K_COL:
-        q |= (panel[4096 + 128 * t + 4 * n + place].astype(np.int64) >> j & 1) << 4
-    if six:
-        q |= (panel[4096 + 256 * t + 128 * (j // 4) + 4 * n + place].astype(np.int64) >> 2 * (j % 4) & 3) << 4
-    fields = panel[PANEL[tiled] - (576 if six else 512) :]
-    if six:
-        d = fields[512:].view(np.float16).astype(np.float32)[n]
-        return d * fields[:512].view(np.int8)[32 * (k // 16) + n].astype(np.float32) * (q - 32).astype(np.float32)
-    low, high = fields[32 * t + n], fields[256 + 32 * (t % 4) + n] >> (t // 4 * 2)
-    scale = (low & 15 | (high & 3) << 4).astype(np.float32)
-    minimum = (low >> 4 | (high >> 4 & 3) << 4).astype(np.float32)
-    d, dmin = (fields[at : at + 64].view(np.float16).astype(np.float32)[n] for at in (384, 448))
-    return d * scale * q.astype(np.float32) - dmin * minimum
+        q |= r.ones() << 4
+    six = r.six(8)
+    return r.half() * spread(six[:8]) * q.astype(np.float32) - r.half() * spread(six[8:])
 
 
 @pytest.mark.parametrize("tiled", K_PANELS, ids=lambda t: t.label)

@@ -14,6 +14,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf_kit import gaussian, only_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
 from tilebeam._ext import Type, column_type, dequantize, layout_version, quantize, source_type
 from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, contents, ggml_values, gguf_write, weights
@@ -85,6 +86,12 @@ def layouts(path: Path) -> dict[str, str]:
     return {t["name"]: t["layout"] or t["type"] for t in gguf_tools.inspect(path)["tensors"]}
 
 
+def tile_k(type: Type) -> int:
+    """k of the smallest piece that a plain type is cut into as tiles; 0 of floats."""
+    tiled = column_type(type)
+    return int(ggml_ext.lib.tb_tile_k(tiled)) if tiled is not None else 0
+
+
 def values(type: gguf.GGMLQuantizationType, data: U8) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The gguf package's reading of (n, row bytes)."""
     return np.ascontiguousarray(gguf_dequantize(data, type), np.float32).reshape(len(data), -1)
@@ -142,6 +149,23 @@ def test_every_source_to_every_target(
     found = gguf_tools.verify(tmp_path / "p.gguf", against=model)
     assert found.exact == exact
     assert found.errors == ({} if exact else {"blk.0.attn_q.weight": pytest.approx(made.error, rel=1e-4)})
+
+
+@pytest.mark.parametrize("type", [q for q, t in weights.TB_TYPE.items() if tile_k(t) == 256], ids=lambda t: t.name)
+def test_blocks_of_256_become_panels_and_come_back(tmp_path: Path, type: gguf.GGMLQuantizationType) -> None:
+    """Any bytes at all, columns that fill no panel, and an expert stack."""
+    rng = np.random.default_rng(type)
+    row = int(gguf.GGML_QUANT_SIZES[type][1]) * 2
+    shapes = {"blk.0.attn_q.weight": (64, row), "blk.0.ffn_up_exps.weight": (3, 32, row)}
+    data = {name: (type, rng.integers(0, 256, shape).astype(np.uint8)) for name, shape in shapes.items()}
+    model, packed, back = write_model(tmp_path / "m.gguf", data), tmp_path / "p.gguf", tmp_path / "back.gguf"
+    assert gguf_tools.pack(model, packed).lossless
+    assert set(layouts(packed).values()) == {f"{type.name.lower()}_col"}
+    assert gguf_tools.manifest(packed).layout_version == 2
+    assert gguf_tools.verify(packed, against=model).exact == 2
+    assert {t["device"] for t in gguf_tools.inspect(packed)["tensors"]} == {"NPU"}
+    gguf_tools.unpack(packed, back)
+    assert back.read_bytes() == model.read_bytes()
 
 
 def test_searched_scales_err_less_and_importance_moves_the_error(tmp_path: Path) -> None:
@@ -523,7 +547,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
-    model, packed = small(tmp_path, attn_q=Q.Q3_K, ffn_up=Q.Q8_0, token_embd=Q.Q8_0), tmp_path / "p.gguf"
+    model, packed = small(tmp_path, attn_q=Q.IQ3_S, ffn_up=Q.Q8_0, token_embd=Q.Q8_0), tmp_path / "p.gguf"
     policy = Policy.make(tensor_types=["ffn_down=q4_0:tile", "ffn_up=q8_0"])
     gguf_tools.pack(model, packed, policy=policy)
     result = run("inspect", packed)
@@ -532,7 +556,7 @@ def test_inspect_shows_every_tensor_and_its_device(tmp_path: Path) -> None:
     rows_ = {line[0]: line[1:] for line in words if line and line[0].endswith(".weight")}
     assert rows_ == {
         "token_embd.weight": ["q8_0", "256", "x", "64", "17,408", "CPU,", "NPU"],
-        "blk.0.attn_q.weight": ["q3_k", "256", "x", "64", "7,040", "CPU"],
+        "blk.0.attn_q.weight": ["iq3_s", "256", "x", "64", "7,040", "CPU"],
         "blk.0.ffn_up.weight": ["q8_0", "column", "256", "x", "64", "17,408", "NPU"],
         "blk.0.ffn_down.weight": ["q4_0", "tile", "256", "x", "64", "9,216", "NPU"],
         "blk.0.attn_norm.weight": ["f32", "256", "1,024", "NPU"],

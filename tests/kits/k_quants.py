@@ -1,4 +1,4 @@
-"""K-quants by hand: random super-blocks, and what they mean by gguf's own numpy code."""
+"""Types with blocks of 256 k by hand: random super-blocks, and what they mean by gguf's own numpy code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from tilebeam._ext import Type
 
 Array = npt.NDArray[Any]
 
-GGML = {
-    Type.Q4_K: gguf.GGMLQuantizationType.Q4_K,
-    Type.Q5_K: gguf.GGMLQuantizationType.Q5_K,
-    Type.Q6_K: gguf.GGMLQuantizationType.Q6_K,
+# Types with blocks of 256 k, and where the FP16 scales of a super-block are: d and dmin, or d.
+HALVES = {
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
 }
-K_BLOCKS = tuple(GGML)
-K_PANELS = (Type.Q4_K_COL, Type.Q5_K_COL, Type.Q6_K_COL)
-# Where the FP16 scales of a super-block are: d and dmin, or d.
-HALVES = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+K_BLOCKS = tuple(HALVES)
+K_PANELS = tuple(Type[f"{t.name}_COL"] for t in K_BLOCKS)
+GGML = {t: gguf.GGMLQuantizationType(t.ggml) for t in K_BLOCKS}
 
 
 def random_super_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> Array:

@@ -1,4 +1,4 @@
-"""MUL_MAT with K-quants on every kernel set: against the numerics in numpy, exact arithmetic, and the portable set."""
+"""MUL_MAT with types of 256 k, every kernel set: against the numerics in numpy, exact arithmetic, the portable set."""
 
 from __future__ import annotations
 
@@ -75,18 +75,26 @@ def test_products(isa: str, type: Type, blocks: int, n: int, m: int, threads: in
     assert np.all(np.abs(out - other) <= magnitude * 2.0**-22 * (blocks + 4) + 1e-30)
 
 
+# Scales that all bits set do not make largest in magnitude: where in a super-block, and bytes. Of six bits 0 is -32.
+EXTREMES = {
+    Type.Q6_K: [(192, b"\x7f" * 16), (192, b"\x80" * 16)],
+    Type.Q3_K: [(96, bytes(12))],
+}
+
+
 @isas
 @types
 def test_largest_magnitudes_do_not_overflow(isa: str, type: Type) -> None:
-    """All bits set, scales and minima at their largest, activations at +-127: sums stay exact."""
+    """All bits set or none, scales at their largest and smallest, activations at +-127: sums stay exact."""
     k, n = 512, 64
-    rows = np.full((n, ggml_ext.row_bytes(type, k)), 255, np.uint8)
-    blocks = rows.reshape(n, k // 256, -1)
-    for at in HALVES[type]:
-        blocks[..., at : at + 2] = np.array([1 if at == 0 or type == Type.Q6_K else 0], np.float16).view(np.uint8)
-    for scale in (127, 128) if type == Type.Q6_K else (255,):
-        if type == Type.Q6_K:
-            blocks[..., 192:208] = scale
+    for bits in (255, 0, *EXTREMES.get(type, [])):
+        rows = np.full((n, ggml_ext.row_bytes(type, k)), bits if isinstance(bits, int) else 255, np.uint8)
+        blocks = rows.reshape(n, k // 256, -1)
+        if not isinstance(bits, int):
+            at, with_bytes = bits
+            blocks[..., at : at + len(with_bytes)] = np.frombuffer(with_bytes, np.uint8)
+        for i, at in enumerate(HALVES[type]):
+            blocks[..., at : at + 2] = np.array([1 - i], np.float16).view(np.uint8)
         exact = values(type, rows).astype(np.float64)
         tiled = ggml_ext.column_type(type)
         assert tiled is not None

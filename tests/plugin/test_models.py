@@ -25,7 +25,7 @@ from bench.lib.synth import ARCHITECTURES, SynthConfig, write_model
 
 MODES = ("prefill", "decode", "parallel")
 TYPES = ("q4_0", "q8_0", "iq4_nl", "f16")
-TILED = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
+TILED = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q2_k", "q3_k")
 KL_LIMIT = 1e-3
 # With K-quants both backends share one scale of activations among 256 k: each is up to 1.1e-3 nats from float32.
 K_KL_LIMIT = 2e-3
@@ -44,6 +44,8 @@ VARIANTS: dict[str, SynthConfig] = {
     "llama-head-80": replace(SMALL, arch="llama", n_embd=320, head_dim=80, type="iq4_nl"),
     "qwen3-head-96": replace(SMALL, arch="qwen3", head_dim=96, type="q8_0"),
     "llama-q4_k_m": replace(SMALL, arch="llama", type="q4_k", types={"ffn_down": "q6_k", "attn_v": "q6_k"}),
+    "qwen3-q2_k-and-q3_k": replace(SMALL, arch="qwen3", type="q2_k", types={"ffn_down": "q3_k", "attn_v": "q3_k"}),
+    "llama-q3_k": replace(SMALL, arch="llama", type="q3_k"),
     "qwen2-q5_k": replace(SMALL, arch="qwen2", type="q5_k"),
     "gemma3-q6_k": replace(SMALL, arch="gemma3", type="q6_k"),
     "qwen3-q4_k-and-q4_0": replace(SMALL, arch="qwen3", type="q4_k", types={"ffn_up": "q4_0", "attn_q": "q8_0"}),

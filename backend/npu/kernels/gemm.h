@@ -48,6 +48,8 @@ enum gemm_format {
     gemm_q4_k, // block panels (tilebeam/k_panels.h) against K groups
     gemm_q5_k,
     gemm_q6_k,
+    gemm_q2_k,
+    gemm_q3_k,
     gemm_format_count
 };
 constexpr size_t gemm_prepared_quants = TB_QUANTS(8);

@@ -1,9 +1,9 @@
-// K-quant GEMM: block panels of 32 columns x 256 k (tilebeam/k_panels.h) against K groups of activation rows (gemm.h),
-// written once over the names of a `unit` (kernels/<isa>/gemm_k.cpp).
+// GEMM with types of 256 k: block panels (tilebeam/k_panels.h) against K groups of activation rows (gemm.h), written
+// once over the names of a `unit` (kernels/<isa>/gemm_k.cpp).
 //
-// Products are summed as integers over all 256 k: each tile's dot products times their integer scales, minima (of Q6_K:
-// the offset of 32) times the sums of activations; then one float step per column, row and 256 k. The integer sums stay
-// in L1: more of them than registers are in use, and the compiler would spill in the innermost loop.
+// Products are summed as integers over all 256 k: each tile's dot products times their integer scales, minima (or the
+// scales and an offset of quants) times the sums of activations; then one float step per column, row and 256 k. The
+// integer sums stay in L1: more of them than registers are in use, and the compiler would spill in the innermost loop.
 //
 // unit::tile<Format>(tile, scales, q, rows, sums) adds the products of a tile with all rows to their integer sums; sets
 // with a dot product of four bytes use k_tile_of_dots.
@@ -53,65 +53,125 @@ inline int32_t read_k_int(const uint8_t * p) {
 
 // ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes
 
+// Of a tile: nibbles, pairs of bits and single bits, the lowest moved to bit `to`.
 template <class unit> typename unit::ints k_nibbles(const uint8_t * tile, int j, int i) {
     const typename unit::ints v = unit::load(tile + 128 * (j / 2) + 4 * unit::width * i);
     return j % 2 ? unit::high_nibbles(v) : unit::low_nibbles(v);
 }
 
-// Scales and minima of a block, a byte each.
-struct k_bytes {
-    alignas(64) uint8_t scales[TB_K_LOW], minima[TB_K_LOW];
+template <class unit> typename unit::ints k_pairs(const uint8_t * tile, int j, int i, int to) {
+    const typename unit::ints v = unit::load(tile + 128 * (j / 4) + 4 * unit::width * i);
+    return unit::masked(unit::shifted(v, to - 2 * (j % 4)), 3 << to);
+}
+
+template <class unit> typename unit::ints k_ones(const uint8_t * tile, int j, int i, int to) {
+    return unit::masked(unit::shifted(unit::load(tile + 4 * unit::width * i), to - j), 1 << to);
+}
+
+constexpr size_t k_nibbles_bytes = TB_K_NIBBLES / gemm_k_tiles; // of a tile
+constexpr size_t k_pairs_bytes = TB_K_PAIRS / gemm_k_tiles;
+constexpr size_t k_ones_bytes = TB_K_ONES / gemm_k_tiles;
+
+// A block's scales, a byte each, and what its sums of activations are multiplied by: minima, or the scales again.
+struct k_factors {
+    const uint8_t *scales, *factors;
 };
 
-// Those of Q4_K and Q5_K, from their six bits.
-template <class unit> void unpack_k_bytes(const uint8_t * fields, k_bytes & out) {
-    constexpr int half = TB_K_LOW / 2; // sub-blocks 0 to 3, then 4 to 7
-    for (int at = 0; at < half; at += 4 * unit::width) {
-        const typename unit::ints first = unit::load(fields + at), second = unit::load(fields + half + at);
-        const typename unit::ints top = unit::load(fields + TB_K_LOW + at);
+// The numbers of a six(h) (tilebeam/k_panels.h), a byte each, in order.
+template <class unit, int h> void unpack_k_six(const uint8_t * fields, uint8_t * out) {
+    constexpr int part = 16 * h; // bytes of each array's quarter, or half
+    for (int at = 0; at < part; at += 4 * unit::width) {
+        const typename unit::ints first = unit::load(fields + at), second = unit::load(fields + part + at);
+        const typename unit::ints top = unit::load(fields + 2 * part + at);
         const auto join = [&](uint8_t * to, typename unit::ints low, int shift) {
             unit::store(to + at, unit::either(low, unit::masked(unit::shifted(top, shift), 0x30)));
         };
-        join(out.scales, unit::low_nibbles(first), 4);
-        join(out.scales + half, unit::low_nibbles(second), 2);
-        join(out.minima, unit::high_nibbles(first), 0);
-        join(out.minima + half, unit::high_nibbles(second), -2);
+        join(out, unit::low_nibbles(first), 4);
+        join(out + part, unit::low_nibbles(second), 2);
+        join(out + 2 * part, unit::high_nibbles(first), 0);
+        join(out + 3 * part, unit::high_nibbles(second), -2);
     }
 }
 
-template <class unit> struct format_q4_k {
-    static constexpr size_t bytes = TB_Q4_K_PANEL, fields = TB_Q4_K_FIELDS, halves = TB_Q4_K_HALVES;
+// The same as signed numbers, 32 less.
+template <class unit, int h> void unpack_k_six_signed(const uint8_t * fields, uint8_t * out) {
+    unpack_k_six<unit, h>(fields, out);
+    for (int at = 0; at < 64 * h; at += 4 * unit::width)
+        unit::store(out + at, unit::less_bytes(unit::load(out + at), 32));
+}
+
+// Scales and minima of Q4_K and Q5_K.
+template <class unit> struct k_with_minima {
     static constexpr int scales = 1;     // of a tile
-    static constexpr int most = 15;      // of a quant
-    static constexpr bool minima = true; // else scales are signed and quants are 32 too large
+    static constexpr bool minima = true; // else scales are signed
+    static constexpr int offset = 0;     // of quants
+    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
+        unpack_k_six<unit, 8>(fields, out);
+        return {out, out + 256};
+    }
+};
+
+template <class unit> struct format_q4_k : k_with_minima<unit> {
+    static constexpr size_t bytes = TB_Q4_K_PANEL, fields = TB_Q4_K_FIELDS, halves = TB_Q4_K_HALVES;
+    static constexpr int most = 15; // of a quant
     const uint8_t * quants;
-    format_q4_k(const uint8_t * panel, int t) : quants(panel + TB_QUANTS(4) * t) {}
+    format_q4_k(const uint8_t * panel, int t) : quants(panel + k_nibbles_bytes * t) {}
     typename unit::ints weights(int j, int i) const { return k_nibbles<unit>(quants, j, i); }
 };
 
-template <class unit> struct format_q5_k {
+template <class unit> struct format_q5_k : k_with_minima<unit> {
     static constexpr size_t bytes = TB_Q5_K_PANEL, fields = TB_Q5_K_FIELDS, halves = TB_Q5_K_HALVES;
-    static constexpr int scales = 1, most = 31;
-    static constexpr bool minima = true;
+    static constexpr int most = 31;
     const uint8_t *quants, *plane;
     format_q5_k(const uint8_t * panel, int t)
-        : quants(panel + TB_QUANTS(4) * t), plane(panel + TB_K_QUANTS + TB_Q5_K_PLANE * t) {}
+        : quants(panel + k_nibbles_bytes * t), plane(panel + TB_K_NIBBLES + k_ones_bytes * t) {}
     typename unit::ints weights(int j, int i) const {
-        const typename unit::ints bits = unit::shifted(unit::load(plane + 4 * unit::width * i), 4 - j);
-        return unit::either(k_nibbles<unit>(quants, j, i), unit::masked(bits, 0x10));
+        return unit::either(k_nibbles<unit>(quants, j, i), k_ones<unit>(plane, j, i, 4));
     }
 };
 
 template <class unit> struct format_q6_k {
     static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
-    static constexpr int scales = 2, most = 63;
+    static constexpr int scales = 2, most = 63, offset = 32;
     static constexpr bool minima = false;
+    static k_factors unpack(const uint8_t * fields, uint8_t *) { return {fields, fields}; }
     const uint8_t *quants, *plane;
     format_q6_k(const uint8_t * panel, int t)
-        : quants(panel + TB_QUANTS(4) * t), plane(panel + TB_K_QUANTS + TB_Q6_K_PLANE * t) {}
+        : quants(panel + k_nibbles_bytes * t), plane(panel + TB_K_NIBBLES + k_pairs_bytes * t) {}
     typename unit::ints weights(int j, int i) const {
-        const typename unit::ints v = unit::load(plane + 128 * (j / 4) + 4 * unit::width * i);
-        return unit::either(k_nibbles<unit>(quants, j, i), unit::masked(unit::shifted(v, 4 - 2 * (j % 4)), 0x30));
+        return unit::either(k_nibbles<unit>(quants, j, i), k_pairs<unit>(plane, j, i, 4));
+    }
+};
+
+template <class unit> struct format_q2_k {
+    static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
+    static constexpr int scales = 2, most = 3, offset = 0;
+    static constexpr bool minima = true;
+    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
+        for (int at = 0; at < 512; at += 4 * unit::width) {
+            unit::store(out + at, unit::low_nibbles(unit::load(fields + at)));
+            unit::store(out + 512 + at, unit::high_nibbles(unit::load(fields + at)));
+        }
+        return {out, out + 512};
+    }
+    const uint8_t * plane;
+    format_q2_k(const uint8_t * panel, int t) : plane(panel + k_pairs_bytes * t) {}
+    typename unit::ints weights(int j, int i) const { return k_pairs<unit>(plane, j, i, 0); }
+};
+
+template <class unit> struct format_q3_k {
+    static constexpr size_t bytes = TB_Q3_K_PANEL, fields = TB_Q3_K_FIELDS, halves = TB_Q3_K_HALVES;
+    static constexpr int scales = 2, most = 7, offset = 4;
+    static constexpr bool minima = false;
+    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
+        unpack_k_six_signed<unit, 8>(fields, out);
+        return {out, out};
+    }
+    const uint8_t *pairs, *ones;
+    format_q3_k(const uint8_t * panel, int t)
+        : pairs(panel + k_pairs_bytes * t), ones(panel + TB_K_PAIRS + k_ones_bytes * t) {}
+    typename unit::ints weights(int j, int i) const {
+        return unit::either(k_pairs<unit>(pairs, j, i, 0), k_ones<unit>(ones, j, i, 2));
     }
 };
 
@@ -149,14 +209,14 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
 
 // ---- one block of 256 k
 
-// The float step: results += (d * sums - dmin * (minima . activations)) * scale, `factors` being the minima, or of Q6_K
-// the scales; in pairs of sub-blocks.
+// The float step: results += (d * sums - dmin * (minima . activations)) * scale, `factors` being the minima, or where
+// quants have an offset the scales; in pairs of sub-blocks.
 template <class unit, class Format>
 void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & r, int rows,
               const int32_t (*sums)[gemm_panel], float (*results)[gemm_panel]) {
     using ints = typename unit::ints;
     using floats = typename unit::floats;
-    constexpr int pairs = Format::minima ? 4 : 8;
+    constexpr int pairs = 4 * Format::scales;
     for (int i = 0; i < gemm_panel / unit::width; i++) {
         ints factor[pairs];
 #pragma GCC unroll 8
@@ -165,8 +225,8 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
         const floats d = unit::load_halves(halves + 2 * unit::width * i);
         const floats dmin = Format::minima ? unit::load_halves(halves + TB_K_HALVES + 2 * unit::width * i) : d;
         for (int m = 0; m < rows; m++) {
-            const uint8_t * of = Format::minima ? r.sums32 + gemm_k_sums32 * static_cast<size_t>(m)
-                                                : r.sums16 + gemm_k_sums16 * static_cast<size_t>(m);
+            const uint8_t * of = pairs == 4 ? r.sums32 + gemm_k_sums32 * static_cast<size_t>(m)
+                                            : r.sums16 + gemm_k_sums16 * static_cast<size_t>(m);
             ints taken = unit::zeros();
 #pragma GCC unroll 8
             for (int p = 0; p < pairs; p++)
@@ -181,7 +241,8 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
                 const floats x = unit::fms(d, unit::to_floats(sum), unit::mul(dmin, unit::to_floats(taken)));
                 unit::store_floats(to, unit::fma(x, s, before));
             } else {
-                const floats x = unit::mul(d, unit::to_floats(unit::less_32_times(sum, taken)));
+                const floats x = unit::mul(
+                    d, unit::to_floats(unit::template less_shifted<__builtin_ctz(Format::offset)>(sum, taken)));
                 unit::store_floats(to, unit::fma(x, s, before));
             }
         }
@@ -191,7 +252,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
 template <class unit, class Format> void multiply_k_panels(const gemm_int8_args & a) {
     alignas(64) int32_t sums[gemm_max_rows][gemm_panel];
     alignas(64) float results[gemm_max_rows][gemm_panel];
-    k_bytes unpacked;
+    alignas(64) uint8_t unpacked[1024];
     for (int m = 0; m < a.rows; m++) {
         if (a.add) {
             std::memcpy(results[m], a.out[m], sizeof(results[m]));
@@ -208,26 +269,31 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
         }
         std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(a.rows));
         const k_record r(record, a.rows);
-        const uint8_t *scales = panel + Format::fields, *factors = scales;
-        if constexpr (Format::minima) {
-            unpack_k_bytes<unit>(panel + Format::fields, unpacked);
-            scales = unpacked.scales;
-            factors = unpacked.minima;
+        const k_factors s = Format::unpack(panel + Format::fields, unpacked);
+        for (int i = 0; i < gemm_k_tiles; i++) {
+            const uint8_t * scales = s.scales + 32 * Format::scales * i;
+            unit::template tile<Format>(Format(panel, i), scales, r.q + 32 * i, a.rows, sums);
         }
-        for (int i = 0; i < gemm_k_tiles; i++)
-            unit::template tile<Format>(Format(panel, i), scales + 32 * Format::scales * i, r.q + 32 * i, a.rows, sums);
-        k_finish<unit, Format>(factors, panel + Format::halves, r, a.rows, sums, results);
+        k_finish<unit, Format>(s.factors, panel + Format::halves, r, a.rows, sums, results);
         record += gemm_k_record_bytes(a.rows);
     }
     for (int m = 0; m < a.rows; m++)
         std::memcpy(a.out[m], results[m], sizeof(results[m]));
 }
 
-// The kernels of a set, with the names that its other kernels have: "4x16_avx2".
-template <class unit> void fill_k_kernels(gemm_kernels & k, const char * q4, const char * q5, const char * q6) {
-    k.int8[gemm_q4_k] = {q4, gemm_max_rows, 0, multiply_k_panels<unit, format_q4_k<unit>>};
-    k.int8[gemm_q5_k] = {q5, gemm_max_rows, 0, multiply_k_panels<unit, format_q5_k<unit>>};
-    k.int8[gemm_q6_k] = {q6, gemm_max_rows, 0, multiply_k_panels<unit, format_q6_k<unit>>};
+// The kernels of a set, which the names of its other kernels end in: "4x16_avx2".
+#define TILEBEAM_K_NAMES(end) {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end, "gemm_q3k_" end}
+
+template <class unit>
+void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
+    const auto fill = [&](gemm_format f, void (*run)(const gemm_int8_args & a)) {
+        k.int8[f] = {names[f - gemm_q4_k], gemm_max_rows, 0, run};
+    };
+    fill(gemm_q4_k, multiply_k_panels<unit, format_q4_k<unit>>);
+    fill(gemm_q5_k, multiply_k_panels<unit, format_q5_k<unit>>);
+    fill(gemm_q6_k, multiply_k_panels<unit, format_q6_k<unit>>);
+    fill(gemm_q2_k, multiply_k_panels<unit, format_q2_k<unit>>);
+    fill(gemm_q3_k, multiply_k_panels<unit, format_q3_k<unit>>);
 }
 
 } // namespace

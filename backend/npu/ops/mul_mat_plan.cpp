@@ -45,6 +45,14 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_Q6_K_COL:
         format = gemm_q6_k;
         break;
+    case TB_Q2_K:
+    case TB_Q2_K_COL:
+        format = gemm_q2_k;
+        break;
+    case TB_Q3_K:
+    case TB_Q3_K_COL:
+        format = gemm_q3_k;
+        break;
     default:
         break;
     }

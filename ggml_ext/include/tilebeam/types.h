@@ -40,7 +40,12 @@ enum tb_type {
     TB_Q4_K_COL = 17,
     TB_Q5_K_COL = 18,
     TB_Q6_K_COL = 19,
-    TB_TYPE_COUNT = 20,
+    // and of smaller ones
+    TB_Q2_K = 20,
+    TB_Q3_K = 21,
+    TB_Q2_K_COL = 22,
+    TB_Q3_K_COL = 23,
+    TB_TYPE_COUNT = 24,
 };
 
 enum tb_status {
@@ -106,7 +111,9 @@ const char * tb_status_name(int status);
     X(IQ4_NL, "iq4_nl", 20, 32, 18, TB_IN_TILES)                                                                       \
     X(Q4_K, "q4_k", 12, 256, 144, TB_IN_TILES)                                                                         \
     X(Q5_K, "q5_k", 13, 256, 176, TB_IN_TILES)                                                                         \
-    X(Q6_K, "q6_k", 14, 256, 210, TB_IN_TILES)
+    X(Q6_K, "q6_k", 14, 256, 210, TB_IN_TILES)                                                                         \
+    X(Q2_K, "q2_k", 10, 256, 84, TB_IN_TILES)                                                                          \
+    X(Q3_K, "q3_k", 11, 256, 110, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -117,11 +124,13 @@ const char * tb_status_name(int status);
     X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
     X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \
     X(IQ4_NL_TILE, "iq4_nl_tile", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)
-// K-quants, grouped by column too: an eighth of a block panel.
+// Blocks of 256 k, grouped by column too: an eighth of a block panel.
 #define TB_K_TYPES(X)                                                                                                  \
     X(Q4_K_COL, "q4_k_col", Q4_K, TB_QUANTS(4), 64)                                                                    \
     X(Q5_K_COL, "q5_k_col", Q5_K, TB_QUANTS(5), 64)                                                                    \
-    X(Q6_K_COL, "q6_k_col", Q6_K, TB_QUANTS(6), 72)
+    X(Q6_K_COL, "q6_k_col", Q6_K, TB_QUANTS(6), 72)                                                                    \
+    X(Q2_K_COL, "q2_k_col", Q2_K, TB_QUANTS(2), 80)                                                                    \
+    X(Q3_K_COL, "q3_k_col", Q3_K, TB_QUANTS(3), 56)
 #define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)

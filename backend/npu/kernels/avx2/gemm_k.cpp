@@ -1,8 +1,8 @@
 // K-quant GEMM on vpmaddubsw and vpmaddwd: 4 rows x 16 columns at a time, each 32-bit lane four k of one column.
 //
 // vpmaddubsw adds two products into 16 bits with saturation, and vpmaddwd widens and multiplies by the scale at once.
-// How many quads may be added in 16 bits: all 8 of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496),
-// 2 of 6 bits (32004). Where more rows come than registers hold sums for, the tile is unpacked once, into L1.
+// Added in 16 bits: all 8 quads of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496), 2 of 6 bits
+// (32004), of fewer bits those that share a scale. Where more rows come than registers hold sums for, the tile is unpacked once, into L1.
 #include "kernels/gemm_k.h"
 
 #include <algorithm>
@@ -36,9 +36,14 @@ void add_to(int32_t * sums, __m256i v) { lanes::store_sums(sums, _mm256_add_epi3
 
 // `n` rows of two vectors of columns, quads summed in 16 bits, `narrow` at a time.
 template <class Format, int narrow, int n, class Source>
-void add_wide_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
+__attribute__((always_inline)) inline void add_wide_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
                    int32_t (*sums)[gemm_panel]) {
-    const __m256i s0 = scale_pairs<Format>(scales, first), s1 = scale_pairs<Format>(scales, first + 1);
+    __m256i s[Format::scales][2];
+#pragma GCC unroll 2
+    for (int i = 0; i < Format::scales; i++) {
+        s[i][0] = scale_pairs<Format>(scales + 32 * i, first);
+        s[i][1] = scale_pairs<Format>(scales + 32 * i, first + 1);
+    }
 #pragma GCC unroll 2
     for (int part = 0; part < 8; part += narrow) {
         __m256i sum[n][2];
@@ -58,8 +63,8 @@ void add_wide_sums(const Source & source, const uint8_t * scales, int first, con
         }
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
-            add_to(sums[m] + 8 * first, _mm256_madd_epi16(sum[m][0], s0));
-            add_to(sums[m] + 8 * first + 8, _mm256_madd_epi16(sum[m][1], s1));
+            add_to(sums[m] + 8 * first, _mm256_madd_epi16(sum[m][0], s[part * Format::scales / 8][0]));
+            add_to(sums[m] + 8 * first + 8, _mm256_madd_epi16(sum[m][1], s[part * Format::scales / 8][1]));
         }
     }
 }
@@ -94,11 +99,19 @@ void add_pair_sums(const Source & source, const uint8_t * scales, int i, const u
         add_to(sums[m] + 8 * i, sum[m]);
 }
 
+// How many quads may be added in 16 bits: as many as share a scale, or half or a quarter of them.
+template <class Format> constexpr int k_narrow() {
+    int quads = 8 / Format::scales;
+    while (quads * Format::most * 127 * 2 > 32767)
+        quads /= 2;
+    return quads;
+}
+
 // Not to be inlined: among its neighbours the compiler runs out of registers.
 template <class Format, int n, class Source>
 __attribute__((noinline)) void some_rows(const Source & source, const uint8_t * scales, const uint8_t * q,
                                          int32_t (*sums)[gemm_panel]) {
-    constexpr int narrow = Format::most == 15 ? 8 : Format::most == 31 ? 4 : 2;
+    constexpr int narrow = k_narrow<Format>();
     for (int first = 0; first < gemm_panel / lanes::width; first += 2) {
         if constexpr (narrow > 2) {
             add_wide_sums<Format, narrow, n>(source, scales, first, q, sums);
@@ -201,7 +214,7 @@ void quantize(const float * x, int64_t k_tiles, uint8_t * group, int rows, int r
 
 void fill_gemm_avx2_k(gemm_kernels & k) {
     k.quantize_k = quantize;
-    fill_k_kernels<unit>(k, "gemm_q4k_4x16_avx2", "gemm_q5k_4x16_avx2", "gemm_q6k_4x16_avx2");
+    fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("4x16_avx2"));
 }
 
 } // namespace tb::npu

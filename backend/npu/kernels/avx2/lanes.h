@@ -20,6 +20,7 @@ struct lanes {
     static ints zeros() { return _mm256_setzero_si256(); }
     static ints broadcast(int32_t x) { return _mm256_set1_epi32(x); }
     static ints masked(ints x, int bits) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(bits))); }
+    static ints less_bytes(ints x, int by) { return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(by))); }
     static ints either(ints a, ints b) { return _mm256_or_si256(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
     static ints high_nibbles(ints x) { return masked(_mm256_srli_epi16(x, 4), 15); }
@@ -47,7 +48,10 @@ struct lanes {
     static ints multiply_pairs(ints a, ints b) { return _mm256_madd_epi16(a, b); }
     static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return _mm256_add_epi32(sum, _mm256_mullo_epi32(a, b)); }
-    static ints less_32_times(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); }
+    // a - (b << by)
+    template <int by> static ints less_shifted(ints a, ints b) {
+        return _mm256_sub_epi32(a, _mm256_slli_epi32(b, by));
+    }
 
     static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
     static void store_floats(float * p, floats x) { _mm256_storeu_ps(p, x); }

@@ -21,7 +21,7 @@ struct k_unit : unit {
 } // namespace
 
 void fill_gemm_avx512vnni_k(gemm_kernels & k) {
-    fill_k_kernels<k_unit>(k, "gemm_q4k_32x16_avx512vnni", "gemm_q5k_32x16_avx512vnni", "gemm_q6k_32x16_avx512vnni");
+    fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x16_avx512vnni"));
 }
 
 } // namespace tb::npu

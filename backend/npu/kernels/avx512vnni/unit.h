@@ -36,6 +36,7 @@ struct unit {
     static floats fma(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
     static floats fms(floats a, floats b, floats c) { return _mm512_fmsub_ps(a, b, c); }
     static ints masked(ints x, int bits) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(bits))); }
+    static ints less_bytes(ints x, int by) { return _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(by))); }
     static ints either(ints a, ints b) { return _mm512_or_si512(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
     static ints high_nibbles(ints x) { return masked(_mm512_srli_epi16(x, 4), 15); }
@@ -67,7 +68,10 @@ struct unit {
     static ints multiply_pairs(ints a, ints b) { return _mm512_madd_epi16(a, b); }
     static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b)); }
-    static ints less_32_times(ints a, ints b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); }
+    // a - (b << by)
+    template <int by> static ints less_shifted(ints a, ints b) {
+        return _mm512_sub_epi32(a, _mm512_slli_epi32(b, by));
+    }
 
     // Unsigned `w` times signed `x`, four products a lane. GCC 12 keeps the sums of a large tile in registers only
     // where it cannot look into the instruction.

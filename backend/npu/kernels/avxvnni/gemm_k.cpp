@@ -20,7 +20,7 @@ struct k_unit : unit {
 } // namespace
 
 void fill_gemm_avxvnni_k(gemm_kernels & k) {
-    fill_k_kernels<k_unit>(k, "gemm_q4k_32x8_avxvnni", "gemm_q5k_32x8_avxvnni", "gemm_q6k_32x8_avxvnni");
+    fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x8_avxvnni"));
 }
 
 } // namespace tb::npu

@@ -21,6 +21,9 @@ struct unit {
     static ints masked(ints x, int bits) {
         return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(bits))));
     }
+    static ints less_bytes(ints x, int by) {
+        return vreinterpretq_s32_u8(vsubq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(by))));
+    }
     static ints either(ints a, ints b) { return vorrq_s32(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
     static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
@@ -49,7 +52,8 @@ struct unit {
     }
     static ints add(ints a, ints b) { return vaddq_s32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return vmlaq_s32(sum, a, b); }
-    static ints less_32_times(ints a, ints b) { return vsubq_s32(a, vshlq_n_s32(b, 5)); }
+    // a - (b << by)
+    template <int by> static ints less_shifted(ints a, ints b) { return vsubq_s32(a, vshlq_n_s32(b, by)); }
 
     static floats load_floats(const float * p) { return vld1q_f32(p); }
     static void store_floats(float * p, floats x) { vst1q_f32(p, x); }
@@ -73,7 +77,7 @@ struct unit {
 } // namespace
 
 void fill_gemm_neon_k(gemm_kernels & k) {
-    fill_k_kernels<unit>(k, "gemm_q4k_32x4_neon", "gemm_q5k_32x4_neon", "gemm_q6k_32x4_neon");
+    fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("32x4_neon"));
 }
 
 } // namespace tb::npu

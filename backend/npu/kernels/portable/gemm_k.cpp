@@ -1,4 +1,4 @@
-// K-quant GEMM in portable C++: the reference of the other sets. kernels/gemm_k.h says how sums are made.
+// GEMM with types of 256 k in portable C++: the reference of the other sets. kernels/gemm_k.h says how sums are made.
 #include "kernels/gemm_k.h"
 
 #include "half.h"
@@ -12,57 +12,86 @@ namespace {
 constexpr int max_rows = 8;
 constexpr float round_to_integer = 12582912.0f; // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
 
-// High bits of byte `at` (below 128) of quad j of tile t.
-template <uint32_t type> int high_bits(const uint8_t * panel, int t, int j, int at) {
-    if (type == TB_Q5_K_COL) return panel[TB_K_QUANTS + TB_Q5_K_PLANE * t + at] >> j & 1;
-    if (type == TB_Q6_K_COL) return panel[TB_K_QUANTS + TB_Q6_K_PLANE * t + 128 * (j / 4) + at] >> 2 * (j % 4) & 3;
-    return 0;
+// Byte `at` (below 128) of quad j of a tile: its nibble, pair of bits, or bit.
+int nibble(const uint8_t * panel, int t, int j, int at) {
+    return panel[k_nibbles_bytes * t + 128 * (j / 2) + at] >> 4 * (j % 2) & 15;
+}
+int pair(const uint8_t * plane, int t, int j, int at) {
+    return plane[k_pairs_bytes * t + 128 * (j / 4) + at] >> 2 * (j % 4) & 3;
+}
+int one(const uint8_t * plane, int t, int j, int at) { return plane[k_ones_bytes * t + at] >> j & 1; }
+
+// Number i of column n of a six(h) (tilebeam/k_panels.h).
+template <int h> int six_bits(const uint8_t * fields, int i, int n) {
+    const int part = i / (h / 2), at = i % (h / 2);
+    const int low = fields[32 * ((part & 1) * (h / 2) + at) + n] >> (part >> 1) * 4 & 15;
+    return low | (fields[32 * (h + at) + n] >> part * 2 & 3) << 4;
 }
 
-template <uint32_t type> struct layout;
-template <> struct layout<TB_Q4_K_COL> {
+// Of each type: a quant, and the scale and minimum of half i of a block's tiles, 16 k each.
+struct q4_k {
     static constexpr size_t bytes = TB_Q4_K_PANEL, fields = TB_Q4_K_FIELDS, halves = TB_Q4_K_HALVES;
+    static constexpr bool minima = true;
+    static int quant(const uint8_t * p, int t, int j, int at) { return nibble(p, t, j, at); }
+    static int scale(const uint8_t * f, int i, int n) { return six_bits<8>(f, i / 2, n); }
+    static int minimum(const uint8_t * f, int i, int n) { return six_bits<8>(f, 8 + i / 2, n); }
 };
-template <> struct layout<TB_Q5_K_COL> {
+
+struct q5_k : q4_k {
     static constexpr size_t bytes = TB_Q5_K_PANEL, fields = TB_Q5_K_FIELDS, halves = TB_Q5_K_HALVES;
-};
-template <> struct layout<TB_Q6_K_COL> {
-    static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
-};
-
-// Scale and minimum of tile t and column n; of Q6_K the scale of its first 16 k and of the others.
-template <uint32_t type> void factors_of(const uint8_t * fields, int t, int n, int (&out)[2]) {
-    if (type == TB_Q6_K_COL) {
-        out[0] = static_cast<int8_t>(fields[64 * t + n]);
-        out[1] = static_cast<int8_t>(fields[64 * t + 32 + n]);
-    } else {
-        const int low = fields[32 * t + n], high = fields[TB_K_LOW + 32 * (t % 4) + n] >> (t / 4 * 2);
-        out[0] = (low & 15) | (high & 3) << 4;
-        out[1] = low >> 4 | (high >> 4 & 3) << 4;
+    static int quant(const uint8_t * p, int t, int j, int at) {
+        return nibble(p, t, j, at) | one(p + TB_K_NIBBLES, t, j, at) << 4;
     }
-}
+};
 
-template <uint32_t type> void run(const gemm_int8_args & a) {
-    constexpr bool six = type == TB_Q6_K_COL;
+struct without_minima {
+    static constexpr bool minima = false;
+    static int minimum(const uint8_t *, int, int) { return 0; }
+};
+
+struct q6_k : without_minima {
+    static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) {
+        return (nibble(p, t, j, at) | pair(p + TB_K_NIBBLES, t, j, at) << 4) - 32;
+    }
+    static int scale(const uint8_t * f, int i, int n) { return static_cast<int8_t>(f[32 * i + n]); }
+};
+
+struct q2_k {
+    static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
+    static constexpr bool minima = true;
+    static int quant(const uint8_t * p, int t, int j, int at) { return pair(p, t, j, at); }
+    static int scale(const uint8_t * f, int i, int n) { return f[32 * i + n] & 15; }
+    static int minimum(const uint8_t * f, int i, int n) { return f[32 * i + n] >> 4; }
+};
+
+struct q3_k : without_minima {
+    static constexpr size_t bytes = TB_Q3_K_PANEL, fields = TB_Q3_K_FIELDS, halves = TB_Q3_K_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) {
+        return (pair(p, t, j, at) | one(p + TB_K_PAIRS, t, j, at) << 2) - 4;
+    }
+    static int scale(const uint8_t * f, int i, int n) { return six_bits<8>(f, i, n) - 32; }
+};
+
+template <class Format> void run(const gemm_int8_args & a) {
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
-    for (int64_t t0 = 0; t0 < a.k_tiles; t0 += 8, panel += layout<type>::bytes) {
+    for (int64_t t0 = 0; t0 < a.k_tiles; t0 += gemm_k_tiles, panel += Format::bytes) {
         const k_record r(record, a.rows);
         record += gemm_k_record_bytes(a.rows);
-        int factors[8][gemm_panel][2];
-        for (int t = 0; t < 8; t++) {
-            for (int n = 0; n < gemm_panel; n++)
-                factors_of<type>(panel + layout<type>::fields, t, n, factors[t][n]);
+        int scales[16][gemm_panel], minima[16][gemm_panel];
+        for (int i = 0; i < 16; i++) {
+            for (int n = 0; n < gemm_panel; n++) {
+                scales[i][n] = Format::scale(panel + Format::fields, i, n);
+                minima[i][n] = Format::minimum(panel + Format::fields, i, n);
+            }
         }
         int32_t sums[max_rows][gemm_panel] = {};
-        for (int t = 0; t < 8; t++) {
+        for (int t = 0; t < gemm_k_tiles; t++) {
             for (int j = 0; j < 8; j++) {
                 int16_t w[128];
-                for (int i = 0; i < 128; i++) {
-                    const int byte = panel[512 * t + 128 * (j / 2) + i];
-                    const int q = (j % 2 ? byte >> 4 : byte & 15) | high_bits<type>(panel, t, j, i) << 4;
-                    w[i] = static_cast<int16_t>(q * factors[t][i / 4][six ? j / 4 : 0]);
-                }
+                for (int at = 0; at < 128; at++)
+                    w[at] = static_cast<int16_t>(Format::quant(panel, t, j, at) * scales[2 * t + j / 4][at / 4]);
                 for (int m = 0; m < a.rows; m++) {
                     const int8_t * x = reinterpret_cast<const int8_t *>(r.q) + TB_K_BLOCK * m + 32 * t + 4 * j;
                     for (int n = 0; n < gemm_panel; n++)
@@ -70,22 +99,20 @@ template <uint32_t type> void run(const gemm_int8_args & a) {
                 }
             }
         }
-        const uint8_t * halves = panel + layout<type>::halves;
+        const uint8_t * halves = panel + Format::halves;
         for (int m = 0; m < a.rows; m++) {
             float scale;
-            int16_t sums16[16], sums32[8];
+            int16_t sums16[16];
             std::memcpy(&scale, r.scales + 4 * m, 4);
             std::memcpy(sums16, r.sums16 + gemm_k_sums16 * static_cast<size_t>(m), gemm_k_sums16);
-            std::memcpy(sums32, r.sums32 + gemm_k_sums32 * static_cast<size_t>(m), gemm_k_sums32);
             for (int n = 0; n < gemm_panel; n++) {
-                const float d = tb_half_to_float(tb_load16(halves + 2 * n));
-                int32_t taken = 0;
-                for (int t = 0; t < 8; t++) {
-                    const int (&f)[2] = factors[t][n];
-                    taken += six ? f[0] * sums16[2 * t] + f[1] * sums16[2 * t + 1] : f[1] * sums32[t];
+                float x = tb_half_to_float(tb_load16(halves + 2 * n)) * static_cast<float>(sums[m][n]);
+                if (Format::minima) {
+                    int taken = 0;
+                    for (int i = 0; i < 16; i++)
+                        taken += minima[i][n] * sums16[i];
+                    x -= tb_half_to_float(tb_load16(halves + TB_K_HALVES + 2 * n)) * static_cast<float>(taken);
                 }
-                float x = d * static_cast<float>(sums[m][n] - (six ? 32 * taken : 0));
-                if (!six) x -= tb_half_to_float(tb_load16(halves + TB_K_HALVES + 2 * n)) * static_cast<float>(taken);
                 a.out[m][n] = a.add || t0 > 0 ? a.out[m][n] + x * scale : x * scale;
             }
         }
@@ -122,9 +149,11 @@ void quantize(const float * x, int64_t k_tiles, uint8_t * group, int rows, int r
 
 void fill_gemm_portable_k(gemm_kernels & k) {
     k.quantize_k = quantize;
-    k.int8[gemm_q4_k] = {"gemm_q4k_8x32_portable", max_rows, 0, run<TB_Q4_K_COL>};
-    k.int8[gemm_q5_k] = {"gemm_q5k_8x32_portable", max_rows, 0, run<TB_Q5_K_COL>};
-    k.int8[gemm_q6_k] = {"gemm_q6k_8x32_portable", max_rows, 0, run<TB_Q6_K_COL>};
+    k.int8[gemm_q4_k] = {"gemm_q4k_8x32_portable", max_rows, 0, run<q4_k>};
+    k.int8[gemm_q5_k] = {"gemm_q5k_8x32_portable", max_rows, 0, run<q5_k>};
+    k.int8[gemm_q6_k] = {"gemm_q6k_8x32_portable", max_rows, 0, run<q6_k>};
+    k.int8[gemm_q2_k] = {"gemm_q2k_8x32_portable", max_rows, 0, run<q2_k>};
+    k.int8[gemm_q3_k] = {"gemm_q3k_8x32_portable", max_rows, 0, run<q3_k>};
 }
 
 } // namespace tb::npu
