@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ARCHITECTURE,
         Manifest,
         TiledTensor,
+        architecture_of,
         is_repacked,
         layers_key,
         manifest,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .gguf_file import GGUFFile, TensorInfo
     from .imatrix import load_imatrix
     from .inspection import inspect
+    from .matrices import Matrix, MatrixGroup, device_share, grouped, layer_of, matrices_of, runs_on_device
     from .model_check import check_model
     from .policy import Policy, Rule
     from .repack import Report, TensorReport, pack, unpack
@@ -46,6 +48,7 @@ _HOME = {
     "ARCHITECTURE": "contents",
     "Manifest": "contents",
     "TiledTensor": "contents",
+    "architecture_of": "contents",
     "is_repacked": "contents",
     "layers_key": "contents",
     "manifest": "contents",
@@ -57,6 +60,13 @@ _HOME = {
     "TensorInfo": "gguf_file",
     "load_imatrix": "imatrix",
     "inspect": "inspection",
+    "Matrix": "matrices",
+    "MatrixGroup": "matrices",
+    "device_share": "matrices",
+    "grouped": "matrices",
+    "layer_of": "matrices",
+    "matrices_of": "matrices",
+    "runs_on_device": "matrices",
     "check_model": "model_check",
     "Policy": "policy",
     "Rule": "policy",
@@ -75,6 +85,8 @@ __all__ = [
     "GGUFError",
     "GGUFFile",
     "Manifest",
+    "Matrix",
+    "MatrixGroup",
     "Pair",
     "Policy",
     "Report",
@@ -84,18 +96,24 @@ __all__ = [
     "TensorReport",
     "TiledTensor",
     "Verified",
+    "architecture_of",
     "check_adapter",
     "check_model",
     "convert",
+    "device_share",
+    "grouped",
     "inspect",
     "is_repacked",
+    "layer_of",
     "layers_key",
     "load_imatrix",
     "manifest",
+    "matrices_of",
     "model_kv",
     "open_gguf",
     "pack",
     "read_manifest",
+    "runs_on_device",
     "unpack",
     "verify",
 ]

@@ -171,6 +171,12 @@ def _truth(f: GGUFFile, key: str) -> bool:
     return kv.value
 
 
+def architecture_of(f: Source) -> str:
+    """The model's real architecture, also of a repacked file. Raises GGUFError if it is missing or no name."""
+    moved = f.kv.get(K_ARCHITECTURE)
+    return f.architecture if moved is None else str(moved.value)
+
+
 def layers_key(architecture: str) -> str:
     """The key of the number of layers, which every model of llama.cpp has.
 

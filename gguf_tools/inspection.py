@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,9 @@ from rich.text import Text
 
 from . import contents as m
 from .gguf_file import GGUFFile, KeyValue, TensorInfo
-from .policy import EMBEDDING, OUTPUT
+from .matrices import MatrixGroup, device_share, grouped, is_output, matrices_of, runs_on_device
 from .split import Source, open_gguf
-from .weights import OTHER_OPS, TB_TYPE, is_looked_up
+from .weights import OTHER_OPS, is_looked_up
 
 LONG_TEXT = 200
 MIB = 1 << 20
@@ -27,9 +29,9 @@ def device_of(f: Source, t: TensorInfo) -> str:
     The CPU looks embeddings up, and multiplies with types that are not tiled. Of tied embeddings the device makes
     itself an output matrix.
     """
-    runs = t.type in TB_TYPE
+    runs = runs_on_device(t)
     if is_looked_up(t.name):
-        return "CPU, NPU" if runs and t.name == EMBEDDING and OUTPUT not in f.tensors else "CPU"
+        return "CPU, NPU" if runs and is_output(f, t) else "CPU"
     return "NPU" if runs and not any(part in t.name for part in OTHER_OPS) else "CPU"
 
 
@@ -38,9 +40,10 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         ``path``, ``size``, ``version``, ``alignment``, ``architecture`` (the real one), ``repacked`` (None, or the
-        manifest's fields), ``metadata`` (arrays as ``{"array": length}``), ``types`` (tensors and bytes per type) and
-        ``tensors`` (name, type, layout: None or that of tiles, grouping, ne, offset, nbytes, device: see
-        :func:`device_of`). A split model is shown as a whole.
+        manifest's fields), ``metadata`` (arrays as ``{"array": length}``), ``types`` (tensors and bytes per type),
+        ``matrices`` (the weight matrices by type and place: fields of :class:`MatrixGroup`), ``device_share`` (the part
+        of their bytes that the device multiplies by) and ``tensors`` (name, type, layout: None or that of tiles,
+        grouping, ne, offset, nbytes, device: see :func:`device_of`). A split model is shown as a whole.
 
     Raises:
         GGUFError: the file is damaged.
@@ -49,6 +52,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     with open_gguf(path) as f:
         manifest = m.read_manifest(f) if isinstance(f, GGUFFile) and f.architecture == m.ARCHITECTURE else None
         layout = {t.name: t.type.label for t in manifest.tensors} if manifest else {}
+        groups = grouped(matrices_of(f))
         count: Counter[str] = Counter()
         size: Counter[str] = Counter()
         for t in f.tensors.values():
@@ -77,6 +81,8 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "meta_sha256": manifest.meta_sha256,
             },
             "metadata": {key: _brief(kv) for key, kv in f.kv.items()},
+            "matrices": [asdict(group) for group in groups],
+            "device_share": device_share(groups),
             "types": {kind: {"tensors": count[kind], "bytes": size[kind]} for kind in count},
             "tensors": [
                 {
@@ -141,4 +147,27 @@ def table(info: dict[str, Any]) -> Group:
         shape = " x ".join(map(str, t["ne"]))
         # the name may hold anything, brackets too
         tensors.add_row(Text(t["name"]), t["type"], t["grouping"] or "", shape, f"{t['nbytes']:,}", t["device"])
-    return Group(*(Text(line) for line in lines), tensors)
+    places = matrix_table(MatrixGroup(**group) for group in info["matrices"])
+    return Group(*(Text(line) for line in lines), Text("weight matrices"), places, Text(), tensors)
+
+
+# Where and why, for people.
+_PLACES = {
+    "": "device",
+    "type": "CPU: the device does not multiply by this type",
+    "embeddings": "CPU: llama.cpp multiplies by the embedding table itself",
+    "layers": "CPU: in layers that are not on the device",
+    "model": "CPU: the whole model is there",
+}
+
+
+def matrix_table(groups: Iterable[MatrixGroup]) -> Table:
+    """The weight matrices of a model by type, and where they run, for a terminal."""
+    rows = Table(box=None, pad_edge=False)
+    rows.add_column("type", no_wrap=True)
+    rows.add_column("matrices", justify="right", no_wrap=True)
+    rows.add_column("MiB", justify="right", no_wrap=True)
+    rows.add_column("multiplied on")
+    for g in groups:
+        rows.add_row(g.type, str(g.matrices), f"{g.bytes / MIB:.1f}", _PLACES[g.why])
+    return rows

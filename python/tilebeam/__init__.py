@@ -20,7 +20,7 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
     )
 
 from tilebeam._version import __version__
-from tilebeam.errors import NpuError, SearchCancelled, TilebeamError
+from tilebeam.errors import NpuError, PlacementWarning, SearchCancelled, TilebeamError
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import after, boxed, choice, last_number, regex
@@ -110,6 +110,7 @@ __all__ = [
     "Majority",
     "MathAnswer",
     "NpuError",
+    "PlacementWarning",
     "Progress",
     "Rating",
     "Reading",

@@ -1,4 +1,5 @@
-"""The exceptions of the library. Every message is a sentence that says what is wrong and, where one can, what to do."""
+"""The exceptions and warnings of the library. Every message is a sentence that says what is wrong and, where one can,
+what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ class TilebeamError(RuntimeError):
 
 class NpuError(TilebeamError):
     """The NPU failed, died or did not answer in time. The model that was loaded on it is lost; load it again."""
+
+
+class PlacementWarning(UserWarning):
+    """A model, or some matrices of it, runs on the CPU: says how much of it, why, and what to do."""
 
 
 class SearchCancelled(TilebeamError):

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,9 @@ class Family:
     q8_0: float | None = None
     repacked: bool | None = None  # the same bits as the plain model's
     splits: int = 0
+    misplaced: dict[str, str] = field(
+        default_factory=dict
+    )  # matrices that ran elsewhere than gguf_tools says, and where
     problems: list[str] = field(default_factory=list)
 
 
@@ -125,7 +128,7 @@ def _nmse(want: accuracy.F32, got: accuracy.F32) -> float:
 
 def _compare(family: Family, results: Sequence[Result | WorkerError]) -> None:
     """From logits on the CPU, on the device, and on the device of the repacked model."""
-    cpu, plain, tiled = results
+    cpu, plain, tiled = results[:3]
     family.problems += [str(r) for r in results if isinstance(r, WorkerError)]
     if isinstance(plain, Result):
         family.splits = plain.splits[1]
@@ -133,6 +136,17 @@ def _compare(family: Family, results: Sequence[Result | WorkerError]) -> None:
             family.q8_0 = _nmse(cpu.logits, plain.logits)
         if isinstance(tiled, Result):
             family.repacked = np.array_equal(plain.logits.view(np.uint32), tiled.logits.view(np.uint32))
+
+
+def _misplaced(model: Path, places: Result | WorkerError) -> dict[str, str]:
+    """Products that ran elsewhere than the file's list of tensors says; those with rows are not in the list."""
+    if isinstance(places, WorkerError):
+        return {}
+    with gguf_tools.open_gguf(model) as f:
+        planned = {m.name: "cpu" if m.why else "npu" for m in gguf_tools.matrices_of(f)}
+        matrices = {t.name for t in f.tensors.values() if t.rows > 1}
+    ran = {name: place for name, place in places.products.items() if name in matrices}
+    return {n: place for n, place in ran.items() if planned.get(n) != place} or ({} if ran else {"every matrix": "?"})
 
 
 def run_part(pattern: str, folder: Path) -> dict[str, Family]:
@@ -150,9 +164,11 @@ def run_part(pattern: str, folder: Path) -> dict[str, Family]:
     jobs = []
     for plain, repacked in pairs.values():
         jobs += [_job(plain, "cpu"), _job(plain, "npu"), _job(repacked, "npu")]
+        jobs.append(replace(_job(plain, "npu"), mode="prefill", n_positions=8, products=True))
     results = accuracy.run(jobs, folder / "logits")
-    for i, name in enumerate(pairs):
-        _compare(families[name], results[3 * i : 3 * i + 3])
+    for i, (name, (plain, _)) in enumerate(pairs.items()):
+        _compare(families[name], results[4 * i : 4 * i + 4])
+        families[name].misplaced = _misplaced(plain, results[4 * i + 3])
     for file in folder.glob("*.*"):
         file.unlink()
     return families
@@ -177,6 +193,8 @@ def problems(family: Family) -> list[str]:
         found.append(f"{family.name}: float32 is {family.float32:.1e} from the CPU backend's")
     if family.q8_0 is not None and not family.q8_0 <= Q8_0_LIMITS.get(family.name, Q8_0_LIMIT):
         found.append(f"{family.name}: q8_0 is {family.q8_0:.1e} from the CPU backend's")
+    if family.misplaced:
+        found.append(f"{family.name}: not where gguf_tools says: {family.misplaced}")
     if family.repacked is False:
         found.append(f"{family.name}: the repacked model gives other bits than the plain one")
     return found

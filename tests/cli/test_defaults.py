@@ -58,6 +58,7 @@ OTHERS = {
     ("imatrix", "--ctx-size"): 512,
     ("bench", "--batch-size"): "2048",  # lists
     ("bench", "--device"): "cpu,npu",
+    ("eval", "--device"): "npu",  # results say where they were made
 }
 
 

@@ -20,7 +20,6 @@ from tilebeam._ext import (
     tiled_bytes,
 )
 from tilebeam.gguf.weights import TB_TYPE
-from tilebeam.model.placement import NPU_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = [t for t in Type if not is_tiled(t)]
@@ -41,7 +40,7 @@ def test_a_plain_type_is_ggmls(type: Type) -> None:
     ggml = gguf.GGMLQuantizationType[type.name]
     assert type.ggml == ggml
     assert (lib.tb_type_block(type), lib.tb_type_size(type)) == gguf.GGML_QUANT_SIZES[ggml]
-    assert (type.name in NPU_WEIGHTS) == (ggml in TB_TYPE) == type.is_multiplied
+    assert (ggml in TB_TYPE) == type.is_multiplied
     # what becomes tiles has tiles of both groupings; K-quants by column only
     assert (column_type(type) is not None) == type.is_in_tiles
     assert (tile_type(type) is not None) == (type.is_in_tiles and lib.tb_type_block(type) == 32)

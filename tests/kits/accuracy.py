@@ -58,6 +58,7 @@ class Job:
     n_gpu_layers: int = -1  # npu only
     executor: str = "thread"  # npu only: thread, process
     lora: tuple[tuple[str, float], ...] = ()  # adapter files and their scales
+    products: bool = False  # also say where the products with weights ran
     shift: int = 0  # decode: before the last half, drop this many cells after the first 4 and shift the rest
     env: dict[str, str] = field(default_factory=dict)
 
@@ -70,7 +71,9 @@ class Job:
 class Result:
     """`logits`: float32 [positions, vocabulary]. `splits`: graph splits at the largest batch and at one token.
 
-    `graphs`, `ops` and `failures` count what the device computed during the run (0 without the plugin).
+    `graphs`, `ops` and `failures` count what the device computed during the run (0 without the plugin). `products`, if
+    the job asks for it: for each tensor that MUL_MAT or MUL_MAT_ID read, or of which it read a part, where its result
+    was: "npu" or "cpu".
     """
 
     job: Job
@@ -82,6 +85,7 @@ class Result:
     executor: str
     npu_pid: int
     pid: int
+    products: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerError(AssertionError):
@@ -299,6 +303,8 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
     p.type_k = p.type_v = kv_type
     p.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_ENABLED if job.flash else lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
     p.kv_unified, p.swa_full = job.kv_unified, job.swa_full
+    if job.products:
+        p.cb_eval = _recorder()
     ctx = lc.llama_init_from_model(model, p)
     if not ctx:
         raise RuntimeError(f"{job.label}: no context")
@@ -306,6 +312,34 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
         yield ctx
     finally:
         lc.llama_free(ctx)
+
+
+_PRODUCTS: dict[str, str] = {}  # of the job in progress
+
+
+def _recorder() -> Any:
+    """What the scheduler asks before every node of a graph; it is told not to stop there."""
+    import llama_cpp as lc
+    from tilebeam.measure.imatrix import Tensor, _operation
+
+    ops = {_operation("MUL_MAT"), _operation("MUL_MAT_ID")}
+    base = ctypes.CDLL("libggml-base.so.0")
+    base.ggml_backend_buffer_name.restype = ctypes.c_char_p
+    base.ggml_backend_buffer_name.argtypes = [ctypes.c_void_p]
+
+    def root(t: Any) -> Any:
+        return root(Tensor.from_address(t.view_src)) if t.view_src else t
+
+    def asked(address: Any, _ask: bool, _data: Any) -> bool:
+        node = Tensor.from_address(ctypes.cast(address, ctypes.c_void_p).value or 0)
+        if node.op in ops:
+            place = base.ggml_backend_buffer_name(root(node).buffer)
+            _PRODUCTS[root(node.src[0].contents).name.decode()] = "npu" if place.startswith(b"HMX") else "cpu"
+        return False
+
+    _PRODUCTS.clear()
+    _KEEP.append(lc.ggml_backend_sched_eval_callback(asked))
+    return _KEEP[-1]
 
 
 @contextmanager
@@ -408,6 +442,7 @@ def _worker() -> int:
         after = _counters(job)
         np.save(out, logits)
         reply = {"index": index, "splits": splits, "pid": os.getpid()}
+        reply["products"] = dict(_PRODUCTS) if job.products else {}
         reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}
         reply |= {k: running[k] for k in ("executor", "npu_pid")}
         print("RESULT " + json.dumps(reply), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +104,31 @@ def _copy(f: GGUFFile, path: Path, kv: Sequence[bytes], tensors: Sequence[Tensor
         for t, at in zip(tensors, offsets, strict=True):
             out.seek(at)
             out.write(f.read(t.offset, t.nbytes).tobytes())
+
+
+def retyped(model: Path, path: Path, types: dict[str, gguf.GGMLQuantizationType]) -> Path:
+    """The same model with other weights where a regex matches a tensor's name: random blocks of the regex's type, one
+    whose blocks begin with their FP16 scale (IQ2_XXS, IQ3_S, Q4_1 ..)."""
+    with GGUFFile(model) as f:
+        changed = {n: t for n in f.tensors for pattern, t in types.items() if re.search(pattern, n)}
+        specs = [(t.name, changed.get(t.name, t.type), t.ne) for t in f.tensors.values()]
+        head, offsets, size = w.header(3, [kv.raw for kv in f.kv.values()], specs, f.alignment)
+        with path.open("wb") as out:
+            out.write(head)
+            out.truncate(size)
+            for t, at in zip(f.tensors.values(), offsets, strict=True):
+                out.seek(at)
+                made = _random_blocks(t, changed[t.name]) if t.name in changed else f.read(t.offset, t.nbytes)
+                out.write(made.tobytes())
+    return path
+
+
+def _random_blocks(t: TensorInfo, type: gguf.GGMLQuantizationType) -> U8:
+    block, size = gguf.GGML_QUANT_SIZES[type]
+    n = int(np.prod(t.ne)) // int(block)
+    made = np.random.default_rng(n).integers(0, 256, (n, int(size))).astype(np.uint8)
+    made[:, :2] = np.full((n, 1), 0.002, np.float16).view(np.uint8)
+    return made
 
 
 def scalar(key: str, kind: int, value: bytes) -> bytes:

@@ -16,7 +16,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import DEVICES, Device
+from tilebeam.model.load_options import BACKENDS, Backend
 from tilebeam.native.choices import Executor
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Plan:
     """
 
     models: list[Path]
-    devices: list[Device]
+    devices: list[Backend]
     batches: list[tuple[int, int, int]]
     cases: list[Case]
     repetitions: int
@@ -209,7 +209,7 @@ def plan(
     from tilebeam.measure.throughput import Case
 
     names = [d.strip().lower() for d in device.split(",")]
-    devices = [known for name in names for known in DEVICES if name == known]
+    devices = [known for name in names for known in BACKENDS if name == known]
     if len(devices) < len(names):
         raise TilebeamError(f"--device {device!r}: devices are cpu and npu, separated by commas.")
     if len(set(devices)) != len(devices):

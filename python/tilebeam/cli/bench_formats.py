@@ -44,9 +44,12 @@ class MarkdownWriter:
 
     def __init__(self) -> None:
         self._started = False
+        self._partly: dict[str, float] = {}  # files of which the NPU multiplies a part only
 
     def row(self, row: Row) -> None:
         """Print a line of the table, the head of it before the first."""
+        if row.device == "npu" and row.device_share < 1:
+            self._partly[row.model_filename] = row.device_share
         if not self._started:
             self._started = True
             self._line([name for name, _ in self._COLUMNS])
@@ -76,6 +79,8 @@ class MarkdownWriter:
         """Say what was measured with, below the table."""
         if self._started:
             print(f"\ntilebeam {__version__}, {cpu_info()}; vs cpu: median (min-max) of the ratios of adjacent runs")
+        for path, share in self._partly.items():
+            print(f"{path}: the npu multiplies by {share:.0%} of the bytes of the weight matrices, the cpu by the rest")
 
 
 class JsonWriter:

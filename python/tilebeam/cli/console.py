@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -27,7 +28,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import PlacementWarning, TilebeamError
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -63,12 +64,14 @@ def fail(sentence: str) -> NoReturn:
 
 
 def sentences(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn the exceptions of a command into one sentence and exit code 1; TILEBEAM_DEBUG=1 shows the traceback."""
+    """Turn the exceptions of a command into one sentence and exit code 1; TILEBEAM_DEBUG=1 shows the traceback.
+    Tilebeam's warnings become a sentence, too."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with _warnings_as_sentences():
+                return command(*args, **kwargs)
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
@@ -80,6 +83,22 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
             fail(_sentence(error))
 
     return run
+
+
+@contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """In this block `PlacementWarning` is printed without the line of code that it came from."""
+    with warnings.catch_warnings():
+        former = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, PlacementWarning):
+                former(message, category, *where, **more)
+                return
+            err().print(Text.assemble(("tilebeam: ", "bold yellow"), str(message)), soft_wrap=True)
+
+        warnings.showwarning = show
+        yield
 
 
 def _sentence(error: BaseException) -> str:
@@ -179,9 +198,12 @@ def loading(path: str) -> Iterator[None]:
 
 def about(lm: LM) -> str:
     """One line about a loaded model."""
+    from tilebeam.model.device_choice import summary
+
     info = lm.info
     spread = f", layers {'+'.join(map(str, info.layers))} on {len(info.layers)} devices" if len(info.layers) > 1 else ""
     where = f"npu ({info.executor} executor{spread})" if info.device == "npu" else "cpu (stock backend)"
+    where += f", {summary(info.matrices)}" if info.device == "npu" and info.device_share < 1 else ""
     form = " (repacked)" if info.repacked else ""
     form += "".join(f" + {path}" if scale == 1 else f" + {path} x {scale:g}" for path, scale in info.lora)
     return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"

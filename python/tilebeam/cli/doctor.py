@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,14 +19,19 @@ if TYPE_CHECKING:
     from tilebeam.measure.doctor import Report
 
 
-def doctor(json_: Json = False) -> None:
-    """Check the installation: versions, ABI, plugin, devices, kernels (each against a reference).
+def doctor(
+    model: Annotated[
+        Path | None, typer.Option("-m", "--model", help="A GGUF file: also show where its matrices run.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check the installation: versions, ABI, plugin, devices, kernels (each against a reference), and a model.
 
     Exit code 1 if something is wrong; it then says what to do.
     """
     from tilebeam.measure.doctor import examine
 
-    report = examine()
+    report = examine(model)
     if json_:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -59,6 +65,8 @@ def _show(report: Report, screen: Console) -> None:
         screen.print(Padding(rows, (0, 0, 0, 2)))
     for name, value in report.facts.get("environment", {}).items():
         screen.print(f"{name}={value}", style="dim", markup=False)
+    if "model" in report.facts:
+        _show_matrices(report.facts["model"], screen)
     broken = [c for c in report.checks if not c.ok]
     if not broken:
         screen.print(Text("\nEverything works.", "bold green"))
@@ -66,3 +74,14 @@ def _show(report: Report, screen: Console) -> None:
     screen.print()
     # The first failure is usually the cause of the others.
     screen.print(Text.assemble((f"{broken[0].name}: ", "bold red"), broken[0].advice))
+
+
+def _show_matrices(model: dict[str, Any], screen: Console) -> None:
+    """Print where the weight matrices of a model run, and what to do about those that run on the CPU."""
+    from tilebeam.gguf.inspection import matrix_table
+    from tilebeam.gguf.matrices import MatrixGroup
+
+    screen.print("\nweight matrices")
+    screen.print(Padding(matrix_table(MatrixGroup(**group) for group in model["matrices"]), (0, 0, 0, 2)))
+    if model["warning"]:
+        screen.print(Text(model["warning"], "yellow"))

@@ -17,7 +17,7 @@ from tilebeam.cli.options import CtxSize, ExecutorOption, Sequences, TextOptions
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
-from tilebeam.model.load_options import DEVICES, LoadOptions, default_threads
+from tilebeam.model.load_options import BACKENDS, LoadOptions, default_threads
 from tilebeam.text_files import escaped, read_text, unescaped
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def evaluate(
             rich_help_panel=_RUNNING,
         ),
     ] = 0,
-    device: Annotated[
-        str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)
-    ] = LoadOptions.device,
+    device: Annotated[str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)] = BACKENDS[0],
     threads: Threads = LoadOptions.threads,
     executor: ExecutorOption = LoadOptions.executor,
     ctx_size: CtxSize = LoadOptions.n_ctx,
@@ -267,8 +265,8 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
 
 def _devices(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if unknown := [n for n in names if n not in DEVICES]:
-        raise TilebeamError(f"--device must be one of {', '.join(DEVICES)}, not {unknown[0]!r}.")
+    if unknown := [n for n in names if n not in BACKENDS]:
+        raise TilebeamError(f"--device must be one of {', '.join(BACKENDS)}, not {unknown[0]!r}.")
     return names
 
 

@@ -47,7 +47,12 @@ Model = Annotated[
 ]
 DeviceOption = Annotated[
     Device,
-    typer.Option("--device", "-dev", help="npu: Tilebeam; cpu: llama.cpp's own CPU backend.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--device",
+        "-dev",
+        help="npu: Tilebeam; cpu: llama.cpp's own CPU backend; auto: npu, unless it multiplies by few of the matrices.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Threads = Annotated[
     int | None,

@@ -17,7 +17,7 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import check_target
-from tilebeam.model.load_options import Device, LoadOptions, default_threads
+from tilebeam.model.load_options import Backend, LoadOptions, default_threads
 from tilebeam.native.choices import Numerics, Softmax
 from tilebeam.text_files import read_corpus
 
@@ -50,7 +50,7 @@ class PerplexityOptions:
         typer.Option("--kl-divergence", help="Accepted as llama-perplexity has it; --kl-base alone does the same."),
     ] = False
     base_device: Annotated[
-        Device | None,
+        Backend | None,
         typer.Option("--kl-base-device", help="Where a GGUF base runs; default: cpu, unless it is repacked."),
     ] = None
     save_all_logits: Annotated[
@@ -105,7 +105,8 @@ def perplexity(options: PerplexityOptions) -> None:
         raise TilebeamError("No text given: name a file with -f.")
     text = "" if r.file is None else read_corpus(r.file)
     with ExitStack() as stack:
-        lm = stack.enter_context(_load(r, r.model, r.run, r.lora))
+        run = r.run.on("npu") if r.numerics or r.softmax else r.run
+        lm = stack.enter_context(_load(r, r.model, run, r.lora))
         base: Base | None = None
         if r.kl_base is not None and from_file:
             base = LogitsFile(r.kl_base, lm.bos if lm.adds_bos else None)
@@ -123,7 +124,7 @@ def perplexity(options: PerplexityOptions) -> None:
         if r.save_all_logits is not None:
             _room(r.save_all_logits, windows, lm.n_vocab)
             sink = stack.enter_context(LogitsWriter(r.save_all_logits, windows, lm.n_vocab)).add
-        subject = Subject("model", lm, _options(r.run.device, r.numerics, r.softmax, stack))
+        subject = Subject("model", lm, _options(lm.device, r.numerics, r.softmax, stack))
         started = time.monotonic()
         with console.bar("") as progress:
             task = progress.add_task("", total=len(windows), note="")
@@ -173,7 +174,7 @@ def _load_base(r: PerplexityOptions, path: Path) -> LM:
     """The base, on the CPU unless only the NPU can read it or it was asked for."""
     from tilebeam import gguf as gguf_tools
 
-    device: Device = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
+    device: Backend = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
     return _load(r, path, r.run.on(device), LoraOptions())
 
 
@@ -217,7 +218,7 @@ def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> di
     about: dict[str, Any] = {
         "model": str(r.model),
         "description": lm.description,
-        "device": r.run.device,
+        "device": lm.device,
         "file": str(r.file) if r.file is not None else None,
         "base": str(r.kl_base) if r.kl_base is not None else None,
         "n_ctx": windows.n_ctx,

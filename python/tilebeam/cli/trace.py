@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +68,7 @@ def trace(
     params = SamplingParams(
         n=n_samples, temperature=temp, top_p=1.0, top_k=0, max_tokens=n_predict, seed=seed, ignore_eos=random
     ).resolved()
+    model = replace(model, run=model.run.on("npu"))
     with model.load(n_samples * max(1, len(texts))) as lm:
         _run(lm, texts or [_random_prompt(lm, n_prompt, params.seed or 0)], params, out, json_)
 

@@ -22,6 +22,7 @@ class Row:
         model_size: bytes of all tensors; model_n_params: weights.
         device: "cpu" (llama.cpp's stock CPU backend) or "npu".
         executor: "thread" or "process"; None on the CPU.
+        device_share: the part of the weight matrices' bytes that the NPU multiplies by, 0 to 1; 0 on the CPU.
         n_depth: tokens in the cache before the clock starts; depth_shared: one prompt for all sequences.
         samples_ns: nanoseconds of each run; samples_ts: its tokens per second, all sequences together.
         avg_ns, stddev_ns, avg_ts, stddev_ts: mean and sample standard deviation of these.
@@ -38,6 +39,7 @@ class Row:
     model_n_params: int
     device: str
     executor: str | None
+    device_share: float
     n_batch: int
     n_ubatch: int
     n_threads: int
@@ -99,6 +101,7 @@ def measure(
                 model_n_params=lm._model.n_params,
                 device=lm.device,
                 executor=lm.info.executor,
+                device_share=lm.info.device_share,
                 n_batch=lm.info.n_batch,
                 n_ubatch=lm.info.n_ubatch,
                 n_threads=lm.info.threads,

@@ -1,6 +1,6 @@
 """`tilebeam doctor`: look at everything that must fit together, try it, and say what to do about what does not.
 
-Each check stands alone: a broken one is reported, the others still run. Nothing here needs a model.
+Each check stands alone: a broken one is reported, the others still run. A model is looked at if one is named.
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ class Report:
             self.checks.append(Check(name, False, text, advice))
 
 
-def examine() -> Report:
-    """Run all checks."""
+def examine(model: str | os.PathLike[str] | None = None) -> Report:
+    """Run all checks.
+
+    Args:
+        model: a GGUF file to look at: whether it is sound, and where its matrices run.
+    """
     report = Report()
     reinstall = "Reinstall Tilebeam (`pip install --force-reinstall --no-deps .`, or `make setup`)"
     reinstall += f", or unset TILEBEAM_LIB_DIR ({own})." if (own := os.environ.get("TILEBEAM_LIB_DIR")) else "."
@@ -101,6 +105,8 @@ def examine() -> Report:
         "Do not trust results of this build: set TILEBEAM_ISA=portable, and report this with `tilebeam doctor --json`.",
         _kernels,
     )
+    if model is not None:
+        report.attempt("model", "Download or make the file again.", lambda r: _model(r, model))
     return report
 
 
@@ -363,6 +369,30 @@ def _kernels(report: Report) -> str:
         f"in use: {report.facts['kernel_set_in_use']}; all {len(results)} tests of {', '.join(isas)} agree with "
         f"numpy (largest squared error {worst.nmse:.1e}, limit {selftest.NMSE_LIMIT:.0e})"
     )
+
+
+def _model(report: Report, path: str | os.PathLike[str]) -> str:
+    """What `tilebeam.load` would do with a file: where it runs, and which of its matrices the device multiplies by."""
+    from tilebeam.gguf import device_share
+    from tilebeam.model import device_choice
+    from tilebeam.model.file_check import inspect
+    from tilebeam.model.load_options import LoadOptions
+
+    options = LoadOptions().checked()
+    file = inspect(path, options.verify)
+    backend = device_choice.choose(file, options)
+    groups = device_choice.groups_of(file, backend, options.n_gpu_layers)
+    said = device_choice.warning(file.path, groups, backend, repacked=file.repacked is not None)
+    report.facts["model"] = {
+        "path": file.path,
+        "architecture": file.architecture,
+        "repacked": file.repacked is not None,
+        "device": backend,
+        "device_share": device_share(groups),
+        "matrices": [asdict(group) for group in groups],
+        "warning": said,
+    }
+    return f"{file.architecture}, runs on {backend}, {device_choice.summary(groups)}"
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import Verify
 from tilebeam.model.lora import Adapter, read_adapters
-from tilebeam.model.placement import NPU_WEIGHTS, Weights, adapted, weights_of
+from tilebeam.model.placement import Weights, adapted, weights_of
 from tilebeam.native.repacked import RepackedFile
 
 if TYPE_CHECKING:
-    from tilebeam.gguf import Source
+    from tilebeam.gguf import Matrix, Source
 
 _MAPPED_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml
 _VERSION = 1  # of what the checks mean: another number makes all records void
@@ -51,7 +51,7 @@ class CheckedFile:
     Attributes:
         path: of the file; of a split model, of its first part.
         architecture: the real one, also of a repacked file.
-        on_npu: the NPU takes all weights that are multiplied with.
+        matrices: weights that are multiplied by, and which of them the device takes.
         weights: what devices must hold of it.
         aligned: llama.cpp can map it.
         repacked: the tiles that it holds, None for an ordinary file.
@@ -60,7 +60,7 @@ class CheckedFile:
 
     path: str
     architecture: str
-    on_npu: bool
+    matrices: tuple[Matrix, ...]
     weights: Weights
     aligned: bool
     repacked: RepackedFile | None = None
@@ -89,11 +89,11 @@ def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[
         with gguf_tools.open_gguf(path) as gguf:
             path = gguf.paths[0]  # of a split model any part may be named; llama.cpp wants the first
             state = State.of(gguf.fd)
-            entry = gguf.kv.get("tilebeam.architecture")
-            real = str(entry.value) if entry is not None else gguf.architecture
+            real = gguf_tools.architecture_of(gguf)
             with _once(path, state, "vocabulary", verify) as needed:
                 gguf_tools.check_model(gguf, real, vocabulary=needed)
-            file = CheckedFile(str(path), gguf.architecture, _on_npu(gguf), weights_of(gguf, real), _aligned(gguf))
+            matrices, weights = gguf_tools.matrices_of(gguf), weights_of(gguf, real)
+            file = CheckedFile(str(path), gguf.architecture, matrices, weights, _aligned(gguf))
             file.adapters = read_adapters(lora, gguf, real)
             file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
             if gguf.architecture != gguf_tools.ARCHITECTURE:
@@ -131,14 +131,6 @@ def _aligned(gguf: Source) -> bool:
 
     parts = [gguf] if isinstance(gguf, GGUFFile) else gguf.parts
     return all(part.alignment % _MAPPED_ALIGNMENT == 0 for part in parts)
-
-
-def _on_npu(gguf: Source) -> bool:
-    """Whether the NPU takes all weights that are multiplied with."""
-    multiplied = [t for t in gguf.tensors.values() if len(t.ne) > 1 and t.name != "token_embd.weight"]
-    if "output.weight" not in gguf.tensors and (tied := gguf.tensors.get("token_embd.weight")):
-        multiplied.append(tied)
-    return all(t.type.name in NPU_WEIGHTS for t in multiplied)
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

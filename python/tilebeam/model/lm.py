@@ -19,6 +19,7 @@ from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
@@ -41,6 +42,7 @@ class LoadInfo:
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
         divided: matrices that are cut over several devices.
         lora: LoRA adapters in force: files and scales.
+        matrices: the weight matrices by type and place, the most bytes first.
     """
 
     path: str
@@ -56,6 +58,12 @@ class LoadInfo:
     layers: tuple[int, ...] = ()
     divided: tuple[str, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
+    matrices: tuple[MatrixGroup, ...] = ()
+
+    @property
+    def device_share(self) -> float:
+        """The part of the weight matrices' bytes that the device multiplies by: 1 for all, 0 on the CPU."""
+        return device_share(self.matrices)
 
 
 class LM:

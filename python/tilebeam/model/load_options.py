@@ -15,9 +15,12 @@ from tilebeam.checks import is_whole
 from tilebeam.errors import TilebeamError
 from tilebeam.native.choices import Executor
 
-Device = Literal["npu", "cpu"]
+# Where a model can run; "auto" is what `tilebeam.model.device_choice` makes of the file.
+Backend = Literal["npu", "cpu"]
+Device = Literal["auto", "npu", "cpu"]
 KvType = Literal["f16", "f32", "q8_0"]
 Verify = Literal["once", "always", "never"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 MAX_SEQUENCES = 256  # llama.cpp's limit
@@ -28,7 +31,7 @@ MAX_THREADS = 512
 class LoadOptions:
     """The arguments of `tilebeam.load` besides the files, which says what they mean; the defaults are these."""
 
-    device: Device = "npu"
+    device: Device = "auto"
     n_ctx: int = 4096
     n_seq_max: int = 16
     threads: int | None = None

@@ -10,14 +10,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import PlacementWarning, TilebeamError
 from tilebeam.fork_locks import free_in_children
+from tilebeam.model import device_choice
 from tilebeam.model.file_check import CheckedFile, inspect
-from tilebeam.model.load_options import MAX_DEVICES, CheckedOptions, Device, KvType, LoadOptions, Verify
+from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.native.choices import Executor
@@ -61,7 +63,9 @@ def load(
 
     Args:
         model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part.
-        device: "npu", or "cpu" for llama.cpp's stock CPU backend (ordinary files only).
+        device: "npu"; "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto": the NPU, unless it
+            multiplies by so few of the file's weight matrices that the CPU backend alone is faster. An option that
+            only the NPU has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
         threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per usable CPU.
@@ -87,6 +91,9 @@ def load(
 
     Raises:
         TilebeamError: with a sentence that says why not; nothing stays loaded.
+
+    Warns:
+        PlacementWarning: matrices run on the CPU that were not asked to: their share, why, and what to do.
     """
     options = LoadOptions(
         device=device,
@@ -106,7 +113,8 @@ def load(
         verbose=verbose,
     ).checked()
     file = inspect(model, options.verify, files_and_scales(lora))
-    if device == "cpu" and file.repacked:
+    backend = device_choice.choose(file, options)
+    if backend == "cpu" and file.repacked:
         raise TilebeamError(
             f'{file.path} is repacked for the NPU, the CPU backend cannot read it: use device="npu", or '
             f"`gguf-repack unpack` it first."
@@ -115,13 +123,17 @@ def load(
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     with _loading, ExitStack() as stack:
-        return _Loader(file, options, stack).run()
+        lm = _Loader(file, options, backend, stack).run()
+    said = device_choice.warning(file.path, lm.info.matrices, backend, repacked=lm.info.repacked)
+    if said is not None and device != "cpu":
+        warnings.warn(said, PlacementWarning, stacklevel=2)
+    return lm
 
 
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
-    def __init__(self, file: CheckedFile, options: CheckedOptions, stack: ExitStack) -> None:
+    def __init__(self, file: CheckedFile, options: CheckedOptions, backend: Backend, stack: ExitStack) -> None:
         import llama_cpp.llama_cpp as capi
 
         from tilebeam.native import llama
@@ -130,6 +142,8 @@ class _Loader:
         self._llama = llama
         self._file = file
         self._o = options
+        self._backend = backend
+        self._matrices = device_choice.groups_of(file, backend, options.n_gpu_layers)
         self._stack = stack
         self._control: Control | None = None
         self._placement = Placement(())
@@ -139,7 +153,7 @@ class _Loader:
     def run(self) -> LM:
         from tilebeam.model.lm import LM, LoadInfo
 
-        if self._o.device == "npu":
+        if self._backend == "npu":
             from tilebeam.native.plugin import register
 
             if complaints := register().complaints:
@@ -153,7 +167,7 @@ class _Loader:
             model, context, tiled = self._start()
         info = LoadInfo(
             path=self._file.path,
-            device=self._o.device,
+            device=self._backend,
             repacked=self._file.repacked is not None,
             tiled_tensors=tiled,
             n_ctx=context.n_ctx,
@@ -165,6 +179,7 @@ class _Loader:
             layers=self._placement.counts,
             divided=tuple(d.name for d in self._placement.divisions),
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
+            matrices=self._matrices,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -352,8 +367,7 @@ class _Loader:
         Beside the NPU it only looks up embeddings, and workers that spin between such ops would take the cores from
         the NPU; unless some weights must stay with it.
         """
-        all_on_npu = self._control is not None and self._file.on_npu and self._o.n_gpu_layers < 0
-        return 1 if all_on_npu else self._o.threads
+        return 1 if all(group.device == "npu" for group in self._matrices) else self._o.threads
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""

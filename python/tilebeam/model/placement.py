@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam._ext import TILE, Type, is_tiled
+from tilebeam._ext import TILE
 from tilebeam.errors import TilebeamError
 from tilebeam.native.control import Division
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 PANEL = TILE  # columns of a tile
-NPU_WEIGHTS = frozenset(t.label.upper() for t in Type if t.is_multiplied and not is_tiled(t))  # ggml's names
 _MOST_TRIED = 64  # cut matrices of which each is tried whole again
 _FILL_STEPS = 24  # steps of bisection for the fill level; more do not move a layer
 
@@ -118,8 +117,7 @@ class Placement:
 
 def weights_of(gguf: Source, architecture: str) -> Weights:
     """Read a file's header for what the devices must hold. Metadata that is absent counts as large as it can be."""
-
-    from tilebeam.gguf import model_kv
+    from tilebeam.gguf import layer_of, model_kv, runs_on_device
 
     metadata = model_kv(gguf)
 
@@ -138,9 +136,9 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     matrices = []
     for name, tensor in gguf.tensors.items():
         tied = name == "token_embd.weight" and "output.weight" not in gguf.tensors
-        if tensor.type.name not in NPU_WEIGHTS or (name == "token_embd.weight" and not tied):
+        if not runs_on_device(tensor) or (name == "token_embd.weight" and not tied):
             continue
-        home = _home(name, n_layer)
+        home = layer_of(name, n_layer)
         rows = tensor.rows if len(tensor.ne) == 1 else -(-tensor.rows // PANEL) * PANEL
         size = pages(rows * tensor.row_bytes) + PAGE
         layers[home] += size
@@ -160,20 +158,16 @@ def weights_of(gguf: Source, architecture: str) -> Weights:
     )
 
 
-def _home(name: str, n_layer: int) -> int:
-    """The layer that a tensor belongs to; `n_layer` for the output and what is beside all layers."""
-    block = name.split(".")[1] if name.startswith("blk.") else ""
-    return int(block) if block.isdigit() and int(block) < n_layer else n_layer
-
-
 def adapted(weights: Weights, pairs: Iterable[Pair]) -> Weights:
     """The same model with LoRA adapters: their matrices are where those are that they change."""
+    from tilebeam.gguf import layer_of
+
     layers = list(weights.layers)
     widths = [0, 0]  # in a layer, in the output
     for pair in pairs:
         if pair.name == "token_embd.weight":  # looked up by the CPU, and so is what changes it
             continue
-        home = _home(pair.name, weights.n_layer)
+        home = layer_of(pair.name, weights.n_layer)
         layers[home] += pages(pair.a.nbytes) + pages(pair.b.nbytes) + 2 * PAGE
         of_output = home == weights.n_layer
         widths[of_output] = max(widths[of_output], pair.a.ne[1] + 2 * pair.b.ne[1])

@@ -1,0 +1,111 @@
+"""On which backend a model runs, and what is said where matrices of it run on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilebeam.model.load_options import Backend, CheckedOptions
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import MatrixGroup
+    from tilebeam.model.file_check import CheckedFile
+
+# With device="auto", a model runs on the device if that multiplies by at least this part of its matrices' bytes. Every
+# matrix that stays on the CPU cuts the graph of a token: the two thread pools take turns, and each turn costs a wake-up
+# whatever the matrix has to do.
+LEAST_SHARE = 0.5
+
+
+def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
+    """The backend that a model runs on: "npu" or "cpu".
+
+    An option that only the device has, or a file that only the device can read, asks for the device.
+    """
+    from tilebeam.gguf import device_share, grouped
+
+    if options.device != "auto":
+        return options.device
+    asked = (options.executor, options.devices, options.memory_limit)
+    if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
+        return "npu"
+    return "npu" if device_share(grouped(file.matrices)) >= LEAST_SHARE else "cpu"
+
+
+def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[MatrixGroup, ...]:
+    """The model's weight matrices by type and place.
+
+    Args:
+        backend: that the model runs on.
+        n_gpu_layers: layers on the device, -1 for all; the output counts as a layer.
+    """
+    from tilebeam.gguf import grouped
+
+    first = max(0, file.weights.n_layer + 1 - n_gpu_layers) if n_gpu_layers >= 0 else 0
+    return grouped(file.matrices, first_layer=first, on_device=backend == "npu")
+
+
+def warning(path: str, groups: Sequence[MatrixGroup], backend: Backend, *, repacked: bool = False) -> str | None:
+    """One sentence where matrices run on the CPU that nobody asked to; None where all run on the device.
+
+    Args:
+        path: the file.
+        groups: its matrices as it runs.
+        backend: that `choose` chose.
+        repacked: it is a repacked file.
+    """
+    name, left_out = Path(path).name, [g for g in groups if g.why in ("type", "embeddings")]
+    if not left_out:
+        return None
+    why, advice = _reasons(left_out), _advice(name, left_out, repacked)
+    if backend == "npu":
+        part = _percent(_bytes(left_out) / _bytes(groups))
+        return f"{name}: {part} of the bytes of its weight matrices run on the CPU, because {why}{advice}."
+    left = _percent(_bytes([g for g in groups if g.why == "model"]) / _bytes(groups))
+    return (
+        f"{name} runs on the CPU backend as a whole, because {why}, which leaves it {left} of the bytes of the weight "
+        f"matrices, and a model that is cut so often is slower than on the CPU alone{advice}; "
+        'device="npu" (--device npu) forces the device.'
+    )
+
+
+def summary(groups: Sequence[MatrixGroup]) -> str:
+    """What runs where, in a few words."""
+    on_cpu = [g for g in groups if g.device == "cpu"]
+    if not on_cpu:
+        return "all weight matrices on the device"
+    return f"{_percent(_bytes(on_cpu) / _bytes(groups))} of the bytes of the weight matrices on the CPU"
+
+
+def _bytes(groups: Sequence[MatrixGroup]) -> int:
+    return sum(g.bytes for g in groups)
+
+
+def _reasons(left_out: Sequence[MatrixGroup]) -> str:
+    types = [f"{g.type.upper()} ({g.matrices})" for g in left_out if g.why == "type"]
+    said = [f"the device does not multiply by matrices of {_listed(types)}"] if types else []
+    if any(g.why == "embeddings" for g in left_out):
+        said.append("llama.cpp multiplies by the embedding table where that is")
+    return " and ".join(said)
+
+
+def _advice(name: str, left_out: Sequence[MatrixGroup], repacked: bool) -> str:
+    if all(g.why != "type" for g in left_out):
+        return ""
+    if repacked:
+        return "; pack the file that it was made from with --type q8_0"
+    return (
+        "; take another file of the model, such as Q4_K_M, or quantize this one with "
+        f"`gguf-repack pack {name} {name.removesuffix('.gguf')}-q8_0.gguf --type q8_0`"
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _percent(share: float) -> str:
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    return "less than 1 %" if share < 0.01 else "more than 99 %" if share > 0.99 else f"{100 * share:.0f} %"
