@@ -42,6 +42,8 @@ bool is_tiny(const tb_op & op) {
     case TB_OP_MUL_MAT:
     case TB_OP_MUL_MAT_ID:
     case TB_OP_FLASH_ATTN:
+    case TB_OP_SSM_SCAN:
+    case TB_OP_GATED_DELTA_NET:
         return false;
     case TB_OP_ROPE: // sines, exponentials
     case TB_OP_GLU:

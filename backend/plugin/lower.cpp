@@ -127,6 +127,18 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_REPEAT:
         r = {TB_OP_REPEAT, 1};
         return true;
+    case GGML_OP_ADD_ID:
+        r = {TB_OP_ADD_ID, 3};
+        return true;
+    case GGML_OP_SSM_CONV:
+        r = {TB_OP_SSM_CONV, 2};
+        return true;
+    case GGML_OP_SSM_SCAN:
+        r = {TB_OP_SSM_SCAN, 7};
+        return true;
+    case GGML_OP_GATED_DELTA_NET:
+        r = {TB_OP_GATED_DELTA_NET, 6};
+        return true;
     default:
         return false;
     }

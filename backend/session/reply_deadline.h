@@ -20,6 +20,10 @@ inline double operations_of(const tb_op & op) {
         return 2 * results * op.src[0].ne[0];
     case TB_OP_FLASH_ATTN: // scores over a head of K, then sums over the cells
         return 2 * results * op.src[1].ne[1] * (1 + 1.0 * op.src[1].ne[0] / std::max(op.dst.ne[0], 1u));
+    case TB_OP_SSM_SCAN: // each token goes through the states of all heads
+        return 6.0 * op.src[0].ne[0] * op.src[1].ne[0] * op.src[1].ne[1] * op.src[1].ne[2] * op.src[1].ne[3];
+    case TB_OP_GATED_DELTA_NET:
+        return 7.0 * op.src[2].ne[0] * op.src[2].ne[0] * op.src[2].ne[1] * op.src[2].ne[2] * op.src[2].ne[3];
     default:
         return 0;
     }

@@ -9,9 +9,7 @@
 //   * an op whose dst has no elements passes when its types do, and does nothing: the executor skips it. An op with a
 //     dst but an empty operand is refused;
 //   * no other operands than the table's: n_src may be smaller when the tail is optional, never larger.
-#include "tilebeam/ops.h"
-
-#include <string.h>
+#include "ops_check.h"
 
 #include "tilebeam/layout.h"
 
@@ -29,44 +27,8 @@ _Static_assert(TB_TYPE_COUNT <= 64, "sets of types have 64 bits");
 #define MAX_STRIDE ((uint64_t)1 << 48)
 #define MOST_OVERLAP 256 // of an operand's elements, on average: enough for views that repeat rows
 #define TILED_ALIGN 64
-#define MAX_HEAD 576
 #define MAX_ROTATED 65536
 #define GLU_KINDS 7
-
-static int is_in(uint32_t type, uint64_t set) { return type < 64 && (set >> type & 1u) != 0; }
-
-static int has(const tb_op * op, uint32_t i) { return i < op->n_src && op->src[i].buffer != TB_NO_BUFFER; }
-
-static int is_empty(const tb_tensor * t) { return t->ne[0] == 0 || t->ne[1] == 0 || t->ne[2] == 0 || t->ne[3] == 0; }
-
-static int same_shape(const tb_tensor * a, const tb_tensor * b) { return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0; }
-
-// Does b, repeated, fill a from dimension `from` on?
-static int repeats(const tb_tensor * b, const tb_tensor * a, int from) {
-    for (int i = from; i < 4; i++) {
-        if (a->ne[i] % b->ne[i] != 0) return 0;
-    }
-    return 1;
-}
-
-static int has_shape(const tb_tensor * t, uint32_t n0, uint32_t n1, uint32_t n2, uint32_t n3) {
-    return t->ne[0] == n0 && t->ne[1] == n1 && t->ne[2] == n2 && t->ne[3] == n3;
-}
-
-static uint64_t n_elements(const tb_tensor * t) { return (uint64_t)t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
-
-static int dense_rows(const tb_tensor * t) { return tb_type_is_tiled(t->type) || t->nb[0] == tb_type_size(t->type); }
-
-static float param_f(const tb_op * op, int i) {
-    float f;
-    memcpy(&f, &op->params[i], 4);
-    return f;
-}
-
-static int refuse(int status, const char * text, const char ** why) {
-    *why = text;
-    return status;
-}
 
 // ---- one function per op: how shapes and params fit together. Types, presence and dense rows are checked before.
 
@@ -372,6 +334,10 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}},
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
+    [TB_OP_ADD_ID]     = {"ADD_ID",     tb_check_add_id, S(0) | S(1) | S(2), DST | S(0) | S(1) | S(2),   S(0),        F32,     {F32, F32, T(TB_I32)}},
+    [TB_OP_SSM_CONV]   = {"SSM_CONV",   tb_check_ssm_conv, S(0) | S(1),      DST | S(0) | S(1),           0,           F32,     {F32, F32}},
+    [TB_OP_SSM_SCAN]   = {"SSM_SCAN",   tb_check_ssm_scan, 0x7f,             DST | 0x7f,                  0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
+    [TB_OP_GATED_DELTA_NET] = {"GATED_DELTA_NET", tb_check_gated_delta_net, 0x3f, DST | 0x3f,            0,           F32,     {F32, F32, F32, F32, F32, F32}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on

@@ -75,6 +75,13 @@ OPS: dict[str, Op] = {
     "CONCAT": Op(64),
     "SQR": Op(4),
     "SQRT": Op(4),
+    "ADD_ID": Op(1),
+    "SSM_CONV": Op(1),
+    "SSM_CONV_BIAS_SILU": Op(1),
+    "SSM_SCAN": Op(1),
+    "SSM_SCAN_ROLLBACK": Op(1),
+    "GATED_DELTA_NET": Op(1),
+    "GATED_DELTA_NET_CACHE_FUSION": Op(1),
     "NORM": Op(50),
     "NORM_MUL_ADD": Op(20),
     # Activations that stand alone.

@@ -282,6 +282,41 @@ void add_ropes(std::vector<tb_op> & ops) {
     }
 }
 
+// Ops of recurrent states and of experts' biases.
+void add_families(std::vector<tb_op> & ops) {
+    ops.push_back(builder(TB_OP_ADD_ID, "add_id")
+                      .dst(TB_F32, {33, 2, 3})
+                      .src(TB_F32, {33, 2, 3})
+                      .weights(TB_F32, {33, 4})
+                      .src(TB_I32, {2, 3})
+                      .op);
+    ops.push_back(
+        builder(TB_OP_SSM_CONV, "conv").dst(TB_F32, {20, 5, 2}).src(TB_F32, {8, 20, 2}).weights(TB_F32, {4, 20}).op);
+    for (const uint32_t decays : {1u, 5u}) {
+        ops.push_back(builder(TB_OP_SSM_SCAN, "scan")
+                          .param(0, decays == 1 ? int32_t{2} : int32_t{1})
+                          .dst(TB_F32, {72 + 60 * (decays == 1 ? 2 : 1)})
+                          .src(TB_F32, {5, 3, 2, 4})
+                          .src(TB_F32, {3, 2, 6, 2})
+                          .src(TB_F32, {2, 6, 2})
+                          .weights(TB_F32, {decays, 2})
+                          .src(TB_F32, {5, 1, 6, 2})
+                          .src(TB_F32, {5, 1, 6, 2})
+                          .src(TB_I32, {2})
+                          .op);
+        ops.push_back(builder(TB_OP_GATED_DELTA_NET, "delta")
+                          .param(0, int32_t{2})
+                          .dst(TB_F32, {20, 6 + 20})
+                          .src(TB_F32, {5, 2, 3, 1})
+                          .src(TB_F32, {5, 2, 3, 1})
+                          .src(TB_F32, {5, 4, 3, 2})
+                          .src(TB_F32, {decays, 4, 3, 2})
+                          .src(TB_F32, {1, 4, 3, 2})
+                          .src(TB_F32, {5, 5, 4, 2})
+                          .op);
+    }
+}
+
 void add_copies(std::vector<tb_op> & ops) {
     for (const uint32_t from : {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL, TB_I32}) {
         for (const uint32_t to : {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL, TB_I32}) {
@@ -363,6 +398,7 @@ std::vector<tb_op> valid_ops() {
     add_elementwise(ops);
     add_sampling(ops);
     add_ropes(ops);
+    add_families(ops);
     add_copies(ops);
     return ops;
 }

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from op_codes import F32, I32, OPS, float_param
 from tilebeam._ext import ffi as contract
+from tilebeam._ext import lib as contract_lib
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 
@@ -25,6 +26,7 @@ OK = contract.typeof("enum tb_status").relements["TB_OK"]
 STATUS: dict[str, int] = dict(contract.typeof("enum tb_status").relements)
 REQUEST = dict(contract.typeof("enum tb_request_kind").relements)
 NO_BUFFER = 0xFFFFFFFF
+MAX_SRC = contract_lib.TB_MAX_SRC
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Op:
         op.tag = self.tag
         op.name = self.label.encode()
         self.dst.put(op.dst)
-        for i in range(5):
+        for i in range(MAX_SRC):
             if i < len(self.src):
                 self.src[i].put(op.src[i])
             else:

@@ -153,7 +153,7 @@ def make_op(
     fill(op.dst, dst)
     listed = list(sources)
     op.n_src = len(listed)
-    for i in range(5):
+    for i in range(ggml_ext.lib.TB_MAX_SRC):
         fill(op.src[i], listed[i] if i < len(listed) else None)
     for i, value in (params or {}).items():
         op.params[i] = float_param(value) if isinstance(value, float) else value

@@ -52,7 +52,7 @@ class Graph:
     def add(self, name: str, dst: Any, *src: Any, params: tuple[float | int, ...] = ()) -> Any:
         op = FFI.new("tb_op *")
         op.code, op.n_src, op.dst = OPS[name], len(src), dst[0]
-        for i in range(5):
+        for i in range(len(op.src)):
             op.src[i].buffer = 0xFFFFFFFF
         for i, t in enumerate(src):
             op.src[i] = t[0]

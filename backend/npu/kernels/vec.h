@@ -33,6 +33,7 @@ struct vec_kernels {
     // dst = x * scale + bias
     void (*scale)(int64_t n, const float * x, float scale, float bias, float * dst);
     float (*sum_squares)(int64_t n, const float * x);
+    float (*dot)(int64_t n, const float * a, const float * b);
     float (*max)(int64_t n, const float * x); // -inf if n == 0
     // x = exp(x - max) in place; returns the sum. exp(-inf) is 0.
     float (*exp_sum)(int64_t n, float * x, float max);
@@ -41,6 +42,13 @@ struct vec_kernels {
     // Rotate n pairs by the angles whose cosines and sines are given: pairs (x[2i], x[2i+1]), or (x[i], x[i+half]).
     void (*rope_normal)(int64_t n, const float * x, const float * cos, const float * sin, float * dst);
     void (*rope_neox)(int64_t n, int64_t half, const float * x, const float * cos, const float * sin, float * dst);
+    // A row of a recurrent state, one token on. SSM_SCAN: next = row * decay + x * in; returns next . out. `next` may be
+    // `row`.
+    float (*scan_step)(int64_t n, const float * row, const float * decay, float x, const float * in, const float * out,
+                       float * next);
+    // GATED_DELTA_NET: row *= decay, then row += (v - row . k) * beta * k; returns row . q.
+    float (*delta_step)(int64_t n, float * row, const float * decay, const float * k, const float * q, float v,
+                        float beta);
 };
 
 void fill_vec_portable(vec_kernels & k);

@@ -69,20 +69,54 @@ void scale_simd(int64_t n, const float * x, float scale, float bias, float * dst
     each(n, [=](int64_t i, int m) { put(dst + i, simd::add(simd::mul(get(x + i, m), s), b), m); });
 }
 
-float sum_squares_simd(int64_t n, const float * x) {
+// f(i, m, sum) adds what elements [i, i + m) give; sums run side by side.
+template <class F> inline float sum_up(int64_t n, F && f) {
     vec sum[4] = {simd::zero(), simd::zero(), simd::zero(), simd::zero()};
     int64_t i = 0;
     for (; i + 4 * width <= n; i += 4 * width) {
         for (int j = 0; j < 4; j++) {
-            const vec a = simd::load(x + i + j * width);
-            sum[j] = simd::fma(a, a, sum[j]);
+            sum[j] = f(i + j * width, static_cast<int>(width), sum[j]);
         }
     }
-    each(n - i, [&](int64_t j, int m) {
-        const vec a = get(x + i + j, m);
-        sum[0] = simd::fma(a, a, sum[0]);
-    });
+    each(n - i, [&](int64_t j, int m) { sum[0] = f(i + j, m, sum[0]); });
     return simd::sum(simd::add(simd::add(sum[0], sum[1]), simd::add(sum[2], sum[3])));
+}
+
+float sum_squares_simd(int64_t n, const float * x) {
+    return sum_up(n, [=](int64_t i, int m, vec sum) {
+        const vec a = get(x + i, m);
+        return simd::fma(a, a, sum);
+    });
+}
+
+float dot_simd(int64_t n, const float * a, const float * b) {
+    return sum_up(n, [=](int64_t i, int m, vec sum) { return simd::fma(get(a + i, m), get(b + i, m), sum); });
+}
+
+float scan_step_simd(int64_t n, const float * row, const float * decay, float x, const float * in, const float * out,
+                     float * next) {
+    const vec factor = simd::set1(x);
+    return sum_up(n, [=](int64_t i, int m, vec sum) {
+        const vec old = simd::mul(get(row + i, m), get(decay + i, m));
+        const vec made = simd::fma(factor, get(in + i, m), old);
+        put(next + i, made, m);
+        return simd::fma(made, get(out + i, m), sum);
+    });
+}
+
+float delta_step_simd(int64_t n, float * row, const float * decay, const float * k, const float * q, float v,
+                      float beta) {
+    const float known = sum_up(n, [=](int64_t i, int m, vec sum) {
+        const vec old = simd::mul(get(row + i, m), get(decay + i, m));
+        put(row + i, old, m);
+        return simd::fma(old, get(k + i, m), sum);
+    });
+    const vec change = simd::set1((v - known) * beta);
+    return sum_up(n, [=](int64_t i, int m, vec sum) {
+        const vec made = simd::fma(change, get(k + i, m), get(row + i, m));
+        put(row + i, made, m);
+        return simd::fma(made, get(q + i, m), sum);
+    });
 }
 
 float max_simd(int64_t n, const float * x) {
@@ -195,6 +229,9 @@ void q8_0_to_f32_simd(int64_t n, const void * src, float * dst) {
     k.mul = mul_simd;
     k.scale = scale_simd;
     k.sum_squares = sum_squares_simd;
+    k.dot = dot_simd;
+    k.scan_step = scan_step_simd;
+    k.delta_step = delta_step_simd;
     k.max = max_simd;
     k.exp_sum = exp_sum_simd;
     k.glu[glu_geglu] = geglu_simd;

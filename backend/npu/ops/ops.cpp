@@ -73,6 +73,14 @@ const op_entry & op_table(uint32_t code) {
         return concat_entry;
     case TB_OP_L2_NORM:
         return l2_norm_entry;
+    case TB_OP_ADD_ID:
+        return add_id_entry;
+    case TB_OP_SSM_CONV:
+        return ssm_conv_entry;
+    case TB_OP_SSM_SCAN:
+        return ssm_scan_entry;
+    case TB_OP_GATED_DELTA_NET:
+        return gated_delta_net_entry;
     default:
         return none;
     }

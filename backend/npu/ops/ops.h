@@ -42,6 +42,10 @@ extern const op_entry sqr_entry;
 extern const op_entry sqrt_entry;
 extern const op_entry concat_entry;
 extern const op_entry l2_norm_entry;
+extern const op_entry add_id_entry;
+extern const op_entry ssm_conv_entry;
+extern const op_entry ssm_scan_entry;
+extern const op_entry gated_delta_net_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

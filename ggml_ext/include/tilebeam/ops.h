@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // cffi: begin
-#define TB_MAX_SRC 5
+#define TB_MAX_SRC 7
 #define TB_NO_BUFFER 0xffffffff
 #define TB_UNARY_KINDS 22 // of ggml_unary_op
 
@@ -69,7 +69,16 @@ enum tb_op_code {
     TB_OP_SQRT = 30,
     TB_OP_CONCAT = 31,  // params: [0] the dimension along which src1 follows on src0
     TB_OP_L2_NORM = 32, // params f32: [0] eps
-    TB_OP_COUNT = 33,
+    TB_OP_ADD_ID =
+        33, // src0 [n, n_used, T] + src1 [n, E], src2 I32 [n_used, T]: dst[:,i,t] = src0[:,i,t] + src1[:,src2[i,t]]
+    // recurrent states
+    TB_OP_SSM_CONV = 34, // src0 [d - 1 + T, C, S], src1 [d, C]: dst[c,t,s] = sum_i src0[t+i,c,s] * src1[i,c]
+    TB_OP_SSM_SCAN = 35, // src states [N,D,H,R], x [D,H,T,S], dt [H,T,S], A [1 or N,H], B and C [N,G,T,S], which of
+                         // the states I32 [S]; params: [0] K. dst: results [D,H,T,S], then K states [N,D,H,S]: the
+                         // last one, the one before it, ..
+    TB_OP_GATED_DELTA_NET = 36, // src q and k [D,Hk,T,S], v [D,H,T,S], decay [1 or D,H,T,S] (its logarithm), beta
+                                // [1,H,T,S], states [D,D,H,S]; params: [0] K. dst [D*H,..]: results, then K states
+    TB_OP_COUNT = 37,
 };
 
 // tb_op.flags

@@ -112,6 +112,33 @@ float sum_squares(int64_t n, const float * x) {
     return static_cast<float>(sum);
 }
 
+float dot(int64_t n, const float * a, const float * b) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    }
+    return static_cast<float>(sum);
+}
+
+float scan_step(int64_t n, const float * row, const float * decay, float x, const float * in, const float * out,
+                float * next) {
+    for (int64_t i = 0; i < n; i++) {
+        next[i] = row[i] * decay[i] + x * in[i];
+    }
+    return dot(n, next, out);
+}
+
+float delta_step(int64_t n, float * row, const float * decay, const float * k, const float * q, float v, float beta) {
+    for (int64_t i = 0; i < n; i++) {
+        row[i] *= decay[i];
+    }
+    const float change = (v - dot(n, row, k)) * beta;
+    for (int64_t i = 0; i < n; i++) {
+        row[i] += change * k[i];
+    }
+    return dot(n, row, q);
+}
+
 float max_value(int64_t n, const float * x) {
     float m = -std::numeric_limits<float>::infinity();
     for (int64_t i = 0; i < n; i++) {
@@ -188,6 +215,9 @@ void fill_vec_portable(vec_kernels & k) {
     k.from_f32[TB_Q8_0] = f32_to_q8_0;
     k.from_f32[TB_Q4_0] = f32_to_q4_0;
     k.sum_squares = sum_squares;
+    k.dot = dot;
+    k.scan_step = scan_step;
+    k.delta_step = delta_step;
     k.max = max_value;
     k.exp_sum = exp_sum;
     k.glu[glu_geglu] = geglu;

@@ -1,0 +1,77 @@
+// Shapes of the ops that only some model families have: recurrent states, experts' biases. See ops_check.c.
+#include "ops_check.h"
+
+// x [n, n_used, T, ..], biases [n, E], indices [n_used, T].
+int tb_check_add_id(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *biases = &op->src[1], *ids = &op->src[2];
+    if (!has_shape(biases, x->ne[0], biases->ne[1], 1, 1)) return refuse(TB_E_SHAPE, "biases do not fit the rows", why);
+    if (!has_shape(ids, x->ne[1], x->ne[2], 1, 1)) return refuse(TB_E_SHAPE, "indices do not fit the rows", why);
+    return same_shape(&op->dst, x) ? TB_OK : refuse(TB_E_SHAPE, "dst and src0 have different shapes", why);
+}
+
+// x [d - 1 + T, C, S], weights [d, C], dst [C, T, S].
+int tb_check_ssm_conv(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *w = &op->src[1], *dst = &op->dst;
+    if (!has_shape(w, w->ne[0], x->ne[1], 1, 1)) return refuse(TB_E_SHAPE, "weights do not fit the channels", why);
+    if (!has_shape(dst, x->ne[1], dst->ne[1], x->ne[2], 1) || x->ne[3] != 1 ||
+        (uint64_t)dst->ne[1] + w->ne[0] - 1 != x->ne[0]) {
+        return refuse(TB_E_SHAPE, "dst is not [channels, tokens, sequences]", why);
+    }
+    return TB_OK;
+}
+
+// Are there as many elements in dst as in `results` and K states of `state` elements, for each of n sequences?
+static int holds_states(const tb_op * op, uint64_t results, uint64_t state, uint64_t n) {
+    uint64_t all;
+    if (op->params[0] < 1 || __builtin_mul_overflow(state, n, &all) ||
+        __builtin_mul_overflow(all, (uint64_t)op->params[0], &all) || __builtin_add_overflow(all, results, &all)) {
+        return 0;
+    }
+    return n_elements(&op->dst) == all;
+}
+
+// states [N, D, H, R], x [D, H, T, S], dt [H, T, S], A [N or 1, H], B and C [N, G, T, S], G divides H, indices [S].
+// dst is one row: the results, then the states. With a decay for each element of a state there is one state only.
+int tb_check_ssm_scan(const tb_op * op, const char ** why) {
+    const tb_tensor *s = &op->src[0], *x = &op->src[1], *dt = &op->src[2], *a = &op->src[3], *b = &op->src[4];
+    const uint32_t *n = s->ne, heads = x->ne[1], tokens = x->ne[2], sequences = x->ne[3];
+    if (!has_shape(s, n[0], x->ne[0], heads, n[3])) return refuse(TB_E_SHAPE, "states do not fit", why);
+    if (!has_shape(dt, heads, tokens, sequences, 1)) return refuse(TB_E_SHAPE, "steps do not fit", why);
+    if (!has_shape(a, a->ne[0], heads, 1, 1) || (a->ne[0] != 1 && (a->ne[0] != n[0] || op->params[0] != 1))) {
+        return refuse(TB_E_SHAPE, "decays do not fit", why);
+    }
+    if (!has_shape(b, n[0], b->ne[1], tokens, sequences) || !same_shape(b, &op->src[5]) || heads % b->ne[1] != 0) {
+        return refuse(TB_E_SHAPE, "B and C do not fit", why);
+    }
+    if (!has_shape(&op->src[6], sequences, 1, 1, 1)) return refuse(TB_E_SHAPE, "indices do not fit", why);
+    if (!has_shape(&op->dst, op->dst.ne[0], 1, 1, 1) ||
+        !holds_states(op, n_elements(x), (uint64_t)n[0] * n[1] * n[2], sequences)) {
+        return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
+    }
+    return TB_OK;
+}
+
+// q and k [D, divides H, T, divides S], v [D, H, T, S], decays [D or 1, H, T, S], beta [1, H, T, S], states
+// [D, D, H, S]. dst: rows of D * H, one behind the other.
+int tb_check_gated_delta_net(const tb_op * op, const char ** why) {
+    const tb_tensor *v = &op->src[2], *decay = &op->src[3], *dst = &op->dst;
+    const uint32_t * n = v->ne;
+    if (n[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);
+    for (int i = 0; i < 2; i++) {
+        const tb_tensor * t = &op->src[i];
+        if (t->ne[0] != n[0] || t->ne[2] != n[2] || n[1] % t->ne[1] != 0 || n[3] % t->ne[3] != 0) {
+            return refuse(TB_E_SHAPE, "Q, K and V do not fit together", why);
+        }
+    }
+    if (!has_shape(decay, decay->ne[0], n[1], n[2], n[3]) || (decay->ne[0] != 1 && decay->ne[0] != n[0]) ||
+        !has_shape(&op->src[4], 1, n[1], n[2], n[3])) {
+        return refuse(TB_E_SHAPE, "decays do not fit", why);
+    }
+    if (!has_shape(&op->src[5], n[0], n[0], n[1], n[3])) return refuse(TB_E_SHAPE, "states do not fit", why);
+    const uint64_t row = (uint64_t)n[0] * n[1];
+    if (!has_shape(dst, (uint32_t)row, dst->ne[1], 1, 1) || row > UINT32_MAX || dst->nb[1] != row * sizeof(float) ||
+        !holds_states(op, n_elements(v), row * n[0], n[3])) {
+        return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
+    }
+    return TB_OK;
+}

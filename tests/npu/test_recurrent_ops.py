@@ -1,0 +1,319 @@
+"""Ops of recurrent states and of experts' biases, on every kernel set, against numpy models of their meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import npu_ops as t
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tilebeam import _ext as ggml_ext
+
+SEEDS = st.integers(0, 2**31)
+ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
+PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
+
+runs, threads = t.runs, t.threads
+few = settings(max_examples=20)
+
+
+def normal(rng: np.random.Generator, *ne: int) -> NDArray[np.float32]:
+    """Random values of a tensor `ne` (fastest first)."""
+    return rng.standard_normal(ne[::-1]).astype(np.float32)
+
+
+def close(got: NDArray[Any], want: NDArray[Any]) -> None:
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(want).max())))
+
+
+def check(name: str, dst: t.Tensor, sources: list[t.Tensor], params: dict[int, int | float]) -> int:
+    return int(ggml_ext.lib.tb_op_check_shape(t.make_op(name, dst, sources, params), ggml_ext.ffi.NULL))
+
+
+@runs
+@threads
+@few
+@given(
+    ne=st.tuples(st.sampled_from([1, 31, 64, 1100]), st.integers(1, 4), st.integers(1, 9)),
+    experts=st.integers(1, 9),
+    order=ROW_ORDERS,
+    pads=st.tuples(PADS, PADS, PADS),
+    in_place=st.booleans(),
+    seed=SEEDS,
+)
+def test_add_id(
+    isa: str, n_threads: int, ne: Any, experts: int, order: Any, pads: Any, in_place: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    a = t.Arena()
+    x = a.add(t.F32, ne, normal(rng, *ne), order, pads[0])
+    biases = a.add(t.F32, (ne[0], experts), normal(rng, ne[0], experts), (0, 1, 2, 3), pads[1])
+    chosen = rng.integers(0, experts, ne[:0:-1]).astype(np.int32)
+    ids = a.add(t.I32, ne[1:], chosen, (0, 1, 2, 3), pads[2])
+    v = x.floats()
+    dst = x if in_place else a.add(t.F32, ne)
+    got = t.run(a, t.make_op("ADD_ID", dst, [x, biases, ids]), dst, isa, n_threads)
+    want = v.astype(np.float32) + biases.array[0, 0][chosen].reshape(v.shape)
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
+def test_add_id_finds_indices_out_of_range(bad: int) -> None:
+    a = t.Arena()
+    x, biases = a.add(t.F32, (4, 2, 3), np.zeros(24, np.float32)), a.add(t.F32, (4, 3), np.zeros(12, np.float32))
+    ids = a.add(t.I32, (2, 3), np.array([0, 1, 2, 0, bad, 1], np.int32))
+    op = t.make_op("ADD_ID", a.add(t.F32, (4, 2, 3)), [x, biases, ids])
+    status, why = t.try_run(a, op, t.ISAS[0], 2)
+    assert status != 0
+    assert "ADD_ID" in why
+
+
+@runs
+@threads
+@few
+@given(
+    width=st.integers(1, 5),
+    channels=st.sampled_from([1, 15, 16, 33, 70]),
+    tokens=st.sampled_from([1, 2, 9, 64, 65, 130]),
+    sequences=st.integers(1, 3),
+    pads=st.tuples(PADS, PADS, PADS),
+    seed=SEEDS,
+)
+def test_ssm_conv(
+    isa: str, n_threads: int, width: int, channels: int, tokens: int, sequences: int, pads: Any, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    length = width - 1 + tokens
+    a = t.Arena()
+    x = a.add(t.F32, (length, channels, sequences), normal(rng, length, channels, sequences), pad=pads[0])
+    w = a.add(t.F32, (width, channels), normal(rng, width, channels), pad=pads[1])
+    dst = a.add(t.F32, (channels, tokens, sequences), pad=pads[2])
+    got = t.run(a, t.make_op("SSM_CONV", dst, [x, w]), dst, isa, n_threads)
+    v, u = x.floats()[0], w.floats()[0, 0]
+    want = sum(v[:, :, i : i + tokens] * u[None, :, i, None] for i in range(width))
+    close(got[0], np.swapaxes(want, 1, 2))
+
+
+def scanned(
+    s: NDArray[Any], x: NDArray[Any], dt: NDArray[Any], a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Of one sequence: results `[T, H, D]` and the state `[H, D, N]` after each token."""
+    results, states = [], []
+    repeats = x.shape[1] // b.shape[1]
+    for token in range(x.shape[0]):
+        step = np.logaddexp(0, dt[token])
+        taken = np.repeat(b[token], repeats, axis=0)[:, None, :] * (x[token] * step[:, None])[:, :, None]
+        s = s * np.exp(step[:, None] * a)[:, None, :] + taken
+        results.append((s * np.repeat(c[token], repeats, axis=0)[:, None, :]).sum(axis=-1))
+        states.append(s)
+    return np.stack(results), states
+
+
+@runs
+@threads
+@few
+@given(
+    n=st.sampled_from([1, 16, 37, 128]),
+    rows=st.sampled_from([1, 3, 64]),
+    heads=st.sampled_from([1, 4, 18]),
+    groups=st.sampled_from([1, 2]),
+    tokens=st.integers(1, 9),
+    sequences=st.integers(1, 3),
+    kept=st.sampled_from([1, 1, 2, 5]),
+    own_decay=st.booleans(),
+    pads=st.tuples(*[PADS] * 6),
+    seed=SEEDS,
+)
+def test_ssm_scan(
+    isa: str,
+    n_threads: int,
+    n: int,
+    rows: int,
+    heads: int,
+    groups: int,
+    tokens: int,
+    sequences: int,
+    kept: int,
+    own_decay: bool,
+    pads: Any,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    groups = min(groups, heads)
+    kept = 1 if own_decay else kept
+    known = sequences + 2
+    a = t.Arena(1 << 24)
+    s = a.add(t.F32, (n, rows, heads, known), normal(rng, n, rows, heads, known), pad=pads[0])
+    x = a.add(t.F32, (rows, heads, tokens, sequences), normal(rng, rows, heads, tokens, sequences), pad=pads[1])
+    dt = a.add(t.F32, (heads, tokens, sequences), 12 * normal(rng, heads, tokens, sequences), pad=pads[2])
+    decays = -np.abs(normal(rng, n if own_decay else 1, heads)) / 8
+    decay = a.add(t.F32, (n if own_decay else 1, heads), decays, pad=pads[3])
+    b, c = (
+        a.add(t.F32, (n, groups, tokens, sequences), normal(rng, n, groups, tokens, sequences), pad=pads[4 + i])
+        for i in range(2)
+    )
+    index = rng.permutation(known)[:sequences].astype(np.int32)
+    ids = a.add(t.I32, (sequences,), index)
+    n_results, n_state = rows * heads * tokens * sequences, n * rows * heads
+    dst = a.add(t.F32, (n_results + kept * n_state * sequences,))
+    op = t.make_op("SSM_SCAN", dst, [s, x, dt, decay, b, c, ids], {0: kept})
+    got = t.run(a, op, dst, isa, n_threads).reshape(-1)
+    states = got[n_results:].reshape(kept, sequences, heads, rows, n)
+    for q in range(sequences):
+        v = [y.floats()[q] for y in (x, b, c)]
+        want, after = scanned(s.floats()[index[q]], v[0], dt.floats()[0, q], decay.floats()[0, 0], v[1], v[2])
+        close(got[:n_results].reshape(sequences, tokens, heads, rows)[q], want)
+        for back in range(min(kept, tokens)):
+            close(states[back, q], after[tokens - 1 - back])
+    assert np.isnan(states[tokens:]).all()  # states before the first token are not written
+
+
+@pytest.mark.parametrize("bad", [-1, 2, -(2**31)])
+def test_ssm_scan_finds_indices_out_of_range(bad: int) -> None:
+    a = t.Arena()
+    zeros = [(4, 3, 2, 2), (3, 2, 1, 2), (2, 1, 2), (1, 2), (4, 1, 1, 2), (4, 1, 1, 2)]
+    sources = [a.add(t.F32, ne, np.zeros(ne[::-1], np.float32)) for ne in zeros]
+    sources.append(a.add(t.I32, (2,), np.array([0, bad], np.int32)))
+    op = t.make_op("SSM_SCAN", a.add(t.F32, (12 + 48,)), sources, {0: 1})
+    status, why = t.try_run(a, op, t.ISAS[0], 2)
+    assert status != 0
+    assert "SSM_SCAN" in why
+
+
+def test_ssm_refuses_what_does_not_fit() -> None:
+    a = t.Arena()
+    x, w, dst = a.add(t.F32, (6, 8, 2)), a.add(t.F32, (4, 8)), a.add(t.F32, (8, 3, 2))
+    assert check("SSM_CONV", dst, [x, w], {}) == 0
+    for ne in [(8, 4, 2), (7, 3, 2), (8, 3, 1), (8, 3, 2, 2)]:
+        assert check("SSM_CONV", a.add(t.F32, ne), [x, w], {}) != 0
+    assert check("SSM_CONV", dst, [x, a.add(t.F32, (4, 7))], {}) != 0
+    good = [(4, 3, 2, 5), (3, 2, 6, 2), (2, 6, 2), (1, 2), (4, 1, 6, 2), (4, 1, 6, 2)]
+    ids = a.add(t.I32, (2,))
+
+    def scan(shapes: list[Any], size: int, kept: int, indices: t.Tensor = ids) -> int:
+        return check("SSM_SCAN", a.add(t.F32, (size,)), [*(a.add(t.F32, ne) for ne in shapes), indices], {0: kept})
+
+    assert scan(good, 72 + 48, 1) == scan(good, 72 + 96, 2) == 0
+    assert scan([*good[:3], (4, 2), *good[4:]], 72 + 48, 1) == 0
+    assert scan([*good[:3], (4, 2), *good[4:]], 72 + 96, 2) != 0
+    for size, kept in [(72 + 47, 1), (72 + 48, 2), (72 + 48, 0), (72 + 48, -1), (72, 2**31 - 1)]:
+        assert scan(good, size, kept) != 0
+    wrong = [(0, (4, 2, 2, 5)), (0, (4, 3, 1, 5)), (1, (3, 2, 5, 2)), (2, (2, 6, 1)), (3, (2, 2)), (3, (1, 1))]
+    for i, ne in [*wrong, (4, (4, 1, 6, 1)), (5, (4, 2, 6, 2))]:
+        assert scan([*good[:i], ne, *good[i + 1 :]], 72 + 48, 1) != 0, (i, ne)
+    assert scan([*good[:4], (4, 3, 6, 2), (4, 3, 6, 2)], 72 + 48, 1) != 0  # two heads in three groups
+    assert scan(good, 72 + 48, 1, a.add(t.I32, (3,))) != 0
+
+
+@runs
+@threads
+@few
+@given(
+    n=st.sampled_from([1, 7, 16, 17, 64, 128]),
+    heads=st.sampled_from([1, 2, 6]),
+    fewer=st.sampled_from([1, 2]),
+    tokens=st.integers(1, 9),
+    sequences=st.integers(1, 3),
+    kept=st.sampled_from([1, 1, 2, 5]),
+    own_decay=st.booleans(),
+    order=ROW_ORDERS,
+    pads=st.tuples(*[PADS] * 6),
+    seed=SEEDS,
+)
+def test_gated_delta_net(
+    isa: str,
+    n_threads: int,
+    n: int,
+    heads: int,
+    fewer: int,
+    tokens: int,
+    sequences: int,
+    kept: int,
+    own_decay: bool,
+    order: Any,
+    pads: Any,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    key_heads = heads // fewer if heads % fewer == 0 else heads
+    a = t.Arena(1 << 24)
+    keys, values = (n, key_heads, tokens, sequences), (n, heads, tokens, sequences)
+    q, k = (a.add(t.F32, keys, normal(rng, *keys) / np.sqrt(n), order, pads[i]) for i in range(2))
+    v = a.add(t.F32, values, normal(rng, *values), order, pads[2])
+    ne = (n if own_decay else 1, *values[1:])
+    decay = a.add(t.F32, ne, -np.abs(normal(rng, *ne)), pad=pads[3])
+    beta = a.add(t.F32, (1, *values[1:]), np.abs(normal(rng, 1, *values[1:])).clip(0, 1), pad=pads[4])
+    state = a.add(t.F32, (n, n, heads, sequences), normal(rng, n, n, heads, sequences), pad=pads[5])
+    dst = a.add(t.F32, (n * heads, tokens * sequences + kept * n * sequences))
+    op = t.make_op("GATED_DELTA_NET", dst, [q, k, v, decay, beta, state], {0: kept})
+    got = t.run(a, op, dst, isa, n_threads).reshape(-1)
+    n_results = n * heads * tokens * sequences
+    results = got[:n_results].reshape(sequences, tokens, heads, n)
+    states = got[n_results:].reshape(kept, sequences, heads, n, n)
+    queries, key, value, logs, rate = (y.floats() for y in (q, k, v, decay, beta))
+    s = state.floats()  # [sequences, heads, of the value, of the key]
+    for token in range(tokens):
+        turn = np.arange(heads) % key_heads
+        s = s * np.exp(logs[:, token])[:, :, None, :]
+        change = (value[:, token] - np.einsum("shvk,shk->shv", s, key[:, token, turn])) * rate[:, token]
+        s = s + change[..., None] * key[:, token, turn][:, :, None, :]
+        close(results[:, token], np.einsum("shvk,shk->shv", s, queries[:, token, turn]) / np.sqrt(n))
+        if tokens - 1 - token < kept:
+            close(states[tokens - 1 - token], s)
+    assert np.isnan(states[tokens:]).all()  # states before the first token are not written
+
+
+@t.runs_here
+def test_results_do_not_depend_on_the_number_of_threads(isa: str) -> None:
+    def run(threads: int) -> list[NDArray[Any]]:
+        rng = np.random.default_rng(5)
+        a = t.Arena(1 << 24)
+
+        def tensor(*ne: int) -> t.Tensor:
+            return a.add(t.F32, ne, normal(rng, *ne))
+
+        x, w, conv = tensor(9, 70, 2), tensor(4, 70), a.add(t.F32, (70, 6, 2))
+        ids = a.add(t.I32, (2,), np.array([1, 0], np.int32))
+        scan_sources = [tensor(*ne) for ne in [(33, 5, 6, 2), (5, 6, 6, 2), (6, 6, 2), (33, 6)]]
+        scan_sources += [tensor(33, 2, 6, 2), tensor(33, 2, 6, 2), ids]
+        scan = a.add(t.F32, (5 * 6 * 6 * 2 + 33 * 5 * 6 * 2,))
+        net_sources = [tensor(*ne) for ne in [(40, 3, 5, 2)] * 3 + [(40, 3, 5, 2), (1, 3, 5, 2), (40, 40, 3, 2)]]
+        net = a.add(t.F32, (120, 10 + 2 * 80))
+        t.run(a, t.make_op("SSM_CONV", conv, [x, w]), conv, isa, threads)
+        t.run(a, t.make_op("SSM_SCAN", scan, scan_sources, {0: 1}), scan, isa, threads)
+        t.run(a, t.make_op("GATED_DELTA_NET", net, net_sources, {0: 2}), net, isa, threads)
+        return [d.array.view(np.uint32).copy() for d in (conv, scan, net)]
+
+    alone = run(1)
+    for threads in (2, 5):
+        assert all(np.array_equal(x, y) for x, y in zip(alone, run(threads), strict=True)), threads
+
+
+def test_gated_delta_net_refuses_what_does_not_fit() -> None:
+    a = t.Arena(1 << 24)
+    good: list[Any] = [(8, 2, 3, 1), (8, 4, 3, 2), (8, 4, 3, 2), (1, 4, 3, 2), (1, 4, 3, 2), (8, 8, 4, 2)]
+
+    def net(shapes: list[Any], ne: Any, kept: int = 1) -> int:
+        return check("GATED_DELTA_NET", a.add(t.F32, ne), [a.add(t.F32, n) for n in shapes], {0: kept})
+
+    assert net(good, (32, 6 + 16)) == net(good, (32, 6 + 32), 2) == 0
+    assert net([*good[:3], (8, 4, 3, 2), *good[4:]], (32, 6 + 16)) == 0
+    for ne, kept in [((32, 21), 1), ((32, 22), 2), ((32, 22), 0), ((32, 22), -1), ((16, 44), 1), ((32, 11, 2), 1)]:
+        assert net(good, ne, kept) != 0, (ne, kept)
+    wrong: list[Any] = [(0, (8, 3, 3, 1)), (0, (7, 2, 3, 1)), (1, (8, 4, 2, 2)), (1, (8, 4, 3, 3)), (2, (8, 3, 3, 2))]
+    for i, ne in [
+        *wrong,
+        (3, (2, 4, 3, 2)),
+        (3, (1, 2, 3, 2)),
+        (4, (8, 4, 3, 2)),
+        (5, (8, 8, 4, 1)),
+        (5, (8, 4, 4, 2)),
+    ]:
+        assert net([*good[:i], ne, *good[i + 1 :]], (32, 22)) != 0, (i, ne)
+    strided = a.add(t.F32, (32, 22), pad=(1, 0, 0, 0))
+    assert check("GATED_DELTA_NET", strided, [a.add(t.F32, n) for n in good], {0: 1}) != 0
+    wide = [(600, 1, 1, 1)] * 3 + [(1, 1, 1, 1)] * 2 + [(600, 600, 1, 1)]
+    assert net(wide, (600, 601)) != 0
