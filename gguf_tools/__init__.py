@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from .gguf_file import GGUFFile, TensorInfo
     from .imatrix import load_imatrix
     from .inspection import inspect
-    from .matrices import Matrix, MatrixGroup, device_share, grouped, layer_of, matrices_of, runs_on_device
+    from .matrices import (
+        WITHOUT_OUTPUT,
+        Matrix,
+        MatrixGroup,
+        device_share,
+        grouped,
+        layer_of,
+        matrices_of,
+        runs_on_device,
+    )
     from .model_check import check_model
     from .policy import Policy, Rule
     from .repack import Report, TensorReport, pack, unpack
@@ -60,6 +69,7 @@ _HOME = {
     "TensorInfo": "gguf_file",
     "load_imatrix": "imatrix",
     "inspect": "inspection",
+    "WITHOUT_OUTPUT": "matrices",
     "Matrix": "matrices",
     "MatrixGroup": "matrices",
     "device_share": "matrices",
@@ -82,6 +92,7 @@ _HOME = {
 
 __all__ = [
     "ARCHITECTURE",
+    "WITHOUT_OUTPUT",
     "GGUFError",
     "GGUFFile",
     "Manifest",

@@ -66,6 +66,13 @@ class CheckedFile:
     repacked: RepackedFile | None = None
     adapters: list[Adapter] = field(default_factory=list)
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model has logits: embedding models have none, and llama.cpp gives what is in the memory."""
+        from tilebeam.gguf import WITHOUT_OUTPUT
+
+        return self.architecture not in WITHOUT_OUTPUT
+
 
 def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]] = ()) -> CheckedFile:
     """Read a model's header, check all that llama.cpp relies on, and the digests of a repacked file if it is time.

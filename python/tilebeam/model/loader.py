@@ -113,6 +113,11 @@ def load(
         verbose=verbose,
     ).checked()
     file = inspect(model, options.verify, files_and_scales(lora))
+    if not file.generates:
+        raise TilebeamError(
+            f"{file.path} is an embedding model ({file.architecture}), which gives no next token: use "
+            "llama_cpp.Llama(path, embedding=True, n_gpu_layers=-1) after tilebeam.register()."
+        )
     backend = device_choice.choose(file, options)
     if backend == "cpu" and file.repacked:
         raise TilebeamError(
