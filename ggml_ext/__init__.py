@@ -78,6 +78,8 @@ class Type(IntEnum):
     Q3_K = lib.TB_Q3_K
     Q2_K_COL = lib.TB_Q2_K_COL
     Q3_K_COL = lib.TB_Q3_K_COL
+    IQ4_XS = lib.TB_IQ4_XS
+    IQ4_XS_COL = lib.TB_IQ4_XS_COL
 
     @property
     def _info(self) -> Any:

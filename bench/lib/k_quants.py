@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gguf
+import gguf.quants
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
@@ -112,12 +113,32 @@ def _three_bits(x: F32) -> U8:
     return np.concatenate(parts, axis=1)
 
 
+def _code_book(x: F32) -> U8:
+    """IQ4_XS: a signed scale of six bits for each 32, and IQ4_NL's values."""
+    n = len(x)
+    book = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+    sub = x.reshape(n, 8, 32)
+    at = np.abs(sub).argmax(axis=2)[..., None]
+    step = np.take_along_axis(sub, at, axis=2)[..., 0] / book[0]
+    d, d_bytes = _half(np.abs(step).max(axis=1) / np.float32(31))
+    s = _whole(step, np.broadcast_to(d[:, None], step.shape), -32, 31)
+    by = np.broadcast_to((d[:, None] * s)[..., None], sub.shape)
+    ratio = np.divide(sub, by, out=np.zeros_like(sub), where=by != 0)
+    q = np.searchsorted((book[1:] + book[:-1]) / 2, ratio).astype(np.uint8)
+    scales = (s + 32).astype(np.uint8)
+    top = (scales >> 4).reshape(n, 2, 4) << (2 * np.arange(4, dtype=np.uint8))
+    low = (scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4
+    quants = (q[:, :, :16] | q[:, :, 16:] << 4).reshape(n, 128)
+    return np.concatenate([d_bytes, np.bitwise_or.reduce(top, axis=2), low, quants], axis=1)
+
+
 _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q2_K: _two_bits,
     Q.Q3_K: _three_bits,
     Q.Q4_K: lambda x: _with_minima(x, 4),
     Q.Q5_K: lambda x: _with_minima(x, 5),
     Q.Q6_K: _six_bits,
+    Q.IQ4_XS: _code_book,
 }
 TYPES = tuple(_MAKERS)
 

@@ -43,6 +43,7 @@ TYPES = {
     "iq4_nl": Q.IQ4_NL,
     "q2_k": Q.Q2_K,
     "q3_k": Q.Q3_K,
+    "iq4_xs": Q.IQ4_XS,
     "q4_k": Q.Q4_K,
     "q5_k": Q.Q5_K,
     "q6_k": Q.Q6_K,

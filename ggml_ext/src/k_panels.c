@@ -22,6 +22,7 @@ static const shape Q3_K = {NONE, 0, 32, 0, 96, 12, 108, NONE};
 static const shape Q4_K = {16, 32, NONE, NONE, 4, 12, 0, 2};
 static const shape Q5_K = {48, 32, NONE, 16, 4, 12, 0, 2};
 static const shape Q6_K = {0, 64, 128, NONE, 192, 16, 208, NONE};
+static const shape IQ4_XS = {8, 16, NONE, NONE, 2, 6, 0, NONE};
 
 // One column's 256 quants, in k order, and what scales them: bytes as a panel has them, one below the other.
 typedef struct {
@@ -44,6 +45,8 @@ static const shape * shape_of(uint32_t type) {
         return &Q4_K;
     case TB_Q5_K_COL:
         return &Q5_K;
+    case TB_IQ4_XS_COL:
+        return &IQ4_XS;
     default:
         return &Q6_K;
     }
@@ -63,9 +66,23 @@ static int six_bits(const uint8_t * s, int h, int i) {
     return low | (s[h + at] >> part * 2 & 3) << 4;
 }
 
+// The same into bytes that are zero.
+static void set_six_bits(uint8_t * s, int h, int i, int value) {
+    const int part = i / (h / 2), at = i % (h / 2);
+    s[(part & 1) * (h / 2) + at] |= (uint8_t)((value & 15) << (part >> 1) * 4);
+    s[h + at] |= (uint8_t)(value >> 4 << part * 2);
+}
+
 // ggml's scales as the panel has them. Q4_K, Q5_K: bytes t and t + 4 have six bits of scale and minimum t, and above
-// them the top bits of t + 4, whose low bits are byte t + 8; every other type has the panel's order.
+// them the top bits of t + 4, whose low bits are byte t + 8. IQ4_XS: two bytes of top bits in order, then four of low
+// nibbles. Every other type has the panel's order.
 static void read_scales(uint32_t type, const uint8_t * in, column * c) {
+    if (type == TB_IQ4_XS_COL) {
+        memset(c->scales, 0, sizeof(c->scales));
+        for (int t = 0; t < 8; t++)
+            set_six_bits(c->scales, 4, t, (in[2 + t / 2] >> t % 2 * 4 & 15) | (in[t / 4] >> t % 4 * 2 & 3) << 4);
+        return;
+    }
     memcpy(c->scales, in, (size_t)shape_of(type)->n_scales);
     if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
@@ -75,7 +92,14 @@ static void read_scales(uint32_t type, const uint8_t * in, column * c) {
     }
 }
 
+// Into bytes that are zero.
 static void write_scales(uint32_t type, const column * c, uint8_t * out) {
+    for (int t = 0; t < 8 && type == TB_IQ4_XS_COL; t++) {
+        const int scale = six_bits(c->scales, 4, t);
+        out[2 + t / 2] |= (uint8_t)((scale & 15) << t % 2 * 4);
+        out[t / 4] |= (uint8_t)(scale >> 4 << t % 4 * 2);
+    }
+    if (type == TB_IQ4_XS_COL) return;
     memcpy(out, c->scales, (size_t)shape_of(type)->n_scales);
     if (type != TB_Q4_K_COL && type != TB_Q5_K_COL) return;
     for (int t = 0; t < 4; t++) {
@@ -227,6 +251,8 @@ static factors factors_of(uint32_t type, const uint8_t * s, int i) {
         return (factors){s[i] & 15, s[i] >> 4, 0};
     case TB_Q3_K_COL:
         return (factors){six_bits(s, 8, i) - 32, 0, -4};
+    case TB_IQ4_XS_COL:
+        return (factors){six_bits(s, 4, i / 2) - 32, 0, 0};
     case TB_Q6_K_COL:
         return (factors){(int8_t)s[i], 0, -32};
     default:
@@ -242,7 +268,8 @@ static void column_values(uint32_t type, const column * c, float * out) {
         const factors f = factors_of(type, c->scales, i);
         const float scale = d * (float)f.scale, min = dmin * (float)f.min;
         for (int k = 0; k < 16; k++) {
-            out[k] = scale * (float)(c->q[16 * i + k] + f.zero);
+            const uint8_t q = c->q[16 * i + k];
+            out[k] = scale * (float)(type == TB_IQ4_XS_COL ? IQ4_NL_VALUES[q] : q + f.zero);
             if (minima) out[k] -= min;
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ PANEL = {
     Type.Q4_K_COL: 4608,
     Type.Q5_K_COL: 5632,
     Type.Q6_K_COL: 6720,
+    Type.IQ4_XS_COL: 4352,
 }
 
 
@@ -97,6 +99,9 @@ def read_panel(tiled: Type, panel: np.ndarray) -> np.ndarray:
         scale = spread(r.six(8) - 32)
         return r.half() * scale * (q - 4).astype(np.float32)
     q = r.nibbles()
+    if tiled == Type.IQ4_XS_COL:
+        scale = spread(r.six(4) - 32)
+        return r.half() * scale * np.array(gguf.quants.IQ4_NL.kvalues, np.float32)[q]
     if tiled == Type.Q6_K_COL:
         q |= r.pairs() << 4
         scale = spread(r.bytes(16).astype(np.int8))

@@ -21,6 +21,7 @@ HALVES = {
     Type.Q4_K: (0, 2),
     Type.Q5_K: (0, 2),
     Type.Q6_K: (208,),
+    Type.IQ4_XS: (0,),
 }
 K_BLOCKS = tuple(HALVES)
 K_PANELS = tuple(Type[f"{t.name}_COL"] for t in K_BLOCKS)

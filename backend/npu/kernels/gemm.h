@@ -50,6 +50,7 @@ enum gemm_format {
     gemm_q6_k,
     gemm_q2_k,
     gemm_q3_k,
+    gemm_iq4_xs,
     gemm_format_count
 };
 constexpr size_t gemm_prepared_quants = TB_QUANTS(8);

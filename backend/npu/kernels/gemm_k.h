@@ -51,7 +51,7 @@ inline int32_t read_k_int(const uint8_t * p) {
     return v;
 }
 
-// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes
+// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes; signed ones only of IQ4_XS
 
 // Of a tile: nibbles, pairs of bits and single bits, the lowest moved to bit `to`.
 template <class unit> typename unit::ints k_nibbles(const uint8_t * tile, int j, int i) {
@@ -175,6 +175,22 @@ template <class unit> struct format_q3_k {
     }
 };
 
+// Of a set whose dot product takes signed weights the code book's values as they are, of others 128 more.
+template <class unit> struct format_iq4_xs {
+    static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
+    static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = 127 + offset;
+    static constexpr bool minima = false;
+    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
+        unpack_k_six_signed<unit, 4>(fields, out);
+        return {out, out};
+    }
+    const uint8_t * quants;
+    format_iq4_xs(const uint8_t * panel, int t) : quants(panel + k_nibbles_bytes * t) {}
+    typename unit::ints weights(int j, int i) const {
+        return unit::look_up(unit::table(TB_IQ4_NL_VALUES(offset)), k_nibbles<unit>(quants, j, i));
+    }
+};
+
 // ---- one tile
 
 // Weights of unit::width columns in registers, and all rows pass by.
@@ -229,7 +245,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
                                             : r.sums16 + gemm_k_sums16 * static_cast<size_t>(m);
             ints taken = unit::zeros();
 #pragma GCC unroll 8
-            for (int p = 0; p < pairs; p++)
+            for (int p = 0; p < pairs && (Format::minima || Format::offset); p++)
                 taken = unit::add(taken, unit::multiply_pairs(factor[p], unit::broadcast(read_k_int(of + 4 * p))));
             const ints sum = unit::load_sums(sums[m] + unit::width * i);
             float scale;
@@ -237,14 +253,16 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
             const floats s = unit::broadcast(scale);
             float * to = results[m] + unit::width * i;
             const floats before = unit::load_floats(to);
+            floats x;
             if constexpr (Format::minima) {
-                const floats x = unit::fms(d, unit::to_floats(sum), unit::mul(dmin, unit::to_floats(taken)));
-                unit::store_floats(to, unit::fma(x, s, before));
+                x = unit::fms(d, unit::to_floats(sum), unit::mul(dmin, unit::to_floats(taken)));
+            } else if constexpr (Format::offset) {
+                x = unit::mul(d,
+                              unit::to_floats(unit::template less_shifted<__builtin_ctz(Format::offset)>(sum, taken)));
             } else {
-                const floats x = unit::mul(
-                    d, unit::to_floats(unit::template less_shifted<__builtin_ctz(Format::offset)>(sum, taken)));
-                unit::store_floats(to, unit::fma(x, s, before));
+                x = unit::mul(d, unit::to_floats(sum));
             }
+            unit::store_floats(to, unit::fma(x, s, before));
         }
     }
 }
@@ -282,7 +300,8 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
 }
 
 // The kernels of a set, which the names of its other kernels end in: "4x16_avx2".
-#define TILEBEAM_K_NAMES(end) {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end, "gemm_q3k_" end}
+#define TILEBEAM_K_NAMES(end)                                                                                          \
+    {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end, "gemm_q3k_" end, "gemm_nlx_" end}
 
 template <class unit>
 void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
@@ -294,6 +313,7 @@ void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_co
     fill(gemm_q6_k, multiply_k_panels<unit, format_q6_k<unit>>);
     fill(gemm_q2_k, multiply_k_panels<unit, format_q2_k<unit>>);
     fill(gemm_q3_k, multiply_k_panels<unit, format_q3_k<unit>>);
+    fill(gemm_iq4_xs, multiply_k_panels<unit, format_iq4_xs<unit>>);
 }
 
 } // namespace

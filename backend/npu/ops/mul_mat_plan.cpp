@@ -53,6 +53,10 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_Q3_K_COL:
         format = gemm_q3_k;
         break;
+    case TB_IQ4_XS:
+    case TB_IQ4_XS_COL:
+        format = gemm_iq4_xs;
+        break;
     default:
         break;
     }

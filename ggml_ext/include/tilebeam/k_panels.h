@@ -10,6 +10,7 @@
 //   Q6_K     nibbles | pairs of bits (16) | scales i8[16][32] | d                         w = d s (q - 32)
 //   Q2_K     pairs of bits (1) | scales, and minima above, u8[16][32] | d | dmin          w = d s q - dmin m
 //   Q3_K     pairs of bits (1) | single bits (4) | scales six(8) | d                      w = d (s - 32) (q - 4)
+//   IQ4_XS   nibbles | scales six(4) | d                                                  w = d (s - 32) value[q]
 // clang-format on
 //
 //   nibbles         eight quad-order tiles of 4 bits (layout.h)
@@ -47,5 +48,8 @@
 #define TB_Q3_K_FIELDS (TB_K_PAIRS + TB_K_ONES)
 #define TB_Q3_K_HALVES (TB_Q3_K_FIELDS + TB_K_SIX(8))
 #define TB_Q3_K_PANEL (TB_Q3_K_HALVES + TB_K_HALVES)
+#define TB_IQ4_XS_FIELDS TB_K_NIBBLES
+#define TB_IQ4_XS_HALVES (TB_IQ4_XS_FIELDS + TB_K_SIX(4))
+#define TB_IQ4_XS_PANEL (TB_IQ4_XS_HALVES + TB_K_HALVES)
 
 #endif // TILEBEAM_K_PANELS_H

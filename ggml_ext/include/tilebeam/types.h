@@ -45,7 +45,9 @@ enum tb_type {
     TB_Q3_K = 21,
     TB_Q2_K_COL = 22,
     TB_Q3_K_COL = 23,
-    TB_TYPE_COUNT = 24,
+    TB_IQ4_XS = 24,
+    TB_IQ4_XS_COL = 25,
+    TB_TYPE_COUNT = 26,
 };
 
 enum tb_status {
@@ -113,7 +115,8 @@ const char * tb_status_name(int status);
     X(Q5_K, "q5_k", 13, 256, 176, TB_IN_TILES)                                                                         \
     X(Q6_K, "q6_k", 14, 256, 210, TB_IN_TILES)                                                                         \
     X(Q2_K, "q2_k", 10, 256, 84, TB_IN_TILES)                                                                          \
-    X(Q3_K, "q3_k", 11, 256, 110, TB_IN_TILES)
+    X(Q3_K, "q3_k", 11, 256, 110, TB_IN_TILES)                                                                         \
+    X(IQ4_XS, "iq4_xs", 23, 256, 136, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -130,13 +133,14 @@ const char * tb_status_name(int status);
     X(Q5_K_COL, "q5_k_col", Q5_K, TB_QUANTS(5), 64)                                                                    \
     X(Q6_K_COL, "q6_k_col", Q6_K, TB_QUANTS(6), 72)                                                                    \
     X(Q2_K_COL, "q2_k_col", Q2_K, TB_QUANTS(2), 80)                                                                    \
-    X(Q3_K_COL, "q3_k_col", Q3_K, TB_QUANTS(3), 56)
+    X(Q3_K_COL, "q3_k_col", Q3_K, TB_QUANTS(3), 56)                                                                    \
+    X(IQ4_XS_COL, "iq4_xs_col", IQ4_XS, TB_QUANTS(4), 32)
 #define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
 #define TB_HALF_SCALES (TB_TILE_N * 2) // 32 FP16 numbers
 
-// The code book of IQ4_NL, each value plus `offset`.
+// The code book of IQ4_NL and IQ4_XS, each value plus `offset`.
 #define TB_IQ4_NL_VALUES(offset)                                                                                       \
     (offset) - 127, (offset) - 104, (offset) - 83, (offset) - 65, (offset) - 49, (offset) - 35, (offset) - 22,         \
         (offset) - 10, (offset) + 1, (offset) + 13, (offset) + 25, (offset) + 38, (offset) + 53, (offset) + 69,        \

@@ -2,7 +2,8 @@
 //
 // vpmaddubsw adds two products into 16 bits with saturation, and vpmaddwd widens and multiplies by the scale at once.
 // Added in 16 bits: all 8 quads of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496), 2 of 6 bits
-// (32004), of fewer bits those that share a scale. Where more rows come than registers hold sums for, the tile is unpacked once, into L1.
+// (32004), of fewer bits those that share a scale; one of signed bytes (127 * 127 * 2 = 32258). Where more rows come
+// than registers hold sums for, the tile is unpacked once, into L1.
 #include "kernels/gemm_k.h"
 
 #include <algorithm>
@@ -36,8 +37,8 @@ void add_to(int32_t * sums, __m256i v) { lanes::store_sums(sums, _mm256_add_epi3
 
 // `n` rows of two vectors of columns, quads summed in 16 bits, `narrow` at a time.
 template <class Format, int narrow, int n, class Source>
-__attribute__((always_inline)) inline void add_wide_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
-                   int32_t (*sums)[gemm_panel]) {
+__attribute__((always_inline)) inline void add_wide_sums(const Source & source, const uint8_t * scales, int first,
+                                                         const uint8_t * q, int32_t (*sums)[gemm_panel]) {
     __m256i s[Format::scales][2];
 #pragma GCC unroll 2
     for (int i = 0; i < Format::scales; i++) {
@@ -99,6 +100,36 @@ void add_pair_sums(const Source & source, const uint8_t * scales, int i, const u
         add_to(sums[m] + 8 * i, sum[m]);
 }
 
+// `n` rows of two vectors of columns with signed weights: |w| and x * sign(w), one quad in 16 bits.
+template <class Format, int n, class Source>
+void add_signed_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
+                     int32_t (*sums)[gemm_panel]) {
+    const __m256i s0 = scale_pairs<Format>(scales, first), s1 = scale_pairs<Format>(scales, first + 1);
+    __m256i sum[n][2];
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++)
+        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        const __m256i w0 = source.weights(j, first), w1 = source.weights(j, first + 1);
+        const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+            const __m256i p0 = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(x, w0));
+            const __m256i p1 = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(x, w1));
+            sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(p0, s0));
+            sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(p1, s1));
+            asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++) {
+        add_to(sums[m] + 8 * first, sum[m][0]);
+        add_to(sums[m] + 8 * first + 8, sum[m][1]);
+    }
+}
+
 // How many quads may be added in 16 bits: as many as share a scale, or half or a quarter of them.
 template <class Format> constexpr int k_narrow() {
     int quads = 8 / Format::scales;
@@ -113,7 +144,9 @@ __attribute__((noinline)) void some_rows(const Source & source, const uint8_t * 
                                          int32_t (*sums)[gemm_panel]) {
     constexpr int narrow = k_narrow<Format>();
     for (int first = 0; first < gemm_panel / lanes::width; first += 2) {
-        if constexpr (narrow > 2) {
+        if constexpr (narrow == 1) {
+            add_signed_sums<Format, n>(source, scales, first, q, sums);
+        } else if constexpr (narrow > 2) {
             add_wide_sums<Format, narrow, n>(source, scales, first, q, sums);
         } else {
             add_pair_sums<Format, n>(source, scales, first, q, sums);
@@ -143,6 +176,7 @@ void all_rows(const Source & source, const uint8_t * scales, const uint8_t * q, 
 }
 
 struct unit : lanes {
+    static constexpr bool signed_weights = true; // those that fill eight bits
     template <class Format>
     static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
                      int32_t (*sums)[gemm_panel]) {

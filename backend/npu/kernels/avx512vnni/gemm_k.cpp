@@ -10,6 +10,7 @@ void fill_gemm_avx512vnni_k(gemm_kernels & k);
 namespace {
 
 struct k_unit : unit {
+    static constexpr bool signed_weights = false;
     static void dot(ints & sum, ints w, ints x) { sum = _mm512_dpbusd_epi32(sum, w, x); }
     template <class Format>
     static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
@@ -20,8 +21,6 @@ struct k_unit : unit {
 
 } // namespace
 
-void fill_gemm_avx512vnni_k(gemm_kernels & k) {
-    fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x16_avx512vnni"));
-}
+void fill_gemm_avx512vnni_k(gemm_kernels & k) { fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x16_avx512vnni")); }
 
 } // namespace tb::npu

@@ -10,6 +10,7 @@ void fill_gemm_avxvnni_k(gemm_kernels & k);
 namespace {
 
 struct k_unit : unit {
+    static constexpr bool signed_weights = false;
     template <class Format>
     static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
                      int32_t (*sums)[gemm_panel]) {
@@ -19,8 +20,6 @@ struct k_unit : unit {
 
 } // namespace
 
-void fill_gemm_avxvnni_k(gemm_kernels & k) {
-    fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x8_avxvnni"));
-}
+void fill_gemm_avxvnni_k(gemm_kernels & k) { fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x8_avxvnni")); }
 
 } // namespace tb::npu

@@ -1,4 +1,5 @@
-// K-quant GEMM on sdot: quants of at most six bits are signed bytes as they are. Also the i8mm set's.
+// K-quant GEMM on sdot: quants of at most six bits are signed bytes as they are, and so is the code book. Also the i8mm
+// set's.
 #include "kernels/gemm_k.h"
 
 #include <arm_neon.h>
@@ -13,6 +14,7 @@ struct unit {
     using ints = int32x4_t;
     using floats = float32x4_t;
     static constexpr int width = 4;
+    static constexpr bool signed_weights = true;
 
     static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
     static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
@@ -27,6 +29,13 @@ struct unit {
     static ints either(ints a, ints b) { return vorrq_s32(a, b); }
     static ints low_nibbles(ints x) { return masked(x, 15); }
     static ints high_nibbles(ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+    template <class... Byte> static ints table(Byte... bytes) {
+        const uint8_t at[] = {static_cast<uint8_t>(bytes)...};
+        return load(at);
+    }
+    static ints look_up(ints table, ints index) {
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(index)));
+    }
     // To the left, or right if negative, each byte by itself.
     static ints shifted(ints x, int by) {
         return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
@@ -76,8 +85,6 @@ struct unit {
 
 } // namespace
 
-void fill_gemm_neon_k(gemm_kernels & k) {
-    fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("32x4_neon"));
-}
+void fill_gemm_neon_k(gemm_kernels & k) { fill_k_kernels<unit>(k, TILEBEAM_K_NAMES("32x4_neon")); }
 
 } // namespace tb::npu

@@ -73,6 +73,12 @@ struct q3_k : without_minima {
     static int scale(const uint8_t * f, int i, int n) { return six_bits<8>(f, i, n) - 32; }
 };
 
+struct iq4_xs : without_minima {
+    static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) { return iq4nl_values[nibble(p, t, j, at)]; }
+    static int scale(const uint8_t * f, int i, int n) { return six_bits<4>(f, i / 2, n) - 32; }
+};
+
 template <class Format> void run(const gemm_int8_args & a) {
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
@@ -154,6 +160,7 @@ void fill_gemm_portable_k(gemm_kernels & k) {
     k.int8[gemm_q6_k] = {"gemm_q6k_8x32_portable", max_rows, 0, run<q6_k>};
     k.int8[gemm_q2_k] = {"gemm_q2k_8x32_portable", max_rows, 0, run<q2_k>};
     k.int8[gemm_q3_k] = {"gemm_q3k_8x32_portable", max_rows, 0, run<q3_k>};
+    k.int8[gemm_iq4_xs] = {"gemm_nlx_8x32_portable", max_rows, 0, run<iq4_xs>};
 }
 
 } // namespace tb::npu
