@@ -80,6 +80,10 @@ class Type(IntEnum):
     Q3_K_COL = lib.TB_Q3_K_COL
     IQ4_XS = lib.TB_IQ4_XS
     IQ4_XS_COL = lib.TB_IQ4_XS_COL
+    TQ2_0 = lib.TB_TQ2_0
+    TQ2_0_COL = lib.TB_TQ2_0_COL
+    TQ1_0 = lib.TB_TQ1_0
+    TQ1_0_COL = lib.TB_TQ1_0_COL
 
     @property
     def _info(self) -> Any:
@@ -138,7 +142,7 @@ def tile_bytes(tiled: Type) -> int:
 
 
 def layout_version(tiled: Type) -> int:
-    """The first layout version that has this tiled type: 2 for K-quants."""
+    """The first layout version that has this tiled type: 2 for blocks of 256."""
     source_type(tiled)
     return 2 if lib.tb_tile_k(tiled) > TILE else 1
 

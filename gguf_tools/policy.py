@@ -22,7 +22,7 @@ Preset = Literal["lossless", "paper"]
 OutputWeight = Literal["auto", "split", "runtime"]
 GROUPINGS = tuple(ggml_ext.GROUPINGS)
 KEEP = "keep"
-# That floats are quantized to, in either grouping; K-quants become tiles as they are.
+# That floats are quantized to, in either grouping; other types become tiles as they are.
 TYPES = {t.label: q for q, t in TB_TYPE.items() if ggml_ext.has_quantizer(t)}
 RULE_TYPES = {**TYPES, "f16": Q.F16, "f32": Q.F32}  # a rule may also choose a type that is not tiled
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"

@@ -132,6 +132,14 @@ def _code_book(x: F32) -> U8:
     return np.concatenate([d_bytes, np.bitwise_or.reduce(top, axis=2), low, quants], axis=1)
 
 
+def _ternary(x: F32) -> F32:
+    """-d, 0 or d, with each block's variance: gguf's own quantizer, after the largest magnitude, makes nearly all 0."""
+    rms = np.sqrt(np.square(x).mean(axis=1, keepdims=True))
+    t = np.sign(x) * (np.abs(x) > np.float32(0.6) * rms)
+    full = np.maximum(np.abs(t).mean(axis=1, keepdims=True), np.float32(1 / BLOCK))
+    return np.asarray(t * (rms / np.sqrt(full)), np.float32)
+
+
 _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q2_K: _two_bits,
     Q.Q3_K: _three_bits,
@@ -139,6 +147,8 @@ _MAKERS: dict[Q, Callable[[F32], U8]] = {
     Q.Q5_K: lambda x: _with_minima(x, 5),
     Q.Q6_K: _six_bits,
     Q.IQ4_XS: _code_book,
+    Q.TQ1_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ1_0),
+    Q.TQ2_0: lambda x: gguf.quants.quantize(_ternary(x), Q.TQ2_0),
 }
 TYPES = tuple(_MAKERS)
 

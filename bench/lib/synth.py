@@ -44,6 +44,8 @@ TYPES = {
     "q2_k": Q.Q2_K,
     "q3_k": Q.Q3_K,
     "iq4_xs": Q.IQ4_XS,
+    "tq1_0": Q.TQ1_0,
+    "tq2_0": Q.TQ2_0,
     "q4_k": Q.Q4_K,
     "q5_k": Q.Q5_K,
     "q6_k": Q.Q6_K,

@@ -7,24 +7,29 @@
 #include "tilebeam/k_panels.h"
 
 #define NONE (-1)
+#define DIGIT_BYTES 52 // that 256 digits to the base of 3 take
 
 // Where a super-block of ggml has its parts (ggml-common.h); NONE: it has no such part.
 typedef struct {
     int nibbles, half; // two quants, `half` k apart, in each byte; `half` bytes, then the next 2 * half k
     int pairs;         // two bits a quant: 128 k, 32 apart, share 32 bytes
     int ones;          // a bit a quant: 256 k, 32 apart, share 32 bytes
+    int digits;        // five quants a byte, to the base of 3
     int scales, n_scales;
     int d, dmin;
 } shape;
 
-static const shape Q2_K = {NONE, 0, 16, NONE, 0, 16, 80, 82};
-static const shape Q3_K = {NONE, 0, 32, 0, 96, 12, 108, NONE};
-static const shape Q4_K = {16, 32, NONE, NONE, 4, 12, 0, 2};
-static const shape Q5_K = {48, 32, NONE, 16, 4, 12, 0, 2};
-static const shape Q6_K = {0, 64, 128, NONE, 192, 16, 208, NONE};
-static const shape IQ4_XS = {8, 16, NONE, NONE, 2, 6, 0, NONE};
+static const shape Q2_K = {NONE, 0, 16, NONE, NONE, 0, 16, 80, 82};
+static const shape Q3_K = {NONE, 0, 32, 0, NONE, 96, 12, 108, NONE};
+static const shape Q4_K = {16, 32, NONE, NONE, NONE, 4, 12, 0, 2};
+static const shape Q5_K = {48, 32, NONE, 16, NONE, 4, 12, 0, 2};
+static const shape Q6_K = {0, 64, 128, NONE, NONE, 192, 16, 208, NONE};
+static const shape IQ4_XS = {8, 16, NONE, NONE, NONE, 2, 6, 0, NONE};
+static const shape TQ2_0 = {NONE, 0, 0, NONE, NONE, 0, 0, 64, NONE};
+static const shape TQ1_0 = {NONE, 0, NONE, NONE, 0, 0, 0, 52, NONE};
 
-// One column's 256 quants, in k order, and what scales them: bytes as a panel has them, one below the other.
+// One column's 256 quants, in k order (bytes of five stay as they are), and what scales them: bytes as a panel has
+// them, one below the other.
 typedef struct {
     uint8_t q[TB_K_BLOCK];
     uint8_t scales[16];
@@ -47,6 +52,10 @@ static const shape * shape_of(uint32_t type) {
         return &Q5_K;
     case TB_IQ4_XS_COL:
         return &IQ4_XS;
+    case TB_TQ2_0_COL:
+        return &TQ2_0;
+    case TB_TQ1_0_COL:
+        return &TQ1_0;
     default:
         return &Q6_K;
     }
@@ -111,6 +120,7 @@ static void write_scales(uint32_t type, const column * c, uint8_t * out) {
 
 static void read_quants(const shape * s, const uint8_t * b, column * c) {
     memset(c->q, 0, sizeof(c->q));
+    if (s->digits != NONE) memcpy(c->q, b + s->digits, DIGIT_BYTES);
     for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
         for (int i = 0; i < s->half; i++) {
             c->q[k + i] = b[s->nibbles + k / 2 + i] & 15;
@@ -130,6 +140,7 @@ static void read_quants(const shape * s, const uint8_t * b, column * c) {
 
 // Into bytes that are zero.
 static void write_quants(const shape * s, const column * c, uint8_t * b) {
+    if (s->digits != NONE) memcpy(b + s->digits, c->q, DIGIT_BYTES);
     for (int k = 0; k < TB_K_BLOCK && s->nibbles != NONE; k += 2 * s->half) {
         for (int i = 0; i < s->half; i++)
             b[s->nibbles + k / 2 + i] = (uint8_t)((c->q[k + i] & 15) | c->q[k + s->half + i] << 4);
@@ -191,6 +202,8 @@ static void store_column(uint32_t type, const column * c, uint8_t * panel, uint3
     for (uint32_t t = 0; t < 8 && s->ones != NONE; t++)
         store32(panel + t * CHUNK + 4 * n, gather_plane(c->q + 32 * t, 8, 1, 0x01010101u, ones_shift(s)));
     if (s->ones != NONE) panel += TB_K_ONES;
+    for (uint32_t i = 0; i < DIGIT_BYTES && s->digits != NONE; i += 4, panel += CHUNK)
+        store32(panel + 4 * n, quad(load32(c->q + i)));
     for (int i = 0; i < s->n_scales; i++, panel += 32)
         panel[n] = c->scales[i];
     tb_store16(panel + 2 * n, c->d);
@@ -209,6 +222,8 @@ static void load_column(uint32_t type, const uint8_t * panel, uint32_t n, column
     for (uint32_t t = 0; t < 8 && s->ones != NONE; t++)
         scatter_plane(c->q + 32 * t, 8, 1, 0x01010101u, ones_shift(s), load32(panel + t * CHUNK + 4 * n));
     if (s->ones != NONE) panel += TB_K_ONES;
+    for (uint32_t i = 0; i < DIGIT_BYTES && s->digits != NONE; i += 4, panel += CHUNK)
+        store32(c->q + i, quad(load32(panel + 4 * n)));
     for (int i = 0; i < s->n_scales; i++, panel += 32)
         c->scales[i] = panel[n];
     c->d = tb_load16(panel + 2 * n);
@@ -251,6 +266,9 @@ static factors factors_of(uint32_t type, const uint8_t * s, int i) {
         return (factors){s[i] & 15, s[i] >> 4, 0};
     case TB_Q3_K_COL:
         return (factors){six_bits(s, 8, i) - 32, 0, -4};
+    case TB_TQ1_0_COL:
+    case TB_TQ2_0_COL:
+        return (factors){1, 0, -1};
     case TB_IQ4_XS_COL:
         return (factors){six_bits(s, 4, i / 2) - 32, 0, 0};
     case TB_Q6_K_COL:
@@ -258,6 +276,14 @@ static factors factors_of(uint32_t type, const uint8_t * s, int i) {
     default:
         return (factors){six_bits(s, 8, i / 2), six_bits(s, 8, 8 + i / 2), 0};
     }
+}
+
+// The digit of TQ1_0 that is quant k.
+static uint8_t digit(const uint8_t * bytes, int k) {
+    static const uint8_t powers[] = {1, 3, 9, 27, 81};
+    const int i = k < 160 ? k / 32 : k < 240 ? (k - 160) / 16 : (k - 240) / 4;
+    const int at = k < 160 ? k % 32 : k < 240 ? 32 + k % 16 : 48 + k % 4;
+    return (uint8_t)((uint8_t)(bytes[at] * powers[i]) * 3 >> 8);
 }
 
 // In the order in which ggml multiplies: d * scale first, then by the quant.
@@ -268,7 +294,7 @@ static void column_values(uint32_t type, const column * c, float * out) {
         const factors f = factors_of(type, c->scales, i);
         const float scale = d * (float)f.scale, min = dmin * (float)f.min;
         for (int k = 0; k < 16; k++) {
-            const uint8_t q = c->q[16 * i + k];
+            const uint8_t q = type == TB_TQ1_0_COL ? digit(c->q, 16 * i + k) : c->q[16 * i + k];
             out[k] = scale * (float)(type == TB_IQ4_XS_COL ? IQ4_NL_VALUES[q] : q + f.zero);
             if (minima) out[k] -= min;
         }

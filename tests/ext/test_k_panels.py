@@ -18,6 +18,8 @@ PANEL = {
     Type.Q5_K_COL: 5632,
     Type.Q6_K_COL: 6720,
     Type.IQ4_XS_COL: 4352,
+    Type.TQ2_0_COL: 2112,
+    Type.TQ1_0_COL: 1728,
 }
 
 
@@ -69,6 +71,13 @@ class Reader:
     def ones(self) -> np.ndarray:
         return self.take(1024)[128 * self.t + self.place].astype(np.int64) >> self.j & 1
 
+    def digits(self) -> np.ndarray:
+        first, sixteens = self.k < 160, self.k < 240
+        row = np.where(first, self.j, np.where(sixteens, 8 + self.j % 4, 12))
+        i = np.where(first, self.t, np.where(sixteens, (self.k - 160) // 16, (self.k - 240) // 4))
+        byte = self.take(13 * 128)[128 * row + self.place].astype(np.int64)
+        return byte * 3**i % 256 * 3 >> 8
+
     def bytes(self, rows: int) -> np.ndarray:
         """(rows, 32, 1): each of all k."""
         return self.take(32 * rows).reshape(rows, 32, 1).astype(np.int64)
@@ -98,6 +107,9 @@ def read_panel(tiled: Type, panel: np.ndarray) -> np.ndarray:
         q = r.pairs() | r.ones() << 2
         scale = spread(r.six(8) - 32)
         return r.half() * scale * (q - 4).astype(np.float32)
+    if tiled in (Type.TQ1_0_COL, Type.TQ2_0_COL):
+        q = r.pairs() if tiled == Type.TQ2_0_COL else r.digits()
+        return r.half() * (q - 1).astype(np.float32)
     q = r.nibbles()
     if tiled == Type.IQ4_XS_COL:
         scale = spread(r.six(4) - 32)

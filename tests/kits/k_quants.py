@@ -22,6 +22,8 @@ HALVES = {
     Type.Q5_K: (0, 2),
     Type.Q6_K: (208,),
     Type.IQ4_XS: (0,),
+    Type.TQ2_0: (64,),
+    Type.TQ1_0: (52,),
 }
 K_BLOCKS = tuple(HALVES)
 K_PANELS = tuple(Type[f"{t.name}_COL"] for t in K_BLOCKS)

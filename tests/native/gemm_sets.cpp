@@ -228,7 +228,8 @@ void k_quants(const kernel_table & t, const kernel_table & reference) {
         size_t bytes, halves; // of a block panel, and how many of its last are FP16 scales
     } kinds[] = {{gemm_q4_k, TB_Q4_K_PANEL, 2 * TB_K_HALVES}, {gemm_q5_k, TB_Q5_K_PANEL, 2 * TB_K_HALVES},
                  {gemm_q6_k, TB_Q6_K_PANEL, TB_K_HALVES},     {gemm_q2_k, TB_Q2_K_PANEL, 2 * TB_K_HALVES},
-                 {gemm_q3_k, TB_Q3_K_PANEL, TB_K_HALVES},     {gemm_iq4_xs, TB_IQ4_XS_PANEL, TB_K_HALVES}};
+                 {gemm_q3_k, TB_Q3_K_PANEL, TB_K_HALVES},     {gemm_iq4_xs, TB_IQ4_XS_PANEL, TB_K_HALVES},
+                 {gemm_tq2_0, TB_TQ2_0_PANEL, TB_K_HALVES},   {gemm_tq1_0, TB_TQ1_0_PANEL, TB_K_HALVES}};
     constexpr int64_t blocks = 3, n = blocks * gemm_k_tiles;
     auto special = floats(32 * n);
     for (size_t i = 0; i < TB_K_BLOCK; i++)

@@ -48,6 +48,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "llama-q4_k_m": replace(SMALL, arch="llama", type="q4_k", types={"ffn_down": "q6_k", "attn_v": "q6_k"}),
     "qwen3-q2_k-and-q3_k": replace(SMALL, arch="qwen3", type="q2_k", types={"ffn_down": "q3_k", "attn_v": "q3_k"}),
     "llama-q3_k": replace(SMALL, arch="llama", type="q3_k"),
+    "llama-tq2_0-and-tq1_0": replace(SMALL, arch="llama", type="tq2_0", types={"ffn_down": "tq1_0", "attn_v": "tq1_0"}),
     "qwen2-iq4_xs": replace(SMALL, arch="qwen2", type="iq4_xs"),
     "qwen2-q5_k": replace(SMALL, arch="qwen2", type="q5_k"),
     "gemma3-q6_k": replace(SMALL, arch="gemma3", type="q6_k"),

@@ -10,7 +10,7 @@
 //                two rows' q side by side: eight k of the first, eight of the second; an odd last row by itself
 //   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
 //                int32 start[rows], as above with offset 128
-//   K group      for each 256 k one record, of K-quants' products: kernels/gemm_k.h
+//   K group      for each 256 k one record, for types of 256 k: kernels/gemm_k.h
 //   float group  float x[k][rows]
 //
 // Every kernel writes all 32 columns of every row through `out`; the caller hands it a buffer where a panel has fewer.
@@ -51,6 +51,8 @@ enum gemm_format {
     gemm_q2_k,
     gemm_q3_k,
     gemm_iq4_xs,
+    gemm_tq2_0,
+    gemm_tq1_0,
     gemm_format_count
 };
 constexpr size_t gemm_prepared_quants = TB_QUANTS(8);

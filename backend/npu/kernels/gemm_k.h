@@ -191,6 +191,49 @@ template <class unit> struct format_iq4_xs {
     }
 };
 
+// Types with one scale, d: those of tiles are 1.
+template <class unit> struct k_without_scales {
+    static constexpr size_t fields = 0;
+    static constexpr int scales = 1, most = 3, offset = 1;
+    static constexpr bool minima = false;
+    static k_factors unpack(const uint8_t *, uint8_t * out) {
+        std::memset(out, 1, gemm_k_tiles * gemm_panel);
+        return {out, out};
+    }
+};
+
+template <class unit> struct format_tq2_0 : k_without_scales<unit> {
+    static constexpr size_t bytes = TB_TQ2_0_PANEL, halves = TB_TQ2_0_HALVES;
+    const uint8_t * plane;
+    format_tq2_0(const uint8_t * panel, int t) : plane(panel + k_pairs_bytes * t) {}
+    typename unit::ints weights(int j, int i) const { return k_pairs<unit>(plane, j, i, 0); }
+};
+
+// Where TQ1_0 has quad j of tile t: its row of bytes, and 3 to the power of its digit.
+struct k_digits {
+    int row, power;
+    constexpr k_digits(int t, int j) : row(j), power(t) {
+        constexpr int powers[] = {1, 3, 9, 27, 81};
+        const int sixteen = 2 * t + j / 4; // of the block's 16
+        if (sixteen >= 10) {
+            row = sixteen < 15 ? 8 + j % 4 : 12;
+            power = sixteen < 15 ? sixteen - 10 : j % 4;
+        }
+        power = powers[power];
+    }
+};
+
+template <class unit> struct format_tq1_0 : k_without_scales<unit> {
+    static constexpr size_t bytes = TB_TQ1_0_PANEL, halves = TB_TQ1_0_HALVES;
+    const uint8_t * panel;
+    int t;
+    format_tq1_0(const uint8_t * p, int tile) : panel(p), t(tile) {}
+    typename unit::ints weights(int j, int i) const {
+        const k_digits d(t, j);
+        return unit::top_digits(unit::load(panel + 128 * d.row + 4 * unit::width * i), d.power);
+    }
+};
+
 // ---- one tile
 
 // Weights of unit::width columns in registers, and all rows pass by.
@@ -301,7 +344,8 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
 
 // The kernels of a set, which the names of its other kernels end in: "4x16_avx2".
 #define TILEBEAM_K_NAMES(end)                                                                                          \
-    {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end, "gemm_q3k_" end, "gemm_nlx_" end}
+    {"gemm_q4k_" end, "gemm_q5k_" end, "gemm_q6k_" end, "gemm_q2k_" end,                                               \
+     "gemm_q3k_" end, "gemm_nlx_" end, "gemm_tq2_" end, "gemm_tq1_" end}
 
 template <class unit>
 void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_count - gemm_q4_k]) {
@@ -314,6 +358,8 @@ void fill_k_kernels(gemm_kernels & k, const char * const (&names)[gemm_format_co
     fill(gemm_q2_k, multiply_k_panels<unit, format_q2_k<unit>>);
     fill(gemm_q3_k, multiply_k_panels<unit, format_q3_k<unit>>);
     fill(gemm_iq4_xs, multiply_k_panels<unit, format_iq4_xs<unit>>);
+    fill(gemm_tq2_0, multiply_k_panels<unit, format_tq2_0<unit>>);
+    fill(gemm_tq1_0, multiply_k_panels<unit, format_tq1_0<unit>>);
 }
 
 } // namespace

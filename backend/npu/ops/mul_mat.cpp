@@ -237,8 +237,8 @@ void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const it
     }
 }
 
-// Tiles of any type to floats [k][32] rounded to FP16. K-quants have no kernel for it: nobody stores them for a matrix
-// unit of FP16, and the reference is good enough to compare numerics.
+// Tiles of any type to floats [k][32] rounded to FP16. Types of 256 k have no kernel for it: nobody stores them for a
+// matrix unit of FP16, and the reference is good enough to compare numerics.
 void dequantize(const gemm_kernels & kernels, uint32_t type, const uint8_t * tiles, int64_t k_tiles, float * out) {
     if (tb_tile_k(type) == TB_TILE_K) return kernels.dequantize(type, tiles, k_tiles, out);
     float rows[TB_TILE_N][TB_K_BLOCK];

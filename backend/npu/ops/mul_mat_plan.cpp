@@ -57,6 +57,14 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_IQ4_XS_COL:
         format = gemm_iq4_xs;
         break;
+    case TB_TQ2_0:
+    case TB_TQ2_0_COL:
+        format = gemm_tq2_0;
+        break;
+    case TB_TQ1_0:
+    case TB_TQ1_0_COL:
+        format = gemm_tq1_0;
+        break;
     default:
         break;
     }

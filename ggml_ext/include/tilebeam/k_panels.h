@@ -11,12 +11,17 @@
 //   Q2_K     pairs of bits (1) | scales, and minima above, u8[16][32] | d | dmin          w = d s q - dmin m
 //   Q3_K     pairs of bits (1) | single bits (4) | scales six(8) | d                      w = d (s - 32) (q - 4)
 //   IQ4_XS   nibbles | scales six(4) | d                                                  w = d (s - 32) value[q]
+//   TQ2_0    pairs of bits (1) | d                                                        w = d (q - 1)
+//   TQ1_0    digits | d                                                                   w = d (q - 1)
 // clang-format on
 //
 //   nibbles         eight quad-order tiles of 4 bits (layout.h)
 //   pairs of bits   eight times 256 bytes; of tile t: byte 128 (j >> 2) + 4n + (the byte's place in its quad),
 //                   bits 2 (j & 3) and the next = quad j (k 4j .. 4j + 3); (v): what the lower of them counts in q
 //   single bits     eight times 128 bytes; of tile t: byte 4n + (place in its quad), bit j = quad j
+//   digits          u8[13][128], each row a quad of bytes: 4n + (the byte's place). Digit i of byte b, to the base of
+//                   3, is (b * 3^i mod 256) * 3 >> 8; five in a byte. Digit i of rows 0 to 7: k 32 i on; of rows 8 to
+//                   11: k 160 + 16 i on; of row 12, which has four: k 240 + 4 i on.
 //   six(h)          2h numbers of six bits in u8[h][32], u8[h / 2][32]. The first h / 2 of the numbers, the second, the
 //                   third and the fourth have their low bits in: the low nibbles of the first h / 2 bytes, of the
 //                   second, the high nibbles of the first, of the second; and their top two bits in the bytes of the
@@ -51,5 +56,9 @@
 #define TB_IQ4_XS_FIELDS TB_K_NIBBLES
 #define TB_IQ4_XS_HALVES (TB_IQ4_XS_FIELDS + TB_K_SIX(4))
 #define TB_IQ4_XS_PANEL (TB_IQ4_XS_HALVES + TB_K_HALVES)
+#define TB_TQ2_0_HALVES TB_K_PAIRS
+#define TB_TQ2_0_PANEL (TB_TQ2_0_HALVES + TB_K_HALVES)
+#define TB_TQ1_0_HALVES (13 * 128)
+#define TB_TQ1_0_PANEL (TB_TQ1_0_HALVES + TB_K_HALVES)
 
 #endif // TILEBEAM_K_PANELS_H

@@ -31,7 +31,7 @@ uint32_t tb_layout_version(void);
 // Bytes of one tile (quants and scales); 0 for a type that is not tiled.
 size_t tb_tile_bytes(uint32_t type);
 
-// k of the smallest piece that a tiled type is cut into: 32, or 256 of K-quants (their tb_tile_bytes is an eighth of a
+// k of the smallest piece that a tiled type is cut into: 32, or 256 (k_panels.h; their tb_tile_bytes is an eighth of a
 // block panel); 0 for a type that is not tiled.
 uint32_t tb_tile_k(uint32_t type);
 

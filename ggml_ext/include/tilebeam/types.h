@@ -47,7 +47,11 @@ enum tb_type {
     TB_Q3_K_COL = 23,
     TB_IQ4_XS = 24,
     TB_IQ4_XS_COL = 25,
-    TB_TYPE_COUNT = 26,
+    TB_TQ2_0 = 26,
+    TB_TQ2_0_COL = 27,
+    TB_TQ1_0 = 28,
+    TB_TQ1_0_COL = 29,
+    TB_TYPE_COUNT = 30,
 };
 
 enum tb_status {
@@ -116,7 +120,9 @@ const char * tb_status_name(int status);
     X(Q6_K, "q6_k", 14, 256, 210, TB_IN_TILES)                                                                         \
     X(Q2_K, "q2_k", 10, 256, 84, TB_IN_TILES)                                                                          \
     X(Q3_K, "q3_k", 11, 256, 110, TB_IN_TILES)                                                                         \
-    X(IQ4_XS, "iq4_xs", 23, 256, 136, TB_IN_TILES)
+    X(IQ4_XS, "iq4_xs", 23, 256, 136, TB_IN_TILES)                                                                     \
+    X(TQ2_0, "tq2_0", 35, 256, 66, TB_IN_TILES)                                                                        \
+    X(TQ1_0, "tq1_0", 34, 256, 54, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -134,7 +140,9 @@ const char * tb_status_name(int status);
     X(Q6_K_COL, "q6_k_col", Q6_K, TB_QUANTS(6), 72)                                                                    \
     X(Q2_K_COL, "q2_k_col", Q2_K, TB_QUANTS(2), 80)                                                                    \
     X(Q3_K_COL, "q3_k_col", Q3_K, TB_QUANTS(3), 56)                                                                    \
-    X(IQ4_XS_COL, "iq4_xs_col", IQ4_XS, TB_QUANTS(4), 32)
+    X(IQ4_XS_COL, "iq4_xs_col", IQ4_XS, TB_QUANTS(4), 32)                                                              \
+    X(TQ2_0_COL, "tq2_0_col", TQ2_0, TB_QUANTS(2), 8)                                                                  \
+    X(TQ1_0_COL, "tq1_0_col", TQ1_0, 208, 8)
 #define TB_TILED_TYPES(X) TB_COLUMN_TYPES(X) TB_TILE_TYPES(X) TB_K_TYPES(X)
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)

@@ -1,4 +1,5 @@
-// K-quant GEMM on vpmaddubsw and vpmaddwd: 4 rows x 16 columns at a time, each 32-bit lane four k of one column.
+// GEMM with types of 256 k on vpmaddubsw and vpmaddwd: 4 rows x 16 columns at a time, each 32-bit lane four k of one
+// column.
 //
 // vpmaddubsw adds two products into 16 bits with saturation, and vpmaddwd widens and multiplies by the scale at once.
 // Added in 16 bits: all 8 quads of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496), 2 of 6 bits

@@ -32,6 +32,15 @@ struct lanes {
     // To the left, or right if negative; bits of neighbouring bytes come along.
     static ints shifted(ints x, int by) { return by < 0 ? _mm256_srli_epi16(x, -by) : _mm256_slli_epi16(x, by); }
 
+    // Of bytes times `by`, modulo 256, the first digit to the base of 3 that follows the point: times 3, the carry.
+    static ints top_digits(ints x, int by) {
+        const ints three = _mm256_set1_epi16(3);
+        const ints even = _mm256_mullo_epi16(x, _mm256_set1_epi16(static_cast<int16_t>(by << 8)));
+        const ints odd = _mm256_mullo_epi16(_mm256_and_si256(x, _mm256_set1_epi16(-256)),
+                                            _mm256_set1_epi16(static_cast<int16_t>(by)));
+        return either(_mm256_mulhi_epu16(even, three), _mm256_slli_epi16(_mm256_mulhi_epu16(odd, three), 8));
+    }
+
     static ints load_sums(const int32_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static void store_sums(int32_t * p, ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x); }
     // A byte per column to 32 bits, and two rows of them, 32 bytes apart, to pairs of 16 bits.
@@ -49,9 +58,7 @@ struct lanes {
     static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return _mm256_add_epi32(sum, _mm256_mullo_epi32(a, b)); }
     // a - (b << by)
-    template <int by> static ints less_shifted(ints a, ints b) {
-        return _mm256_sub_epi32(a, _mm256_slli_epi32(b, by));
-    }
+    template <int by> static ints less_shifted(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, by)); }
 
     static floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
     static void store_floats(float * p, floats x) { _mm256_storeu_ps(p, x); }

@@ -1,4 +1,4 @@
-// K-quant GEMM on vpdpbusd of 512 bits.
+// GEMM with types of 256 k on vpdpbusd of 512 bits.
 #include "kernels/gemm_k.h"
 
 #include "kernels/avx512vnni/unit.h"

@@ -52,6 +52,15 @@ struct unit {
                       : _mm512_slli_epi16(x, static_cast<unsigned>(by));
     }
 
+    // Of bytes times `by`, modulo 256, the first digit to the base of 3 that follows the point: times 3, the carry.
+    static ints top_digits(ints x, int by) {
+        const ints three = _mm512_set1_epi16(3);
+        const ints even = _mm512_mullo_epi16(x, _mm512_set1_epi16(static_cast<int16_t>(by << 8)));
+        const ints odd = _mm512_mullo_epi16(_mm512_and_si512(x, _mm512_set1_epi16(-256)),
+                                            _mm512_set1_epi16(static_cast<int16_t>(by)));
+        return either(_mm512_mulhi_epu16(even, three), _mm512_slli_epi16(_mm512_mulhi_epu16(odd, three), 8));
+    }
+
     static ints load_sums(const int32_t * p) { return _mm512_loadu_si512(p); }
     static void store_sums(int32_t * p, ints x) { _mm512_storeu_si512(p, x); }
     // A byte per column to 32 bits, and two rows of them, 32 bytes apart, to pairs of 16 bits.
@@ -69,9 +78,7 @@ struct unit {
     static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b)); }
     // a - (b << by)
-    template <int by> static ints less_shifted(ints a, ints b) {
-        return _mm512_sub_epi32(a, _mm512_slli_epi32(b, by));
-    }
+    template <int by> static ints less_shifted(ints a, ints b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, by)); }
 
     // Unsigned `w` times signed `x`, four products a lane. GCC 12 keeps the sums of a large tile in registers only
     // where it cannot look into the instruction.

@@ -1,5 +1,5 @@
-// K-quant GEMM on sdot: quants of at most six bits are signed bytes as they are, and so is the code book. Also the i8mm
-// set's.
+// GEMM with types of 256 k on sdot: quants of at most six bits are signed bytes as they are, and so is the code book.
+// Also the i8mm set's.
 #include "kernels/gemm_k.h"
 
 #include <arm_neon.h>
@@ -39,6 +39,12 @@ struct unit {
     // To the left, or right if negative, each byte by itself.
     static ints shifted(ints x, int by) {
         return vreinterpretq_s32_u8(vshlq_u8(vreinterpretq_u8_s32(x), vdupq_n_s8(static_cast<int8_t>(by))));
+    }
+
+    // Of bytes times `by`, modulo 256, the first digit to the base of 3 that follows the point: times 3, the carry.
+    static ints top_digits(ints x, int by) {
+        const uint8x16_t v = vmulq_u8(vreinterpretq_u8_s32(x), vdupq_n_u8(static_cast<uint8_t>(by)));
+        return vreinterpretq_s32_u8(vshrq_n_u8(vhaddq_u8(v, vshrq_n_u8(v, 1)), 6)); // 3 v / 4 / 64
     }
 
     static ints load_sums(const int32_t * p) { return vld1q_s32(p); }

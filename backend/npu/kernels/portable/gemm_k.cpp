@@ -79,6 +79,24 @@ struct iq4_xs : without_minima {
     static int scale(const uint8_t * f, int i, int n) { return six_bits<4>(f, i / 2, n) - 32; }
 };
 
+struct without_scales : without_minima {
+    static constexpr size_t fields = 0;
+    static int scale(const uint8_t *, int, int) { return 1; }
+};
+
+struct tq2_0 : without_scales {
+    static constexpr size_t bytes = TB_TQ2_0_PANEL, halves = TB_TQ2_0_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) { return pair(p, t, j, at) - 1; }
+};
+
+struct tq1_0 : without_scales {
+    static constexpr size_t bytes = TB_TQ1_0_PANEL, halves = TB_TQ1_0_HALVES;
+    static int quant(const uint8_t * p, int t, int j, int at) {
+        const k_digits d(t, j);
+        return (static_cast<uint8_t>(p[128 * d.row + at] * d.power) * 3 >> 8) - 1;
+    }
+};
+
 template <class Format> void run(const gemm_int8_args & a) {
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
@@ -161,6 +179,8 @@ void fill_gemm_portable_k(gemm_kernels & k) {
     k.int8[gemm_q2_k] = {"gemm_q2k_8x32_portable", max_rows, 0, run<q2_k>};
     k.int8[gemm_q3_k] = {"gemm_q3k_8x32_portable", max_rows, 0, run<q3_k>};
     k.int8[gemm_iq4_xs] = {"gemm_nlx_8x32_portable", max_rows, 0, run<iq4_xs>};
+    k.int8[gemm_tq2_0] = {"gemm_tq2_8x32_portable", max_rows, 0, run<tq2_0>};
+    k.int8[gemm_tq1_0] = {"gemm_tq1_8x32_portable", max_rows, 0, run<tq1_0>};
 }
 
 } // namespace tb::npu
