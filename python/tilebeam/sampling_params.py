@@ -39,6 +39,8 @@ class SamplingParams:
             the vocabulary; 0: none.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
             text. Checked before anything is decoded.
+        speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
+            text does not depend on it.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
     """
 
@@ -59,6 +61,7 @@ class SamplingParams:
     top_logprobs: int = 0
     grammar: str | None = None
     logit_bias: Mapping[int, float] | None = None
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

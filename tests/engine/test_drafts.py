@@ -14,6 +14,7 @@ import tilebeam
 from engine_kit import EXACT, ScriptedDrafter, equal_logits, separate_logits
 from sampler_kit import Witness, check
 from tilebeam import LM, RequestOutput, SamplingParams
+from tilebeam.engine.drafter import Drafter
 from tilebeam.native.llama import Context
 
 from bench.lib.synth import preset, write_model
@@ -289,12 +290,12 @@ def test_llama_cpp_refusing_a_batch_is_tried_without_drafts(equal: LM, monkeypat
 
 
 def test_tokens_outside_the_vocabulary_end_a_draft(equal: LM) -> None:
-    class Careless:
+    class Careless(Drafter):
         def __init__(self, bad: int) -> None:
             self.bad = bad
 
-        def propose(self, sample: Any) -> list[int]:
-            return [4, self.bad, 4] if len(sample.tokens) % 2 else [self.bad]
+        def propose(self, asked: Any, _rows: int) -> list[list[int]]:
+            return [[4, self.bad, 4] if len(sample.tokens) % 2 else [self.bad] for sample, _ in asked]
 
     plain = equal.generate(PROMPTS[0], SAMPLED)
     for bad in (-1, equal.n_vocab, 2**40):
@@ -305,9 +306,9 @@ def test_tokens_outside_the_vocabulary_end_a_draft(equal: LM) -> None:
 
 
 def test_a_drafter_that_fails_ends_the_calls_and_leaves_the_model_usable(equal: LM) -> None:
-    class Broken:
-        def propose(self, sample: Any) -> list[int]:
-            raise ValueError(f"no idea after {len(sample.tokens)}")
+    class Broken(Drafter):
+        def propose(self, asked: Any, _rows: int) -> list[list[int]]:
+            raise ValueError(f"no idea after {len(asked[0][0].tokens)}")
 
     plain = equal.generate(PROMPTS[0], SAMPLED)
     equal._engine.use_drafter(Broken())

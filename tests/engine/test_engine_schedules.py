@@ -9,7 +9,7 @@ All of this with and without a drafter, which is right, wrong or has no guess in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
+from tilebeam.engine.drafter import Drafter
 from tilebeam.native.llama import Context
 
 from bench.lib.synth import preset, write_model
@@ -90,6 +91,21 @@ def _requests(lm: LM) -> list[Any]:
     return [r for call in lm._dispatcher._active for r in call.requests]
 
 
+class _Knowing(Drafter):
+    """Asks a schedule what comes; now and then it rests."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._asked = 0
+
+    def propose(self, asked: Sequence[tuple[Any, int]], _rows: int) -> list[list[int]]:
+        self._asked += 1
+        return [self._schedule.coming(sample) for sample, _ in asked]
+
+    def rest(self) -> int:
+        return 3 if self._asked % 5 == 0 else 0
+
+
 class Schedule(RuleBasedStateMachine):
     """Calls by one thread: streams that are read, cancelled and dropped in any order, and whole calls between them."""
 
@@ -116,10 +132,10 @@ class Schedule(RuleBasedStateMachine):
             return code
 
         context.decode = counting  # type: ignore[method-assign]
-        self.tight._engine.use_drafter(self if self.drafting else None)
+        self.tight._engine.use_drafter(_Knowing(self) if self.drafting else None)
 
-    def propose(self, sample: Any) -> list[int]:
-        """As a drafter: 5 of the tokens that the sample has when it is alone, one of them wrong."""
+    def coming(self, sample: Any) -> list[int]:
+        """5 of the tokens that the sample has when it is alone, one of them wrong."""
         at, request = len(sample.tokens), sample.request
         coming = self.expected(tuple(request.prompt_ids), request.params, sample.index).token_ids[at : at + 5]
         wrong = (3 * at + sample.index) % 7

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tilebeam import RequestOutput
 from tilebeam import gguf as gguf_tools
+from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.request import Sample
 
 from bench.lib.synth import SynthConfig, preset, write_model
@@ -51,7 +53,7 @@ def _replace_output(path: Path, weights: np.ndarray[Any, Any]) -> None:
         f.write(weights.astype(np.float32).tobytes())
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the samples of calls that were made before, and proposes what comes in them, or something else.
 
     Args:
@@ -69,7 +71,11 @@ class ScriptedDrafter:
         self.asked = 0
         self.samples: dict[Sample, None] = {}
 
-    def propose(self, sample: Sample) -> list[int]:
+    def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
+        assert 1 <= len(asked) <= rows
+        return [self._guess(sample) for sample, _ in asked]
+
+    def _guess(self, sample: Sample) -> list[int]:
         self.asked += 1
         self.samples[sample] = None
         at = len(sample.tokens)

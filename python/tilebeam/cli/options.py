@@ -101,6 +101,24 @@ LoraScaled = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Draft = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft",
+        "-md",
+        help="Small GGUF model of the same vocabulary that guesses tokens ahead.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Guess tokens ahead from the prompt, the other samples and earlier texts.",
+        rich_help_panel=_MODEL,
+    ),
+]
 CtxSize = Annotated[
     int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
 ]
@@ -180,11 +198,24 @@ def _listed(given: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Guessing tokens ahead."""
+
+    draft: Draft = None
+    lookup: Lookup = LoadOptions.lookup
+
+    def arguments(self) -> dict[str, Any]:
+        """What they are to `tilebeam.load`."""
+        return {"draft": self.draft, "lookup": self.lookup}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model, and how it runs."""
 
     model: Model
     lora: LoraOptions
+    speculation: SpeculationOptions
     run: RunOptions
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
@@ -193,7 +224,7 @@ class ModelOptions:
         """The model, with slots for so many sequences, but no more than were asked for; says what it loaded."""
         from tilebeam.model.loader import load
 
-        arguments, lora = self.run.arguments(), self.lora.adapters()
+        arguments, lora = self.run.arguments() | self.speculation.arguments(), self.lora.adapters()
         slots = min(self.parallel, sequences)
         with console.loading(str(self.model)):
             lm = load(self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, **arguments)

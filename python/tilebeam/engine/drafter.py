@@ -1,25 +1,41 @@
-"""What a drafter is: it guesses the next tokens of a sample, so that one step may decode and verify several of them."""
+"""What a drafter is: it guesses the next tokens of samples, so that one step may decode and verify several of them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 from tilebeam.engine.request import Sample
 
 
-class Drafter(Protocol):
+class Drafter:
     """Guesses next tokens.
 
     A step decodes a sample's last token and its draft together, draws at every position with the sample's own sampler,
     and keeps the tokens drawn up to the first that differs from the draft. So a draft never changes a text; a good one
-    saves steps.
+    saves steps. All methods are called between two steps, in the thread that steps.
     """
 
-    def propose(self, sample: Sample) -> list[int]:
-        """The tokens that may follow `sample.tokens`, [] for no guess.
+    def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
+        """For each sample the tokens that may follow `sample.tokens`, [] for no guess.
 
-        Called between two steps, in the thread that steps, for each sample that decodes. The engine cuts a draft short
-        where cells, batch, logits or the sample's limit leave no room for it, and before a token that is not in the
-        vocabulary. `sample.drafted` and `sample.accepted` tell what became of earlier drafts.
+        The engine cuts a draft before a token that is not in the vocabulary.
+
+        Args:
+            asked: samples that decode, and for each how many tokens its draft may have at most.
+            rows: tokens that the step decodes without drafts, one per sample that decodes.
         """
-        ...
+        raise NotImplementedError
+
+    def rest(self) -> int:
+        """How many of the next steps it need not be asked in, so that they need not be planned; asked after `propose`.
+        A new request ends it."""
+        return 0
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """A step that decoded so many tokens, none of a prompt, took so long, `propose` left out."""
+
+    def verified(self, sample: Sample, accepted: int) -> None:
+        """Of the tokens proposed last for a sample, the first `accepted` were drawn."""
+
+    def finished(self, sample: Sample) -> None:
+        """A sample is complete; it will not be asked for again."""

@@ -56,6 +56,7 @@ class Engine:
         self.observer: Observer | None = None
         self._on_failure = on_failure
         self._steady: Plan | None = None  # of the next batch too, while nothing changes
+        self._planned = 0.0  # seconds of this step
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -121,11 +122,14 @@ class Engine:
         """
         if self.broken:
             raise self.broken
+        began, self._planned = time.perf_counter(), 0.0
         with observed(self.observer, "step"):
             plan = self._decode()
             if plan is not None:
                 with observed(self.observer, "sample"):
                     self._sample(plan)
+        if plan is not None and plan.only_decodes and self.scheduler.drafter is not None:
+            self.scheduler.drafter.stepped(plan.n, time.perf_counter() - began - self._planned)
 
     def _decode(self) -> Plan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
@@ -150,6 +154,7 @@ class Engine:
 
     def _plan(self, drafts: bool) -> Plan:
         """A new plan, in the batch arrays."""
+        began = time.perf_counter()
         for sample in self.scheduler.admit():
             self._prepare(sample)
         while full := self.scheduler.make_room():
@@ -157,6 +162,7 @@ class Engine:
                 self._finish(sample, "length")
         plan = self.scheduler.plan(drafts=drafts)
         plan.write(self.context)
+        self._planned += time.perf_counter() - began
         return plan
 
     def _prepare(self, sample: Sample) -> None:
@@ -171,7 +177,7 @@ class Engine:
     def _repeat(self) -> Plan | None:
         """The last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
         plan, self._steady = self._steady, None
-        if plan is None or self.kv.free < plan.n:
+        if plan is None or self.kv.free < plan.n or not self.scheduler.repeats():
             return None
         assert plan.rows is not None
         n, tokens = plan.n, plan.rows.tokens
@@ -227,12 +233,14 @@ class Engine:
     def _verify(self, plan: Plan, rows: SampleRows) -> None:
         """The first tokens are drawn: draw on where they are those of the drafts, and give back the other cells."""
         spans = {span.sample: span for span in plan.spans if span.sample is not None and span.outputs > 1}
+        drafter, accepted = self.scheduler.drafter, Counter[Sample]()
         sampling, depth = plan.sampling, 0
         while sampling:
             confirmed: list[tuple[Sample, int]] = []
             for (sample, entry), token in zip(sampling, rows.tokens.tolist(), strict=True):
                 if sample in spans and spans[sample].draft[depth : depth + 1] == [token]:
                     sample.accepted += 1
+                    accepted[sample] += 1
                     sample.request.usage.accepted_tokens += 1
                     if sample.finish is None:
                         confirmed.append((sample, entry + 1))
@@ -244,6 +252,8 @@ class Engine:
         for sample, span in spans.items():
             sample.drafted += span.outputs - 1
             sample.request.usage.drafted_tokens += span.outputs - 1
+            if drafter is not None:
+                drafter.verified(sample, accepted[sample])
             if sample.kv is not None:
                 self.scheduler.roll_back(sample)
 
@@ -324,14 +334,16 @@ class Engine:
     def _end(self, sample: Sample, reason: FinishReason) -> None:
         """A sample, out of queue and slots already, is complete."""
         self._steady = None
+        sample.request.unfinished -= 1
         if sample.detokenizer is not None:
             self._detokenize(sample)
         sample.finish = reason
+        if self.scheduler.drafter is not None:
+            self.scheduler.drafter.finished(sample)
         if sample.sampler is not None:
             sample.sampler.close()
             sample.sampler = None
         request = sample.request
-        request.unfinished -= 1
         request.progress.finished += 1
         if request.on_change is not None:
             request.on_change(sample)

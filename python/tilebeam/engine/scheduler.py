@@ -85,6 +85,7 @@ class Plan:
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
         drafts: whether there are spans with drafts.
+        only_decodes: nothing of a prompt is in it.
     """
 
     spans: list[Span]
@@ -95,6 +96,7 @@ class Plan:
     shares: list[tuple[Request, int]] = field(default_factory=list)
     unchecked: int = 0
     drafts: bool = False
+    only_decodes: bool = False
 
     def write(self, context: Context) -> None:
         """Fill the batch arrays."""
@@ -139,6 +141,7 @@ class Scheduler:
         queue: samples that wait for a slot.
         running: samples that have one, in order of admission.
         drafter: proposes drafts for them, None for plans of one token each.
+        resting: of the next plans, how many it is not asked for.
     """
 
     def __init__(self, context: Context, kv: PrefixCache, n_slots: int) -> None:
@@ -147,6 +150,7 @@ class Scheduler:
         self.queue: deque[Sample] = deque()
         self.running: list[Sample] = []
         self.drafter: Drafter | None = None
+        self.resting = 0
         self._context = context
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
@@ -160,7 +164,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue all samples of a request."""
-        request.queued = len(request.samples)
+        request.queued, self.resting = len(request.samples), 0
         self.queue.extend(request.samples)
 
     def remove(self, request: Request) -> None:
@@ -318,7 +322,7 @@ class Scheduler:
         """
         decoding = self._decoding()
         prompts = self._prompts()
-        drafted = self._drafts(decoding, prompts) if drafts and self.drafter is not None else {}
+        drafted = self._drafts(decoding, prompts) if drafts and self._wants_drafts() else {}
         spans: list[Span] = []
         n = 0
         for sample in decoding:
@@ -337,8 +341,8 @@ class Scheduler:
             (s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs
         ]
         steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
-        steady = steady and self.drafter is None  # it may have a guess the next time
-        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted))
+        steady = steady and (self.drafter is None or self.resting > 0)  # else it may have a guess the next time
+        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted), only_decodes=not prompts)
         if steady:
             self._count_shares(plan, decoding)
         return plan
@@ -368,6 +372,20 @@ class Scheduler:
                 spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
         return spans
 
+    def repeats(self) -> bool:
+        """Whether a steady plan may be decoded again: no drafter wants to be asked."""
+        if self.drafter is None:
+            return True
+        self.resting -= 1
+        return self.resting >= 0
+
+    def _wants_drafts(self) -> bool:
+        """Whether the drafter is asked this time."""
+        if self.drafter is None or self.resting:
+            self.resting -= self.resting > 0
+            return False
+        return True
+
     def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
         """What the drafter proposes, cut so that drafts take no cells, batch entries or logits that other tokens need.
         What room there is, samples share evenly."""
@@ -379,15 +397,16 @@ class Scheduler:
             context.max_outputs - len(decoding) - len(prompts),
         )
         # Before its first token a sample may have forks, which take its cells as they are.
-        drafting = [s for s in decoding if s.tokens]
-        drafts: dict[Sample, list[int]] = {}
-        for i, sample in enumerate(drafting):
-            # The last token that it may have is drawn, not drafted.
-            most = min(room // (len(drafting) - i), sample.limit - len(sample.tokens) - 1)
-            if most > 0 and (draft := self._known(self.drafter.propose(sample)[:most])):
-                drafts[sample] = draft
-                room -= len(draft)
-        return drafts
+        drafting = [s for s in decoding if s.tokens and s.request.params.speculate]
+        share = room // max(1, len(drafting))
+        # The last token that it may have is drawn, not drafted.
+        asked = [(s, most) for s in drafting if (most := min(share, s.limit - len(s.tokens) - 1)) > 0]
+        if not asked:
+            return {}
+        proposed = self.drafter.propose(asked, len(decoding))
+        self.resting = self.drafter.rest()
+        drafts = {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
+        return {s: draft for s, draft in drafts.items() if draft}
 
     def _known(self, tokens: list[int]) -> list[int]:
         """Tokens before the first that is not in the vocabulary."""

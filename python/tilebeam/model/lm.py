@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
+from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
+from tilebeam.engine.speculation import Speculation
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
@@ -298,6 +300,30 @@ class LM:
         """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
         if code != 0:
             self._engine.fail(code)
+
+    def speculate(self, lookup: bool, draft: LM | None = None) -> None:
+        """Guess tokens ahead from now on, by look-up, by a draft model, or by both; by neither: stop guessing.
+
+        Args:
+            lookup: guess from the prompt, the other samples and earlier texts.
+            draft: a model that nothing else uses; it is closed with this one.
+
+        Raises:
+            TilebeamError: this model's memory cannot go back to an earlier token, or the draft model does not fit it;
+                the draft model is closed then.
+        """
+        with self._dispatcher.exclusive(), ExitStack() as stack:
+            if draft is not None:
+                stack.callback(draft.close)
+            model = None
+            if lookup or draft is not None:
+                if reason := self._engine.drafting_off:
+                    raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
+                model = None if draft is None else DraftModel(draft._context, self._context)
+            if model is not None:
+                stack.callback(model.close)
+            self._engine.use_drafter(Speculation(lookup, model) if lookup or model else None)
+            self._resources.push(stack.pop_all())
 
     def observe(self, observer: Observer | None) -> None:
         """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one

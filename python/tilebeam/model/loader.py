@@ -56,6 +56,8 @@ def load(
     devices: int | None = LoadOptions.devices,
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
+    draft: str | os.PathLike[str] | None = None,
+    lookup: bool = LoadOptions.lookup,
     verify: Verify | bool | None = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
@@ -83,6 +85,10 @@ def load(
             (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to.
+        draft: a small model of the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
+        lookup: guess tokens ahead from the prompt, the other samples and earlier texts. Texts are those of decoding
+            without guesses, up to what the size of a batch changes in the last bits; docs/speculation.md says when
+            which pays.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -129,10 +135,32 @@ def load(
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
     with _loading, ExitStack() as stack:
         lm = _Loader(file, options, backend, stack).run()
+    try:
+        if draft is not None or lookup:
+            lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
+    except BaseException:
+        lm.close()
+        raise
     said = device_choice.warning(file.path, lm.info.matrices, backend, repacked=lm.info.repacked)
     if said is not None and device != "cpu":
         warnings.warn(said, PlacementWarning, stacklevel=2)
     return lm
+
+
+def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
+    """The draft model, with room for as many tokens and samples as the model has."""
+    return load(
+        draft,
+        o.device,
+        lm.n_ctx,
+        o.n_seq_max,
+        o.threads,
+        n_batch=o.n_batch,
+        executor=o.executor,
+        flash_attn=o.flash_attn,
+        verify=o.verify,
+        verbose=o.verbose,
+    )
 
 
 class _Loader:

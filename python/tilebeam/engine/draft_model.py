@@ -1,0 +1,177 @@
+"""A small model of the same vocabulary that guesses for a large one: its likeliest token, one after the other, for many
+samples in one batch. Each sample has a sequence in the small model's own KV cache, forked where texts begin alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from tilebeam.engine.kv_cache import PrefixCache, common_prefix
+from tilebeam.engine.kv_cache import Sequence as CachedSequence
+from tilebeam.engine.request import Sample
+from tilebeam.engine.sampler import BatchSampler, Sampler, SampleRows
+from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context
+from tilebeam.sampling_params import SamplingParams
+
+_AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
+_GUESSES = 16  # tokens of a draft at most: cells that are kept free for it
+_SIGNS = 10  # classes of the probability that the draft model gives its token
+
+
+class DraftModel:
+    """Guesses with a context of its own.
+
+    Args:
+        context: of the draft model, with a unified KV cache.
+        target: of the model that it guesses for.
+
+    Raises:
+        TilebeamError: the vocabularies differ, or the draft model's cache cannot go back to an earlier token.
+    """
+
+    def __init__(self, context: Context, target: Context) -> None:
+        model = context.model
+        self._check_vocabulary(context, target)
+        self._context = context
+        self._kv = PrefixCache(context, context.n_ctx, context.n_seq_max, model.n_swa, model.whole_forks_only)
+        if self._kv.uncuttable:
+            raise TilebeamError(f"This model cannot be a draft model: {self._kv.uncuttable}.")
+        self._sequences: dict[Sample, CachedSequence] = {}
+        self._draws = BatchSampler(context)
+        self._likeliest = Sampler(SamplingParams(temperature=0), 0, model.vocab)
+        self._seconds: dict[int, float] = {}  # of a pass, by its samples
+
+    @staticmethod
+    def _check_vocabulary(context: Context, target: Context) -> None:
+        ours, theirs = context.model.vocab, target.model.vocab
+        size = min(ours.size, theirs.size)  # some pad the matrix behind the last token
+        differs = next((t for t in range(size) if ours.spelling(t) != theirs.spelling(t)), None)
+        if differs is not None:
+            raise TilebeamError(
+                "The draft model has another vocabulary than the model: token "
+                f"{differs} is {ours.spelling(differs)!r} there and {theirs.spelling(differs)!r} here."
+            )
+
+    def close(self) -> None:
+        """Free what it has besides the context."""
+        self._likeliest.close()
+
+    def finished(self, sample: Sample) -> None:
+        """Give back a sample's cells."""
+        seq = self._sequences.pop(sample, None)
+        if seq is not None:
+            self._kv.close(seq)
+
+    def cost(self, samples: int) -> float:
+        """Seconds that one more token for so many samples takes, by what passes took; 0 before the first."""
+        if not self._seconds:
+            return 0.0
+        nearest = min(self._seconds, key=lambda n: abs(n - samples))
+        return self._seconds[nearest] * max(1.0, samples / nearest)
+
+    def drafting(self, samples: list[Sample]) -> Drafting:
+        """Guesses for these samples. What turns out wrong is cut away when a sample is asked for again."""
+        return Drafting(self, samples)
+
+    # --- for Drafting -----------------------------------------------------------------------------------------------
+
+    def caught_up(self, sample: Sample, room: int) -> tuple[CachedSequence, list[int]] | None:
+        """A sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None where
+        `room` cells are too few for it. A prompt is decoded at once: its other samples fork from it."""
+        text = sample.target()
+        seq = self._sequences.get(sample)
+        if seq is None:
+            if not self._kv.free_ids:
+                return None
+            source, shared = self._kv.longest_prefix(text, len(text) - 1)
+            seq = self._sequences[sample] = self._kv.open_from(source, shared)
+        shared = min(common_prefix(seq.tokens, text), len(text) - 1)
+        self._kv.truncate(seq, shared)
+        lacks = text[shared:]
+        if len(lacks) > min(room, self._kv.free):
+            return None
+        if len(lacks) > _AT_ONCE:
+            self.decode([(seq, lacks[:-1])])
+            lacks = lacks[-1:]
+        return seq, lacks
+
+    @property
+    def room(self) -> int:
+        """Cells that are free."""
+        return self._kv.free
+
+    def decode(self, spans: list[tuple[CachedSequence, list[int]]]) -> list[tuple[int, float]]:
+        """Decode tokens of several sequences, each once.
+
+        Returns:
+            for each the likeliest token after its last one, and that token's probability.
+
+        Raises:
+            TilebeamError: decoding failed.
+        """
+        context, results = self._context, list[tuple[int, float]]()
+        pending, n, ends = list(spans), 0, list[int]()
+        while pending or n:
+            while pending and n < context.n_batch and len(ends) < context.max_outputs:
+                seq, tokens = pending.pop(0)
+                count = min(len(tokens), context.n_batch - n)
+                start = len(seq)
+                self._kv.extend(seq, tokens[:count])
+                stop = n + count
+                context.token[n:stop] = tokens[:count]
+                context.pos[n:stop] = range(start, start + count)
+                context.seq[n:stop], context.output[n:stop] = seq.id, 0
+                if count < len(tokens):
+                    pending.insert(0, (seq, tokens[count:]))
+                else:
+                    context.output[stop - 1] = 1
+                    ends.append(stop - 1)
+                n = stop
+            if context.decode(n) != 0:
+                self._sequences.clear()
+                self._kv.clear()
+                raise TilebeamError("The draft model failed to decode: load the model without it.")
+            if ends:
+                rows = SampleRows([(self._likeliest, entry, True) for entry in ends])
+                self._draws.sample(rows)
+                drawn = zip(rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
+                results += [(token, math.exp(min(0.0, logit - norm))) for token, logit, norm in drawn]
+            n, ends = 0, []
+        return results
+
+    def note(self, samples: int, seconds: float) -> None:
+        """A pass over so many samples took so long."""
+        was = self._seconds.get(samples, seconds)
+        self._seconds[samples] = was + 0.2 * (seconds - was)
+
+
+class Drafting:
+    """Guesses for some samples between two steps."""
+
+    def __init__(self, model: DraftModel, samples: list[Sample]) -> None:
+        self._model = model
+        self._samples = samples
+        self._spans: dict[int, tuple[CachedSequence, list[int]]] = {}
+        for i, sample in enumerate(samples):
+            # what the samples before still have to decode, and a draft for each
+            taken = sum(len(tokens) + _GUESSES for _, tokens in self._spans.values()) + _GUESSES
+            span = model.caught_up(sample, model.room - taken)
+            if span is not None:
+                self._spans[i] = span
+
+    def ready(self, i: int) -> bool:
+        """Whether there is room for guesses for sample i."""
+        return i in self._spans
+
+    def next(self, active: Sequence[int]) -> list[tuple[int, int]]:
+        """One more token for each of these samples, and in which class its probability is: 0 to 9."""
+        spans = [self._spans[i] for i in active]
+        began = time.perf_counter()
+        drawn = self._model.decode(spans)
+        if all(len(tokens) == 1 for _, tokens in spans):
+            self._model.note(len(spans), time.perf_counter() - began)
+        for i, (token, _) in zip(active, drawn, strict=True):
+            self._spans[i] = self._spans[i][0], [token]
+        return [(token, min(_SIGNS - 1, int(p * _SIGNS))) for token, p in drawn]

@@ -1,0 +1,313 @@
+"""Which guesses are worth decoding: drafts by expected gain against the measured cost of a step's rows.
+
+A step of n samples that also decodes k guessed tokens yields n tokens and those that turn out right, and takes as long
+as steps of n + k rows have taken here. What makes a guess likely (how long a match, how sure a draft model was) is a
+sign; how often tokens with that sign were drawn is counted, for each request and over all. Of all samples' guesses the
+likeliest are taken, as many as make tokens per second most. Where guessing has lost more time than it won, it rests,
+for longer each time, and then tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilebeam.engine.draft_model import DraftModel
+from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.lookup import Guess, Lookup
+from tilebeam.engine.request import Request, Sample
+
+_RECENT = 9  # steps of as many rows, of which the median counts
+_ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
+_FEW = 8  # rows, up to which a matrix unit has room for more
+_MOST = 16  # tokens of a draft
+_CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
+_LEAST_GAIN = 1.02  # tokens per second against a plain step's
+_PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
+_WINDOW = 24  # steps between two looks at what guessing won
+_LONGEST_REST = 512  # steps
+_SURE = 0.6  # a look-up's guess with this chance needs no draft model
+
+
+class StepCosts:
+    """Seconds of steps, by how many tokens they decode."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._rows: list[int] = []
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A step was measured."""
+        if rows not in self._recent:
+            self._recent[rows] = deque(maxlen=_RECENT)
+            insort(self._rows, rows)
+        self._recent[rows].append(seconds)
+        held = sorted(self._recent[rows])
+        self._medians[rows] = held[len(held) // 2]
+
+    def of(self, rows: int) -> float | None:
+        """Seconds of a step of so many rows, between its measured neighbours; None: nothing was measured."""
+        known = self._rows
+        if not known:
+            return None
+        at = bisect_left(known, rows)
+        if at < len(known) and known[at] == rows:
+            return self._medians[rows]
+        if at == 0:
+            return self._medians[known[0]]
+        low = known[at - 1]
+        if at == len(known):
+            return self._medians[low] * (1 + (rows - low) * (_ROW_COST if low < _FEW else 0.5 / low))
+        high = known[at]
+        share = (rows - low) / (high - low)
+        return self._medians[low] + share * max(0.0, self._medians[high] - self._medians[low])
+
+
+class Chances:
+    """How often guessed tokens were drawn, by their signs, for single requests and over all."""
+
+    def __init__(self) -> None:
+        self._overall: dict[object, float] = {}
+        self._of_request: dict[Request, dict[object, float]] = {}
+
+    def of(self, request: Request, sign: object, first: float) -> float:
+        """The chance of a token with this sign, if those before it are drawn; `first`: while nothing is known."""
+        own = self._of_request.get(request)
+        if own is not None and sign in own:
+            return own[sign]
+        return self._overall.get(sign, first)
+
+    def learn(self, request: Request, sign: object, first: float, drawn: bool) -> None:
+        """What became of a token whose predecessors were drawn."""
+        own = self._of_request.setdefault(request, {})
+        was = self.of(request, sign, first)
+        own[sign] = was + 0.15 * (drawn - was)
+        overall = self._overall.get(sign, first)
+        self._overall[sign] = overall + 0.03 * (drawn - overall)
+
+    def forget(self, request: Request) -> None:
+        """A request is complete."""
+        self._of_request.pop(request, None)
+
+
+@dataclass
+class Balance:
+    """What a source of guesses has won and cost since the last look, and whether it rests."""
+
+    won: float = 0.0  # seconds
+    spent: float = 0.0
+    asked: int = 0
+    stepped: float = 0.0  # seconds of all steps
+    rests: int = 0  # steps to go
+    rested: int = 0  # steps of the last rest
+
+    def look(self) -> None:
+        """Now and then: rest where it does not pay."""
+        if self.asked < _WINDOW:
+            return
+        if self.spent - self.won > _CHEAP * self.stepped:
+            self.rested = self.rests = min(_LONGEST_REST, max(_WINDOW, 2 * self.rested))
+        else:
+            self.rested = 0
+        self.won = self.spent = self.stepped = 0.0
+        self.asked = 0
+
+    def wakes(self) -> bool:
+        """Whether it is to be asked in this step."""
+        self.rests -= self.rests > 0
+        return self.rests == 0
+
+
+@dataclass
+class _Draft:
+    """What was proposed for a sample: where the tokens come from, their signs, and the first guess at their chances."""
+
+    source: Balance
+    signs: list[object]
+    first: list[float]
+    cost: float = 0.0  # of its rows, seconds
+    worth: float = 0.0  # of a token that is drawn
+
+
+@dataclass
+class _Candidate:
+    source: Balance
+    tokens: list[int]
+    signs: list[object]
+    first: list[float]
+    gains: list[float] = field(default_factory=list)  # chance that the token and all before it are drawn
+
+
+class Speculation(Drafter):
+    """Guesses by look-up, by a draft model, or by both: the look-up first, the model where that finds nothing sure.
+
+    Args:
+        lookup: whether texts are looked up.
+        model: a draft model; None: none.
+    """
+
+    def __init__(self, lookup: bool = True, model: DraftModel | None = None) -> None:
+        self._lookup = Lookup() if lookup else None
+        self._model = model
+        self._costs = StepCosts()
+        self._chances = Chances()
+        self._by_lookup, self._by_model = Balance(), Balance()
+        self._drafts: dict[Sample, _Draft] = {}
+        self._known: set[Request] = set()
+        self._idle = 0  # steps with guesses of which none was worth it
+
+    # --- proposals --------------------------------------------------------------------------------------------------
+
+    def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
+        """See `Drafter`."""
+        self._drafts.clear()
+        self._wake_for_new_ones(asked)
+        candidates = self._candidates([(s, min(most, _MOST)) for s, most in asked], rows)
+        taken = self._choose(candidates, rows)
+        proposals = []
+        for (sample, _), candidate, count in zip(asked, candidates, taken, strict=True):
+            proposals.append(candidate.tokens[:count])
+            if count:
+                self._drafts[sample] = _Draft(candidate.source, candidate.signs[:count], candidate.first[:count])
+        self._charge(sum(taken), rows)
+        return proposals
+
+    def _wake_for_new_ones(self, asked: Sequence[tuple[Sample, int]]) -> None:
+        """Another text may repeat itself more."""
+        requests = {sample.request for sample, _ in asked}
+        if not requests <= self._known:
+            for balance in (self._by_lookup, self._by_model):
+                balance.rests = balance.rested = 0
+        self._known |= requests
+
+    def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
+        found = [_Candidate(self._by_lookup, [], [], []) for _ in asked]
+        if self._lookup is not None and self._by_lookup.wakes():
+            began = time.perf_counter()
+            found = [self._look_up(self._lookup, sample, most) for sample, most in asked]
+            self._by_lookup.spent += time.perf_counter() - began
+            self._by_lookup.asked += 1
+        if self._model is not None and self._by_model.wakes():
+            began = time.perf_counter()
+            unsure = [i for i, c in enumerate(found) if asked[i][1] and (not c.gains or c.gains[0] < _SURE)]
+            for i, candidate in zip(unsure, self._ask_model([asked[i] for i in unsure], rows), strict=True):
+                if candidate.tokens:
+                    found[i] = candidate
+            self._by_model.spent += time.perf_counter() - began
+            self._by_model.asked += 1
+        return found
+
+    def _look_up(self, lookup: Lookup, sample: Sample, most: int) -> _Candidate:
+        guess = lookup.guess(sample, most) if most else Guess()
+        first = [0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2) for length, agreed in guess.signs]
+        return self._weigh(sample, _Candidate(self._by_lookup, guess.tokens, list(guess.signs), first))
+
+    def _weigh(self, sample: Sample, candidate: _Candidate) -> _Candidate:
+        gain = 1.0
+        for sign, first in zip(candidate.signs, candidate.first, strict=True):
+            gain *= self._chances.of(sample.request, sign, first)
+            candidate.gains.append(gain)
+        return candidate
+
+    def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
+        """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
+        assert self._model is not None
+        candidates = [_Candidate(self._by_model, [], [], []) for _ in asked]
+        plain = self._costs.of(rows)
+        if plain is None or not asked:  # nothing was measured yet
+            return candidates
+        draft = self._model.drafting([sample for sample, _ in asked])
+        active = [i for i, (_, most) in enumerate(asked) if most and draft.ready(i)]
+        drafted = 0
+        while active and self._worth_a_pass(active, candidates, drafted, rows, plain):
+            for i, (token, sign) in zip(active, draft.next(active), strict=True):
+                candidate, request = candidates[i], asked[i][0].request
+                before, first = candidate.gains[-1] if candidate.gains else 1.0, (sign + 0.5) / 10
+                candidate.tokens.append(token)
+                candidate.signs.append(sign)
+                candidate.first.append(first)
+                candidate.gains.append(before * self._chances.of(request, sign, first))
+            drafted += len(active)
+            active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
+        return candidates
+
+    def _worth_a_pass(
+        self, active: list[int], candidates: list[_Candidate], drafted: int, rows: int, plain: float
+    ) -> bool:
+        assert self._model is not None
+        gain = sum(candidates[i].gains[-1] if candidates[i].gains else 0.8 for i in active)
+        now, more = self._costs.of(rows + drafted), self._costs.of(rows + drafted + len(active))
+        assert now is not None
+        assert more is not None
+        return gain * plain / rows > self._model.cost(len(active)) + more - now
+
+    def _choose(self, candidates: list[_Candidate], rows: int) -> list[int]:
+        """How many tokens of each are taken."""
+        taken = [0] * len(candidates)
+        order = sorted(((g, i) for i, c in enumerate(candidates) for g in c.gains), key=lambda x: -x[0])
+        plain = self._costs.of(rows)
+        if not order or plain is None:
+            return taken
+        best, best_count, gained = _LEAST_GAIN * rows / plain, 0, 0.0
+        for count, (gain, _) in enumerate(order, 1):
+            gained += gain
+            cost = self._costs.of(rows + count)
+            assert cost is not None
+            if (rows + gained) / cost > best:
+                best, best_count = (rows + gained) / cost, count
+        if not best_count:
+            self._idle += 1
+            best_count = int(self._idle % _PROBE == 0)
+        for _, i in order[:best_count]:
+            taken[i] += 1
+        return taken
+
+    def _charge(self, count: int, rows: int) -> None:
+        """Charge the sources for the rows of their drafts, and remember what a token that is drawn is worth."""
+        plain, cost = self._costs.of(rows), self._costs.of(rows + count)
+        if not count or plain is None or cost is None:
+            return
+        each = max(0.0, cost - plain) / count
+        for draft in self._drafts.values():
+            draft.cost, draft.worth = each * len(draft.signs), plain / rows
+            draft.source.spent += draft.cost
+
+    # --- what became of them ----------------------------------------------------------------------------------------
+
+    def verified(self, sample: Sample, accepted: int) -> None:
+        """See `Drafter`."""
+        draft = self._drafts.pop(sample, None)
+        if draft is None or sample.request not in self._known:
+            return
+        draft.source.won += accepted * draft.worth
+        for i in range(min(accepted + 1, len(draft.signs))):
+            self._chances.learn(sample.request, draft.signs[i], draft.first[i], i < accepted)
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """See `Drafter`."""
+        self._costs.add(rows, seconds)
+        for balance in (self._by_lookup, self._by_model):
+            balance.stepped += seconds
+            balance.look()
+
+    def finished(self, sample: Sample) -> None:
+        """See `Drafter`."""
+        if self._lookup is not None:
+            self._lookup.finished(sample)
+        if self._model is not None:
+            self._model.finished(sample)
+        if sample.request.unfinished == 0:
+            self._chances.forget(sample.request)
+            self._known.discard(sample.request)
+
+    def rest(self) -> int:
+        """See `Drafter`."""
+        sources = [b for b, on in ((self._by_lookup, self._lookup), (self._by_model, self._model)) if on is not None]
+        steps = min((b.rests for b in sources), default=0)
+        for balance in sources:
+            balance.rests -= steps
+        return steps

@@ -1,0 +1,278 @@
+"""Guessing ahead by look-up and by a draft model: texts are those without it, what is guessed right saves steps, and
+what does not pay stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+from engine_kit import EXACT, equal_logits, separate_logits
+from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError
+from tilebeam.engine.request import Request, Sample
+from tilebeam.engine.speculation import Balance, Chances, Speculation, StepCosts
+from tilebeam.outputs import Progress
+
+from bench.lib.synth import preset, write_model
+
+CHAIN = [(5 + 97 * i) % 1024 for i in range(1024)]  # what separate_logits writes after token 5
+GREEDY = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+# Texts of three tokens: what was guessed from others is right now and then.
+FEW = SamplingParams(max_tokens=40, temperature=1, top_k=0, top_p=1, seed=3, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"n_ctx": 4096, "threads": 1, **EXACT}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return separate_logits(tmp_path_factory.mktemp("models") / "chain.gguf")
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return equal_logits(tmp_path_factory.mktemp("models") / "equal.gguf")
+
+
+@pytest.fixture(autouse=True)
+def rows_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worth guessing follows measured time: here a row more never costs any, so that runs are alike."""
+    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)
+
+
+def texts(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [s.token_ids for o in outputs for s in o.outputs]
+
+
+def only(n: int, bias: float = 1e4) -> dict[int, float]:
+    return dict.fromkeys(range(100, 100 + n), bias)
+
+
+@pytest.mark.parametrize(("device", "n"), [("cpu", 1), ("cpu", 4), ("npu", 1), ("npu", 16)])
+def test_look_up_saves_steps_and_changes_no_text(chain: Path, device: Any, n: int) -> None:
+    prompts = [[*CHAIN[:80], 900, *CHAIN[:4]], [7, 8, 9]]
+    params = replace(GREEDY, n=n)
+    with tilebeam.load(chain, device, n_seq_max=16, **OPTIONS) as lm:
+        plain, steps = lm.generate(prompts, params), sum(lm.figures().batches.values())
+    with tilebeam.load(chain, device, n_seq_max=16, lookup=True, **OPTIONS) as lm:
+        outputs = lm.generate(prompts, params)
+        assert texts(outputs) == texts(plain)
+        assert outputs[0].usage.accepted_tokens >= 0.9 * outputs[0].usage.drafted_tokens > 40 * n
+        if n == 1:
+            assert lm.generate(prompts[:1], params)[0].usage.accepted_tokens > 50
+        assert not lm._engine.kv.live
+        assert sum(lm.figures().batches.values()) < 1.9 * steps
+        off = lm.generate(prompts, replace(params, speculate=False))
+        assert texts(off) == texts(plain)
+        assert sum(o.usage.drafted_tokens for o in off) == 0
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_sampled_texts_are_those_without_guesses(equal: Path, n: int) -> None:
+    params = replace(FEW, n=n, logit_bias=only(2))
+    with tilebeam.load(equal, "cpu", n_seq_max=4, **OPTIONS) as lm:
+        plain = lm.generate([[5, 6], [7]], params)
+        lm.speculate(lookup=True)
+        outputs = lm.generate([[5, 6], [7]], params)
+        assert texts(outputs) == texts(plain)
+        usage = [o.usage for o in outputs]
+        assert 0 < sum(u.accepted_tokens for u in usage) < sum(u.drafted_tokens for u in usage)
+        lm.speculate(lookup=False)
+        assert lm.generate([[5, 6]], params)[0].usage.drafted_tokens == 0
+
+
+def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
+    params = replace(FEW, n=3, logit_bias=only(3), frequency_penalty=0.3, logprobs=True, top_logprobs=2)
+    with tilebeam.load(equal, "cpu", n_seq_max=4, **OPTIONS) as lm:
+        words = [lm.detokenize([100 + i]) for i in range(3)]
+        params = replace(params, stop=(words[0] + words[1] + words[0],))
+        plain = lm.generate([[5, 6]], params)
+        lm.speculate(lookup=True)
+        outputs = lm.generate([[5, 6]], params)
+        assert outputs[0].usage.drafted_tokens > 0
+        for got, expected in zip(outputs[0].outputs, plain[0].outputs, strict=True):
+            assert (got.text, got.token_ids, got.finish_reason) == (
+                expected.text,
+                expected.token_ids,
+                expected.finish_reason,
+            )
+            assert got.logprobs == pytest.approx(expected.logprobs)
+            assert got.top_logprobs == expected.top_logprobs
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_a_draft_model_of_the_same_mind_is_always_right(chain: Path, device: Any, lookup: bool) -> None:
+    prompts = [[7, 8, 9], [*range(200, 260), 5], [*range(200, 260), 6]]
+    params = replace(GREEDY, n=2)
+    with tilebeam.load(chain, device, n_seq_max=4, **OPTIONS) as lm:
+        plain = lm.generate(prompts, params)
+    with tilebeam.load(chain, device, n_seq_max=4, draft=chain, lookup=lookup, **OPTIONS) as lm:
+        for _ in range(2):
+            outputs = lm.generate(prompts, params)
+            assert texts(outputs) == texts(plain)
+            for o in outputs:
+                assert o.usage.accepted_tokens == o.usage.drafted_tokens > 60
+        draft = drafter_of(lm)._model
+        assert draft is not None
+        assert not draft._kv.live
+
+
+def drafter_of(lm: LM) -> Speculation:
+    drafter = lm._engine.scheduler.drafter
+    assert isinstance(drafter, Speculation)
+    return drafter
+
+
+def test_a_draft_model_of_another_mind_changes_no_text(equal: Path, tmp_path: Path) -> None:
+    """Many samples, few cells: prompts and samples come and go, and the draft's cache follows."""
+    other = write_model(tmp_path / "other.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=2))
+    prompts, params = [[5, 6], [*range(300, 340), 9], [*range(300, 340), 8]], replace(FEW, n=6, logit_bias=only(2))
+    options = OPTIONS | {"n_ctx": 256, "n_seq_max": 4}
+    with tilebeam.load(equal, "cpu", **options) as lm:
+        plain = lm.generate(prompts, params)
+    with tilebeam.load(equal, "cpu", draft=other, **options) as lm:
+        outputs = lm.generate(prompts, params)
+        assert texts(outputs) == texts(plain)
+        assert sum(o.usage.drafted_tokens for o in outputs) > 0
+        model = drafter_of(lm)._model
+        assert model is not None
+        assert not model._kv.live
+        assert model._kv.free == 256
+        with pytest.raises(RuntimeError, match="enough"):
+            lm.generate(prompts, params, progress=_enough)  # cancelled: cells of both models are given back
+        assert not model._kv.live
+        assert not lm._engine.kv.live
+        assert texts(lm.generate(prompts, params)) == texts(plain)
+
+
+def _enough(progress: Any) -> bool:
+    if progress.tokens > 30:
+        raise RuntimeError("enough")
+    return True
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(equal: Path, tmp_path: Path) -> None:
+    larger = write_model(tmp_path / "larger.gguf", preset("tiny", arch="llama", type="f32", n_vocab=1100))
+    other = write_model(tmp_path / "words.gguf", preset("tiny", arch="llama", type="f32"))
+    _respell(other, 700)
+    swa = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
+    with tilebeam.load(equal, "cpu", n_seq_max=2, draft=larger, **OPTIONS) as lm:  # padded behind the last token
+        assert lm.generate([[5]], replace(GREEDY, max_tokens=5))
+    with pytest.raises(TilebeamError, match="another vocabulary than the model: token 700 is "):
+        tilebeam.load(equal, "cpu", n_seq_max=2, draft=other, **OPTIONS)
+    with pytest.raises(TilebeamError, match=r"cannot be a draft model: .* sliding window of 32 tokens"):
+        tilebeam.load(equal, "cpu", n_seq_max=2, draft=swa, **OPTIONS)
+    with pytest.raises(TilebeamError, match=r"no such file|does not exist|No such file"):
+        tilebeam.load(equal, "cpu", n_seq_max=2, draft=tmp_path / "missing.gguf", **OPTIONS)
+
+
+def _respell(path: Path, token: int) -> None:
+    """Give one token of a synthetic vocabulary another text of the same length."""
+    with tilebeam.load(path, "cpu", n_seq_max=1, **OPTIONS) as lm:
+        spelling = lm._model.vocab.spelling(token).encode()
+    data = path.read_bytes()
+    assert data.count(spelling) == 1
+    path.write_bytes(data.replace(spelling, spelling[:-1] + b"~"))
+
+
+# --- what pays --------------------------------------------------------------------------------------------------------
+
+
+def sample(tokens: list[int], prompt: list[int]) -> Sample:
+    request = Request("", prompt, SamplingParams(), 0, Progress(), unfinished=1)
+    request.samples = [Sample(request, 0, 0, tokens=tokens)]
+    return request.samples[0]
+
+
+def ask(s: Speculation, one: Sample, most: int = 8, rows: int = 1) -> list[int]:
+    return s.propose([(one, most)], rows)[0]
+
+
+class TestCosts:
+    @pytest.fixture(autouse=True)
+    def rows_cost_nothing(self) -> None:
+        """Not here."""
+
+    def test_between_measured_steps_lies_a_line(self) -> None:
+        costs = StepCosts()
+        assert costs.of(1) is None
+        for rows, seconds in ((1, 1.0), (5, 3.0), (1, 9.0), (1, 1.0)):
+            costs.add(rows, seconds)
+        assert [costs.of(n) for n in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]  # the median of the three
+        assert (costs.of(7) or 0) > 3.0
+
+    def test_as_many_are_taken_as_pay(self) -> None:
+        """A guess is right half the time, then a quarter ..: rows that are free are taken to the last, rows of half a
+        step never."""
+        for slope, least, most in ((0.0, 8, 8), (0.02, 2, 8), (0.6, 0, 0)):
+            s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
+            for rows in range(1, 10):
+                s.stepped(rows, 1 + slope * (rows - 1))
+            assert least <= len(ask(s, one)) <= most
+
+    def test_what_is_always_wrong_stops_but_for_a_try_now_and_then(self) -> None:
+        s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
+        drafted = 0
+        for step in range(400):
+            found = ask(s, one)
+            s.stepped(1 + len(found), 1 + 0.1 * len(found))
+            if found:
+                s.verified(one, 0)
+                drafted += len(found) if step > 100 else 0
+            for _ in range(s.rest()):
+                pass
+        assert 0 < drafted <= 300 / 24 + 1
+
+    def test_what_becomes_right_is_taken_up_again(self) -> None:
+        s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
+        for step in range(1500):
+            found = ask(s, one)
+            s.stepped(1 + len(found), 1 + 0.1 * len(found))
+            if found:
+                s.verified(one, len(found) if step >= 300 else 0)
+        assert len(ask(s, one)) >= 4
+
+    def test_of_many_samples_the_likeliest_guesses_are_taken(self) -> None:
+        s = Speculation()
+        sure, unsure = sample([*range(1, 12)], [*range(1, 30), 77]), sample([40, 41], [60, 40, 41, 42, 43, 99])
+        for rows in range(2, 20):
+            s.stepped(rows, 1 + 0.2 * (rows - 2))
+        for _ in range(30):
+            for one, found in zip((sure, unsure), s.propose([(sure, 8), (unsure, 8)], 2), strict=True):
+                if found:
+                    s.verified(one, len(found) if one is sure else 0)
+        found = s.propose([(sure, 8), (unsure, 8)], 2)
+        assert len(found[0]) >= 3
+        assert len(found[1]) <= 1
+
+
+def test_what_costs_time_in_vain_rests_longer_each_time() -> None:
+    balance, asked = Balance(), []
+    for step in range(4000):
+        if balance.wakes():
+            asked.append(step)
+            balance.asked += 1
+            balance.spent += 0.1
+        balance.stepped += 1.0
+        balance.look()
+    late = [b for b in asked if b > 2000]
+    assert 1 < len(late) < 0.2 * 2000
+    cheap = Balance()
+    for _ in range(1000):
+        assert cheap.wakes()
+        cheap.asked += 1
+        cheap.spent += 0.005
+        cheap.stepped += 1.0
+        cheap.look()
+
+
+def test_chances_follow_a_request_at_once_and_all_requests_slowly() -> None:
+    chances, one, other = Chances(), sample([1], [2]).request, sample([1], [2]).request
+    for _ in range(20):
+        chances.learn(one, "sign", 0.8, False)
+    assert chances.of(one, "sign", 0.8) < 0.1
+    assert 0.3 < chances.of(other, "sign", 0.8) < 0.6
+    assert chances.of(other, "another sign", 0.8) == 0.8
+    chances.forget(one)
+    assert chances.of(one, "sign", 0.8) == chances.of(other, "sign", 0.8)
