@@ -29,6 +29,7 @@ class Usage:
         full_scoring_tokens: what it would have decoded had it kept no cells: the whole text of every solution, each
             time one is rated.
         prefill_seconds, decode_seconds: inside llama_decode, on prompt and on sampled tokens.
+        drafting_seconds: guessing tokens ahead, a draft model's decoding included.
         sampling_seconds: drawing tokens and turning them into text.
         scoring_seconds: inside a scorer (searches only).
     """
@@ -43,6 +44,7 @@ class Usage:
     full_scoring_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    drafting_seconds: float = 0.0
     sampling_seconds: float = 0.0
     scoring_seconds: float = 0.0
 
@@ -54,7 +56,8 @@ class Usage:
     @property
     def seconds(self) -> float:
         """All shares added up."""
-        return self.prefill_seconds + self.decode_seconds + self.sampling_seconds + self.scoring_seconds
+        generating = self.prefill_seconds + self.decode_seconds + self.drafting_seconds + self.sampling_seconds
+        return generating + self.scoring_seconds
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import Json, LoraOptions, ModelOptions, PromptOptions, SamplingOptions, grouped
+from tilebeam.cli.options import (
+    Json,
+    LoraOptions,
+    ModelOptions,
+    PromptOptions,
+    SamplingOptions,
+    SpeculationOptions,
+    grouped,
+)
 from tilebeam.cli.prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
@@ -364,7 +372,7 @@ class _Search:
 
         lm, model = self.lm, self.options.model
         if judge.judge_model is not None:
-            own = replace(model, model=judge.judge_model, lora=LoraOptions())
+            own = replace(model, model=judge.judge_model, lora=LoraOptions(), speculation=SpeculationOptions())
             lm = self.stack.enter_context(own.load(model.parallel))
         return LLMJudge(
             lm,

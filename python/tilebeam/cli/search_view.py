@@ -52,7 +52,10 @@ def account(results: Sequence[Usage], seed: int | None) -> None:
     tokens = f"{usage.prompt_tokens} prompt + {usage.completion_tokens} sampled"
     if usage.scored_tokens:
         tokens += f" + {usage.scored_tokens} scored"
-    speed = f", {usage.completion_tokens / usage.decode_seconds:.1f} t/s decode" if usage.decode_seconds > 0 else ""
+    if usage.drafted_tokens:
+        tokens += f" ({usage.accepted_tokens} of {usage.drafted_tokens} guesses right)"
+    seconds = usage.decode_seconds + usage.drafting_seconds
+    speed = f", {usage.completion_tokens / seconds:.1f} t/s decode" if seconds > 0 else ""
     scoring = f", {usage.scoring_seconds:.2f} s of it scoring" if usage.scoring_seconds >= 0.005 else ""
     line = f"{tokens} tokens in {usage.seconds:.2f} s{scoring}{speed}, seed {seed}"
     console.err().print(line, style="dim", soft_wrap=True)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.options import CtxSize, LoraOptions, Model, RunOptions, Sequences, TokenOptions, grouped
+from tilebeam.cli.options import (
+    CtxSize,
+    LoraOptions,
+    Model,
+    RunOptions,
+    Sequences,
+    SpeculationOptions,
+    TokenOptions,
+    grouped,
+)
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
@@ -31,6 +40,7 @@ def serve(
     *,
     model: Model,
     lora: LoraOptions,
+    speculation: SpeculationOptions,
     alias: Annotated[
         str | None,
         typer.Option("-a", "--alias", help="Names of the model in requests, comma separated; default: FILE."),
@@ -155,7 +165,13 @@ def serve(
     load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
     questions = searches.questions
     make = process.loader(
-        str(model), load, spec, unescaped(step_stop), questions, lora=adapters, cache_prompt=cache_prompt
+        str(model),
+        load,
+        spec,
+        unescaped(step_stop),
+        questions,
+        own={"lora": adapters, **speculation.arguments()},
+        cache_prompt=cache_prompt,
     )
     process.serve(make, settings, searches, ready=_say_ready, verbose=verbose)
 

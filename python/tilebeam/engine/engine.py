@@ -128,8 +128,11 @@ class Engine:
             if plan is not None:
                 with observed(self.observer, "sample"):
                     self._sample(plan)
-        if plan is not None and plan.only_decodes and self.scheduler.drafter is not None:
-            self.scheduler.drafter.stepped(plan.n, time.perf_counter() - began - self._planned)
+        if plan is not None and self.scheduler.drafter is not None:
+            for sample, _ in plan.sampling:
+                sample.request.usage.drafting_seconds += self._planned / len(plan.sampling)
+            if plan.only_decodes:
+                self.scheduler.drafter.stepped(plan.n, time.perf_counter() - began - self._planned)
 
     def _decode(self) -> Plan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.scoring.reward_model import RewardModel
 
-_SECONDS = ("prefill_seconds", "decode_seconds", "sampling_seconds", "scoring_seconds")
+_SECONDS = ("prefill_seconds", "decode_seconds", "drafting_seconds", "sampling_seconds", "scoring_seconds")
 
 
 @dataclass(frozen=True)

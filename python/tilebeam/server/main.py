@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
@@ -83,7 +83,7 @@ def loader(
     step_stop: str,
     questions: Questions,
     *,
-    lora: Sequence[tuple[str, float]] = (),
+    own: Mapping[str, Any] | None = None,
     cache_prompt: bool = True,
 ) -> Callable[[], Loaded]:
     """What loads the model and its reward model, again and again.
@@ -94,14 +94,14 @@ def loader(
         reward: the reward model, None for none.
         step_stop: what ends a step of the texts that it rates.
         questions: of searches' prompts.
-        lora: adapters of the model, with scales.
+        own: arguments for the model alone: its adapters, its draft model.
         cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
             conversation's next turn.
     """
 
     def make() -> Loaded:
         with ExitStack() as stack:
-            lm = stack.enter_context(load_model(model, lora=lora, **load))
+            lm = stack.enter_context(load_model(model, **(own or {}), **load))
             if cache_prompt:
                 stack.enter_context(lm.keep_prefixes())
             scorer = None

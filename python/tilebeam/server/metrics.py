@@ -59,6 +59,8 @@ class Metrics:
         self.cached_tokens = counter("cached_prompt_tokens", "Of these, taken from other prompts' KV cells.")
         self.generated_tokens = counter("generated_tokens", "Tokens sampled.")
         self.recomputed_tokens = counter("recomputed_tokens", "Tokens decoded a second time.")
+        self.drafted_tokens = counter("drafted_tokens", "Tokens guessed ahead and decoded.")
+        self.accepted_tokens = counter("accepted_tokens", "Of these, drawn: a step less each.")
         self.scored_tokens = counter("scored_tokens", "Tokens decoded by reward models.")
         self.seconds = counter("seconds", "Seconds of the engine spent on completed requests, by kind.", ("kind",))
         self.request_seconds = histogram(
@@ -79,8 +81,10 @@ class Metrics:
         self.cached_tokens.inc(usage.cached_tokens)
         self.generated_tokens.inc(usage.completion_tokens)
         self.recomputed_tokens.inc(usage.recomputed_tokens)
+        self.drafted_tokens.inc(usage.drafted_tokens)
+        self.accepted_tokens.inc(usage.accepted_tokens)
         self.scored_tokens.inc(usage.scored_tokens)
-        for kind in ("prefill", "decode", "sampling", "scoring"):
+        for kind in ("prefill", "decode", "drafting", "sampling", "scoring"):
             self.seconds.labels(kind).inc(getattr(usage, f"{kind}_seconds"))
 
     def watch(self, look: Callable[[], Snapshot]) -> None:
