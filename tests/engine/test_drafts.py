@@ -318,9 +318,32 @@ def test_a_drafter_that_fails_ends_the_calls_and_leaves_the_model_usable(equal: 
     assert told(equal.generate(PROMPTS[0], SAMPLED)) == told(plain)
 
 
+@pytest.mark.parametrize("mode", ["right", "partly", "turns"])
+def test_a_sliding_window_goes_back_within_a_batch(tmp_path: Path, mode: str) -> None:
+    """Texts several windows long, whose cells others take as soon as they have left the window: what each token was
+    drawn from is what the model says of the text before it."""
+    path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
+    params = replace(SAMPLED, n=3, max_tokens=150)
+    with tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=3, threads=1, **EXACT) as lm:
+        assert lm._engine.drafting_off is None
+        plain = lm.generate(PROMPTS[0], params)
+        lm._engine.use_drafter(ScriptedDrafter(plain, mode))
+        with Witness(lm) as by:
+            [output] = lm.generate(PROMPTS[0], params)
+            drawn = [by.rows(s) for s in output.outputs]
+        lm._engine.use_drafter(None)
+        assert output.usage.drafted_tokens > 20
+        assert lm._engine.kv.free == lm.n_ctx
+        for sample, rows in zip(output.outputs, drawn, strict=True):
+            expected = lm.logits([*PROMPTS[0], *sample.token_ids])[len(PROMPTS[0]) - 1 : -1]
+            np.testing.assert_allclose(np.array(rows), expected, atol=0.02)
+            other = lm.logits([*PROMPTS[0], *sample.token_ids[:-9], 1, *sample.token_ids[-8:]])[-2]
+            assert np.abs(other - expected[-1]).max() > 0.2  # so much one other token in the window would be
+
+
 def test_models_whose_memory_cannot_be_cut_are_not_drafted(equal: LM, tmp_path: Path) -> None:
     path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
-    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=2, threads=1, **EXACT) as lm:
+    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=2, threads=1, n_ubatch=64, **EXACT) as lm:
         assert "sliding window of 32 tokens" in str(lm._engine.drafting_off)
         plain, outputs, drafter = drafted(lm, [[5, 6, 7]], replace(GREEDY, max_tokens=50), "right")
         assert told(outputs) == told(plain)

@@ -105,14 +105,14 @@ def test_windows_and_states_cannot_be_cut() -> None:
         (KvCache(Cells(), 64, 4, n_swa=8), "sliding window of 8 tokens"),
         (KvCache(Cells(), 64, 4, whole_forks_only=True), "recurrent layers"),
     ):
-        assert reason in str(kv.uncuttable)
+        assert reason in str(kv.uncuttable())
         seq = kv.open()
         kv.extend(seq, [1, 2, 3])
         kv.truncate(seq, 3)  # nothing to cut
         with pytest.raises(TilebeamError, match=reason):
             kv.truncate(seq, 2)
         assert len(seq) == 3
-    assert KvCache(Cells(), 8, 4, n_swa=8).uncuttable is None  # nothing ever leaves the window
+    assert KvCache(Cells(), 8, 4, n_swa=8).uncuttable() is None  # nothing ever leaves the window
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))

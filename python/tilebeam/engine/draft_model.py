@@ -36,8 +36,8 @@ class DraftModel:
         self._check_vocabulary(context, target)
         self._context = context
         self._kv = PrefixCache(context, context.n_ctx, context.n_seq_max, model.n_swa, model.whole_forks_only)
-        if self._kv.uncuttable:
-            raise TilebeamError(f"This model cannot be a draft model: {self._kv.uncuttable}.")
+        if reason := self._kv.uncuttable():
+            raise TilebeamError(f"This model cannot be a draft model: {reason}.")
         self._sequences: dict[Sample, CachedSequence] = {}
         self._draws = BatchSampler(context)
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, model.vocab)

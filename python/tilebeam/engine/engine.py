@@ -48,7 +48,8 @@ class Engine:
         model = context.model
         self.context = context
         self.vocab = model.vocab
-        self.kv = PrefixCache(context, context.n_ctx, n_ids, model.n_swa, model.whole_forks_only)
+        one_graph = context.n_ubatch >= context.n_batch
+        self.kv = PrefixCache(context, context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context)
         self.broken: TilebeamError | None = None
@@ -105,7 +106,7 @@ class Engine:
     @property
     def drafting_off(self) -> str | None:
         """Why this model's samples cannot be drafted; None: they can."""
-        return self.kv.uncuttable
+        return self.kv.uncuttable(last_batch=True)
 
     def fail(self, code: int) -> NoReturn:
         """llama_decode failed for good: raise why, now and on every later use."""

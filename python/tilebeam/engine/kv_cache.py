@@ -57,16 +57,24 @@ class KvCache:
         n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others, so
             a sequence longer than the window can only be forked at its end.
         whole_forks_only: the model's state cannot be cut at a position (recurrent layers).
+        one_graph: every batch is decoded as one graph, not in parts.
     """
 
     def __init__(
-        self, memory: Memory, n_cells: int, n_ids: int, n_swa: int = 0, whole_forks_only: bool = False
+        self,
+        memory: Memory,
+        n_cells: int,
+        n_ids: int,
+        n_swa: int = 0,
+        whole_forks_only: bool = False,
+        one_graph: bool = False,
     ) -> None:
         self.n_cells = n_cells
         self.n_ids = n_ids
         self._memory = memory
         self._n_swa = n_swa
         self._whole = whole_forks_only
+        self._one_graph = one_graph
         self._owners: npt.NDArray[np.int32] = np.zeros(n_cells, np.int32)
         self._free_cells = list(range(n_cells - 1, -1, -1))
         self._free_ids = list(range(n_ids - 1, -1, -1))
@@ -145,25 +153,34 @@ class KvCache:
             del seq.cells[-count:]
             del seq.tokens[-count:]
 
-    @property
-    def uncuttable(self) -> str | None:
-        """Why `truncate` is refused; None: it is not."""
+    def uncuttable(self, *, last_batch: bool = False) -> str | None:
+        """Why `truncate` is refused; None: it is not.
+
+        Args:
+            last_batch: only tokens of the batch decoded last are to be forgotten. Cells that left a sliding window
+                are given to others when a batch takes its cells, by where the window was before it: those that the
+                window reaches after the cut are still there, if the batch was decoded as one graph.
+        """
         if self._whole:
             return "the model has recurrent layers, whose state cannot go back to an earlier token"
-        if self._n_swa and self.n_cells > self._n_swa:
+        if self._n_swa and self.n_cells > self._n_swa and not (last_batch and self._one_graph):
             return f"the model attends over a sliding window of {self._n_swa} tokens, which cannot go back"
         return None
 
-    def truncate(self, seq: Sequence, length: int) -> None:
+    def truncate(self, seq: Sequence, length: int, *, last_batch: bool = False) -> None:
         """Forget all but the first `length` tokens of a sequence that were decoded.
+
+        Args:
+            last_batch: what is forgotten was decoded in the last batch.
 
         Raises:
             TilebeamError: the model's memory cannot be cut, see `uncuttable`.
         """
         count = len(seq) - length
         if count > 0:
-            if self.uncuttable or not self._memory.truncate(seq.id, length):
-                raise TilebeamError(f"A sequence cannot be cut: {self.uncuttable or 'llama.cpp refused'}.")
+            reason = self.uncuttable(last_batch=last_batch)
+            if reason or not self._memory.truncate(seq.id, length):
+                raise TilebeamError(f"A sequence cannot be cut: {reason or 'llama.cpp refused'}.")
             self.retract(seq, count)
 
     def close(self, seq: Sequence) -> None:
@@ -196,9 +213,15 @@ class PrefixCache(KvCache):
     """
 
     def __init__(
-        self, memory: Memory, n_cells: int, n_ids: int, n_swa: int = 0, whole_forks_only: bool = False
+        self,
+        memory: Memory,
+        n_cells: int,
+        n_ids: int,
+        n_swa: int = 0,
+        whole_forks_only: bool = False,
+        one_graph: bool = False,
     ) -> None:
-        super().__init__(memory, n_cells, n_ids, n_swa, whole_forks_only)
+        super().__init__(memory, n_cells, n_ids, n_swa, whole_forks_only, one_graph)
         self.caching = False
         self._cached: dict[int, Sequence] = {}  # by id; the least recently used first
 

@@ -436,7 +436,7 @@ class Scheduler:
         assert sample.kv is not None
         length = len(sample.request.prompt_ids) + len(sample.tokens) - pending
         if len(sample.kv) > length:
-            self.kv.truncate(sample.kv, length)
+            self.kv.truncate(sample.kv, length, last_batch=True)
 
     def decoded(self) -> None:
         """A batch was decoded: pinned prefixes may be complete."""

@@ -292,6 +292,7 @@ class Context:
         self.model = model
         self.max_outputs = max_outputs  # entries of one batch that may have logits
         self.n_ctx: int = C.llama_n_ctx(pointer)
+        self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
         self.n_batch = n_batch
         self.on_decode: Callable[[int, int], None] | None = None
