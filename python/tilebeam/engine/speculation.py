@@ -160,6 +160,12 @@ class Speculation(Drafter):
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
 
+    def forget(self) -> None:
+        """Forget all texts and what became of guesses in them, but not what steps cost: as before the first request."""
+        self._lookup = None if self._lookup is None else Lookup()
+        self._chances = Chances()
+        self._by_lookup, self._by_model = Balance(), Balance()
+
     # --- proposals --------------------------------------------------------------------------------------------------
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
