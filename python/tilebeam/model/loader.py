@@ -218,10 +218,17 @@ class _Loader:
 
     def _start(self) -> tuple[Any, Any, int]:
         """The model, its context, and how many tensors became tiles."""
+        architecture = self._file.architecture
+        if when := self._llama.COMPUTED_WRONGLY.get(architecture):
+            raise TilebeamError(
+                f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."
+            )
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
-        if not model.decodes:
-            raise TilebeamError(f"{self._file.path} is an encoder model; Tilebeam runs decoder-only models.")
+        if model.kind_refused:
+            raise TilebeamError(
+                f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
+            )
         tiled = self._check_loaded()
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)

@@ -172,6 +172,16 @@ class Vocab:
         return self._going.issuperset(tokens) or not any(map(self.is_end, tokens))
 
 
+# Architectures that this llama.cpp computes wrongly, and when: PLaMo 2 puts the state of a batch's second sequence into
+# another's place; CogVLM gives logits of the first tokens of a batch for those that were asked for; DeepSeek 4's memory
+# asserts that sequences are copied whole, and is mixed up when one of them ends.
+COMPUTED_WRONGLY = {
+    "plamo2": "in batches of several sequences",
+    "cogvlm": "in batches where not all tokens have logits",
+    "deepseek4": "where sequences fork",
+}
+
+
 class Model:
     """Owns a llama_model."""
 
@@ -187,7 +197,14 @@ class Model:
         self.n_bytes: int = C.llama_model_size(pointer)
         # State that cannot be cut at a position: only whole sequences can be forked.
         self.whole_forks_only: bool = C.llama_model_is_recurrent(pointer) or C.llama_model_is_hybrid(pointer)
-        self.decodes: bool = C.llama_model_has_decoder(pointer) and not C.llama_model_has_encoder(pointer)
+        # Why it does not write one token after the other; "" if it does.
+        self.kind_refused = (
+            "an encoder model"
+            if C.llama_model_has_encoder(pointer) or not C.llama_model_has_decoder(pointer)
+            else "a diffusion model"
+            if C.llama_model_is_diffusion(pointer)
+            else ""
+        )
 
     def description(self) -> str:
         """llama.cpp's one-line description, e.g. "gemma3 270M Q8_0"."""

@@ -1,0 +1,121 @@
+"""Samples that fork from one prompt in models with recurrent layers: state that is copied, and cannot go back.
+
+The models are those that llama.cpp's test-llama-archs writes, in float32. What a sample was given is compared with the
+stock CPU backend, which reads prompt and sample as one sequence: a state that another sample wrote to would show.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam.outputs import RequestOutput
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
+import run as archs
+
+# Hybrid and purely recurrent ones.
+HYBRID = ("qwen35-dense", "lfm2-dense", "granitehybrid-dense", "mamba2-dense")
+REFUSED = {
+    "plamo2-dense": "wrongly in batches of several sequences",
+    "cogvlm-dense": "wrongly in batches where not all tokens have logits",
+    "deepseek4-moe": "wrongly where sequences fork",
+    "dream-dense": "is a diffusion model",
+}
+PROMPT = [5, 9, 17, 33, 6, 8, 12, 19, 22, 40]
+# Float32 matrices; the KV cache of attention layers is F16, which both sides round to from sums in other orders.
+LIMIT = 1e-3
+
+
+def drawn(n: int, tokens: int = 8, **more: Any) -> SamplingParams:
+    free = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 7, "ignore_eos": True, "logprobs": True}
+    return SamplingParams(n=n, max_tokens=tokens, **(free | more))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    names = "|".join(name.rpartition("-")[0] for name in (*HYBRID, *REFUSED))
+    return {path.stem: path for path in archs.save(f"^({names})$", folder)}
+
+
+@pytest.fixture(scope="module", params=HYBRID)
+def pair(request: pytest.FixtureRequest, models: dict[str, Path]) -> Iterator[tuple[LM, LM]]:
+    """A model on the device, and the same one on the stock backend, for one sequence."""
+    path = models[request.param]
+    with (
+        tilebeam.load(path, "npu", n_ctx=512, n_seq_max=16, threads=1) as lm,
+        tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=1, threads=1) as stock,
+    ):
+        yield lm, stock
+
+
+def worst(stock: LM, prompts: Sequence[list[int]], outputs: Sequence[RequestOutput]) -> float:
+    """The largest difference of a sampled token's log-probability from the stock backend's."""
+    found = 0.0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        for sample in output.outputs:
+            logits = stock.logits(prompt + sample.token_ids).astype(np.float64)[len(prompt) - 1 : -1]
+            logits -= logits.max(1, keepdims=True)
+            wanted = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+            assert sample.logprobs is not None
+            got = np.array(sample.logprobs)
+            found = max(found, float(np.abs(wanted[range(len(got)), sample.token_ids] - got).max()))
+    return found
+
+
+def test_sixteen_samples_fork_from_one_prompt(pair: tuple[LM, LM]) -> None:
+    lm, stock = pair
+    outputs = lm.generate(PROMPT, drawn(16))
+    assert len({tuple(s.token_ids) for s in outputs[0].outputs}) == 16
+    assert worst(stock, [PROMPT], outputs) < LIMIT
+
+
+def test_greedy_samples_are_those_of_the_stock_backend(pair: tuple[LM, LM]) -> None:
+    lm, stock = pair
+    prompts = [[*PROMPT, 3 + i] for i in range(16)]
+    greedy = drawn(1, temperature=0.0)
+    said, wanted = (
+        [[s.token_ids for s in o.outputs] for o in model.generate(prompts, greedy)] for model in (lm, stock)
+    )
+    assert said == wanted
+    forks = [s.token_ids for s in lm.generate(prompts[0], drawn(16, temperature=0.0))[0].outputs]
+    assert forks == said[0] * 16
+
+
+def test_prompts_of_several_lengths_share_batches(pair: tuple[LM, LM]) -> None:
+    lm, stock = pair
+    prompts = [PROMPT * 6, PROMPT[:3], [*PROMPT * 3, 4]]
+    assert worst(stock, prompts, lm.generate(prompts, [drawn(n) for n in (5, 3, 7)])) < LIMIT
+
+
+def test_samples_go_on_from_kept_prefixes(pair: tuple[LM, LM]) -> None:
+    """What was kept may be longer than what is shared, which state cannot be cut to."""
+    lm, stock = pair
+    with lm.keep_prefixes():
+        (first,) = lm.generate(PROMPT, drawn(4))
+        longer = PROMPT + first.outputs[0].token_ids
+        for prompts in ([longer], [PROMPT], [longer[:-3], [*longer, 7]]):
+            assert worst(stock, prompts, lm.generate(prompts, drawn(4))) < LIMIT
+
+
+def test_more_samples_than_there_is_room_for(pair: tuple[LM, LM]) -> None:
+    """Some give way and are decoded again later."""
+    _, stock = pair
+    with tilebeam.load(stock.info.path, "npu", n_ctx=256, n_seq_max=16, threads=1) as small:
+        outputs = small.generate(PROMPT, drawn(20, 32))
+        assert len(small.figures().batches) > 2
+    assert worst(stock, [PROMPT], outputs) < LIMIT
+
+
+@pytest.mark.parametrize("device", ["npu", "cpu"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_is_refused(models: dict[str, Path], name: str, device: str) -> None:
+    with pytest.raises(TilebeamError, match=REFUSED[name]):
+        tilebeam.load(models[name], device, n_ctx=256)  # type: ignore[arg-type]
