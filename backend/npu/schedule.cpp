@@ -44,8 +44,10 @@ bool is_tiny(const tb_op & op) {
     case TB_OP_FLASH_ATTN:
     case TB_OP_SSM_SCAN:
     case TB_OP_GATED_DELTA_NET:
+    case TB_OP_LIGHTNING_INDEXER:
         return false;
     case TB_OP_ROPE: // sines, exponentials
+    case TB_OP_ROPE_BACK:
     case TB_OP_GLU:
     case TB_OP_SOFT_MAX:
         return elements(op.dst) <= 2048;

@@ -139,6 +139,27 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_GATED_DELTA_NET:
         r = {TB_OP_GATED_DELTA_NET, 6};
         return true;
+    case GGML_OP_LIGHTNING_INDEXER:
+        r = {TB_OP_LIGHTNING_INDEXER, 4};
+        return true;
+    case GGML_OP_DSV4_HC_PRE:
+        r = {TB_OP_DSV4_HC_PRE, 2};
+        return true;
+    case GGML_OP_DSV4_HC_POST:
+        r = {TB_OP_DSV4_HC_POST, 4};
+        return true;
+    case GGML_OP_DSV4_HC_COMB:
+        r = {TB_OP_DSV4_HC_COMB, 3};
+        return true;
+    case GGML_OP_ARANGE:
+        r = {TB_OP_ARANGE, 0};
+        return true;
+    case GGML_OP_POOL_2D:
+        r = {TB_OP_POOL_2D, 1};
+        return true;
+    case GGML_OP_ROPE_BACK:
+        r = {TB_OP_ROPE_BACK, 3};
+        return true;
     default:
         return false;
     }

@@ -44,6 +44,10 @@ void tb_op_cost(const tb_op * op, uint64_t * bytes, uint64_t * work) {
         *bytes += bytes_of(dst);
         *work = 7 * elements(&op->src[2]) * op->src[2].ne[0];
         break;
+    case TB_OP_LIGHTNING_INDEXER: // scores over all heads
+        *bytes += bytes_of(dst);
+        *work = 2 * elements(dst) * a->ne[0] * a->ne[1];
+        break;
     case TB_OP_SET_ROWS: // dst is the whole cache
         *bytes += row_bytes(dst, (uint64_t)a->ne[1] * a->ne[2] * a->ne[3]);
         break;

@@ -7,7 +7,7 @@
 //   * "rows dense" in the table means nb[0] is the type's own size; all other strides are free;
 //   * tiled types appear only as MUL_MAT's src0; ne[0] of any block type is a multiple of 32;
 //   * an op whose dst has no elements passes when its types do, and does nothing: the executor skips it. An op with a
-//     dst but an empty operand is refused;
+//     dst but an empty operand is refused, but for CONCAT;
 //   * no other operands than the table's: n_src may be smaller when the tail is optional, never larger.
 #include "ops_check.h"
 
@@ -291,6 +291,7 @@ typedef struct {
     uint32_t in_place; // bit i: dst may be the very same elements as src[i]
     uint64_t dst;      // types
     uint64_t src[TB_MAX_SRC];
+    uint32_t may_be_empty; // bit i: src[i]
 } rule;
 
 #define DST 0x100u
@@ -331,13 +332,20 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_L2_NORM]    = {"L2_NORM",    same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           COPIED,  {COPIED}},
-    [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}},
+    [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}, S(0) | S(1)},
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_ADD_ID]     = {"ADD_ID",     tb_check_add_id, S(0) | S(1) | S(2), DST | S(0) | S(1) | S(2),   S(0),        F32,     {F32, F32, T(TB_I32)}},
     [TB_OP_SSM_CONV]   = {"SSM_CONV",   tb_check_ssm_conv, S(0) | S(1),      DST | S(0) | S(1),           0,           F32,     {F32, F32}},
     [TB_OP_SSM_SCAN]   = {"SSM_SCAN",   tb_check_ssm_scan, 0x7f,             DST | 0x7f,                  0,           F32,     {F32, F32, F32, F32, F32, F32, T(TB_I32)}},
     [TB_OP_GATED_DELTA_NET] = {"GATED_DELTA_NET", tb_check_gated_delta_net, 0x3f, DST | 0x3f,            0,           F32,     {F32, F32, F32, F32, F32, F32}},
+    [TB_OP_LIGHTNING_INDEXER] = {"LIGHTNING_INDEXER", tb_check_lightning_indexer, 0xf, DST | 0xf,        0,           F32,     {F32, FLOATS | BLOCKS, F32, T(TB_F16)}},
+    [TB_OP_DSV4_HC_PRE] = {"DSV4_HC_PRE", tb_check_hc_pre, S(0) | S(1),      DST | S(0),                  0,           F32,     {F32, F32}},
+    [TB_OP_DSV4_HC_POST] = {"DSV4_HC_POST", tb_check_hc_post, S(0) | S(1) | S(2), DST | S(0) | S(1),     0,           F32,     {F32, F32, F32, F32}},
+    [TB_OP_DSV4_HC_COMB] = {"DSV4_HC_COMB", tb_check_hc_comb, S(0) | S(1) | S(2), DST,                   0,           F32,     {F32, F32, F32}},
+    [TB_OP_ARANGE]     = {"ARANGE",     tb_check_arange, 0,                  DST,                         0,           F32,     {0}},
+    [TB_OP_POOL_2D]    = {"POOL_2D",    tb_check_pool_2d, S(0),              DST | S(0),                  0,           F32,     {F32_F16}},
+    [TB_OP_ROPE_BACK]  = {"ROPE_BACK",  rope,         S(0) | S(1),          DST | S(0) | S(1) | S(2),    S(0),        F32_F16, {F32_F16, T(TB_I32), F32}},
     [TB_OP_CPY]        = {"CPY",        cpy,          S(0),                 0,                           S(0),        FLOATS | BLOCKS | T(TB_I32), {FLOATS | BLOCKS | T(TB_I32)}},
 };
 // clang-format on
@@ -437,7 +445,8 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     }
     for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
         if (!has(op, i)) continue;
-        if (is_empty(&op->src[i])) return refuse(TB_E_SHAPE, "an operand is empty", why);
+        if (is_empty(&op->src[i]) && (r->may_be_empty >> i & 1u) == 0)
+            return refuse(TB_E_SHAPE, "an operand is empty", why);
         if ((r->dense >> i & 1u) != 0 && !dense_rows(&op->src[i])) {
             return refuse(TB_E_UNSUPPORTED, "rows of an operand are not dense", why);
         }

@@ -12,6 +12,12 @@ int tb_check_add_id(const tb_op * op, const char ** why);
 int tb_check_ssm_conv(const tb_op * op, const char ** why);
 int tb_check_ssm_scan(const tb_op * op, const char ** why);
 int tb_check_gated_delta_net(const tb_op * op, const char ** why);
+int tb_check_lightning_indexer(const tb_op * op, const char ** why);
+int tb_check_hc_pre(const tb_op * op, const char ** why);
+int tb_check_hc_post(const tb_op * op, const char ** why);
+int tb_check_hc_comb(const tb_op * op, const char ** why);
+int tb_check_arange(const tb_op * op, const char ** why);
+int tb_check_pool_2d(const tb_op * op, const char ** why);
 
 static inline int is_in(uint32_t type, uint64_t set) { return type < 64 && (set >> type & 1u) != 0; }
 

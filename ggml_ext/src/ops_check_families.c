@@ -1,5 +1,9 @@
-// Shapes of the ops that only some model families have: recurrent states, experts' biases. See ops_check.c.
+// Shapes of the ops that only some model families have: recurrent states, experts' biases, sparse attention, residual
+// streams. See ops_check.c.
 #include "ops_check.h"
+
+#define HC_STREAMS 4 // of DSV4_HC_COMB
+#define MOST_ROUNDS 1024
 
 // x [n, n_used, T, ..], biases [n, E], indices [n_used, T].
 int tb_check_add_id(const tb_op * op, const char ** why) {
@@ -74,4 +78,71 @@ int tb_check_gated_delta_net(const tb_op * op, const char ** why) {
         return refuse(TB_E_SHAPE, "dst does not hold results and states", why);
     }
     return TB_OK;
+}
+
+// q [D, H, T, S], k [D, 1, cells, S], weights [H, T, 1, S], mask [cells, T, 1, divides S], dst [cells, T, 1, S].
+int tb_check_lightning_indexer(const tb_op * op, const char ** why) {
+    const tb_tensor *q = &op->src[0], *k = &op->src[1], *mask = &op->src[3];
+    const uint32_t *n = q->ne, cells = k->ne[2];
+    if (n[0] > MAX_HEAD) return refuse(TB_E_UNSUPPORTED, "head size above 576", why);
+    if (!has_shape(k, n[0], 1, cells, n[3])) return refuse(TB_E_SHAPE, "Q and K do not fit together", why);
+    if (!has_shape(&op->src[2], n[1], n[2], 1, n[3])) return refuse(TB_E_SHAPE, "weights do not fit", why);
+    if (!has_shape(mask, cells, n[2], 1, mask->ne[3]) || n[3] % mask->ne[3] != 0) {
+        return refuse(TB_E_SHAPE, "the mask does not fit", why);
+    }
+    return has_shape(&op->dst, cells, n[2], 1, n[3]) ? TB_OK : refuse(TB_E_SHAPE, "dst is not [cells, T, 1, S]", why);
+}
+
+// x [n, streams, T], weights [streams, T] or gates [n, streams, T], dst [n, T].
+int tb_check_hc_pre(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *w = &op->src[1];
+    const uint32_t * n = x->ne;
+    const int gated = op->params[1];
+    if (gated != 0 && gated != 1) return refuse(TB_E_UNSUPPORTED, "kind of weights", why);
+    if (n[3] != 1 || !(gated ? has_shape(w, n[0], n[1], n[2], 1) : has_shape(w, n[1], n[2], 1, 1))) {
+        return refuse(TB_E_SHAPE, "weights do not fit", why);
+    }
+    if (gated && !dense_rows(w)) return refuse(TB_E_UNSUPPORTED, "rows of gates are not dense", why);
+    return has_shape(&op->dst, n[0], n[2], 1, 1) ? TB_OK : refuse(TB_E_SHAPE, "dst is not [n, T]", why);
+}
+
+// x [n, T], residual and dst [n, streams, T], post [streams, T], comb [streams, streams, T].
+int tb_check_hc_post(const tb_op * op, const char ** why) {
+    const tb_tensor * residual = &op->src[1];
+    const uint32_t * n = residual->ne;
+    if (n[3] != 1 || !has_shape(&op->src[0], n[0], n[2], 1, 1)) return refuse(TB_E_SHAPE, "x does not fit", why);
+    if (!has_shape(&op->src[2], n[1], n[2], 1, 1) || (has(op, 3) && !has_shape(&op->src[3], n[1], n[1], n[2], 1))) {
+        return refuse(TB_E_SHAPE, "weights do not fit", why);
+    }
+    return same_shape(&op->dst, residual) ? TB_OK : refuse(TB_E_SHAPE, "dst and residual have different shapes", why);
+}
+
+// mixes [24, T], scale [>= 3], base [24], dst [4, 4, T].
+int tb_check_hc_comb(const tb_op * op, const char ** why) {
+    const tb_tensor *mixes = &op->src[0], *scale = &op->src[1];
+    const uint32_t n = HC_STREAMS * (2 + HC_STREAMS), tokens = mixes->ne[1];
+    if (op->params[1] < 1 || op->params[1] > MOST_ROUNDS) return refuse(TB_E_UNSUPPORTED, "number of rounds", why);
+    if (!has_shape(mixes, n, tokens, 1, 1) || !has_shape(&op->src[2], n, 1, 1, 1) || scale->ne[0] < 3 ||
+        !has_shape(scale, scale->ne[0], 1, 1, 1)) {
+        return refuse(TB_E_SHAPE, "weights do not fit", why);
+    }
+    return has_shape(&op->dst, HC_STREAMS, HC_STREAMS, tokens, 1) ? TB_OK
+                                                                  : refuse(TB_E_SHAPE, "dst is not [4, 4, T]", why);
+}
+
+int tb_check_arange(const tb_op * op, const char ** why) {
+    return has_shape(&op->dst, op->dst.ne[0], 1, 1, 1) ? TB_OK : refuse(TB_E_SHAPE, "dst is not one row", why);
+}
+
+// Along dimensions 0 and 1: as many places for the rectangle as the steps leave between the padded ends.
+int tb_check_pool_2d(const tb_op * op, const char ** why) {
+    const tb_tensor *x = &op->src[0], *dst = &op->dst;
+    if (op->params[0] != 0 && op->params[0] != 1) return refuse(TB_E_UNSUPPORTED, "kind of pooling", why);
+    for (int d = 0; d < 2; d++) {
+        const int64_t size = op->params[1 + d], step = op->params[3 + d], padding = op->params[5 + d];
+        if (size < 1 || step < 1 || padding < 0) return refuse(TB_E_SHAPE, "size, step or padding", why);
+        const int64_t room = x->ne[d] + 2 * padding - size;
+        if (room < 0 || room / step + 1 != dst->ne[d]) return refuse(TB_E_SHAPE, "dst does not fit", why);
+    }
+    return dst->ne[2] == x->ne[2] && dst->ne[3] == x->ne[3] ? TB_OK : refuse(TB_E_SHAPE, "dst does not fit", why);
 }

@@ -262,6 +262,8 @@ void add_ropes(std::vector<tb_op> & ops) {
                     .src(TB_I32, {3});
             };
             ops.push_back(rope().op);
+            ops.push_back(ops.back());
+            ops.back().code = TB_OP_ROPE_BACK;
             ops.push_back(rope().src(TB_F32, {12}).param(7, 1.0f).param(15, int32_t{8}).op);
         }
     }
@@ -282,7 +284,7 @@ void add_ropes(std::vector<tb_op> & ops) {
     }
 }
 
-// Ops of recurrent states and of experts' biases.
+// Ops of recurrent states, experts' biases, sparse attention and residual streams.
 void add_families(std::vector<tb_op> & ops) {
     ops.push_back(builder(TB_OP_ADD_ID, "add_id")
                       .dst(TB_F32, {33, 2, 3})
@@ -292,6 +294,52 @@ void add_families(std::vector<tb_op> & ops) {
                       .op);
     ops.push_back(
         builder(TB_OP_SSM_CONV, "conv").dst(TB_F32, {20, 5, 2}).src(TB_F32, {8, 20, 2}).weights(TB_F32, {4, 20}).op);
+    for (const uint32_t type : {TB_F32, TB_F16, TB_BF16, TB_Q4_0, TB_Q8_0, TB_IQ4_NL}) {
+        ops.push_back(builder(TB_OP_LIGHTNING_INDEXER, "indexer")
+                          .dst(TB_F32, {70, 3, 1, 2})
+                          .src(TB_F32, {32, 2, 3, 2})
+                          .weights(type, {32, 1, 70, 2})
+                          .src(TB_F32, {2, 3, 1, 2})
+                          .src(TB_F16, {70, 3})
+                          .op);
+    }
+    for (int32_t gated = 0; gated < 2; ++gated) {
+        const auto pre = [&] {
+            return builder(TB_OP_DSV4_HC_PRE, "pre")
+                .param(0, 1.0f)
+                .param(1, gated)
+                .dst(TB_F32, {33, 3})
+                .src(TB_F32, {33, 4, 3});
+        };
+        ops.push_back((gated != 0 ? pre().src(TB_F32, {33, 4, 3}) : pre().src(TB_F32, {4, 3})).op);
+        const auto post = [] {
+            return builder(TB_OP_DSV4_HC_POST, "post")
+                .dst(TB_F32, {33, 4, 3})
+                .src(TB_F32, {33, 3})
+                .src(TB_F32, {33, 4, 3})
+                .src(TB_F32, {4, 3});
+        };
+        ops.push_back((gated != 0 ? post().src(TB_F32, {4, 4, 3}) : post()).op);
+        ops.push_back(builder(TB_OP_POOL_2D, "pool")
+                          .param(0, gated)
+                          .param(1, int32_t{3})
+                          .param(2, int32_t{2})
+                          .param(3, int32_t{2})
+                          .param(4, int32_t{1})
+                          .param(5, int32_t{1})
+                          .dst(TB_F32, {5, 4, 2})
+                          .src(gated != 0 ? TB_F16 : TB_F32, {10, 5, 2})
+                          .op);
+    }
+    ops.push_back(builder(TB_OP_DSV4_HC_COMB, "comb")
+                      .param(0, 1e-6f)
+                      .param(1, int32_t{3})
+                      .dst(TB_F32, {4, 4, 5})
+                      .src(TB_F32, {24, 5})
+                      .weights(TB_F32, {3})
+                      .weights(TB_F32, {24})
+                      .op);
+    ops.push_back(builder(TB_OP_ARANGE, "arange").param(2, 0.5f).dst(TB_F32, {1100}).op);
     for (const uint32_t decays : {1u, 5u}) {
         ops.push_back(builder(TB_OP_SSM_SCAN, "scan")
                           .param(0, decays == 1 ? int32_t{2} : int32_t{1})

@@ -26,7 +26,7 @@ def normal(rng: np.random.Generator, *ne: int) -> NDArray[np.float32]:
 
 
 def close(got: NDArray[Any], want: NDArray[Any]) -> None:
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(want).max())))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(want).max(initial=0))))
 
 
 def check(name: str, dst: t.Tensor, sources: list[t.Tensor], params: dict[int, int | float]) -> int:

@@ -42,8 +42,8 @@ struct vec_kernels {
     // Rotate n pairs by the angles whose cosines and sines are given: pairs (x[2i], x[2i+1]), or (x[i], x[i+half]).
     void (*rope_normal)(int64_t n, const float * x, const float * cos, const float * sin, float * dst);
     void (*rope_neox)(int64_t n, int64_t half, const float * x, const float * cos, const float * sin, float * dst);
-    // A row of a recurrent state, one token on. SSM_SCAN: next = row * decay + x * in; returns next . out. `next` may be
-    // `row`.
+    // A row of a recurrent state, one token on. SSM_SCAN: next = row * decay + x * in; returns next . out. `next` may
+    // be `row`.
     float (*scan_step)(int64_t n, const float * row, const float * decay, float x, const float * in, const float * out,
                        float * next);
     // GATED_DELTA_NET: row *= decay, then row += (v - row . k) * beta * k; returns row . q.

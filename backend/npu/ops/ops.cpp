@@ -81,6 +81,20 @@ const op_entry & op_table(uint32_t code) {
         return ssm_scan_entry;
     case TB_OP_GATED_DELTA_NET:
         return gated_delta_net_entry;
+    case TB_OP_LIGHTNING_INDEXER:
+        return lightning_indexer_entry;
+    case TB_OP_DSV4_HC_PRE:
+        return hc_pre_entry;
+    case TB_OP_DSV4_HC_POST:
+        return hc_post_entry;
+    case TB_OP_DSV4_HC_COMB:
+        return hc_comb_entry;
+    case TB_OP_ARANGE:
+        return arange_entry;
+    case TB_OP_POOL_2D:
+        return pool_2d_entry;
+    case TB_OP_ROPE_BACK:
+        return rope_back_entry;
     default:
         return none;
     }

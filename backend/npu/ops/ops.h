@@ -46,6 +46,13 @@ extern const op_entry add_id_entry;
 extern const op_entry ssm_conv_entry;
 extern const op_entry ssm_scan_entry;
 extern const op_entry gated_delta_net_entry;
+extern const op_entry lightning_indexer_entry;
+extern const op_entry hc_pre_entry;
+extern const op_entry hc_post_entry;
+extern const op_entry hc_comb_entry;
+extern const op_entry arange_entry;
+extern const op_entry pool_2d_entry;
+extern const op_entry rope_back_entry;
 
 // The GEMM kernel that a MUL_MAT of this shape runs.
 const char * mul_mat_kernel_name(const tb_op & op, const kernel_table & kernels);

@@ -1,5 +1,6 @@
-// ROPE: rotates pairs of a row by angles that depend on the row's position; NORMAL pairs (2i, 2i+1), all others (i, i +
-// number of pairs); with YaRN scaling and optional frequency factors. Rows are heads, ne[2] counts tokens.
+// ROPE: rotates pairs of a row by angles that depend on the row's position, ROPE_BACK the other way round; NORMAL pairs
+// (2i, 2i+1), all others (i, i + number of pairs); with YaRN scaling and optional frequency factors. Rows are heads,
+// ne[2] counts tokens.
 //
 // Tokens of images and videos have four positions (time, height, width and one more), and each pair turns by one of
 // them: section by section (MROPE), by turns (IMROPE), or section by section with frequencies that start anew in each
@@ -24,6 +25,7 @@ struct rope_params {
     int32_t n_dims, mode, n_ctx_orig;
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
     int32_t sections[axes]; // zero for modes with one position per token
+    float direction = 1.0f; // -1 turns back
 
     bool is_multi() const { return mode == TB_ROPE_MROPE || mode == TB_ROPE_VISION || mode == TB_ROPE_IMROPE; }
     int32_t pairs() const { return mode == TB_ROPE_VISION ? n_dims : n_dims / 2; }
@@ -38,6 +40,9 @@ struct position {
 rope_params read_params(const op_context & ctx) {
     rope_params p = {ctx.param_i(1), ctx.param_i(2), ctx.param_i(4), ctx.param_f(5),  ctx.param_f(6),
                      ctx.param_f(7), ctx.param_f(8), ctx.param_f(9), ctx.param_f(10), {}};
+    if (ctx.op->code == TB_OP_ROPE_BACK) {
+        p.direction = -1.0f;
+    }
     for (int i = 0; p.is_multi() && i < axes; i++) {
         p.sections[i] = ctx.param_i(11 + i);
     }
@@ -116,7 +121,7 @@ void compute_row(const rope_params & p, const float * factors, const position & 
             angle = angle * (1.0f - mix) + extrapolated * mix;
         }
         cos[i] = std::cos(angle) * magnitude;
-        sin[i] = std::sin(angle) * magnitude;
+        sin[i] = std::sin(angle) * magnitude * p.direction;
         for (float & t : thetas) {
             t *= step;
         }
@@ -230,5 +235,6 @@ void rope(const op_context & ctx) {
 } // namespace
 
 const op_entry rope_entry = {rope, nullptr, cut::rows};
+const op_entry rope_back_entry = {rope, nullptr, cut::rows};
 
 } // namespace tb::npu

@@ -1,5 +1,5 @@
-// UNARY, LOG, SQR, SQRT, CLAMP, SCALE and FILL: dst = f(src0), element by element. Any mix of strides, dst and src0 of
-// one type.
+// UNARY, LOG, SQR, SQRT, CLAMP, SCALE, FILL and ARANGE: dst = f(src0), element by element. Any mix of strides, dst and
+// src0 of one type.
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -107,6 +107,20 @@ void fill(const op_context & ctx) {
     }
 }
 
+// start, start + step, ..
+void arange(const op_context & ctx) {
+    int64_t first = 0;
+    int64_t last = 0;
+    ctx.share_runs(ctx.dst, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const auto [i, at, n] = run_of(ctx.dst, item);
+        float * out = ctx.dst.at<float>(0) + at;
+        for (int64_t j = 0; j < n; j++) {
+            out[j] = ctx.param_f(0) + static_cast<float>(at + j) * ctx.param_f(2);
+        }
+    }
+}
+
 } // namespace
 
 const op_entry unary_entry = {unary, nullptr, cut::runs};
@@ -116,5 +130,6 @@ const op_entry sqrt_entry = {sqrt, nullptr, cut::runs};
 const op_entry clamp_entry = {clamp, nullptr, cut::runs};
 const op_entry scale_entry = {scale, nullptr, cut::runs};
 const op_entry fill_entry = {fill, nullptr, cut::runs};
+const op_entry arange_entry = {arange, nullptr, cut::runs};
 
 } // namespace tb::npu

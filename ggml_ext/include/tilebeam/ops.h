@@ -78,7 +78,19 @@ enum tb_op_code {
                          // last one, the one before it, ..
     TB_OP_GATED_DELTA_NET = 36, // src q and k [D,Hk,T,S], v [D,H,T,S], decay [1 or D,H,T,S] (its logarithm), beta
                                 // [1,H,T,S], states [D,D,H,S]; params: [0] K. dst [D*H,..]: results, then K states
-    TB_OP_COUNT = 37,
+    // sparse attention, residual streams
+    TB_OP_LIGHTNING_INDEXER = 37, // src q [D,H,T,S], k [D,1,cells,S], weights [H,T,1,S], mask F16 [cells,T,1,divides
+                                  // S]: dst [cells,T,1,S]: sum over heads of weight * max(q k, 0), plus mask
+    TB_OP_DSV4_HC_PRE = 38,  // src x [n,streams,T], weights [streams,T], or with gates [n,streams,T]; params: f32 [0]
+                             // scale, [1] 1 = gates, of which the sigmoid weighs. dst [n,T]
+    TB_OP_DSV4_HC_POST = 39, // src x [n,T], residual [n,streams,T], post [streams,T], comb [streams,streams,T], may
+                             // be absent; dst [n,streams,T]
+    TB_OP_DSV4_HC_COMB = 40, // src mixes [24,T], scale [>= 3], base [24]; params: f32 [0] eps, [1] rounds. dst [4,4,T]
+    TB_OP_ARANGE = 41,       // no operands; params f32: [0] start [2] step; dst [n]
+    TB_OP_POOL_2D = 42,      // params: [0] 0 largest, 1 mean; sizes [1] [2], steps [3] [4], padding [5] [6] of
+                             // dimensions 0 and 1
+    TB_OP_ROPE_BACK = 43,    // ROPE the other way round
+    TB_OP_COUNT = 44,
 };
 
 // tb_op.flags
