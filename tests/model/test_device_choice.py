@@ -20,7 +20,7 @@ from tilebeam.cli.main import app
 from tilebeam.gguf.cli import app as repack_app
 from tilebeam.gguf.matrices import Matrix, grouped
 from tilebeam.model import device_choice
-from tilebeam.model.device_choice import LEAST_SHARE
+from tilebeam.model.device_choice import LEAST_SHARE, MANY
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -152,11 +152,13 @@ def test_the_share_decides(models: dict[str, Path]) -> None:
     from tilebeam.model.file_check import inspect
     from tilebeam.model.load_options import LoadOptions
 
-    file, options = inspect(models["whole"], "never"), LoadOptions().checked()
-    for on_device, backend in ((49, "cpu"), (50, "npu"), (100, "npu")):
-        both = (Matrix("a.weight", "q4_0", on_device, 0, ""), Matrix("b.weight", "iq3_s", 100 - on_device, 0, "type"))
-        assert device_choice.choose(replace(file, matrices=both), options) == backend
-    assert device_choice.choose(replace(file, matrices=()), options) == "npu"
+    file = inspect(models["whole"], "never")
+    for sequences, least in ((1, 75), (MANY - 1, 75), (MANY, 25), (16, 25)):
+        options = LoadOptions(n_seq_max=sequences).checked()
+        for share, backend in ((0, "cpu"), (least - 1, "cpu"), (least, "npu"), (100, "npu")):
+            both = (Matrix("a.weight", "q4_0", share, 0, ""), Matrix("b.weight", "iq3_s", 100 - share, 0, "type"))
+            assert device_choice.choose(replace(file, matrices=both), options) == backend
+        assert device_choice.choose(replace(file, matrices=()), options) == "npu"
 
 
 def test_an_output_matrix_that_stays_with_the_embeddings_is_named() -> None:
