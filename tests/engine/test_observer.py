@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import tilebeam
 from engine_kit import equal_logits
 from tilebeam import SamplingParams
+from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.observer import Phase
+from tilebeam.engine.request import Sample
 from tilebeam.native.llama import Context
 
 
@@ -62,3 +65,19 @@ def test_phases_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         lm.generate([5, 6, 7], params)
         assert ear.heard == []
         assert lm._context.on_decode is None
+
+
+def test_guesses_and_their_checks_are_phases(tmp_path: Path) -> None:
+    class Sevens(Drafter):
+        def propose(self, asked: Sequence[tuple[Sample, int]], _rows: int) -> list[list[int]]:
+            return [[7] for _ in asked]
+
+    params = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    with tilebeam.load(equal_logits(tmp_path / "m.gguf"), "cpu", n_ctx=256, n_seq_max=2, threads=1) as lm:
+        lm._engine.use_drafter(Sevens())
+        ear = Ear()
+        lm.observe(ear)
+        lm.generate([5, 6, 7], params)
+        names = [name for name, _, _ in ear.heard]
+        drafted = ["draft", "plan", "decode", "verify", "sample", "step"]
+        assert names == ["plan", "decode", "sample", "step", *drafted, *drafted, "plan", "decode", "sample", "step"]

@@ -83,6 +83,8 @@ class DraftModel:
         text = sample.target()
         seq = self._sequences.get(sample)
         if seq is None:
+            for idle in [s for s in self._sequences if s.kv is None]:  # preempted
+                self.finished(idle)
             if not self._kv.free_ids:
                 return None
             source, shared = self._kv.longest_prefix(text, len(text) - 1)

@@ -95,7 +95,7 @@ class Engine:
 
     def observe(self, observer: Observer | None) -> None:
         """Tell an observer of all phases from now on; None: tell nothing any more. Any thread may."""
-        self.observer = observer
+        self.observer = self.scheduler.observer = observer
         self.context.on_decode = None if observer is None else partial(observer.phase, "decode")
 
     def use_drafter(self, drafter: Drafter | None) -> None:
@@ -225,7 +225,8 @@ class Engine:
         if not self._take_all(plan, plan.rows):
             self._take_each(plan.sampling, plan.rows)
         if plan.drafts:
-            self._verify(plan, plan.rows)
+            with observed(self.observer, "verify"):
+                self._verify(plan, plan.rows)
         share = (time.perf_counter() - began) / max(1, len(plan.sampling))
         if plan.steady:
             for request, count in plan.shares:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, Protocol
 
-# A whole step; of it, planning a new batch, llama_decode, and drawing tokens with all that follows from them.
-# llama_decode is told of outside steps, too.
-Phase = Literal["step", "plan", "decode", "sample"]
+# A whole step; of it, planning a new batch, with guesses ahead, llama_decode, and drawing tokens with all that follows
+# from them, of which drawing on where guesses were right. llama_decode is told of outside steps, too.
+Phase = Literal["step", "plan", "draft", "decode", "sample", "verify"]
 
 
 class Observer(Protocol):

@@ -24,6 +24,7 @@ from enum import Enum, auto
 
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
+from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import SampleRows
 from tilebeam.errors import TilebeamError
@@ -142,6 +143,7 @@ class Scheduler:
         running: samples that have one, in order of admission.
         drafter: proposes drafts for them, None for plans of one token each.
         resting: of the next plans, how many it is not asked for.
+        observer: is told when it is.
     """
 
     def __init__(self, context: Context, kv: PrefixCache, n_slots: int) -> None:
@@ -151,6 +153,7 @@ class Scheduler:
         self.running: list[Sample] = []
         self.drafter: Drafter | None = None
         self.resting = 0
+        self.observer: Observer | None = None
         self._context = context
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
@@ -403,7 +406,8 @@ class Scheduler:
         asked = [(s, most) for s in drafting if (most := min(share, s.limit - len(s.tokens) - 1)) > 0]
         if not asked:
             return {}
-        proposed = self.drafter.propose(asked, len(decoding))
+        with observed(self.observer, "draft"):
+            proposed = self.drafter.propose(asked, len(decoding))
         self.resting = self.drafter.rest()
         drafts = {s: self._known(draft[:most]) for (s, most), draft in zip(asked, proposed, strict=True)}
         return {s: draft for s, draft in drafts.items() if draft}

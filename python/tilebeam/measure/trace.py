@@ -51,6 +51,8 @@ _PHASES: dict[Phase, str] = {
     "plan": "build the batch",
     "decode": "llama_decode",
     "sample": "sampling",
+    "draft": "guess ahead",
+    "verify": "check guesses",
 }
 _INTEGER_WEIGHTS = frozenset(int(t) for t in ggml_ext.Type if t.is_in_tiles)
 
