@@ -84,6 +84,12 @@ class Type(IntEnum):
     TQ2_0_COL = lib.TB_TQ2_0_COL
     TQ1_0 = lib.TB_TQ1_0
     TQ1_0_COL = lib.TB_TQ1_0_COL
+    Q5_0 = lib.TB_Q5_0
+    Q4_1 = lib.TB_Q4_1
+    Q5_1 = lib.TB_Q5_1
+    Q5_0_COL = lib.TB_Q5_0_COL
+    Q4_1_COL = lib.TB_Q4_1_COL
+    Q5_1_COL = lib.TB_Q5_1_COL
 
     @property
     def _info(self) -> Any:
@@ -142,9 +148,8 @@ def tile_bytes(tiled: Type) -> int:
 
 
 def layout_version(tiled: Type) -> int:
-    """The first layout version that has this tiled type: 2 for blocks of 256."""
-    source_type(tiled)
-    return 2 if lib.tb_tile_k(tiled) > TILE else 1
+    """The first layout version that has this tiled type: 1 for Q4_0, Q8_0 and IQ4_NL, 2 for others."""
+    return 1 if tile_type(source_type(tiled)) is not None else 2
 
 
 def tiled_bytes(tiled: Type, k: int, n: int) -> int:
@@ -189,7 +194,7 @@ def pack(tiled: Type, blocks: Bytes, k: int, n: int, out: Bytes | None = None) -
     """Plain ggml blocks (N rows, contiguous) to tiles of a ``column`` type.
 
     Args:
-        tiled: Q4_0_COL, Q8_0_COL or IQ4_NL_COL.
+        tiled: of ``column`` grouping.
         blocks: uint8, ``n * row_bytes(source_type(tiled), k)`` long.
         out: where to write, ``tiled_bytes(tiled, k, n)`` long; a new array if None.
 
@@ -220,7 +225,7 @@ def _panels(n: int) -> range:
 
 
 def dequantize(type: Type, data: Bytes, k: int, n: int) -> Floats:
-    """Float32 values, shape (N, K), of a tiled matrix or of plain rows (F32, F16, BF16, Q4_0, Q8_0, IQ4_NL).
+    """Float32 values, shape (N, K), of a tiled matrix or of plain rows: floats, or blocks that become tiles.
 
     Raises:
         ValueError: sizes do not fit, or there are no values in that type.

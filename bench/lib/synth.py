@@ -49,7 +49,11 @@ TYPES = {
     "q4_k": Q.Q4_K,
     "q5_k": Q.Q5_K,
     "q6_k": Q.Q6_K,
+    "q5_0": Q.Q5_0,
+    "q4_1": Q.Q4_1,
+    "q5_1": Q.Q5_1,
 }
+BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1)  # quantized by gguf's own code
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
 BLOCK = 32  # elements of a block of these types; K-quants have 256
 CHUNK = 1 << 22  # elements made at once
@@ -286,6 +290,8 @@ def quantize(x: F32, qtype: Q) -> U8:
         return flat.astype("<f2").view(np.uint8)
     if qtype in k_quants.TYPES:
         return k_quants.quantize(flat, qtype)
+    if qtype in BY_GGUF:
+        return gguf.quants.quantize(flat.reshape(-1, BLOCK), qtype).reshape(-1)
     if qtype not in QUANTIZED:
         raise ValueError(f"cannot write {qtype.name}")
     return from_float(qtype, flat.reshape(-1, BLOCK))
@@ -341,7 +347,7 @@ def _chunks(spec: TensorSpec, seed: int, direct: bool) -> Iterator[U8]:
         yield quantize(_rope_freqs(spec.n_elements), Q.F32)
     elif direct and spec.qtype in QUANTIZED:
         yield from _direct_chunks(spec, rng)
-    elif direct and spec.qtype in k_quants.TYPES:  # some blocks, again and again
+    elif direct and spec.qtype in (*k_quants.TYPES, *BY_GGUF):  # some blocks, again and again
         some = quantize(rng.standard_normal(CHUNK // 8, np.float32) * np.float32(spec.std), spec.qtype)
         for first in range(0, spec.n_bytes, some.nbytes):
             yield some[: spec.n_bytes - first]

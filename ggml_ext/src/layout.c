@@ -1,4 +1,4 @@
-// Tile layout, version 1: panels in and out of ggml blocks, and the reference dequantize.
+// Tile layout: panels in and out of ggml blocks, and the reference dequantize.
 //
 // A 32-bit word of a tile is one column's four bytes of one chunk. In k order its bytes are 0, 2, 1, 3 (quad order:
 // row pair before position in the pair), so packing one ggml block is: pick four (8 bit) or eight (4 bit) quants,
@@ -53,24 +53,70 @@ uint32_t tb_tiled_tile(uint32_t plain) {
     }
 }
 
-// ggml 4-bit block: FP16 scale, 16 bytes; byte j holds k = j in its low and k = j + 16 in its high nibble.
-static void pack_block_4(const uint8_t * block, uint8_t * tile, uint32_t n) {
+// ggml's blocks of 4 and 5 bits: FP16 scale; maybe FP16 minimum; maybe 32 fifth bits, bit k of a little-endian word;
+// 16 bytes, of which byte j holds k = j in its low and k = j + 16 in its high nibble.
+typedef struct {
+    uint32_t quants; // bytes of a tile's
+    int fifth, minimum;
+    uint32_t low; // where a block's nibbles begin
+} nibble_format;
+
+static nibble_format nibbles_of(uint32_t type) {
+    const tb_type_info * info = tb_type_of(type);
+    const int fifth = info->quant_bytes > Q4_QUANTS, minimum = info->tile_bytes - info->quant_bytes > SCALES;
+    return (nibble_format){info->quant_bytes, fifth, minimum, 2u + (minimum ? 2 : 0) + (fifth ? 4 : 0)};
+}
+
+// Fifth bits of one block, k order, to the word of a tile's plane, bit j of a byte being quad j's; and back.
+static uint32_t gather_fifth(uint32_t bits) {
+    uint32_t w = 0;
+    for (uint32_t j = 0; j < 8; j++)
+        w |= ((bits >> 4 * j & 15u) * 0x00204081u & 0x01010101u) << j; // four bits to a byte each
+    return quad(w);
+}
+
+static uint32_t scatter_fifth(uint32_t plane) {
+    const uint32_t w = quad(plane);
+    uint32_t bits = 0;
+    for (uint32_t j = 0; j < 8; j++)
+        bits |= ((w >> j & 0x01010101u) * 0x01020408u >> 24 & 15u) << 4 * j;
+    return bits;
+}
+
+static void pack_nibbles(nibble_format f, const uint8_t * block, uint8_t * tile, uint32_t n) {
     const uint64_t low = 0x0f0f0f0f0f0f0f0fu;
-    const uint64_t a = load64(block + 2);
-    const uint64_t b = load64(block + 10);
+    const uint64_t a = load64(block + f.low);
+    const uint64_t b = load64(block + f.low + 8);
     uint8_t * q = tile + 4 * n;
     store32(q, join8(a & low));
     store32(q + CHUNK, join8(b & low));
     store32(q + 2 * CHUNK, join8(a >> 4 & low));
     store32(q + 3 * CHUNK, join8(b >> 4 & low));
-    memcpy(tile + Q4_QUANTS + 2 * n, block, 2);
+    if (f.fifth) store32(q + Q4_QUANTS, gather_fifth(load32(block + f.low - 4)));
+    memcpy(tile + f.quants + 2 * n, block, 2);
+    if (f.minimum) memcpy(tile + f.quants + SCALES + 2 * n, block + 2, 2);
 }
 
-static void unpack_block_4(const uint8_t * tile, uint32_t n, uint8_t * block) {
+static void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_t n, uint8_t * block) {
     const uint8_t * q = tile + 4 * n;
-    memcpy(block, tile + Q4_QUANTS + 2 * n, 2);
-    store64(block + 2, split8(load32(q)) | split8(load32(q + 2 * CHUNK)) << 4);
-    store64(block + 10, split8(load32(q + CHUNK)) | split8(load32(q + 3 * CHUNK)) << 4);
+    memcpy(block, tile + f.quants + 2 * n, 2);
+    if (f.minimum) memcpy(block + 2, tile + f.quants + SCALES + 2 * n, 2);
+    if (f.fifth) store32(block + f.low - 4, scatter_fifth(load32(q + Q4_QUANTS)));
+    store64(block + f.low, split8(load32(q)) | split8(load32(q + 2 * CHUNK)) << 4);
+    store64(block + f.low + 8, split8(load32(q + CHUNK)) | split8(load32(q + 3 * CHUNK)) << 4);
+}
+
+// What the bits of a quant stand for.
+typedef struct {
+    float of[32];
+} code_book;
+
+static code_book code_book_of(uint32_t source) {
+    const int offset = source == TB_Q4_0 ? 8 : source == TB_Q5_0 ? 16 : 0;
+    code_book book;
+    for (int q = 0; q < 32; q++)
+        book.of[q] = (float)(source == TB_IQ4_NL ? IQ4_NL_VALUES[q & 15] : q - offset);
+    return book;
 }
 
 // ggml 8-bit block: FP16 scale, 32 signed bytes in k order.
@@ -98,6 +144,7 @@ int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, si
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
+    const nibble_format nibbles = nibbles_of(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         uint8_t * tile = (uint8_t *)panel + kt * tile_bytes;
         const uint8_t * block = (const uint8_t *)src + kt * block_bytes;
@@ -107,7 +154,7 @@ int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, si
                 pack_block_8(block + n * row_stride, tile, n);
         } else {
             for (uint32_t n = 0; n < rows; n++)
-                pack_block_4(block + n * row_stride, tile, n);
+                pack_nibbles(nibbles, block + n * row_stride, tile, n);
         }
     }
     return TB_OK;
@@ -123,6 +170,7 @@ int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel
     const size_t tile_bytes = tb_tile_bytes(type);
     const size_t block_bytes = tb_type_size(tb_tiled_source(type));
     const int wide = is_8bit(type);
+    const nibble_format nibbles = nibbles_of(type);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
         uint8_t * block = (uint8_t *)dst + kt * block_bytes;
@@ -131,7 +179,7 @@ int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel
                 unpack_block_8(tile, n, block + n * row_stride);
         } else {
             for (uint32_t n = 0; n < rows; n++)
-                unpack_block_4(tile, n, block + n * row_stride);
+                unpack_nibbles(nibbles, tile, n, block + n * row_stride);
         }
     }
     return TB_OK;
@@ -183,27 +231,32 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
         k_dequantize_panel(type, k, rows, (const uint8_t *)panel, dst);
         return TB_OK;
     }
-    const size_t tile_bytes = tb_tile_bytes(type);
-    const int column = is_column(type), wide = is_8bit(type), nonlinear = is_nonlinear(type);
+    const tb_type_info * info = tb_type_of(type);
+    const int column = is_column(type), wide = is_8bit(type);
+    const nibble_format nibbles = nibbles_of(type);
+    const code_book book = code_book_of(info->source);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
-        const uint8_t * tile = (const uint8_t *)panel + kt * tile_bytes;
-        float d[32];
-        for (uint32_t g = 0; g < 32; g++)
-            d[g] = tb_half_to_float(tb_load16(tile + tile_bytes - SCALES + 2 * g));
+        const uint8_t * tile = (const uint8_t *)panel + kt * info->tile_bytes;
+        float d[32], minimum[32];
+        for (uint32_t g = 0; g < 32; g++) {
+            const uint8_t * scale = tile + info->quant_bytes + 2 * g;
+            d[g] = tb_half_to_float(tb_load16(scale));
+            minimum[g] = nibbles.minimum ? tb_half_to_float(tb_load16(scale + SCALES)) : 0.0f;
+        }
         for (uint32_t n = 0; n < rows; n++) {
             float * out = dst + n * k + kt * TILE;
             for (uint32_t i = 0; i < TILE; i++) {
-                int q;
+                const float scale = d[group_of(column, i, n)];
                 if (wide) {
                     const uint32_t kk = i & 3;
-                    q = (int8_t)tile[CHUNK * (i >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)];
-                } else {
-                    const uint32_t kk = i & 7, v = kk >> 1;
-                    const uint8_t byte = tile[CHUNK * (i >> 3) + 4 * n + 2 * (kk & 1) + (v & 1)];
-                    const uint8_t nibble = v >> 1 ? byte >> 4 : byte & 15;
-                    q = nonlinear ? IQ4_NL_VALUES[nibble] : nibble - 8;
+                    out[i] = scale * (float)(int8_t)tile[CHUNK * (i >> 2) + 4 * n + 2 * (kk & 1) + (kk >> 1)];
+                    continue;
                 }
-                out[i] = d[group_of(column, i, n)] * (float)q;
+                const uint32_t v = (i & 7) >> 1, at = 4 * n + 2 * (i & 1) + (v & 1);
+                const uint8_t byte = tile[CHUNK * (i >> 3) + at];
+                const uint32_t fifth = nibbles.fifth ? tile[Q4_QUANTS + at] >> (i >> 2) & 1u : 0;
+                out[i] = scale * book.of[(v >> 1 ? byte >> 4 : byte & 15u) | fifth << 4];
+                if (nibbles.minimum) out[i] += minimum[n];
             }
         }
     }
@@ -231,17 +284,21 @@ int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * 
         return TB_OK;
     }
     const size_t block_bytes = tb_type_size(ggml_type);
+    const nibble_format f = nibbles_of(tiled);
+    const code_book book = code_book_of(ggml_type);
     for (uint64_t b = 0; b < n / TILE; b++, p += block_bytes, dst += TILE) {
         const float d = tb_half_to_float(tb_load16(p));
         if (ggml_type == TB_Q8_0) {
-            for (uint32_t i = 0; i < 32; i++)
+            for (uint32_t i = 0; i < TILE; i++)
                 dst[i] = d * (float)(int8_t)p[2 + i];
-        } else {
-            for (uint32_t i = 0; i < 16; i++) {
-                const int lo = p[2 + i] & 15, hi = p[2 + i] >> 4;
-                dst[i] = d * (float)(ggml_type == TB_Q4_0 ? lo - 8 : IQ4_NL_VALUES[lo]);
-                dst[i + 16] = d * (float)(ggml_type == TB_Q4_0 ? hi - 8 : IQ4_NL_VALUES[hi]);
-            }
+            continue;
+        }
+        const float minimum = f.minimum ? tb_half_to_float(tb_load16(p + 2)) : 0.0f;
+        const uint32_t bits = f.fifth ? load32(p + f.low - 4) : 0;
+        for (uint32_t i = 0; i < TILE; i++) {
+            const uint32_t byte = p[f.low + i % 16], fifth = bits >> i & 1u;
+            dst[i] = d * book.of[(i < 16 ? byte & 15u : byte >> 4) | fifth << 4];
+            if (f.minimum) dst[i] += minimum;
         }
     }
     return TB_OK;

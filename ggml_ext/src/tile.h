@@ -1,4 +1,4 @@
-// What packing and quantizing both ask of a tile: sizes, grouping, and the code book of IQ4_NL.
+// What packing and quantizing both ask of a tile: sizes, grouping, and code books.
 #ifndef TILEBEAM_SRC_TILE_H
 #define TILEBEAM_SRC_TILE_H
 
@@ -16,8 +16,6 @@
 static const int8_t IQ4_NL_VALUES[16] = {TB_IQ4_NL_VALUES(0)};
 
 static inline int is_8bit(uint32_t type) { return tb_tiled_source(type) == TB_Q8_0; }
-
-static inline int is_nonlinear(uint32_t type) { return tb_tiled_source(type) == TB_IQ4_NL; }
 
 static inline int is_column(uint32_t type) {
     const tb_type_info * info = tb_type_of(type);

@@ -1,4 +1,4 @@
-"""Tile layout, version 1: every byte's place against the formulas, written here in numpy without the C code."""
+"""Tile layout: every byte's place against the formulas, written here in numpy without the C code."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ GGML = {
     Type.Q4_0: gguf.GGMLQuantizationType.Q4_0,
     Type.Q8_0: gguf.GGMLQuantizationType.Q8_0,
     Type.IQ4_NL: gguf.GGMLQuantizationType.IQ4_NL,
+    Type.Q5_0: gguf.GGMLQuantizationType.Q5_0,
+    Type.Q4_1: gguf.GGMLQuantizationType.Q4_1,
+    Type.Q5_1: gguf.GGMLQuantizationType.Q5_1,
 }
-BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL]
+BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL, Type.Q5_0, Type.Q4_1, Type.Q5_1]
+# Bytes of a block in front of its nibbles, or bytes: scale, minimum, fifth bits.
+HEADS = {Type.Q4_1: (2, 2, 0), Type.Q5_0: (2, 0, 4), Type.Q5_1: (2, 2, 4)}
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 QUANTIZED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.Q4_0_TILE, Type.Q8_0_TILE]
 
@@ -55,6 +60,8 @@ def random_blocks(ggml_type: Type, k: int, n: int, seed: int) -> np.ndarray:
     size = row_bytes(ggml_type, 32)
     blocks = rng.integers(0, 256, (n, k // 32, size)).astype(np.uint8)
     blocks[..., :2] = rng.normal(size=(n, k // 32, 1)).astype(np.float16).view(np.uint8)
+    if HEADS.get(ggml_type, (2, 0, 0))[1]:
+        blocks[..., 2:4] = rng.normal(size=(n, k // 32, 1)).astype(np.float16).view(np.uint8)
     return blocks.reshape(n, -1)
 
 
@@ -62,14 +69,18 @@ def random_blocks(ggml_type: Type, k: int, n: int, seed: int) -> np.ndarray:
 
 
 def split_blocks(ggml_type: Type, blocks: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quants (N, K), as stored (0..15 or the byte), and scales as FP16 bits (N, K/32), of plain ggml blocks."""
+    """Quants (N, K), as stored (0..15, 0..31 or the byte), and scale (and minimum) as bytes (N, K/32, 2 or 4), of plain
+    ggml blocks."""
     n = blocks.shape[0]
     b = blocks.reshape(n, k // 32, -1)
-    scales = np.ascontiguousarray(b[..., :2]).view(np.uint16)[..., 0]
-    q = b[..., 2:]
+    scale, minimum, fifth = HEADS.get(ggml_type, (2, 0, 0))
+    q = b[..., scale + minimum + fifth :]
     if ggml_type != Type.Q8_0:
         q = np.concatenate([q & 15, q >> 4], axis=-1)
-    return q.reshape(n, k), scales
+    if fifth:
+        bits = np.ascontiguousarray(b[..., scale + minimum : scale + minimum + 4]).view("<u4")
+        q = q | (bits >> np.arange(32, dtype=np.uint32) & 1).astype(np.uint8) << 4
+    return q.reshape(n, k), b[..., : scale + minimum]
 
 
 def place_of(eight_bit: bool, k: int, n: int) -> tuple[int, int]:
@@ -82,19 +93,23 @@ def place_of(eight_bit: bool, k: int, n: int) -> tuple[int, int]:
     return 128 * c + 4 * n + 2 * p + (v & 1), v >> 1
 
 
-def build_tiles(eight_bit: bool, q: np.ndarray, scale_of: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
-    """Tiles from stored quants (N, K), N a multiple of 32, and 32 FP16 bit patterns per tile (kt, nt)."""
+def build_tiles(bits: int, q: np.ndarray, scale_of: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+    """Tiles from stored quants (N, K) of 4, 5 or 8 bits, N a multiple of 32, and the FP16 bit patterns of each tile
+    (kt, nt): 32, or with minima 64."""
     n, k = q.shape
-    tile_size = (1024 if eight_bit else 512) + 64
-    out = np.zeros(((n // 32) * (k // 32), tile_size), np.uint8)
+    some = next(iter(scale_of.values()))
+    out = np.zeros(((n // 32) * (k // 32), 128 * bits + 2 * some.size), np.uint8)
     for nt in range(n // 32):
         for kt in range(k // 32):
             tile = out[nt * (k // 32) + kt]
             for i in range(32):
                 for j in range(32):
-                    byte, nibble = place_of(eight_bit, i, j)
-                    tile[byte] |= q[nt * 32 + j, kt * 32 + i] << (4 * nibble)
-            tile[-64:] = scale_of[kt, nt].astype(np.uint16).view(np.uint8)
+                    byte, nibble = place_of(bits == 8, i, j)
+                    value = int(q[nt * 32 + j, kt * 32 + i])
+                    tile[byte] |= (value if bits == 8 else value & 15) << (4 * nibble)
+                    if bits == 5:
+                        tile[512 + byte % 128] |= value >> 4 << i // 4
+            tile[128 * bits :] = scale_of[kt, nt].astype(np.uint16).view(np.uint8)
     return out.reshape(-1)
 
 
@@ -132,10 +147,15 @@ def test_every_byte_of_a_packed_matrix_is_where_the_formulas_say(ggml_type: Type
     assert tiled is not None
     blocks = random_blocks(ggml_type, k, n, seed=k * 1000 + n)
     q, scales = (pad_rows(a) for a in split_blocks(ggml_type, blocks, k))
+    halves = np.ascontiguousarray(scales).view(np.uint16)  # (N, K/32, 1 or 2)
     expected = build_tiles(
-        ggml_type == Type.Q8_0,
+        8 if ggml_type == Type.Q8_0 else 5 if HEADS.get(ggml_type, (2, 0, 0))[2] else 4,
         q,
-        {(kt, nt): scales[nt * 32 : nt * 32 + 32, kt] for kt in range(k // 32) for nt in range(len(q) // 32)},
+        {
+            (kt, nt): np.ascontiguousarray(halves[nt * 32 : nt * 32 + 32, kt].T).reshape(-1)
+            for kt in range(k // 32)
+            for nt in range(len(q) // 32)
+        },
     )
     assert np.array_equal(pack(tiled, blocks.reshape(-1), k, n), expected)
 
@@ -181,7 +201,7 @@ def test_dequantize_of_tile_grouping_follows_the_formulas(tiled: Type, k: int, n
     padded = -(-n // 32) * 32
     q = rng.integers(0, 256 if wide else 16, (padded, k)).astype(np.uint8)
     scales = {(kt, nt): rng.normal(size=32).astype(np.float16) for kt in range(k // 32) for nt in range(padded // 32)}
-    tiles = build_tiles(wide, q, {at: s.view(np.uint16) for at, s in scales.items()})
+    tiles = build_tiles(8 if wide else 4, q, {at: s.view(np.uint16) for at, s in scales.items()})
     nibbles = IQ4_NL_VALUES if tiled == Type.IQ4_NL_TILE else np.arange(-8, 8)
     values = q.view(np.int8).astype(np.float32) if wide else nibbles.astype(np.float32)[q]
     expected = np.empty((padded, k), np.float32)
@@ -264,7 +284,7 @@ def test_tile_quantize_follows_the_formulas(tiled: Type, kt: int, n: int, seed: 
             tile[kk, nn] = groups.reshape(-1)
             q[block] = tile.T
             scales[i, nt] = d.view(np.uint16)
-    assert np.array_equal(quantize(tiled, x), build_tiles(wide, q, scales))
+    assert np.array_equal(quantize(tiled, x), build_tiles(8 if wide else 4, q, scales))
 
 
 @pytest.mark.parametrize("tiled", QUANTIZED)

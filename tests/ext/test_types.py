@@ -11,7 +11,9 @@ from tilebeam._ext import (
     Type,
     column_type,
     ffi,
+    has_quantizer,
     is_tiled,
+    layout_version,
     lib,
     row_bytes,
     source_type,
@@ -41,9 +43,9 @@ def test_a_plain_type_is_ggmls(type: Type) -> None:
     assert type.ggml == ggml
     assert (lib.tb_type_block(type), lib.tb_type_size(type)) == gguf.GGML_QUANT_SIZES[ggml]
     assert (ggml in TB_TYPE) == type.is_multiplied
-    # what becomes tiles has tiles of both groupings; K-quants by column only
+    # what becomes tiles has tiles by column; those that floats are quantized to, in both groupings
     assert (column_type(type) is not None) == type.is_in_tiles
-    assert (tile_type(type) is not None) == (type.is_in_tiles and lib.tb_type_block(type) == 32)
+    assert (tile_type(type) is not None) == has_quantizer(type)
 
 
 @pytest.mark.parametrize("type", TILED)
@@ -52,8 +54,11 @@ def test_a_tiled_type_has_the_bytes_of_its_source(type: Type) -> None:
     assert type in (column_type(source), tile_type(source))
     k = lib.tb_tile_k(type)
     assert tile_bytes(type) * k == 32 * 32 * row_bytes(source, k)
-    if k == 32:
+    if has_quantizer(source):
         assert tile_bytes(type) == lib.tb_type_of(type).quant_bytes + 32 * 2
+        assert layout_version(type) == 1
+    else:
+        assert layout_version(type) == 2
     assert type.ggml == source.ggml
     assert type.is_in_tiles
     assert type.is_multiplied
@@ -96,7 +101,7 @@ def test_sizes_and_code_books_are_stated_once() -> None:
     size = re.compile(rf"\b({sizes})\b")
     offset = re.compile(rf"\b(tile|panel|in|quants|block) \+ ({offsets})\b|\? ({offsets}) : ({offsets})\b")
     book = re.compile(r"-127, -104|\b1, 24, 45\b")
-    no_tile = re.compile(r"MAX_HEAD|head size|n_vocab|tokens")  # the same numbers of other things
+    no_tile = re.compile(r"MAX_HEAD|head size|n_ff|n_vocab|tokens")  # the same numbers of other things
     table = ROOT / "ggml_ext/include/tilebeam/types.h"
     found, seen = [], 0
     for folder in SOURCES:

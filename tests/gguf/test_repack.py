@@ -38,6 +38,7 @@ TILED_AS_IS = {
     "blk.0.attn_q.weight": Type.Q4_0_COL,
     "blk.0.attn_k.weight": Type.Q8_0_COL,
     "blk.0.attn_v.weight": Type.IQ4_NL_COL,
+    "blk.0.ffn_up.weight": Type.Q5_0_COL,
     "blk.0.attn_k_b.weight": Type.Q8_0_COL,
     "blk.0.ffn_up_exps.weight": Type.Q8_0_COL,
 }
@@ -69,7 +70,7 @@ def test_unpacking_gives_back_the_very_file(tmp_path: Path, alignment: int | Non
     model = write_gguf(tmp_path / "model.gguf", alignment=alignment)
     report = gguf_tools.pack(model, tmp_path / "p.gguf", threads=threads)
     assert report.lossless
-    assert (report.n_tensors, report.n_tiled) == (11, 5)
+    assert (report.n_tensors, report.n_tiled) == (11, 6)
     assert report.size == (tmp_path / "p.gguf").stat().st_size
     gguf_tools.unpack(tmp_path / "p.gguf", tmp_path / "back.gguf", threads=threads)
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
@@ -136,7 +137,7 @@ def test_pieces_of_a_tensor_are_joined_right(tmp_path: Path, monkeypatch: pytest
 def test_tensors_are_where_the_manifest_says(model: Path, packed: Path) -> None:
     manifest = gguf_tools.manifest(packed)
     assert {t.name: t.type for t in manifest.tensors} == TILED_AS_IS
-    assert (manifest.architecture, manifest.layout_version, manifest.lossless) == ("llama", 1, True)
+    assert (manifest.architecture, manifest.layout_version, manifest.lossless) == ("llama", 2, True)
     data = packed.read_bytes()
     for t in manifest.tensors:
         assert t.offset % 128 == 0
@@ -227,7 +228,7 @@ def test_requantizing_while_packing(model: Path, tmp_path: Path, group: str, typ
 
 
 def test_verify(model: Path, packed: Path, tmp_path: Path) -> None:
-    assert gguf_tools.verify(packed) == gguf_tools.Verified(11, 5, lossless=True, unpacks=True, against=False)
+    assert gguf_tools.verify(packed) == gguf_tools.Verified(11, 6, lossless=True, unpacks=True, against=False)
     assert gguf_tools.verify(packed, deep=False).unpacks is False
     assert gguf_tools.verify(packed, against=model).against
     other = write_gguf(tmp_path / "other.gguf", big=128)
@@ -351,7 +352,7 @@ def test_a_file_of_tilebeam_0_1(model: Path, packed: Path, tmp_path: Path) -> No
     old = tmp_path / "old.gguf"
     old.write_bytes(data)
     assert gguf_tools.verify(old).unpacks
-    assert gguf_tools.verify(old, deep=False).n_tiled == 5
+    assert gguf_tools.verify(old, deep=False).n_tiled == 6
     assert gguf_tools.verify(old, against=model).exact == 11
     gguf_tools.unpack(old, tmp_path / "back.gguf")
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
@@ -625,19 +626,19 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     packed, back = tmp_path / "p.gguf", tmp_path / "b.gguf"
     result = run("pack", model, packed)
     assert result.exit_code == 0, result.output
-    assert "5 tiled" in result.stderr
+    assert "6 tiled" in result.stderr
     assert "Not tiled" in result.stderr
     assert "pack:" in result.stderr  # the progress bar
-    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 5 tiled, unpacks to its source")
+    assert run("verify", packed).stdout.startswith(f"{packed}: OK, 11 tensors, 6 tiled, unpacks to its source")
     assert "11 tensors hold the source's very values" in run("verify", packed, "--against", model).stdout
     assert run("unpack", packed, back, "-q").exit_code == 0
     assert back.read_bytes() == model.read_bytes()
     assert run("convert", model, tmp_path / "c.gguf", "--type", "q8_0").exit_code == 0
     text = run("inspect", packed).stdout
-    assert "tile layout version 1, 5 tiled tensors" in text
+    assert "tile layout version 2, 6 tiled tensors" in text
     info = json.loads(run("inspect", packed, "--json").stdout)
     assert info["architecture"] == "llama"
-    assert info["repacked"]["n_tiled"] == 5
+    assert info["repacked"]["n_tiled"] == 6
     assert info["types"]["q4_0_col"] == {"tensors": 1, "bytes": 96 * 36}
     assert info["metadata"]["tokenizer.ggml.tokens"] == {"array": 4}
     assert json.loads(run("inspect", model, "--json").stdout)["repacked"] is None

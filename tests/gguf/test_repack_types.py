@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam import gguf as gguf_tools
-from tilebeam._ext import Type, column_type, dequantize, layout_version, quantize, source_type
+from tilebeam._ext import Type, column_type, dequantize, is_tiled, layout_version, quantize, source_type
 from tilebeam.gguf import GGUFError, Policy, Rule, bounds, cli, contents, ggml_values, gguf_write, weights
 from tilebeam.gguf.imatrix import Sums, save_imatrix
 from typer.testing import CliRunner
@@ -113,6 +113,29 @@ def test_types_without_values(type: gguf.GGMLQuantizationType) -> None:
     assert not weights.has_values(type)
     with pytest.raises(ValueError, match="are not 32 values"):
         ggml_values.to_float(type, np.zeros(32, np.uint8), 32)
+
+
+@pytest.mark.parametrize("type", [t for t in Type if t.is_in_tiles and not is_tiled(t)], ids=lambda t: t.label)
+def test_blocks_of_every_type_become_tiles_bit_for_bit(tmp_path: Path, type: Type) -> None:
+    """Of a matrix, a stack of experts and the output; the embedding stays; older readers refuse newer types."""
+    q, tiled = Q(type.ggml), column_type(type)
+    assert tiled is not None
+    names = ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight", "output.weight")
+    tensors = {name: (q, rows(q, N, K, seed)) for seed, name in enumerate(names)}
+    tensors["blk.0.ffn_up_exps.weight"] = (q, rows(q, 3 * N, K, 9).reshape(3, N, -1))
+    model = write_model(tmp_path / "m.gguf", tensors)
+    packed, back = tmp_path / "p.gguf", tmp_path / "back.gguf"
+    report = gguf_tools.pack(model, packed)
+    assert report.lossless
+    assert layouts(packed) == {name: tiled.label for name in names if name != "token_embd.weight"} | {
+        "token_embd.weight": type.label
+    }
+    assert gguf_tools.manifest(packed).layout_version == layout_version(tiled)
+    assert gguf_tools.verify(packed, against=model).exact == 4
+    gguf_tools.unpack(packed, back)
+    assert back.read_bytes() == model.read_bytes()
+    devices = {t["name"]: t["device"] for t in gguf_tools.inspect(packed)["tensors"]}
+    assert {devices[name] for name in names[1:]} == {"NPU"}
 
 
 @pytest.mark.parametrize("grouping", ["column", "tile"])

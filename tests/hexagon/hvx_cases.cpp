@@ -89,15 +89,30 @@ template <class F> void counted(F && f) {
     packets = packet_count() - before;
 }
 
+size_t bytes_of(gemm_format format) {
+    switch (format) {
+    case gemm_prepared:
+        return gemm_prepared_bytes;
+    case gemm_q8:
+        return tile_of(TB_Q8_0_COL).bytes;
+    case gemm_q5_0:
+        return tile_of(TB_Q5_0_COL).bytes;
+    case gemm_q4_1:
+        return tile_of(TB_Q4_1_COL).bytes;
+    case gemm_q5_1:
+        return tile_of(TB_Q5_1_COL).bytes;
+    default:
+        return tile_of(TB_Q4_0_COL).bytes;
+    }
+}
+
 // p: format, rows, k_tiles, add. in: panel, float x[rows][32 * k_tiles], float out[rows][32]. out: the last again.
 size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
     const auto format = static_cast<gemm_format>(p[0]);
     const int rows = static_cast<int>(p[1]);
     const int64_t tiles = p[2];
     const gemm_int8 & kernel = t.gemm.int8[format];
-    const size_t tile =
-        format == gemm_prepared ? gemm_prepared_bytes : tile_of(format == gemm_q8 ? TB_Q8_0_COL : TB_Q4_0_COL).bytes;
-    const uint8_t * x = input + static_cast<size_t>(tiles) * tile;
+    const uint8_t * x = input + static_cast<size_t>(tiles) * bytes_of(format);
     const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
     std::memcpy(output, x + static_cast<size_t>(rows) * row_bytes, out_bytes);
     // groups of as many rows as the kernel takes

@@ -26,12 +26,15 @@ FLOATS = (Type.F32, Type.F16, Type.BF16)
 BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
 COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
 TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE)
+# Blocks of 32 without `tile` grouping and without the numerics of one scale per 256 k.
+MORE_BLOCKS = (Type.Q5_0, Type.Q4_1, Type.Q5_1)
+MORE_COLUMN = (Type.Q5_0_COL, Type.Q4_1_COL, Type.Q5_1_COL)
 
 
 @dataclass
 class Weights:
     """One weight matrix: ``data`` as the device gets it, ``values`` (N, K) in float64, and for quantized types the
-    integers ``q`` and scales ``d``, both (N, K)."""
+    integers ``q`` and scales ``d``, both (N, K), and the minima ``least`` if there are any: q d + least."""
 
     type: Type
     k: int
@@ -40,6 +43,25 @@ class Weights:
     values: Array
     q: Array | None = None
     d: Array | None = None
+    least: Array | None = None
+
+
+def _more_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array | None]:
+    """As :func:`_blocks`, and the minima."""
+    nb = k // 32
+    parts = [rng.uniform(-1, 1, (n, nb, 1)).astype(np.float16)]
+    if type != Type.Q5_0:
+        parts.append((8 * rng.uniform(-1, 1, (n, nb, 1))).astype(np.float16))
+    d, *minima = (np.repeat(x[..., 0].astype(np.float64), 32, axis=1) for x in parts)
+    q = rng.integers(0, 16 if type == Type.Q4_1 else 32, (n, nb, 32))
+    low = q & 15
+    data = [x.view(np.uint8) for x in parts]
+    if type != Type.Q4_1:
+        fifth = ((q >> 4).astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=2).astype(np.uint32)
+        data.append(fifth[..., None].view(np.uint8))
+    data.append((low[..., :16] | low[..., 16:] << 4).astype(np.uint8))
+    stored = np.ascontiguousarray(np.concatenate(data, axis=2))
+    return stored, q.reshape(n, k) - (16 if type == Type.Q5_0 else 0), d, minima[0] if minima else None
 
 
 def _blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
@@ -108,6 +130,12 @@ def make_weights(type: Type, k: int, n: int, rng: np.random.Generator) -> Weight
             data = values
         exact = (data.astype(np.uint32) << 16).view(np.float32) if type == Type.BF16 else data
         return Weights(type, k, n, data, exact.astype(np.float64))
+    if type in MORE_BLOCKS or type in MORE_COLUMN:
+        tiled = type in MORE_COLUMN
+        data, q, d, least = _more_blocks(ggml_ext.source_type(type) if tiled else type, k, n, rng)
+        if tiled:
+            data = ggml_ext.pack(type, data.reshape(-1), k, n)
+        return Weights(type, k, n, data, q * d + (0 if least is None else least), q, d, least)
     if type in TILE:
         data, q, d = _tile_group(type, k, n, rng)
     else:
@@ -159,7 +187,11 @@ def int8_product(w: Weights, x: Array) -> tuple[Array, Array]:
     m, nb = x.shape[0], x.shape[1] // 32
     dots = np.einsum("mbk,nbk->mnb", a.reshape(m, nb, 32), q.reshape(w.n, nb, 32))
     terms = dots * (s[:, None, ::32] * d[None, :, ::32])
-    return terms.sum(axis=2), np.abs(terms).sum(axis=2)
+    total, magnitude = terms.sum(axis=2), np.abs(terms).sum(axis=2)
+    if w.least is not None:
+        of_minima = (a.reshape(m, 1, nb, 32).sum(axis=3) * s[:, None, ::32]) * w.least[None, :, ::32]
+        total, magnitude = total + of_minima.sum(axis=2), magnitude + np.abs(of_minima).sum(axis=2)
+    return total, magnitude
 
 
 def int8_error_bound(w: Weights, x: Array) -> Array:
@@ -294,7 +326,7 @@ class Device:
 
     def product(self, w: Weights, x: Array, *, flags: int = 0, name: list[str] | None = None) -> Array:
         """One matrix, ``x`` (M, K): (M, N)."""
-        if w.type in FLOATS or w.type in BLOCKS:
+        if not ggml_ext.is_tiled(w.type):
             row = w.data.nbytes // w.n
             nb = (int(ggml_ext.lib.tb_type_size(w.type)), row, row * w.n, row * w.n)
         else:

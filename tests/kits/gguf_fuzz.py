@@ -167,7 +167,7 @@ def seeds() -> list[bytes]:
             _write(path, {"blk.0.attn_q.weight": Q.Q8_0, "blk.0.attn_norm.weight": None}, general__alignment=64),
             _write(path, {"token_embd.weight": Q.Q4_K, "blk.0.ffn_up.weight": Q.IQ4_NL}, llama__block_count=1),
             _write(
-                path, {"token_embd.weight": Q.F32, "blk.0.ffn_up.weight": Q.Q5_1}, tokenizer__ggml__tokens=vocabulary
+                path, {"token_embd.weight": Q.F32, "blk.0.ffn_up.weight": Q.IQ3_S}, tokenizer__ggml__tokens=vocabulary
             ),
             _write(path, {"output.weight": Q.Q6_K}, a=1.5, b=True, c=[1, 2, 3], general__type="model"),
             _write(path, {"blk.0.attn_q.weight": Q.Q4_0}, split__count=2, split__no=1, split__tensors__count=3),

@@ -39,15 +39,15 @@ std::vector<float> floats(size_t n) {
     return v;
 }
 
-// Random tiles: any quants, scales in 2^-4 .. 2^-3 of either sign.
-std::vector<uint8_t> tiles(size_t quants, int64_t n, bool float_scales) {
-    const size_t bytes = quants + (float_scales ? gemm_prepared_bytes - gemm_prepared_quants : TB_HALF_SCALES);
+// Random tiles: any quants, `scales` scales (and minima) in 2^-4 .. 2^-3 of either sign.
+std::vector<uint8_t> tiles(size_t quants, int64_t n, bool float_scales, int scales = 32) {
+    const size_t bytes = quants + static_cast<size_t>(scales) * (float_scales ? sizeof(float) : sizeof(uint16_t));
     std::vector<uint8_t> v(bytes * static_cast<size_t>(n));
     for (uint8_t & x : v)
         x = static_cast<uint8_t>(rng());
     for (int64_t t = 0; t < n; t++) {
         uint8_t * scale = v.data() + static_cast<size_t>(t) * bytes + quants;
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < scales; i++) {
             const float wide = uniform() / 8;
             const uint16_t half = static_cast<uint16_t>(0x2c00 | (rng() & 0x83ff));
             if (float_scales) {
@@ -97,12 +97,18 @@ void compare(const kernel_table & t, const kernel_table & reference, gemm_format
 }
 
 void integer(const kernel_table & t, const kernel_table & reference) {
-    for (gemm_format f : {gemm_q4, gemm_q8, gemm_iq4nl, gemm_prepared}) {
-        const auto panel =
-            tiles(f == gemm_prepared ? gemm_prepared_quants : tile_of(f == gemm_q8 ? TB_Q8_0_COL : TB_Q4_0_COL).quants,
-                  5, f == gemm_prepared);
-        compare(t, reference, f, panel, f, panel, 5);
+    constexpr struct {
+        gemm_format format;
+        uint32_t type;
+    } kinds[] = {{gemm_q4, TB_Q4_0_COL},   {gemm_q8, TB_Q8_0_COL},   {gemm_iq4nl, TB_IQ4_NL_COL},
+                 {gemm_q5_0, TB_Q5_0_COL}, {gemm_q4_1, TB_Q4_1_COL}, {gemm_q5_1, TB_Q5_1_COL}};
+    for (const auto & kind : kinds) {
+        const tile_traits tile = tile_of(kind.type);
+        const auto panel = tiles(tile.quants, 5, false, tile.minima ? 64 : 32);
+        compare(t, reference, kind.format, panel, kind.format, panel, 5);
     }
+    const auto prepared = tiles(gemm_prepared_quants, 5, true);
+    compare(t, reference, gemm_prepared, prepared, gemm_prepared, prepared, 5);
 }
 
 // One column half of a tile each: zeros, a negative zero among others, subnormal, infinite, no number.

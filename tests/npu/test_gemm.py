@@ -11,6 +11,8 @@ from gemm_reference import (
     FLAG_FP16,
     FLAG_INT8_256,
     FLOATS,
+    MORE_BLOCKS,
+    MORE_COLUMN,
     TILE,
     Weights,
     coarse_error_bound,
@@ -26,7 +28,7 @@ from hypothesis import strategies as st
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
 
-QUANTIZED = (*BLOCKS, *COLUMN, *TILE)
+QUANTIZED = (*BLOCKS, *COLUMN, *TILE, *MORE_BLOCKS, *MORE_COLUMN)
 isas = t.runs_with_hvx
 dims = {
     "k": st.sampled_from([32, 64, 96, 160, 1024, 1056, 2080]),
@@ -89,6 +91,16 @@ def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, se
 
 
 @isas
+@pytest.mark.parametrize("type", MORE_COLUMN, ids=lambda w: w.label)
+def test_types_without_int8_256_keep_the_numerics_of_int8(isa: str, type: Type) -> None:
+    rng = np.random.default_rng(12)
+    w = make_weights(type, 512, 70, rng)
+    x = rng.standard_normal((80, 512)).astype(np.float32)
+    out = device(isa, 2).product(w, x, flags=FLAG_INT8_256)
+    np.testing.assert_array_equal(out, device(isa, 2).product(w, x))
+
+
+@isas
 @pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
 def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
     """Zero rows give zeros; a NaN or infinity spoils its row, or of a scale its column, and nothing else."""
@@ -108,7 +120,7 @@ def test_int8_256_of_hostile_numbers(isa: str, type: Type) -> None:
 
 
 @isas
-@pytest.mark.parametrize("type", COLUMN, ids=lambda w: w.label)
+@pytest.mark.parametrize("type", [*COLUMN, *MORE_COLUMN], ids=lambda w: w.label)
 def test_plain_rows_and_tiles_agree_bit_for_bit(isa: str, type: Type) -> None:
     rng = np.random.default_rng(5)
     plain = make_weights(ggml_ext.source_type(type), 2080, 70, rng)
@@ -136,6 +148,15 @@ def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
         blocks[..., 2:] = nibble * 17
         w = Weights(Type.Q4_0, k, n, blocks, np.full((n, k), nibble - 8.0))
         np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
+    for type, values in ((Type.Q5_0, (-16, 15)), (Type.Q4_1, (0, 15)), (Type.Q5_1, (0, 31))):
+        for bits, value in zip((0, 255), values, strict=True):
+            blocks = np.full((n, k // 32, ggml_ext.row_bytes(type, 32)), bits, np.uint8)
+            blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+            if type != Type.Q5_0:
+                blocks[..., 2:4] = np.array([3.0], np.float16).view(np.uint8)
+            least = 0 if type == Type.Q5_0 else 3
+            w = Weights(type, k, n, blocks, np.full((n, k), float(value + least)))
+            np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
 
 
 @isas
@@ -179,7 +200,7 @@ def test_fp16_numerics(isa: str, type: Type, k: int, n: int, m: int, threads: in
 @isas
 @settings(max_examples=25, deadline=None)
 @given(
-    type=st.sampled_from([Type.F16, Type.F32, Type.Q4_0, Type.Q8_0, Type.Q4_0_COL, Type.Q8_0_TILE]),
+    type=st.sampled_from([Type.F16, Type.F32, Type.Q4_0, Type.Q8_0, Type.Q4_0_COL, Type.Q8_0_TILE, *MORE_COLUMN]),
     half=st.booleans(),
     b2=st.integers(1, 3),
     b3=st.integers(1, 2),
@@ -305,4 +326,5 @@ def test_kernel_names(isa: str) -> None:
             seen.add(name[0])
     tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith("avx512") else {"q8p"}  # read as it is, or prepared
     floats = {"f32d", "f16d", "bf16d", "f32"}
-    assert {name.split("_")[1] for name in seen} == {"q4c", "q8c", "nlc"} | floats | tile_grouping
+    column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c"}
+    assert {name.split("_")[1] for name in seen} == column | floats | tile_grouping

@@ -34,8 +34,8 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 needs_qemu = pytest.mark.skipif(guest.missing() is not None, reason=str(guest.missing()))
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler for the emulated kernels")
 
-FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3}  # enum gemm_format
-QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024}
+FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3, "q5_0": 7, "q4_1": 8, "q5_1": 9}  # enum gemm_format
+QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024, "q5_0": 640, "q4_1": 512, "q5_1": 640}
 TILED = [
     Type.Q4_0_COL,
     Type.Q8_0_COL,
@@ -93,9 +93,9 @@ def programs(request: pytest.FixtureRequest, v73: bool = True) -> dict[str, list
     return found
 
 
-def tiles(quants: int, n: int, rng: np.random.Generator, float_scales: bool = False) -> Array:
-    """Random tiles: any quants; scales of any size and sign, zeros among them."""
-    size = np.exp2(rng.uniform(-12, 3, (n, 32))) * rng.choice([-1, 1, 1, 0], (n, 32))
+def tiles(quants: int, n: int, rng: np.random.Generator, float_scales: bool = False, scales_of: int = 32) -> Array:
+    """Random tiles: any quants; scales (and minima) of any size and sign, zeros among them."""
+    size = np.exp2(rng.uniform(-12, 3, (n, scales_of))) * rng.choice([-1, 1, 1, 0], (n, scales_of))
     scales = size.astype(np.float32 if float_scales else np.float16)
     data = rng.integers(0, 256, (n, quants), np.uint8)
     return np.concatenate([data, scales.view(np.uint8)], axis=1)
@@ -135,10 +135,11 @@ def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
     rng = np.random.default_rng(seed)
     found = []
     for case in range(cases):
-        name = list(FORMATS)[case % 4]
-        rows = int(rng.integers(1, 17)) if case >= 64 else case // 4 + 1
+        name = list(FORMATS)[case % len(FORMATS)]
+        rows = int(rng.integers(1, 17)) if case >= 16 * len(FORMATS) else case // len(FORMATS) + 1
         k_tiles = int(rng.integers(1, 7))
-        panel = tiles(QUANTS[name], k_tiles, rng, float_scales=name == "prepared")
+        halves = 64 if name.endswith("_1") else 32
+        panel = tiles(QUANTS[name], k_tiles, rng, float_scales=name == "prepared", scales_of=halves)
         x = (rng.standard_normal((rows, 32 * k_tiles)) * np.exp2(rng.integers(-20, 20))).astype(np.float32)
         if case % 5 == 0:
             x[rng.integers(rows), :32] = 0
@@ -155,7 +156,7 @@ def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
 
 @needs_compiler
 def test_gemm_has_the_portable_bits(request: pytest.FixtureRequest, host66: list[str]) -> None:
-    cases = _gemm_cases(2, 160)
+    cases = _gemm_cases(2, 280)
     want = guest.ask(host66, [portable for _, _, portable in cases])
     for way, command in programs(request, v73=False).items():
         got = guest.ask(command, [hvx for _, hvx, _ in cases])
@@ -166,7 +167,7 @@ def test_gemm_has_the_portable_bits(request: pytest.FixtureRequest, host66: list
 
 @needs_compiler
 def test_gemm_with_hvx_floating_point(host66: list[str], host73: list[str]) -> None:
-    cases = _gemm_cases(3, 96)
+    cases = _gemm_cases(3, 168)
     want = guest.ask(host66, [portable for _, _, portable in cases])
     got = guest.ask(host73, [hvx for _, hvx, _ in cases])
     for (name, hvx, _), a, b in zip(cases, got, want, strict=True):

@@ -25,6 +25,8 @@ from gemm_reference import (
     COLUMN,
     FLAG_FP16,
     FLOATS,
+    MORE_BLOCKS,
+    MORE_COLUMN,
     TILE,
     Weights,
     device,
@@ -166,7 +168,7 @@ def test_impossible_mixtures(tmp_path: Path, changes: dict[str, Any], message: s
 
 
 ISAS = _npu.isas()
-ALL = (*FLOATS, *BLOCKS, *COLUMN, *TILE)
+ALL = (*FLOATS, *BLOCKS, *COLUMN, *TILE, *MORE_BLOCKS, *MORE_COLUMN)
 
 
 def run_op(
@@ -190,7 +192,7 @@ def run_op(
     op.flags = flags
     op.src[0].type, op.src[0].offset = int(w.type), room.offset
     op.src[0].ne = [w.k, w.n, len(stack), 1]
-    if w.type in FLOATS or w.type in BLOCKS:
+    if not ggml_ext.is_tiled(w.type):
         op.src[0].nb = [int(ggml_ext.lib.tb_type_size(w.type)), size // w.n, size, size * len(stack)]
     else:
         op.src[0].nb = [1, 1, size, size * len(stack)]
@@ -263,7 +265,9 @@ def test_rows_go_through_the_experts_they_name(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("flags", [0, FLAG_FP16], ids=["int8", "fp16"])
-@pytest.mark.parametrize("type", [Type.F16, Type.Q4_0, Type.Q8_0_COL, Type.Q4_0_TILE, *K_PANELS], ids=lambda x: x.label)
+@pytest.mark.parametrize(
+    "type", [Type.F16, Type.Q4_0, Type.Q8_0_COL, Type.Q4_0_TILE, *MORE_COLUMN, *K_PANELS], ids=lambda x: x.label
+)
 def test_an_experts_rows_are_those_of_a_mul_mat(isa: str, type: Type, flags: int) -> None:
     """Bit for bit: few rows and many, at once in one op."""
     rng = np.random.default_rng(8)

@@ -27,7 +27,7 @@ from bench.lib.synth import ARCHITECTURES, SynthConfig, write_model
 MODES = ("prefill", "decode", "parallel")
 TYPES = ("q4_0", "q8_0", "iq4_nl", "f16")
 BLOCKS_OF_256 = tuple(name for name, q in synth.TYPES.items() if q in k_quants.TYPES)
-TILED = ("q4_0", "q8_0", "iq4_nl", *BLOCKS_OF_256)
+TILED = ("q4_0", "q8_0", "iq4_nl", *BLOCKS_OF_256, *(name for name, q in synth.TYPES.items() if q in synth.BY_GGUF))
 KL_LIMIT = 1e-3
 # With blocks of 256 k both backends share one scale of activations among 256 k: each is up to 1.1e-3 nats from float32.
 K_KL_LIMIT = 2e-3
@@ -53,6 +53,9 @@ VARIANTS: dict[str, SynthConfig] = {
     "qwen2-q5_k": replace(SMALL, arch="qwen2", type="q5_k"),
     "gemma3-q6_k": replace(SMALL, arch="gemma3", type="q6_k"),
     "qwen3-q4_k-and-q4_0": replace(SMALL, arch="qwen3", type="q4_k", types={"ffn_up": "q4_0", "attn_q": "q8_0"}),
+    "qwen2-q5_0-and-q6_k": replace(SMALL, arch="qwen2", type="q5_0", types={"ffn_down": "q6_k", "attn_v": "q8_0"}),
+    "llama-q4_1": replace(SMALL, arch="llama", type="q4_1"),
+    "gemma3-q5_1-and-q5_0": replace(SMALL, arch="gemma3", type="q5_1", types={"attn_v": "q5_0"}),
     "qwen2-float32": replace(SMALL, arch="qwen2", type="f32"),
 }
 

@@ -6,8 +6,10 @@
 //   int8 group   for each 32 k one record: int8 q[rows][32], float scale[rows], int32 start[rows]
 //                q in the quad order of the tiles (k 0, 2, 1, 3 of each four), scale = absolute maximum / 127,
 //                start = -offset * sum(q): weights enter the dot product as unsigned numbers, their true value plus
-//                gemm_int8.offset, and the start value takes that back out. A set with gemm_kernels.row_pairs has
-//                two rows' q side by side: eight k of the first, eight of the second; an odd last row by itself
+//                gemm_int8.offset, and the start value takes that back out. Formats with minima (w = d q + m) have
+//                offset -1: their start is sum(q), which the minima are multiplied with. A set with
+//                gemm_kernels.row_pairs has two rows' q side by side: eight k of the first, eight of the second; an
+//                odd last row by itself
 //   coarse group for each 256 k (the last may be fewer) one record: int8 q[rows][256], float scale[rows],
 //                int32 start[rows], as above with offset 128
 //   K group      for each 256 k one record, for types of 256 k: kernels/gemm_k.h
@@ -45,6 +47,9 @@ enum gemm_format {
     gemm_q4_tile,
     gemm_q8_tile,
     gemm_iq4nl_tile,
+    gemm_q5_0,
+    gemm_q4_1,
+    gemm_q5_1,
     gemm_q4_k, // block panels (tilebeam/k_panels.h) against K groups
     gemm_q5_k,
     gemm_q6_k,
@@ -55,6 +60,7 @@ enum gemm_format {
     gemm_tq1_0,
     gemm_format_count
 };
+constexpr int32_t gemm_minima_offset = -1;
 constexpr size_t gemm_prepared_quants = TB_QUANTS(8);
 constexpr size_t gemm_prepared_bytes = gemm_prepared_quants + gemm_panel * sizeof(float);
 

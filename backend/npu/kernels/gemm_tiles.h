@@ -23,7 +23,9 @@ namespace {
 
 constexpr int quad_bytes = gemm_panel * 4;
 
-// Quads of bytes, then float scales.
+constexpr size_t unpacked_bytes = gemm_prepared_bytes + gemm_panel * sizeof(float);
+
+// Quads of bytes, then float scales, then, of formats that have any, float minima.
 template <class unit> struct format_unpacked {
     static constexpr size_t bytes = gemm_prepared_bytes;
     static typename unit::ints weights(const uint8_t * tile, int c, int h, int i) {
@@ -31,6 +33,9 @@ template <class unit> struct format_unpacked {
     }
     static typename unit::floats scales(const uint8_t * tile, int i) {
         return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_quants) + unit::width * i);
+    }
+    static typename unit::floats minima(const uint8_t * tile, int i) {
+        return unit::load_floats(reinterpret_cast<const float *>(tile + gemm_prepared_bytes) + unit::width * i);
     }
 };
 
@@ -47,6 +52,12 @@ template <class unit, class Format> void unpack_tile(const uint8_t * tile, uint8
     for (int i = 0; i < gemm_panel / unit::width; i++)
         unit::store_floats(reinterpret_cast<float *>(out + gemm_prepared_quants) + unit::width * i,
                            Format::scales(tile, i));
+    if constexpr (Format::has_minima) {
+#pragma GCC unroll 8
+        for (int i = 0; i < gemm_panel / unit::width; i++)
+            unit::store_floats(reinterpret_cast<float *>(out + gemm_prepared_bytes) + unit::width * i,
+                               Format::minima(tile, i));
+    }
 }
 
 // Some rows of a group: in the record of the tile, and their sums.
@@ -80,7 +91,7 @@ void all_rows(const uint8_t * tile, const uint8_t * record, int rows, float (*su
 
 template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a) {
     alignas(64) float sums[gemm_max_rows][gemm_panel];
-    alignas(64) uint8_t unpacked[gemm_prepared_bytes];
+    alignas(64) uint8_t unpacked[unpacked_bytes];
     const int rows = a.rows;
     for (int m = 0; m < rows; m++) {
         for (int i = 0; i < gemm_panel; i += unit::width)

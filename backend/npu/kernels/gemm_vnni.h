@@ -43,7 +43,7 @@ template <class unit> typename unit::floats half_scales(const uint8_t * p, int i
 }
 
 template <class unit> struct format_q4 {
-    static constexpr bool streams = true;
+    static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
     static void open(const uint8_t *, int64_t, int64_t) {}
@@ -60,8 +60,32 @@ template <class unit> struct format_q4 {
     }
 };
 
+// Q5_0, Q4_1 and Q5_1.
+template <class unit, uint32_t type> struct format_bits {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr bool streams = true, has_minima = traits.minima;
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
+    static void open(const uint8_t *, int64_t, int64_t) {}
+    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
+        format_q4<unit>::weights(tile, i, w);
+        if constexpr (traits.fifth) {
+            const typename unit::ints plane = unit::load(tile + TB_QUANTS(4) + column_bytes * unit::width * i);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++)
+                w[j] = unit::either(w[j], unit::masked(unit::shifted(plane, 4 - j), 16));
+        }
+    }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + traits.quants, i);
+    }
+    static typename unit::floats minima(const uint8_t * tile, int i) {
+        return half_scales<unit>(tile + traits.quants + TB_HALF_SCALES, i);
+    }
+};
+
 template <class unit> struct format_iq4nl {
-    static constexpr bool streams = true;
+    static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 128;
     static void open(const uint8_t *, int64_t, int64_t) {}
@@ -78,7 +102,7 @@ template <class unit> struct format_iq4nl {
 };
 
 template <class unit> struct format_q8 {
-    static constexpr bool streams = true;
+    static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 128;
     static void open(const uint8_t *, int64_t, int64_t) {}
@@ -130,11 +154,12 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
 #pragma GCC unroll 4
         for (int first = 0; first < panel_vectors; first += vectors) {
             typename unit::ints w[vectors][8];
-            typename unit::floats scale[vectors];
+            typename unit::floats scale[vectors], least[vectors];
 #pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
                 format.weights(tile, first + i, w[i]);
                 scale[i] = format.scales(tile, first + i);
+                if constexpr (Format::has_minima) least[i] = format.minima(tile, first + i);
             }
             const uint8_t * q = record;
             const uint8_t * factors = record + 32 * rows;
@@ -143,7 +168,7 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
                 typename unit::ints dot[vectors];
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++)
-                    dot[i] = unit::broadcast(read_int(factors + 4 * rows));
+                    dot[i] = unit::broadcast(Format::has_minima ? 0 : read_int(factors + 4 * rows));
 #pragma GCC unroll 8
                 for (int j = 0; j < 8; j++) {
                     const typename unit::ints x = unit::broadcast(read_int(q + 4 * j));
@@ -155,8 +180,14 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++) {
                     float * to = sum + unit::width * i;
-                    unit::store_floats(
-                        to, unit::fma(unit::to_floats(dot[i]), unit::mul(scale[i], s), unit::load_floats(to)));
+                    if constexpr (Format::has_minima) {
+                        const auto start = unit::broadcast(static_cast<float>(read_int(factors + 4 * rows)));
+                        const auto x = unit::fma(unit::to_floats(dot[i]), scale[i], unit::mul(least[i], start));
+                        unit::store_floats(to, unit::fma(x, s, unit::load_floats(to)));
+                    } else {
+                        unit::store_floats(
+                            to, unit::fma(unit::to_floats(dot[i]), unit::mul(scale[i], s), unit::load_floats(to)));
+                    }
                 }
             }
         }

@@ -16,13 +16,15 @@ struct tile_traits {
     size_t bytes;    // with them
     uint32_t source; // the plain type whose values the tile holds
     bool column;     // one scale per column and 32 k; else `tile` grouping
+    bool fifth;      // quants of five bits: the fifth ones follow the nibbles
+    bool minima;     // after the scales
 };
 
 // All zero for a type that is not tiled.
 constexpr tile_traits tile_of(uint32_t type) {
 #define TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, COLUMN)                                                          \
 case TB_##NAME:                                                                                                        \
-    return {QUANTS, (QUANTS) + (SCALES), TB_##SOURCE, COLUMN};
+    return {QUANTS, (QUANTS) + (SCALES), TB_##SOURCE, COLUMN, (QUANTS) == TB_QUANTS(5), (SCALES) == 2 * TB_HALF_SCALES};
 #define TILEBEAM_COLUMN(NAME, LABEL, SOURCE, QUANTS, SCALES) TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, true)
 #define TILEBEAM_TILE(NAME, LABEL, SOURCE, QUANTS, SCALES) TILEBEAM_TRAITS(NAME, SOURCE, QUANTS, SCALES, false)
     switch (type) {

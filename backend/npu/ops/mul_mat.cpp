@@ -237,19 +237,19 @@ void run_integer_staged(const op_context & ctx, const mul_mat_plan & p, const it
     }
 }
 
-// Tiles of any type to floats [k][32] rounded to FP16. Types of 256 k have no kernel for it: nobody stores them for a
+// Tiles of any type to floats [k][32] rounded to FP16. Few types have kernels for it: nobody stores the others for a
 // matrix unit of FP16, and the reference is good enough to compare numerics.
 void dequantize(const gemm_kernels & kernels, uint32_t type, const uint8_t * tiles, int64_t k_tiles, float * out) {
-    if (tb_tile_k(type) == TB_TILE_K) return kernels.dequantize(type, tiles, k_tiles, out);
-    float rows[TB_TILE_N][TB_K_BLOCK];
-    const int64_t block = static_cast<int64_t>(tb_tile_bytes(type)) * gemm_k_tiles;
-    for (int64_t t = 0; t < k_tiles; t += gemm_k_tiles, tiles += block, out += TB_K_BLOCK * TB_TILE_N) {
-        tb_dequantize_panel(type, TB_K_BLOCK, TB_TILE_N, tiles, rows[0]);
-        for (int k = 0; k < TB_K_BLOCK; k++) {
-            for (int n = 0; n < TB_TILE_N; n++)
-                out[k * TB_TILE_N + n] = rows[n][k];
+    if (has_all_numerics(type)) return kernels.dequantize(type, tiles, k_tiles, out);
+    float rows[TB_TILE_N * TB_K_BLOCK];
+    const int64_t k = tb_tile_k(type), block = static_cast<int64_t>(tb_tile_bytes(type)) * (k / tile);
+    for (int64_t t = 0; t < k_tiles; t += k / tile, tiles += block, out += k * TB_TILE_N) {
+        tb_dequantize_panel(type, static_cast<uint64_t>(k), TB_TILE_N, tiles, rows);
+        for (int64_t i = 0; i < k; i++) {
+            for (int64_t n = 0; n < TB_TILE_N; n++)
+                out[i * TB_TILE_N + n] = rows[n * k + i];
         }
-        kernels.round_fp16(TB_K_BLOCK * TB_TILE_N, out);
+        kernels.round_fp16(k * TB_TILE_N, out);
     }
 }
 

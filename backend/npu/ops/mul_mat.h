@@ -52,6 +52,11 @@ struct mul_mat_plan {
 
 inline bool is_float(uint32_t type) { return type == TB_F32 || type == TB_F16 || type == TB_BF16; }
 
+// Q4_0, Q8_0 and IQ4_NL, the types that come in either grouping: kernels do all numerics with them, else int8 alone.
+inline bool has_all_numerics(uint32_t type) {
+    return tb_tiled_tile(tb_type_is_tiled(type) ? tb_tiled_source(type) : type) != TB_TYPE_COUNT;
+}
+
 inline gemm_float_type float_of(uint32_t type) {
     return type == TB_F32 ? gemm_f32 : type == TB_F16 ? gemm_f16 : gemm_bf16;
 }

@@ -33,6 +33,18 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_IQ4_NL_TILE:
         format = gemm_iq4nl_tile;
         break;
+    case TB_Q5_0:
+    case TB_Q5_0_COL:
+        format = gemm_q5_0;
+        break;
+    case TB_Q4_1:
+    case TB_Q4_1_COL:
+        format = gemm_q4_1;
+        break;
+    case TB_Q5_1:
+    case TB_Q5_1_COL:
+        format = gemm_q5_1;
+        break;
     case TB_Q4_K:
     case TB_Q4_K_COL:
         format = gemm_q4_k;
@@ -88,11 +100,12 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     if (is_float(w.type)) {
         p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? mul_mat_way::dot : mul_mat_way::floats;
     } else if (p.fp16) {
-        p.path = kernels.gemm.fp16.name != nullptr && p.format < gemm_q4_k ? mul_mat_way::matrix : mul_mat_way::floats;
+        p.path =
+            kernels.gemm.fp16.name != nullptr && has_all_numerics(w.type) ? mul_mat_way::matrix : mul_mat_way::floats;
     } else {
         const bool in_place = tb_type_is_tiled(w.type) && p.format != gemm_prepared;
         p.path = in_place ? mul_mat_way::integer : mul_mat_way::integer_staged;
-        p.coarse = tile_of(w.type).column && (op.flags & TB_FLAG_INT8_256) != 0 &&
+        p.coarse = tile_of(w.type).column && has_all_numerics(w.type) && (op.flags & TB_FLAG_INT8_256) != 0 &&
                    kernels.gemm.coarse.name != nullptr && p.rows >= coarse_rows;
         if (p.coarse) p.path = mul_mat_way::integer_staged;
     }

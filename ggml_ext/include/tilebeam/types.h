@@ -51,7 +51,15 @@ enum tb_type {
     TB_TQ2_0_COL = 27,
     TB_TQ1_0 = 28,
     TB_TQ1_0_COL = 29,
-    TB_TYPE_COUNT = 30,
+    // plain ggml blocks with a fifth bit, a minimum, or both
+    TB_Q5_0 = 30,
+    TB_Q4_1 = 31,
+    TB_Q5_1 = 32,
+    // tiles, `column` grouping
+    TB_Q5_0_COL = 33,
+    TB_Q4_1_COL = 34,
+    TB_Q5_1_COL = 35,
+    TB_TYPE_COUNT = 36,
 };
 
 enum tb_status {
@@ -122,13 +130,19 @@ const char * tb_status_name(int status);
     X(Q3_K, "q3_k", 11, 256, 110, TB_IN_TILES)                                                                         \
     X(IQ4_XS, "iq4_xs", 23, 256, 136, TB_IN_TILES)                                                                     \
     X(TQ2_0, "tq2_0", 35, 256, 66, TB_IN_TILES)                                                                        \
-    X(TQ1_0, "tq1_0", 34, 256, 54, TB_IN_TILES)
+    X(TQ1_0, "tq1_0", 34, 256, 54, TB_IN_TILES)                                                                        \
+    X(Q5_0, "q5_0", 6, 32, 22, TB_IN_TILES)                                                                            \
+    X(Q4_1, "q4_1", 3, 32, 20, TB_IN_TILES)                                                                            \
+    X(Q5_1, "q5_1", 7, 32, 24, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
     X(Q4_0_COL, "q4_0_col", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                        \
     X(Q8_0_COL, "q8_0_col", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                        \
-    X(IQ4_NL_COL, "iq4_nl_col", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)
+    X(IQ4_NL_COL, "iq4_nl_col", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)                                                  \
+    X(Q5_0_COL, "q5_0_col", Q5_0, TB_QUANTS(5), TB_HALF_SCALES)                                                        \
+    X(Q4_1_COL, "q4_1_col", Q4_1, TB_QUANTS(4), 2 * TB_HALF_SCALES)                                                    \
+    X(Q5_1_COL, "q5_1_col", Q5_1, TB_QUANTS(5), 2 * TB_HALF_SCALES)
 #define TB_TILE_TYPES(X)                                                                                               \
     X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
     X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \

@@ -1,7 +1,8 @@
 // Integer GEMM on vpmaddubsw: 4 rows x 16 columns at a time, each 32-bit lane four k of one column.
 //
 // vpmaddubsw adds two products into 16 bits with saturation. Nibbles are safe: 15 * 127 * 2 = 3810, and the eight quads
-// of 32 k together stay at 30480, so widening happens once per tile. Signed bytes go in as |w| and a * sign(w):
+// of 32 k together stay at 30480, so widening happens once per tile; with five bits, 31 * 127 * 2 = 7874, once per four
+// quads. Signed bytes go in as |w| and a * sign(w):
 // 128 * 127 * 2 = 32512 does not saturate, but each quad must be widened by itself.
 #include "kernels/gemm.h"
 
@@ -60,17 +61,40 @@ struct format_q4 {
     static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
     static constexpr bool packed = true, streams = true;
-    static constexpr bool narrow = true; // products are summed in 16 bits over the whole tile
+    static constexpr int narrow = 8; // quads whose products are summed in 16 bits; 1: each is widened by itself
+    static constexpr bool has_minima = false;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
     static __m256 scales(const uint8_t * tile, int i) {
         return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 16 * i);
     }
 };
 
+// Q5_0, Q4_1 and Q5_1.
+template <uint32_t type> struct format_bits {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr bool packed = true, streams = true, has_minima = traits.minima;
+    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
+    static constexpr int narrow = traits.fifth ? 4 : 8;
+    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
+        const __m256i q = nibbles(tile, c, h, i);
+        if constexpr (!traits.fifth) return q;
+        const int j = 2 * c + h;
+        const __m256i plane = unit::load(tile + TB_QUANTS(4) + 32 * i);
+        const __m256i bits = j < 4 ? _mm256_slli_epi16(plane, 4 - j) : _mm256_srli_epi16(plane, j - 4);
+        return _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(16)));
+    }
+    static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 16 * i); }
+    static __m256 minima(const uint8_t * tile, int i) {
+        return half_scales(tile + traits.quants + TB_HALF_SCALES + 16 * i);
+    }
+};
+
 struct format_iq4nl {
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true, narrow = false;
+    static constexpr bool packed = true, streams = true, has_minima = false;
+    static constexpr int narrow = 1;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(TB_IQ4_NL_VALUES(0)));
         return _mm256_shuffle_epi8(values, nibbles(tile, c, h, i));
@@ -83,7 +107,8 @@ struct format_iq4nl {
 struct format_q8 {
     static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = true, narrow = false;
+    static constexpr bool packed = false, streams = true, has_minima = false;
+    static constexpr int narrow = 1;
     static __m256i weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + 256 * c + 128 * h + 32 * i);
     }
@@ -94,53 +119,106 @@ struct format_q8 {
 
 struct format_prepared : format_unpacked<unit> {
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = false, narrow = false;
+    static constexpr bool packed = false, streams = false, has_minima = false;
+    static constexpr int narrow = 1;
 };
+
+// Quads 2 * c and 2 * c + 1 of two vectors of columns times those of `n` rows, added to 16 bits or 32.
+template <class Format, class Source, int n>
+__attribute__((always_inline)) inline void add_chunk(const uint8_t * tile, int c, int first, const uint8_t * q,
+                                                     __m256i (&sum)[n][2]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const __m256i w0 = Source::weights(tile, c, h, first), w1 = Source::weights(tile, c, h, first + 1);
+        const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            const __m256i a = broadcast_int(q + 32 * m + 4 * h);
+            if constexpr (Format::narrow > 1) {
+                sum[m][0] = _mm256_add_epi16(sum[m][0], _mm256_maddubs_epi16(w0, a));
+                sum[m][1] = _mm256_add_epi16(sum[m][1], _mm256_maddubs_epi16(w1, a));
+            } else {
+                const __m256i p0 = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(a, w0));
+                const __m256i p1 = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(a, w1));
+                sum[m][0] = _mm256_add_epi32(sum[m][0], widen_pairs(p0));
+                sum[m][1] = _mm256_add_epi32(sum[m][1], widen_pairs(p1));
+            }
+            // keeps the order of additions: in another one they need more registers
+            asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
+        }
+    }
+}
+
+// A tile's dot products in 32 bits.
+template <class Format, class Source, int n>
+__attribute__((always_inline)) inline void dot_products(const uint8_t * tile, int first, const uint8_t * q,
+                                                        __m256i (&sum)[n][2]) {
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++)
+        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+    if constexpr (Format::narrow == 4) {
+        __m256i half[n][2];
+        add_chunk<Format, Source, n>(tile, 0, first, q, sum);
+        add_chunk<Format, Source, n>(tile, 1, first, q + 8, sum);
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            half[m][0] = widen_pairs(sum[m][0]);
+            half[m][1] = widen_pairs(sum[m][1]);
+            sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+        }
+        add_chunk<Format, Source, n>(tile, 2, first, q + 16, sum);
+        add_chunk<Format, Source, n>(tile, 3, first, q + 24, sum);
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            sum[m][0] = _mm256_add_epi32(half[m][0], widen_pairs(sum[m][0]));
+            sum[m][1] = _mm256_add_epi32(half[m][1], widen_pairs(sum[m][1]));
+        }
+    } else {
+#pragma GCC unroll 1
+        for (int c = 0; c < 4; c++, q += 8)
+            add_chunk<Format, Source, n>(tile, c, first, q, sum);
+        if constexpr (Format::narrow == 8) {
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                sum[m][0] = widen_pairs(sum[m][0]);
+                sum[m][1] = widen_pairs(sum[m][1]);
+            }
+        }
+    }
+}
 
 template <class Format, class Source, int block_rows>
 __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, const tile_rows & at) {
     constexpr int n = block_rows;
     __m256i sum[n][2];
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
-    const uint8_t * q = at.q;
-#pragma GCC unroll 1
-    for (int c = 0; c < 4; c++, q += 8) {
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            const __m256i w0 = Source::weights(tile, c, h, first), w1 = Source::weights(tile, c, h, first + 1);
-            const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
-#pragma GCC unroll 4
-            for (int m = 0; m < n; m++) {
-                const __m256i a = broadcast_int(q + 32 * m + 4 * h);
-                if constexpr (Format::narrow) {
-                    sum[m][0] = _mm256_add_epi16(sum[m][0], _mm256_maddubs_epi16(w0, a));
-                    sum[m][1] = _mm256_add_epi16(sum[m][1], _mm256_maddubs_epi16(w1, a));
-                } else {
-                    const __m256i p0 = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(a, w0));
-                    const __m256i p1 = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(a, w1));
-                    sum[m][0] = _mm256_add_epi32(sum[m][0], widen_pairs(p0));
-                    sum[m][1] = _mm256_add_epi32(sum[m][1], widen_pairs(p1));
-                }
-                // keeps the order of additions: in another one they need more registers
-                asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
-            }
-        }
-    }
+    dot_products<Format, Source, n>(tile, first, at.q, sum);
     const __m256 scale0 = Source::scales(tile, first), scale1 = Source::scales(tile, first + 1);
+    __m256 least0, least1;
+    if constexpr (Format::has_minima) {
+        least0 = Source::minima(tile, first);
+        least1 = Source::minima(tile, first + 1);
+    }
 #pragma GCC unroll 4
     for (int m = 0; m < n; m++) {
         __m256i dot0 = sum[m][0], dot1 = sum[m][1];
-        if constexpr (Format::narrow) {
-            const __m256i start = broadcast_int(at.starts + 4 * m);
-            dot0 = _mm256_add_epi32(start, widen_pairs(dot0));
-            dot1 = _mm256_add_epi32(start, widen_pairs(dot1));
-        }
         const __m256 s = broadcast_float(at.scales + 4 * m);
         float * to = at.sums[m] + 8 * first;
-        store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(scale0, s), load_floats(to)));
-        store_floats(to + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(scale1, s), load_floats(to + 8)));
+        if constexpr (Format::has_minima) {
+            const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
+            const __m256 x0 = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), scale0, _mm256_mul_ps(least0, start));
+            const __m256 x1 = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), scale1, _mm256_mul_ps(least1, start));
+            store_floats(to, _mm256_fmadd_ps(x0, s, load_floats(to)));
+            store_floats(to + 8, _mm256_fmadd_ps(x1, s, load_floats(to + 8)));
+        } else {
+            if constexpr (Format::offset != 0) {
+                const __m256i start = broadcast_int(at.starts + 4 * m);
+                dot0 = _mm256_add_epi32(start, dot0);
+                dot1 = _mm256_add_epi32(start, dot1);
+            }
+            store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(scale0, s), load_floats(to)));
+            store_floats(to + 8,
+                         _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(scale1, s), load_floats(to + 8)));
+        }
     }
 }
 
@@ -155,6 +233,9 @@ void fill_gemm_avx2(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_4x16_avx2");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_4x16_avx2");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_4x16_avx2");
+    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_4x16_avx2");
+    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_4x16_avx2");
+    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_avx2");
     k.coarse = {};
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);

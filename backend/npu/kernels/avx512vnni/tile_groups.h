@@ -72,7 +72,7 @@ struct common_scales {
 // What the formats share. Scales are found a group of tiles ahead: the chain of instructions is long, and runs beside
 // the products of the tiles before.
 template <uint32_t type> struct tile_format {
-    static constexpr bool streams = true;
+    static constexpr bool streams = true, has_minima = false;
     static constexpr tile_traits traits = tile_of(type);
     static constexpr size_t bytes = traits.bytes;
     static constexpr int32_t offset = 128;

@@ -19,6 +19,9 @@ void fill_gemm_avxvnni(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8<unit>>("gemm_q8c_32x8_avxvnni");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl<unit>>("gemm_nlc_32x8_avxvnni");
     k.int8[gemm_prepared] = kernel<format_prepared<unit>>("gemm_q8p_32x8_avxvnni");
+    k.int8[gemm_q5_0] = kernel<format_bits<unit, TB_Q5_0_COL>>("gemm_q50c_32x8_avxvnni");
+    k.int8[gemm_q4_1] = kernel<format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_32x8_avxvnni");
+    k.int8[gemm_q5_1] = kernel<format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_32x8_avxvnni");
     fill_gemm_avxvnni_k(k);
 }
 

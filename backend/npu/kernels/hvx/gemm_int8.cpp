@@ -4,6 +4,7 @@
 // The sums of 32 k become floats and are scaled. v66 has no HVX floating point: scalar instructions do that, in the
 // portable kernel's order, so that the results have its bits. From v68 on it is done in qf32.
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/gemm.h"
 #include "kernels/hvx/hvx.h"
@@ -33,6 +34,7 @@ constexpr byte_table iq4nl_bytes = iq4nl_table();
 // A format gives the quads (four k of 32 columns) 2c and 2c + 1 of a tile as unsigned bytes, and its scales as floats.
 struct half_scales {
     static constexpr size_t scale_bytes = TB_HALF_SCALES;
+    static constexpr bool has_minima = false;
     static HVX_Vector scales(const uint8_t * end) {
         return half_to_float(Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(load(end - 128)))); // nothing past the tile is read
     }
@@ -45,6 +47,36 @@ struct format_q4 : half_scales {
         const HVX_Vector chunk = load(tile + 128 * c);
         w[0] = Q6_V_vand_VV(chunk, words(0x0f0f0f0f));
         w[1] = Q6_V_vand_VV(Q6_Vuh_vlsr_VuhR(chunk, 4), words(0x0f0f0f0f));
+    }
+};
+
+// Scales, then minima.
+struct half_scales_and_minima {
+    static constexpr size_t scale_bytes = 2 * TB_HALF_SCALES;
+    static constexpr bool has_minima = true;
+    static HVX_Vector scales(const uint8_t * end) {
+        return half_to_float(Q6_V_lo_W(Q6_Wuw_vunpack_Vuh(load(end - 128))));
+    }
+    static HVX_Vector minima(const uint8_t * end) {
+        return half_to_float(Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(load(end - 128))));
+    }
+};
+
+// Q5_0, Q4_1 and Q5_1.
+template <uint32_t type>
+struct format_bits : std::conditional_t<tile_of(type).minima, half_scales_and_minima, half_scales> {
+    static constexpr size_t quants = tile_of(type).quants;
+    static constexpr int32_t offset = tile_of(type).minima ? gemm_minima_offset : 16;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
+        format_q4::load_quads(tile, c, w);
+        if constexpr (tile_of(type).fifth) {
+            const HVX_Vector plane = load(tile + TB_QUANTS(4));
+            for (int i = 0; i < 2; i++) {
+                const int j = 2 * c + i; // bit j of a byte goes above the nibble
+                const HVX_Vector bits = j < 4 ? Q6_Vh_vasl_VhR(plane, 4 - j) : Q6_Vuh_vlsr_VuhR(plane, j - 4);
+                w[i] = Q6_V_vor_VV(w[i], Q6_V_vand_VV(bits, words(0x10101010)));
+            }
+        }
     }
 };
 
@@ -71,6 +103,7 @@ struct format_q8 : bytes_quads, half_scales {};
 
 struct format_prepared : bytes_quads {
     static constexpr size_t scale_bytes = gemm_prepared_bytes - gemm_prepared_quants;
+    static constexpr bool has_minima = false;
     static HVX_Vector scales(const uint8_t * end) { return load(end - 128); }
 };
 
@@ -83,6 +116,12 @@ int32_t word_at(const uint8_t * p) {
 
 #if TILEBEAM_HVX_FLOAT
 
+// Below 2^22 in magnitude, an integer plus the bits of 1.5 * 2^23 is a float.
+HVX_Vector int_to_qf32(HVX_Vector x) {
+    const HVX_Vector magic = words(0x4b400000);
+    return Q6_Vqf32_vsub_VsfVsf(Q6_Vw_vadd_VwVw(x, magic), magic);
+}
+
 // One row's 32 results while a panel runs: qf32.
 struct results {
     HVX_Vector at;
@@ -91,11 +130,13 @@ struct results {
         at = Q6_Vqf32_vadd_VsfVsf(add ? load(out) : zero, zero);
     }
     void add(HVX_Vector dots, HVX_Vector weight_scales, int32_t scale) {
-        // below 2^22 in magnitude, an integer plus the bits of 1.5 * 2^23 is a float
-        const HVX_Vector magic = words(0x4b400000);
-        const HVX_Vector dot = Q6_Vqf32_vsub_VsfVsf(Q6_Vw_vadd_VwVw(dots, magic), magic);
         const HVX_Vector both = Q6_Vqf32_vmpy_VsfVsf(weight_scales, Q6_V_vsplat_R(scale));
-        at = Q6_Vqf32_vadd_Vqf32Vqf32(at, Q6_Vqf32_vmpy_Vqf32Vqf32(dot, both));
+        at = Q6_Vqf32_vadd_Vqf32Vqf32(at, Q6_Vqf32_vmpy_Vqf32Vqf32(int_to_qf32(dots), both));
+    }
+    // `start`: the sum of the row's activations.
+    void add(HVX_Vector dots, HVX_Vector weight_scales, HVX_Vector minima, int32_t scale, int32_t start) {
+        add(dots, weight_scales, scale);
+        add(words(static_cast<uint32_t>(start)), minima, scale);
     }
     void close(float * out) const { store(out, Q6_Vsf_equals_Vqf32(at)); }
 };
@@ -118,6 +159,18 @@ struct results {
         for (int n = 0; n < gemm_panel; n++)
             at[n] += static_cast<float>(dot[n]) * (weight[n] * scale);
     }
+    // `start`: the sum of the row's activations.
+    void add(HVX_Vector dots, HVX_Vector weight_scales, HVX_Vector minima, int32_t scale_bits, int32_t start) {
+        alignas(128) int32_t dot[gemm_panel];
+        alignas(128) float weight[gemm_panel], least[gemm_panel];
+        store_aligned(dot, dots);
+        store_aligned(weight, weight_scales);
+        store_aligned(least, minima);
+        float scale;
+        std::memcpy(&scale, &scale_bits, 4);
+        for (int n = 0; n < gemm_panel; n++)
+            at[n] += (static_cast<float>(dot[n]) * weight[n] + static_cast<float>(start) * least[n]) * scale;
+    }
     void close(float *) const {}
 };
 
@@ -135,7 +188,7 @@ template <class Format, int rows> void block(const gemm_int8_args & a) {
         HVX_Vector dots[rows];
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++)
-            dots[m] = Q6_V_vsplat_R(word_at(record + 36 * rows + 4 * m));
+            dots[m] = Q6_V_vsplat_R(Format::has_minima ? 0 : word_at(record + 36 * rows + 4 * m));
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             HVX_Vector w[2];
@@ -149,8 +202,15 @@ template <class Format, int rows> void block(const gemm_int8_args & a) {
         }
         const HVX_Vector scales = Format::scales(tile + tile_bytes);
 #pragma GCC unroll 8
-        for (int m = 0; m < rows; m++)
-            sums[m].add(dots[m], scales, word_at(record + 32 * rows + 4 * m));
+        for (int m = 0; m < rows; m++) {
+            const int32_t scale = word_at(record + 32 * rows + 4 * m);
+            if constexpr (Format::has_minima) {
+                sums[m].add(dots[m], scales, Format::minima(tile + tile_bytes), scale,
+                            word_at(record + 36 * rows + 4 * m));
+            } else {
+                sums[m].add(dots[m], scales, scale);
+            }
+        }
         record += gemm_record_bytes(rows);
     }
 #pragma GCC unroll 8
@@ -175,6 +235,9 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_8x32_hvx");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_8x32_hvx");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_8x32_hvx");
+    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_8x32_hvx");
+    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_8x32_hvx");
+    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_8x32_hvx");
     k.coarse = {};
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);

@@ -60,7 +60,9 @@ void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g,
                 whole(p);
             if constexpr (odd) last(pairs - 1);
         };
-        const auto start = [&](int p, int32x4_t v) { sum[p][0] = sum[p][1] = Format::offset ? v : vdupq_n_s32(0); };
+        const auto start = [&](int p, int32x4_t v) {
+            sum[p][0] = sum[p][1] = Format::offset && !Format::has_minima ? v : vdupq_n_s32(0);
+        };
         each_pair([&](int p) { start(p, two_numbers<true>(record + 36 * rows + 8 * p)); },
                   [&](int p) { start(p, two_numbers<false>(record + 36 * rows + 8 * p)); });
 #pragma GCC unroll 4
@@ -77,13 +79,28 @@ void columns(const uint8_t * tile, const uint8_t * record, int64_t tiles, int g,
         }
         const float32x4_t d = Format::scales(tile, g);
         const float32x4_t scale[2] = {vzip1q_f32(d, d), vzip2q_f32(d, d)};
-        const auto finish = [&](int p, int32x4_t bits) {
+        float32x4_t least[2];
+        if constexpr (Format::has_minima) {
+            const float32x4_t m = Format::minima(tile, g);
+            least[0] = vzip1q_f32(m, m);
+            least[1] = vzip2q_f32(m, m);
+        }
+        const auto finish = [&](int p, int32x4_t bits, int32x4_t starts) {
             const float32x4_t x = vreinterpretq_f32_s32(bits);
-            acc[p][0] = vfmaq_f32(acc[p][0], vcvtq_f32_s32(sum[p][0]), vmulq_f32(scale[0], x));
-            acc[p][1] = vfmaq_f32(acc[p][1], vcvtq_f32_s32(sum[p][1]), vmulq_f32(scale[1], x));
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++) {
+                const float32x4_t dot = vcvtq_f32_s32(sum[p][i]);
+                if constexpr (Format::has_minima) {
+                    const float32x4_t taken = vmulq_f32(least[i], vcvtq_f32_s32(starts));
+                    acc[p][i] = vfmaq_f32(acc[p][i], vfmaq_f32(taken, dot, scale[i]), x);
+                } else {
+                    acc[p][i] = vfmaq_f32(acc[p][i], dot, vmulq_f32(scale[i], x));
+                }
+            }
         };
-        each_pair([&](int p) { finish(p, two_numbers<true>(record + 32 * rows + 8 * p)); },
-                  [&](int p) { finish(p, two_numbers<false>(record + 32 * rows + 8 * p)); });
+        const uint8_t *scales = record + 32 * rows, *starts = record + 36 * rows;
+        each_pair([&](int p) { finish(p, two_numbers<true>(scales + 8 * p), two_numbers<true>(starts + 8 * p)); },
+                  [&](int p) { finish(p, two_numbers<false>(scales + 8 * p), two_numbers<false>(starts + 8 * p)); });
     }
 #pragma GCC unroll 6
     for (int p = 0; p < pairs; p++) {
@@ -136,6 +153,9 @@ void fill_gemm_i8mm(gemm_kernels & k) {
     k.int8[gemm_q8] = kernel<format_q8>("gemm_q8c_10x4_i8mm");
     k.int8[gemm_iq4nl] = kernel<format_iq4nl>("gemm_nlc_10x4_i8mm");
     k.int8[gemm_prepared] = kernel<format_prepared>("gemm_q8p_10x4_i8mm");
+    k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_10x4_i8mm");
+    k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_10x4_i8mm");
+    k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_10x4_i8mm");
     k.quantize = quantize;
     k.row_pairs = true;
 }

@@ -42,17 +42,36 @@ float32x4_t half_scales(const uint8_t * p) { return vcvt_f32_f16(vreinterpret_f1
 struct format_q4 {
     static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
     static constexpr int32_t offset = 8;
-    static constexpr bool packed = true, streams = true;
+    static constexpr bool packed = true, streams = true, has_minima = false;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) { return nibbles(tile, c, h, i); }
     static float32x4_t scales(const uint8_t * tile, int i) {
         return half_scales(tile + tile_of(TB_Q4_0_COL).quants + 8 * i);
     }
 };
 
+// Q5_0, Q4_1 and Q5_1.
+template <uint32_t type> struct format_bits {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr bool packed = true, streams = true, has_minima = traits.minima;
+    static constexpr int32_t offset = has_minima ? gemm_minima_offset : 16;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
+        const int8x16_t q = nibbles(tile, c, h, i);
+        if constexpr (!traits.fifth) return q;
+        const uint8x16_t plane = vld1q_u8(tile + TB_QUANTS(4) + 16 * i);
+        const uint8x16_t bits = vshlq_u8(plane, vdupq_n_s8(static_cast<int8_t>(4 - 2 * c - h))); // right if negative
+        return vorrq_s8(q, vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(16))));
+    }
+    static float32x4_t scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 8 * i); }
+    static float32x4_t minima(const uint8_t * tile, int i) {
+        return half_scales(tile + traits.quants + TB_HALF_SCALES + 8 * i);
+    }
+};
+
 struct format_iq4nl {
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = true, streams = true;
+    static constexpr bool packed = true, streams = true, has_minima = false;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         return vqtbl1q_s8(vld1q_s8(iq4nl_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
     }
@@ -64,7 +83,7 @@ struct format_iq4nl {
 struct format_q8 {
     static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = true;
+    static constexpr bool packed = false, streams = true, has_minima = false;
     static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
         return unit::load(tile + quad_bytes * (2 * c + h) + 16 * i);
     }
@@ -75,7 +94,7 @@ struct format_q8 {
 
 struct format_prepared : format_unpacked<unit> {
     static constexpr int32_t offset = 0;
-    static constexpr bool packed = false, streams = false;
+    static constexpr bool packed = false, streams = false, has_minima = false;
 };
 
 template <int lane> int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t a) {
@@ -92,7 +111,7 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
         const int32x4_t start = vld1q_dup_s32(reinterpret_cast<const int32_t *>(at.starts + 4 * m));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++)
-            sum[m][i] = Format::offset ? start : vdupq_n_s32(0);
+            sum[m][i] = Format::offset && !Format::has_minima ? start : vdupq_n_s32(0);
     }
 #pragma GCC unroll 1
     for (int part = 0; part < 2; part++) {
@@ -113,17 +132,26 @@ __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, cons
             }
         }
     }
-    float32x4_t scale[4];
+    float32x4_t scale[4], least[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         scale[i] = Source::scales(tile, first + i);
+        if constexpr (Format::has_minima) least[i] = Source::minima(tile, first + i);
+    }
 #pragma GCC unroll 4
     for (int m = 0; m < n; m++) {
         const float32x4_t s = vld1q_dup_f32(reinterpret_cast<const float *>(at.scales + 4 * m));
+        const float32x4_t start = vcvtq_f32_s32(vld1q_dup_s32(reinterpret_cast<const int32_t *>(at.starts + 4 * m)));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             float * to = at.sums[m] + 4 * (first + i);
-            vst1q_f32(to, vfmaq_f32(vld1q_f32(to), vcvtq_f32_s32(sum[m][i]), vmulq_f32(scale[i], s)));
+            const float32x4_t dot = vcvtq_f32_s32(sum[m][i]);
+            if constexpr (Format::has_minima) {
+                const float32x4_t x = vfmaq_f32(vmulq_f32(least[i], start), dot, scale[i]);
+                vst1q_f32(to, vfmaq_f32(vld1q_f32(to), x, s));
+            } else {
+                vst1q_f32(to, vfmaq_f32(vld1q_f32(to), dot, vmulq_f32(scale[i], s)));
+            }
         }
     }
 }

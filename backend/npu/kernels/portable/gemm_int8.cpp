@@ -14,7 +14,7 @@ namespace {
 // One tile with its quants as signed bytes in quad order: w[quad][4 * column + position].
 struct unpacked {
     int8_t w[8][128];
-    float scale[32];
+    float scale[32], minimum[32];
 };
 
 void load_scales(const uint8_t * src, float * scale) {
@@ -34,14 +34,34 @@ template <class Value> void load_nibbles(const uint8_t * tile, unpacked & u, Val
 
 struct format_q4 {
     static constexpr size_t bytes = tile_of(TB_Q4_0_COL).bytes;
+    static constexpr bool has_minima = false;
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q - 8); });
         load_scales(tile + tile_of(TB_Q4_0_COL).quants, u.scale);
     }
 };
 
+// Q5_0, Q4_1 and Q5_1.
+template <uint32_t type> struct format_bits {
+    static constexpr tile_traits traits = tile_of(type);
+    static constexpr size_t bytes = traits.bytes;
+    static constexpr bool has_minima = traits.minima;
+    static void load(const uint8_t * tile, unpacked & u) {
+        load_nibbles(tile, u, [](int q) { return static_cast<int8_t>(q); });
+        for (int j = 0; j < 8; j++) {
+            for (int i = 0; i < 128; i++) {
+                const int fifth = traits.fifth ? tile[TB_QUANTS(4) + i] >> j & 1 : 0;
+                u.w[j][i] = static_cast<int8_t>((u.w[j][i] | fifth << 4) - (has_minima ? 0 : 16));
+            }
+        }
+        load_scales(tile + traits.quants, u.scale);
+        if (has_minima) load_scales(tile + traits.quants + TB_HALF_SCALES, u.minimum);
+    }
+};
+
 struct format_iq4nl {
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
+    static constexpr bool has_minima = false;
     static void load(const uint8_t * tile, unpacked & u) {
         load_nibbles(tile, u, [](int q) { return iq4nl_values[q]; });
         load_scales(tile + tile_of(TB_IQ4_NL_COL).quants, u.scale);
@@ -50,6 +70,7 @@ struct format_iq4nl {
 
 struct format_q8 {
     static constexpr size_t bytes = tile_of(TB_Q8_0_COL).bytes;
+    static constexpr bool has_minima = false;
     static void load(const uint8_t * tile, unpacked & u) {
         std::memcpy(u.w, tile, sizeof(u.w));
         load_scales(tile + tile_of(TB_Q8_0_COL).quants, u.scale);
@@ -58,6 +79,7 @@ struct format_q8 {
 
 struct format_prepared {
     static constexpr size_t bytes = gemm_prepared_bytes;
+    static constexpr bool has_minima = false;
     static void load(const uint8_t * tile, unpacked & u) {
         std::memcpy(u.w, tile, 1024);
         std::memcpy(u.scale, tile + gemm_prepared_quants, sizeof(u.scale));
@@ -76,7 +98,9 @@ template <class Format> void run(const gemm_int8_args & a) {
         for (int m = 0; m < a.rows; m++) {
             const int8_t * q = reinterpret_cast<const int8_t *>(record) + 32 * m;
             float scale;
+            int32_t start;
             std::memcpy(&scale, record + 32 * a.rows + 4 * m, 4);
+            std::memcpy(&start, record + 36 * a.rows + 4 * m, 4);
             int32_t dot[32] = {};
             for (int j = 0; j < 8; j++) {
                 const int a0 = q[4 * j], a1 = q[4 * j + 1], a2 = q[4 * j + 2], a3 = q[4 * j + 3];
@@ -86,8 +110,14 @@ template <class Format> void run(const gemm_int8_args & a) {
                 }
             }
             float * out = a.out[m];
-            for (int n = 0; n < 32; n++)
-                out[n] += static_cast<float>(dot[n]) * (u.scale[n] * scale);
+            for (int n = 0; n < 32; n++) {
+                const float product = static_cast<float>(dot[n]);
+                if constexpr (Format::has_minima) {
+                    out[n] += (product * u.scale[n] + static_cast<float>(start) * u.minimum[n]) * scale;
+                } else {
+                    out[n] += product * (u.scale[n] * scale);
+                }
+            }
         }
     }
 }
@@ -178,6 +208,9 @@ void fill_gemm_portable_int8(gemm_kernels & k) {
     k.int8[gemm_q8] = {"gemm_q8c_8x32_portable", 8, 0, run<format_q8>};
     k.int8[gemm_iq4nl] = {"gemm_nlc_8x32_portable", 8, 0, run<format_iq4nl>};
     k.int8[gemm_prepared] = {"gemm_q8p_8x32_portable", 8, 0, run<format_prepared>};
+    k.int8[gemm_q5_0] = {"gemm_q50c_8x32_portable", 8, 0, run<format_bits<TB_Q5_0_COL>>};
+    k.int8[gemm_q4_1] = {"gemm_q41c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q4_1_COL>>};
+    k.int8[gemm_q5_1] = {"gemm_q51c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q5_1_COL>>};
     k.quantize = quantize;
     k.prepare = prepare;
 }
