@@ -90,6 +90,8 @@ class Type(IntEnum):
     Q5_0_COL = lib.TB_Q5_0_COL
     Q4_1_COL = lib.TB_Q4_1_COL
     Q5_1_COL = lib.TB_Q5_1_COL
+    MXFP4 = lib.TB_MXFP4
+    MXFP4_COL = lib.TB_MXFP4_COL
 
     @property
     def _info(self) -> Any:

@@ -52,8 +52,9 @@ TYPES = {
     "q5_0": Q.Q5_0,
     "q4_1": Q.Q4_1,
     "q5_1": Q.Q5_1,
+    "mxfp4": Q.MXFP4,
 }
-BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1)  # quantized by gguf's own code
+BY_GGUF = (Q.Q5_0, Q.Q4_1, Q.Q5_1, Q.MXFP4)  # quantized by gguf's own code
 QUANTIZED = (Q.Q8_0, Q.Q4_0, Q.IQ4_NL)
 BLOCK = 32  # elements of a block of these types; K-quants have 256
 CHUNK = 1 << 22  # elements made at once

@@ -51,4 +51,12 @@ static inline uint16_t tb_load16(const uint8_t * p) {
 
 static inline void tb_store16(uint8_t * p, uint16_t v) { memcpy(p, &v, 2); }
 
+// 2^(x - 128): what a scale of MXFP4 stands for, half of E8M0's 2^(x - 127). Subnormal for 0 and 1.
+static inline float tb_power_to_float(uint8_t x) {
+    const uint32_t bits = x < 2 ? 0x00200000u << x : (x - 1u) << 23;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
 #endif // TILEBEAM_HALF_H

@@ -53,18 +53,25 @@ uint32_t tb_tiled_tile(uint32_t plain) {
     }
 }
 
-// ggml's blocks of 4 and 5 bits: FP16 scale; maybe FP16 minimum; maybe 32 fifth bits, bit k of a little-endian word;
-// 16 bytes, of which byte j holds k = j in its low and k = j + 16 in its high nibble.
+// ggml's blocks of 4 and 5 bits: FP16 scale, or MXFP4's exponent of one byte; maybe FP16 minimum; maybe 32 fifth bits,
+// bit k of a little-endian word; 16 bytes, of which byte j holds k = j in its low and k = j + 16 in its high nibble.
 typedef struct {
     uint32_t quants; // bytes of a tile's
-    int fifth, minimum;
+    int power, fifth, minimum;
     uint32_t low; // where a block's nibbles begin
 } nibble_format;
 
 static nibble_format nibbles_of(uint32_t type) {
     const tb_type_info * info = tb_type_of(type);
     const int fifth = info->quant_bytes > Q4_QUANTS, minimum = info->tile_bytes - info->quant_bytes > SCALES;
-    return (nibble_format){info->quant_bytes, fifth, minimum, 2u + (minimum ? 2 : 0) + (fifth ? 4 : 0)};
+    const int power = info->tile_bytes - info->quant_bytes == TB_POWER_SCALES;
+    return (nibble_format){info->quant_bytes, power, fifth, minimum,
+                           (power ? 1u : 2u) + (minimum ? 2 : 0) + (fifth ? 4 : 0)};
+}
+
+// Scale `i` of those at p.
+static float scale_at(nibble_format f, const uint8_t * p, uint32_t i) {
+    return f.power ? tb_power_to_float(p[i]) : tb_half_to_float(tb_load16(p + 2 * i));
 }
 
 // Fifth bits of one block, k order, to the word of a tile's plane, bit j of a byte being quad j's; and back.
@@ -93,18 +100,28 @@ static void pack_nibbles(nibble_format f, const uint8_t * block, uint8_t * tile,
     store32(q + 2 * CHUNK, join8(a >> 4 & low));
     store32(q + 3 * CHUNK, join8(b >> 4 & low));
     if (f.fifth) store32(q + Q4_QUANTS, gather_fifth(load32(block + f.low - 4)));
+    if (f.power) {
+        tile[f.quants + n] = block[0];
+        return;
+    }
     memcpy(tile + f.quants + 2 * n, block, 2);
     if (f.minimum) memcpy(tile + f.quants + SCALES + 2 * n, block + 2, 2);
 }
 
 static void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_t n, uint8_t * block) {
     const uint8_t * q = tile + 4 * n;
-    memcpy(block, tile + f.quants + 2 * n, 2);
+    if (f.power) {
+        block[0] = tile[f.quants + n];
+    } else {
+        memcpy(block, tile + f.quants + 2 * n, 2);
+    }
     if (f.minimum) memcpy(block + 2, tile + f.quants + SCALES + 2 * n, 2);
     if (f.fifth) store32(block + f.low - 4, scatter_fifth(load32(q + Q4_QUANTS)));
     store64(block + f.low, split8(load32(q)) | split8(load32(q + 2 * CHUNK)) << 4);
     store64(block + f.low + 8, split8(load32(q + CHUNK)) | split8(load32(q + 3 * CHUNK)) << 4);
 }
+
+static const int8_t MXFP4_VALUES[16] = {TB_MXFP4_VALUES(0)};
 
 // What the bits of a quant stand for.
 typedef struct {
@@ -115,7 +132,9 @@ static code_book code_book_of(uint32_t source) {
     const int offset = source == TB_Q4_0 ? 8 : source == TB_Q5_0 ? 16 : 0;
     code_book book;
     for (int q = 0; q < 32; q++)
-        book.of[q] = (float)(source == TB_IQ4_NL ? IQ4_NL_VALUES[q & 15] : q - offset);
+        book.of[q] = (float)(source == TB_IQ4_NL  ? IQ4_NL_VALUES[q & 15]
+                             : source == TB_MXFP4 ? MXFP4_VALUES[q & 15]
+                                                  : q - offset);
     return book;
 }
 
@@ -239,9 +258,9 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
         const uint8_t * tile = (const uint8_t *)panel + kt * info->tile_bytes;
         float d[32], minimum[32];
         for (uint32_t g = 0; g < 32; g++) {
-            const uint8_t * scale = tile + info->quant_bytes + 2 * g;
-            d[g] = tb_half_to_float(tb_load16(scale));
-            minimum[g] = nibbles.minimum ? tb_half_to_float(tb_load16(scale + SCALES)) : 0.0f;
+            const uint8_t * scales = tile + info->quant_bytes;
+            d[g] = scale_at(nibbles, scales, g);
+            minimum[g] = nibbles.minimum ? scale_at(nibbles, scales + SCALES, g) : 0.0f;
         }
         for (uint32_t n = 0; n < rows; n++) {
             float * out = dst + n * k + kt * TILE;
@@ -287,7 +306,7 @@ int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * 
     const nibble_format f = nibbles_of(tiled);
     const code_book book = code_book_of(ggml_type);
     for (uint64_t b = 0; b < n / TILE; b++, p += block_bytes, dst += TILE) {
-        const float d = tb_half_to_float(tb_load16(p));
+        const float d = scale_at(f, p, 0);
         if (ggml_type == TB_Q8_0) {
             for (uint32_t i = 0; i < TILE; i++)
                 dst[i] = d * (float)(int8_t)p[2 + i];

@@ -41,10 +41,11 @@ GGML = {
     Type.Q5_0: gguf.GGMLQuantizationType.Q5_0,
     Type.Q4_1: gguf.GGMLQuantizationType.Q4_1,
     Type.Q5_1: gguf.GGMLQuantizationType.Q5_1,
+    Type.MXFP4: gguf.GGMLQuantizationType.MXFP4,
 }
-BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL, Type.Q5_0, Type.Q4_1, Type.Q5_1]
+BLOCKS = [Type.Q4_0, Type.Q8_0, Type.IQ4_NL, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4]
 # Bytes of a block in front of its nibbles, or bytes: scale, minimum, fifth bits.
-HEADS = {Type.Q4_1: (2, 2, 0), Type.Q5_0: (2, 0, 4), Type.Q5_1: (2, 2, 4)}
+HEADS = {Type.Q4_1: (2, 2, 0), Type.Q5_0: (2, 0, 4), Type.Q5_1: (2, 2, 4), Type.MXFP4: (1, 0, 0)}
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 QUANTIZED = [Type.Q4_0_COL, Type.Q8_0_COL, Type.Q4_0_TILE, Type.Q8_0_TILE]
 
@@ -59,6 +60,9 @@ def random_blocks(ggml_type: Type, k: int, n: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     size = row_bytes(ggml_type, 32)
     blocks = rng.integers(0, 256, (n, k // 32, size)).astype(np.uint8)
+    if ggml_type == Type.MXFP4:  # exponents of any size: the largest value is 12 * 2^127
+        blocks[..., 0] = rng.integers(0, 252, (n, k // 32))
+        return blocks.reshape(n, -1)
     blocks[..., :2] = rng.normal(size=(n, k // 32, 1)).astype(np.float16).view(np.uint8)
     if HEADS.get(ggml_type, (2, 0, 0))[1]:
         blocks[..., 2:4] = rng.normal(size=(n, k // 32, 1)).astype(np.float16).view(np.uint8)
@@ -69,8 +73,8 @@ def random_blocks(ggml_type: Type, k: int, n: int, seed: int) -> np.ndarray:
 
 
 def split_blocks(ggml_type: Type, blocks: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quants (N, K), as stored (0..15, 0..31 or the byte), and scale (and minimum) as bytes (N, K/32, 2 or 4), of plain
-    ggml blocks."""
+    """Quants (N, K), as stored (0..15, 0..31 or the byte), and scale (and minimum) as bytes (N, K/32, 1, 2 or 4), of
+    plain ggml blocks."""
     n = blocks.shape[0]
     b = blocks.reshape(n, k // 32, -1)
     scale, minimum, fifth = HEADS.get(ggml_type, (2, 0, 0))
@@ -94,11 +98,11 @@ def place_of(eight_bit: bool, k: int, n: int) -> tuple[int, int]:
 
 
 def build_tiles(bits: int, q: np.ndarray, scale_of: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
-    """Tiles from stored quants (N, K) of 4, 5 or 8 bits, N a multiple of 32, and the FP16 bit patterns of each tile
-    (kt, nt): 32, or with minima 64."""
+    """Tiles from stored quants (N, K) of 4, 5 or 8 bits, N a multiple of 32, and the 32 scales of each tile (kt, nt):
+    FP16 bit patterns, maybe with 32 minima, or bytes."""
     n, k = q.shape
     some = next(iter(scale_of.values()))
-    out = np.zeros(((n // 32) * (k // 32), 128 * bits + 2 * some.size), np.uint8)
+    out = np.zeros(((n // 32) * (k // 32), 128 * bits + some.nbytes), np.uint8)
     for nt in range(n // 32):
         for kt in range(k // 32):
             tile = out[nt * (k // 32) + kt]
@@ -109,7 +113,7 @@ def build_tiles(bits: int, q: np.ndarray, scale_of: dict[tuple[int, int], np.nda
                     tile[byte] |= (value if bits == 8 else value & 15) << (4 * nibble)
                     if bits == 5:
                         tile[512 + byte % 128] |= value >> 4 << i // 4
-            tile[128 * bits :] = scale_of[kt, nt].astype(np.uint16).view(np.uint8)
+            tile[128 * bits :] = scale_of[kt, nt].view(np.uint8)
     return out.reshape(-1)
 
 
@@ -147,7 +151,9 @@ def test_every_byte_of_a_packed_matrix_is_where_the_formulas_say(ggml_type: Type
     assert tiled is not None
     blocks = random_blocks(ggml_type, k, n, seed=k * 1000 + n)
     q, scales = (pad_rows(a) for a in split_blocks(ggml_type, blocks, k))
-    halves = np.ascontiguousarray(scales).view(np.uint16)  # (N, K/32, 1 or 2)
+    halves = np.ascontiguousarray(scales)
+    if ggml_type != Type.MXFP4:
+        halves = halves.view(np.uint16)  # (N, K/32, 1 or 2)
     expected = build_tiles(
         8 if ggml_type == Type.Q8_0 else 5 if HEADS.get(ggml_type, (2, 0, 0))[2] else 4,
         q,

@@ -99,6 +99,8 @@ size_t bytes_of(gemm_format format) {
         return tile_of(TB_Q5_0_COL).bytes;
     case gemm_q4_1:
         return tile_of(TB_Q4_1_COL).bytes;
+    case gemm_mxfp4:
+        return tile_of(TB_MXFP4_COL).bytes;
     case gemm_q5_1:
         return tile_of(TB_Q5_1_COL).bytes;
     default:

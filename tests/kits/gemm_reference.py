@@ -20,6 +20,7 @@ from tilebeam.native import executor as _npu
 Array = npt.NDArray[Any]
 
 IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 FLAG_FP16 = 1
 FLAG_INT8_256 = 4
 FLOATS = (Type.F32, Type.F16, Type.BF16)
@@ -27,8 +28,8 @@ BLOCKS = (Type.Q4_0, Type.Q8_0, Type.IQ4_NL)
 COLUMN = (Type.Q4_0_COL, Type.Q8_0_COL, Type.IQ4_NL_COL)
 TILE = (Type.Q4_0_TILE, Type.Q8_0_TILE, Type.IQ4_NL_TILE)
 # Blocks of 32 without `tile` grouping and without the numerics of one scale per 256 k.
-MORE_BLOCKS = (Type.Q5_0, Type.Q4_1, Type.Q5_1)
-MORE_COLUMN = (Type.Q5_0_COL, Type.Q4_1_COL, Type.Q5_1_COL)
+MORE_BLOCKS = (Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.MXFP4)
+MORE_COLUMN = (Type.Q5_0_COL, Type.Q4_1_COL, Type.Q5_1_COL, Type.MXFP4_COL)
 
 
 @dataclass
@@ -49,6 +50,11 @@ class Weights:
 def _more_blocks(type: Type, k: int, n: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array | None]:
     """As :func:`_blocks`, and the minima."""
     nb = k // 32
+    if type == Type.MXFP4:
+        powers, nibbles = rng.integers(118, 128, (n, nb)), rng.integers(0, 16, (n, nb, 32))
+        quants = nibbles[..., :16] | nibbles[..., 16:] << 4
+        both = np.concatenate([powers[..., None], quants], axis=2).astype(np.uint8)
+        return both, MXFP4_VALUES[nibbles].reshape(n, k), np.exp2(np.repeat(powers, 32, axis=1) - 128.0), None
     parts = [rng.uniform(-1, 1, (n, nb, 1)).astype(np.float16)]
     if type != Type.Q5_0:
         parts.append((8 * rng.uniform(-1, 1, (n, nb, 1))).astype(np.float16))

@@ -107,6 +107,11 @@ void integer(const kernel_table & t, const kernel_table & reference) {
         const auto panel = tiles(tile.quants, 5, false, tile.minima ? 64 : 32);
         compare(t, reference, kind.format, panel, kind.format, panel, 5);
     }
+    const tile_traits mxfp4 = tile_of(TB_MXFP4_COL);
+    auto powers = tiles(mxfp4.quants, 5, false, 16);
+    for (size_t i = 0; i < 5 * gemm_panel; i++)
+        powers[i / gemm_panel * mxfp4.bytes + mxfp4.quants + i % gemm_panel] = static_cast<uint8_t>(118 + rng() % 8);
+    compare(t, reference, gemm_mxfp4, powers, gemm_mxfp4, powers, 5);
     const auto prepared = tiles(gemm_prepared_quants, 5, true);
     compare(t, reference, gemm_prepared, prepared, gemm_prepared, prepared, 5);
 }

@@ -158,6 +158,29 @@ def test_largest_magnitudes_do_not_saturate(isa: str) -> None:
             w = Weights(type, k, n, blocks, np.full((n, k), float(value + least)))
             np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
 
+    for nibble, value in ((7, 12), (15, -12)):
+        blocks = np.full((n, k // 32, 17), nibble * 17, np.uint8)
+        blocks[..., 0] = 128  # 2^0
+        w = Weights(Type.MXFP4, k, n, blocks, np.full((n, k), float(value)))
+        np.testing.assert_array_equal(device(isa, 1).product(w, x), x.astype(np.float64) @ w.values.T)
+
+
+@isas
+def test_scales_of_mxfp4_are_powers_of_two(isa: str) -> None:
+    """Each from the smallest, which is subnormal, to the largest: exact where products are numbers."""
+    x = np.zeros((5, 32), np.float32)
+    x[:, 3] = [1, -2, 0.5, 2**20, 2.0**-20]
+    rows = np.zeros((256, 17), np.uint8)
+    rows[:, 0] = np.arange(256)
+    rows[:, 4] = 1
+    values = np.zeros((256, 32))
+    values[:, 3] = np.exp2(np.arange(256) - 128.0)
+    out = device(isa, 1).product(Weights(Type.MXFP4, 32, 256, rows, values), x)
+    exact = x.astype(np.float64) @ values.T
+    told = (np.abs(exact) < 2.0**120) & (np.abs(exact) > 2.0**-110)
+    np.testing.assert_allclose(out[told], exact[told], rtol=1e-6)
+    assert np.all(np.abs(out[np.abs(exact) <= 2.0**-110]) <= 2.0**-109)
+
 
 @isas
 @pytest.mark.parametrize("type", FLOATS, ids=lambda w: w.label)
@@ -326,5 +349,5 @@ def test_kernel_names(isa: str) -> None:
             seen.add(name[0])
     tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith("avx512") else {"q8p"}  # read as it is, or prepared
     floats = {"f32d", "f16d", "bf16d", "f32"}
-    column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c"}
+    column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c"}
     assert {name.split("_")[1] for name in seen} == column | floats | tile_grouping

@@ -34,8 +34,17 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 needs_qemu = pytest.mark.skipif(guest.missing() is not None, reason=str(guest.missing()))
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler for the emulated kernels")
 
-FORMATS = {"q4": 0, "q8": 1, "iq4nl": 2, "prepared": 3, "q5_0": 7, "q4_1": 8, "q5_1": 9}  # enum gemm_format
-QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024, "q5_0": 640, "q4_1": 512, "q5_1": 640}
+FORMATS = {
+    "q4": 0,
+    "q8": 1,
+    "iq4nl": 2,
+    "prepared": 3,
+    "q5_0": 7,
+    "q4_1": 8,
+    "q5_1": 9,
+    "mxfp4": 10,
+}  # enum gemm_format
+QUANTS = {"q4": 512, "q8": 1024, "iq4nl": 512, "prepared": 1024, "q5_0": 640, "q4_1": 512, "q5_1": 640, "mxfp4": 512}
 TILED = [
     Type.Q4_0_COL,
     Type.Q8_0_COL,
@@ -140,6 +149,8 @@ def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
         k_tiles = int(rng.integers(1, 7))
         halves = 64 if name.endswith("_1") else 32
         panel = tiles(QUANTS[name], k_tiles, rng, float_scales=name == "prepared", scales_of=halves)
+        if name == "mxfp4":  # exponents in place of scales
+            panel = np.concatenate([panel[:, :512], rng.integers(108, 136, (k_tiles, 32), np.uint8)], axis=1)
         x = (rng.standard_normal((rows, 32 * k_tiles)) * np.exp2(rng.integers(-20, 20))).astype(np.float32)
         if case % 5 == 0:
             x[rng.integers(rows), :32] = 0
@@ -156,7 +167,7 @@ def _gemm_cases(seed: int, cases: int) -> list[tuple[str, Any, Any]]:
 
 @needs_compiler
 def test_gemm_has_the_portable_bits(request: pytest.FixtureRequest, host66: list[str]) -> None:
-    cases = _gemm_cases(2, 280)
+    cases = _gemm_cases(2, 320)
     want = guest.ask(host66, [portable for _, _, portable in cases])
     for way, command in programs(request, v73=False).items():
         got = guest.ask(command, [hvx for _, hvx, _ in cases])
@@ -167,7 +178,7 @@ def test_gemm_has_the_portable_bits(request: pytest.FixtureRequest, host66: list
 
 @needs_compiler
 def test_gemm_with_hvx_floating_point(host66: list[str], host73: list[str]) -> None:
-    cases = _gemm_cases(3, 168)
+    cases = _gemm_cases(3, 192)
     want = guest.ask(host66, [portable for _, _, portable in cases])
     got = guest.ask(host73, [hvx for _, hvx, _ in cases])
     for (name, hvx, _), a, b in zip(cases, got, want, strict=True):

@@ -330,6 +330,7 @@ MODELS = {
     "llama-q8_0": replace(SMALL, type="q8_0"),
     "llama-iq4_nl": replace(SMALL, type="iq4_nl"),
     "llama-f16": replace(SMALL, type="f16"),
+    "llama-mxfp4": replace(SMALL, type="mxfp4"),
     "llama-q4_k": replace(SMALL, type="q4_k", types={"ffn_down_exps": "q6_k"}),
     "llama-all-used": replace(SMALL, type="q4_0", n_expert=3, n_expert_used=3),
     "qwen3moe-q8_0": replace(SMALL, arch="qwen3moe", type="q8_0", n_expert=8, n_expert_used=2, n_ff=256),

@@ -56,6 +56,7 @@ VARIANTS: dict[str, SynthConfig] = {
     "qwen2-q5_0-and-q6_k": replace(SMALL, arch="qwen2", type="q5_0", types={"ffn_down": "q6_k", "attn_v": "q8_0"}),
     "llama-q4_1": replace(SMALL, arch="llama", type="q4_1"),
     "gemma3-q5_1-and-q5_0": replace(SMALL, arch="gemma3", type="q5_1", types={"attn_v": "q5_0"}),
+    "qwen3-mxfp4": replace(SMALL, arch="qwen3", type="mxfp4"),
     "qwen2-float32": replace(SMALL, arch="qwen2", type="f32"),
 }
 

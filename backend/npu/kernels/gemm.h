@@ -50,6 +50,7 @@ enum gemm_format {
     gemm_q5_0,
     gemm_q4_1,
     gemm_q5_1,
+    gemm_mxfp4,
     gemm_q4_k, // block panels (tilebeam/k_panels.h) against K groups
     gemm_q5_k,
     gemm_q6_k,

@@ -84,6 +84,23 @@ template <class unit, uint32_t type> struct format_bits {
     }
 };
 
+template <class unit> struct format_mxfp4 {
+    static constexpr bool streams = true, has_minima = false;
+    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+    static constexpr int32_t offset = mxfp4_offset;
+    static void open(const uint8_t *, int64_t, int64_t) {}
+    static void weights(const uint8_t * tile, int i, typename unit::ints * w) {
+        const typename unit::ints values = unit::table(TB_MXFP4_VALUES(mxfp4_offset));
+        format_q4<unit>::weights(tile, i, w);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++)
+            w[j] = unit::look_up(values, w[j]);
+    }
+    static typename unit::floats scales(const uint8_t * tile, int i) {
+        return unit::load_powers(tile + tile_of(TB_MXFP4_COL).quants + unit::width * i);
+    }
+};
+
 template <class unit> struct format_iq4nl {
     static constexpr bool streams = true, has_minima = false;
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;

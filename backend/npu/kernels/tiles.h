@@ -38,8 +38,10 @@ case TB_##NAME:                                                                 
 #undef TILEBEAM_TILE
 }
 
-// IQ4_NL's nibbles to what they mean.
+// Nibbles to what they mean.
 constexpr int8_t iq4nl_values[16] = {TB_IQ4_NL_VALUES(0)};
+constexpr int8_t mxfp4_values[16] = {TB_MXFP4_VALUES(0)};
+constexpr int mxfp4_offset = 12; // of unsigned values
 
 } // namespace
 } // namespace tb::npu

@@ -45,6 +45,10 @@ gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
     case TB_Q5_1_COL:
         format = gemm_q5_1;
         break;
+    case TB_MXFP4:
+    case TB_MXFP4_COL:
+        format = gemm_mxfp4;
+        break;
     case TB_Q4_K:
     case TB_Q4_K_COL:
         format = gemm_q4_k;

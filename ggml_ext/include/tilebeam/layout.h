@@ -3,11 +3,11 @@
 //
 // A weight tensor ne = [K, N] is cut into 32(k) x 32(n) tiles; tile (kt, nt) has index nt*(K/32) + kt, so all
 // k-tiles of 32 output columns (a "panel") are contiguous. A tile is quants in quad order, then 32 FP16 scales;
-// of Q4_1 and Q5_1 then 32 FP16 minima.
+// of Q4_1 and Q5_1 then 32 FP16 minima. MXFP4 has 32 bytes for scales, exponents x of 2^(x - 128).
 //
-//   4 bits (Q4_0, IQ4_NL, Q4_1)  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1), nibble v>>1
-//   5 bits (Q5_0, Q5_1)          the low four so; the fifth in byte 512 + 4n + 2p + (v&1), bit k/4
-//   8 bits (Q8_0)                chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
+//   4 bits (Q4_0, IQ4_NL, Q4_1, MXFP4)  chunk c = k/8, k' = k%8, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + (v&1),
+//   nibble v>>1 5 bits (Q5_0, Q5_1)          the low four so; the fifth in byte 512 + 4n + 2p + (v&1), bit k/4 8 bits
+//   (Q8_0)                chunk c = k/4, k' = k%4, v = k'>>1, p = k'&1: byte 128c + 4n + 2p + v
 //
 //   column grouping       scale d[n]: one per column and 32 k, ggml's own grouping; lossless
 //   tile grouping         scale d[e>>5], e(k,n) = (k>>1)*64 + 2n + (k&1), the HMX FP16 order: a 2(k) x 16(n) block

@@ -59,7 +59,10 @@ enum tb_type {
     TB_Q5_0_COL = 33,
     TB_Q4_1_COL = 34,
     TB_Q5_1_COL = 35,
-    TB_TYPE_COUNT = 36,
+    // a code book of 4 bits, scales that are powers of two
+    TB_MXFP4 = 36,
+    TB_MXFP4_COL = 37,
+    TB_TYPE_COUNT = 38,
 };
 
 enum tb_status {
@@ -133,7 +136,8 @@ const char * tb_status_name(int status);
     X(TQ1_0, "tq1_0", 34, 256, 54, TB_IN_TILES)                                                                        \
     X(Q5_0, "q5_0", 6, 32, 22, TB_IN_TILES)                                                                            \
     X(Q4_1, "q4_1", 3, 32, 20, TB_IN_TILES)                                                                            \
-    X(Q5_1, "q5_1", 7, 32, 24, TB_IN_TILES)
+    X(Q5_1, "q5_1", 7, 32, 24, TB_IN_TILES)                                                                            \
+    X(MXFP4, "mxfp4", 39, 32, 17, TB_IN_TILES)
 
 // X(NAME, LABEL, SOURCE, bytes of a tile's quants, bytes of its scales), by grouping.
 #define TB_COLUMN_TYPES(X)                                                                                             \
@@ -142,7 +146,8 @@ const char * tb_status_name(int status);
     X(IQ4_NL_COL, "iq4_nl_col", IQ4_NL, TB_QUANTS(4), TB_HALF_SCALES)                                                  \
     X(Q5_0_COL, "q5_0_col", Q5_0, TB_QUANTS(5), TB_HALF_SCALES)                                                        \
     X(Q4_1_COL, "q4_1_col", Q4_1, TB_QUANTS(4), 2 * TB_HALF_SCALES)                                                    \
-    X(Q5_1_COL, "q5_1_col", Q5_1, TB_QUANTS(5), 2 * TB_HALF_SCALES)
+    X(Q5_1_COL, "q5_1_col", Q5_1, TB_QUANTS(5), 2 * TB_HALF_SCALES)                                                    \
+    X(MXFP4_COL, "mxfp4_col", MXFP4, TB_QUANTS(4), TB_POWER_SCALES)
 #define TB_TILE_TYPES(X)                                                                                               \
     X(Q4_0_TILE, "q4_0_tile", Q4_0, TB_QUANTS(4), TB_HALF_SCALES)                                                      \
     X(Q8_0_TILE, "q8_0_tile", Q8_0, TB_QUANTS(8), TB_HALF_SCALES)                                                      \
@@ -161,12 +166,19 @@ const char * tb_status_name(int status);
 
 #define TB_QUANTS(bits) (TB_TILE_K * TB_TILE_N * (bits) / 8)
 #define TB_HALF_SCALES (TB_TILE_N * 2) // 32 FP16 numbers
+#define TB_POWER_SCALES TB_TILE_N      // 32 exponents: x stands for 2^(x - 128)
 
 // The code book of IQ4_NL and IQ4_XS, each value plus `offset`.
 #define TB_IQ4_NL_VALUES(offset)                                                                                       \
     (offset) - 127, (offset) - 104, (offset) - 83, (offset) - 65, (offset) - 49, (offset) - 35, (offset) - 22,         \
         (offset) - 10, (offset) + 1, (offset) + 13, (offset) + 25, (offset) + 38, (offset) + 53, (offset) + 69,        \
         (offset) + 89, (offset) + 113
+
+// The code book of MXFP4: twice the values of E2M1, as ggml has them with half the power of the E8M0 scale.
+#define TB_MXFP4_VALUES(offset)                                                                                        \
+    (offset) + 0, (offset) + 1, (offset) + 2, (offset) + 3, (offset) + 4, (offset) + 6, (offset) + 8, (offset) + 12,   \
+        (offset) - 0, (offset) - 1, (offset) - 2, (offset) - 3, (offset) - 4, (offset) - 6, (offset) - 8,              \
+        (offset) - 12
 
 #ifdef __cplusplus
 }

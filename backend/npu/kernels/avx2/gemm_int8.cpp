@@ -9,6 +9,7 @@
 #include <cstring>
 #include <immintrin.h>
 
+#include "kernels/avx2/lanes.h"
 #include "kernels/gemm_tiles.h"
 
 namespace tb::npu {
@@ -87,6 +88,19 @@ template <uint32_t type> struct format_bits {
     static __m256 scales(const uint8_t * tile, int i) { return half_scales(tile + traits.quants + 16 * i); }
     static __m256 minima(const uint8_t * tile, int i) {
         return half_scales(tile + traits.quants + TB_HALF_SCALES + 16 * i);
+    }
+};
+
+struct format_mxfp4 {
+    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+    static constexpr int32_t offset = mxfp4_offset;
+    static constexpr bool packed = true, streams = true, has_minima = false;
+    static constexpr int narrow = 4; // values of 0 to 24
+    static __m256i weights(const uint8_t * tile, int c, int h, int i) {
+        return lanes::look_up(lanes::table(TB_MXFP4_VALUES(mxfp4_offset)), nibbles(tile, c, h, i));
+    }
+    static __m256 scales(const uint8_t * tile, int i) {
+        return lanes::load_powers(tile + tile_of(TB_MXFP4_COL).quants + 8 * i);
     }
 };
 
@@ -236,6 +250,7 @@ void fill_gemm_avx2(gemm_kernels & k) {
     k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_4x16_avx2");
     k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_4x16_avx2");
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_4x16_avx2");
+    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_4x16_avx2");
     k.coarse = {};
     fill_gemm_avx2_float(k);
     fill_gemm_avx2_convert(k);

@@ -66,6 +66,12 @@ struct lanes {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
     static floats zero() { return _mm256_setzero_ps(); }
+    // Exponents of MXFP4's scales. A subnormal power is the larger of the two as an integer.
+    static floats load_powers(const uint8_t * p) {
+        const __m256i x = widened<false>(p), one = _mm256_set1_epi32(1);
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(x, one), 23),
+                                                    _mm256_slli_epi32(_mm256_add_epi32(x, one), 21)));
+    }
     static floats broadcast(float x) { return _mm256_set1_ps(x); }
     static floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
     static floats mul(floats a, floats b) { return _mm256_mul_ps(a, b); }

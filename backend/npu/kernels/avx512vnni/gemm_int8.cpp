@@ -25,6 +25,7 @@ void fill_gemm_avx512vnni(gemm_kernels & k) {
     k.int8[gemm_q5_0] = kernel<format_bits<unit, TB_Q5_0_COL>>("gemm_q50c_32x32_avx512vnni");
     k.int8[gemm_q4_1] = kernel<format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_32x32_avx512vnni");
     k.int8[gemm_q5_1] = kernel<format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_32x32_avx512vnni");
+    k.int8[gemm_mxfp4] = kernel<format_mxfp4<unit>>("gemm_mx4c_32x32_avx512vnni");
     k.int8[gemm_q4_tile] = kernel<format_nibbles_tile<TB_Q4_0_TILE>>("gemm_q4t_32x32_avx512vnni");
     k.int8[gemm_q8_tile] = kernel<format_q8_tile>("gemm_q8t_32x32_avx512vnni");
     k.int8[gemm_iq4nl_tile] = kernel<format_nibbles_tile<TB_IQ4_NL_TILE>>("gemm_nlt_32x32_avx512vnni");

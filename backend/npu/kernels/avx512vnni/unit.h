@@ -28,6 +28,13 @@ struct unit {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
     static ints zeros() { return _mm512_setzero_si512(); }
+    // Exponents of MXFP4's scales. A subnormal power is the larger of the two as an integer.
+    static floats load_powers(const uint8_t * p) {
+        const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        const __m512i one = _mm512_set1_epi32(1);
+        return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(x, one), 23),
+                                                    _mm512_slli_epi32(_mm512_add_epi32(x, one), 21)));
+    }
     static floats zero() { return _mm512_setzero_ps(); }
     static ints broadcast(int32_t x) { return _mm512_set1_epi32(x); }
     static floats broadcast(float x) { return _mm512_set1_ps(x); }

@@ -22,6 +22,7 @@ void fill_gemm_avxvnni(gemm_kernels & k) {
     k.int8[gemm_q5_0] = kernel<format_bits<unit, TB_Q5_0_COL>>("gemm_q50c_32x8_avxvnni");
     k.int8[gemm_q4_1] = kernel<format_bits<unit, TB_Q4_1_COL>>("gemm_q41c_32x8_avxvnni");
     k.int8[gemm_q5_1] = kernel<format_bits<unit, TB_Q5_1_COL>>("gemm_q51c_32x8_avxvnni");
+    k.int8[gemm_mxfp4] = kernel<format_mxfp4<unit>>("gemm_mx4c_32x8_avxvnni");
     fill_gemm_avxvnni_k(k);
 }
 

@@ -22,14 +22,22 @@ constexpr int max_rows = 8;
 
 // vlut32 takes entry i of its table from byte 2i. It looks at five bits of an index: 16 entries twice make the fifth
 // irrelevant.
-constexpr byte_table iq4nl_table() {
+constexpr byte_table table_of(const int8_t (&values)[16], int offset) {
     byte_table t{};
     for (int i = 0; i < 128; i++)
-        t.at[i] = static_cast<uint8_t>(128 + iq4nl_values[i / 2 % 16]);
+        t.at[i] = static_cast<uint8_t>(offset + values[i / 2 % 16]);
     return t;
 }
 
-constexpr byte_table iq4nl_bytes = iq4nl_table();
+constexpr byte_table iq4nl_bytes = table_of(iq4nl_values, 128);
+constexpr byte_table mxfp4_bytes = table_of(mxfp4_values, mxfp4_offset);
+
+// Quads 2c and 2c + 1 through a table.
+void look_up_quads(const byte_table & table, const uint8_t * tile, int c, HVX_Vector * w) {
+    const HVX_Vector values = load_aligned(table.at), chunk = load(tile + 128 * c);
+    w[0] = Q6_Vb_vlut32_VbVbR_nomatch(chunk, values, 0);
+    w[1] = Q6_Vb_vlut32_VbVbR_nomatch(Q6_Vuh_vlsr_VuhR(chunk, 4), values, 0);
+}
 
 // A format gives the quads (four k of 32 columns) 2c and 2c + 1 of a tile as unsigned bytes, and its scales as floats.
 struct half_scales {
@@ -83,10 +91,20 @@ struct format_bits : std::conditional_t<tile_of(type).minima, half_scales_and_mi
 struct format_iq4nl : half_scales {
     static constexpr size_t quants = tile_of(TB_IQ4_NL_COL).quants;
     static constexpr int32_t offset = 128;
-    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) {
-        const HVX_Vector values = load_aligned(iq4nl_bytes.at), chunk = load(tile + 128 * c);
-        w[0] = Q6_Vb_vlut32_VbVbR_nomatch(chunk, values, 0);
-        w[1] = Q6_Vb_vlut32_VbVbR_nomatch(Q6_Vuh_vlsr_VuhR(chunk, 4), values, 0);
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) { look_up_quads(iq4nl_bytes, tile, c, w); }
+};
+
+struct format_mxfp4 {
+    static constexpr size_t quants = tile_of(TB_MXFP4_COL).quants, scale_bytes = TB_POWER_SCALES;
+    static constexpr bool has_minima = false;
+    static constexpr int32_t offset = mxfp4_offset;
+    static void load_quads(const uint8_t * tile, int c, HVX_Vector * w) { look_up_quads(mxfp4_bytes, tile, c, w); }
+    // A subnormal power is the larger of the two as an integer.
+    static HVX_Vector scales(const uint8_t * end) {
+        const HVX_Vector halves_of_bytes = Q6_V_hi_W(Q6_Wuh_vunpack_Vub(load(end - 128)));
+        const HVX_Vector x = Q6_V_hi_W(Q6_Wuw_vunpack_Vuh(halves_of_bytes)), one = words(1);
+        return Q6_Vw_vmax_VwVw(Q6_Vw_vasl_VwR(Q6_Vw_vsub_VwVw(x, one), 23),
+                               Q6_Vw_vasl_VwR(Q6_Vw_vadd_VwVw(x, one), 21));
     }
 };
 
@@ -238,6 +256,7 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_8x32_hvx");
     k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_8x32_hvx");
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_8x32_hvx");
+    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_8x32_hvx");
     k.coarse = {};
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);

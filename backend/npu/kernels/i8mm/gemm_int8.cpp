@@ -156,6 +156,7 @@ void fill_gemm_i8mm(gemm_kernels & k) {
     k.int8[gemm_q5_0] = kernel<format_bits<TB_Q5_0_COL>>("gemm_q50c_10x4_i8mm");
     k.int8[gemm_q4_1] = kernel<format_bits<TB_Q4_1_COL>>("gemm_q41c_10x4_i8mm");
     k.int8[gemm_q5_1] = kernel<format_bits<TB_Q5_1_COL>>("gemm_q51c_10x4_i8mm");
+    k.int8[gemm_mxfp4] = kernel<format_mxfp4>("gemm_mx4c_10x4_i8mm");
     k.quantize = quantize;
     k.row_pairs = true;
 }

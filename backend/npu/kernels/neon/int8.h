@@ -68,6 +68,24 @@ template <uint32_t type> struct format_bits {
     }
 };
 
+struct format_mxfp4 {
+    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+    static constexpr int32_t offset = 0;
+    static constexpr bool packed = true, streams = true, has_minima = false;
+    static int8x16_t weights(const uint8_t * tile, int c, int h, int i) {
+        return vqtbl1q_s8(vld1q_s8(mxfp4_values), vreinterpretq_u8_s8(nibbles(tile, c, h, i)));
+    }
+    // A subnormal power is the larger of the two as an integer.
+    static float32x4_t scales(const uint8_t * tile, int i) {
+        uint32_t four;
+        std::memcpy(&four, tile + tile_of(TB_MXFP4_COL).quants + 4 * i, sizeof(four));
+        const uint8x8_t bytes_of_four = vreinterpret_u8_u32(vdup_n_u32(four));
+        const int32x4_t x = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes_of_four))));
+        const int32x4_t one = vdupq_n_s32(1);
+        return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(x, one), 23), vshlq_n_s32(vaddq_s32(x, one), 21)));
+    }
+};
+
 struct format_iq4nl {
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr int32_t offset = 0;

@@ -59,6 +59,16 @@ template <uint32_t type> struct format_bits {
     }
 };
 
+struct format_mxfp4 {
+    static constexpr size_t bytes = tile_of(TB_MXFP4_COL).bytes;
+    static constexpr bool has_minima = false;
+    static void load(const uint8_t * tile, unpacked & u) {
+        load_nibbles(tile, u, [](int q) { return mxfp4_values[q]; });
+        for (int n = 0; n < 32; n++)
+            u.scale[n] = tb_power_to_float(tile[tile_of(TB_MXFP4_COL).quants + static_cast<size_t>(n)]);
+    }
+};
+
 struct format_iq4nl {
     static constexpr size_t bytes = tile_of(TB_IQ4_NL_COL).bytes;
     static constexpr bool has_minima = false;
@@ -211,6 +221,7 @@ void fill_gemm_portable_int8(gemm_kernels & k) {
     k.int8[gemm_q5_0] = {"gemm_q50c_8x32_portable", 8, 0, run<format_bits<TB_Q5_0_COL>>};
     k.int8[gemm_q4_1] = {"gemm_q41c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q4_1_COL>>};
     k.int8[gemm_q5_1] = {"gemm_q51c_8x32_portable", 8, gemm_minima_offset, run<format_bits<TB_Q5_1_COL>>};
+    k.int8[gemm_mxfp4] = {"gemm_mx4c_8x32_portable", 8, 0, run<format_mxfp4>};
     k.quantize = quantize;
     k.prepare = prepare;
 }
