@@ -202,7 +202,7 @@ def main() -> None:
     if not model.trained:
         raise RuntimeError("gemma-3-270m is needed: pip install 'tilebeam[demo]'")
     with redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
-        reports = {name: run(name, model.repacked, options) for name in names}
+        reports = {name: run(name, model.path, options) for name in names}
     most = options.budgets[-1]
     if options.json:
         rows = Rows("gemma_reasoning", True)
@@ -213,7 +213,7 @@ def main() -> None:
         return
     first = next(iter(reports.values()))
     lines = [
-        f"gemma-3-270m in Q8_0, repacked; {first['items']} items and {len(first['setting']['seeds'])} seeds per task, "
+        f"gemma-3-270m in Q4_K_M; {first['items']} items and {len(first['setting']['seeds'])} seeds per task, "
         "percent with Wilson's 95 % interval, difference by paired bootstrap.",
         "",
         *table(reports, most),

