@@ -15,9 +15,9 @@ from rich.text import Text
 
 from . import contents as m
 from .gguf_file import GGUFFile, KeyValue, TensorInfo
-from .matrices import MatrixGroup, device_share, grouped, is_output, matrices_of, runs_on_device
+from .matrices import MatrixGroup, device_share, grouped, is_multiplied, is_output, matrices_of, runs_on_device
 from .split import Source, open_gguf
-from .weights import OTHER_OPS, is_looked_up
+from .weights import FLOAT_TYPES, is_looked_up
 
 LONG_TEXT = 200
 MIB = 1 << 20
@@ -27,12 +27,13 @@ def device_of(f: Source, t: TensorInfo) -> str:
     """Where a tensor is used when the model is loaded with all layers on the device: "NPU", "CPU" or "CPU, NPU".
 
     The CPU looks embeddings up, and multiplies with types that are not tiled. Of tied embeddings the device makes
-    itself an output matrix.
+    itself an output matrix. Vectors, kernels and the tables of a layer, which are not multiplied by, are floats on the
+    device.
     """
-    runs = runs_on_device(t)
-    if is_looked_up(t.name):
-        return "CPU, NPU" if runs and is_output(f, t) else "CPU"
-    return "NPU" if runs and not any(part in t.name for part in OTHER_OPS) else "CPU"
+    if is_looked_up(t.name) and "norm" not in t.name and not t.name.startswith("blk."):
+        return "CPU, NPU" if runs_on_device(t) and is_output(f, t) else "CPU"
+    runs = runs_on_device(t) if is_multiplied(f, t) else t.type in FLOAT_TYPES
+    return "NPU" if runs else "CPU"
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:

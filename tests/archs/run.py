@@ -52,9 +52,7 @@ class Family:
     q8_0: float | None = None
     repacked: bool | None = None  # the same bits as the plain model's
     splits: int = 0
-    misplaced: dict[str, str] = field(
-        default_factory=dict
-    )  # matrices that ran elsewhere than gguf_tools says, and where
+    misplaced: dict[str, str] = field(default_factory=dict)  # tensors that are not where gguf_tools says; where
     problems: list[str] = field(default_factory=list)
 
 
@@ -139,14 +137,19 @@ def _compare(family: Family, results: Sequence[Result | WorkerError]) -> None:
 
 
 def _misplaced(model: Path, places: Result | WorkerError) -> dict[str, str]:
-    """Products that ran elsewhere than the file's list of tensors says; those with rows are not in the list."""
+    """Products that ran elsewhere than the file's list of tensors says (those with rows are not in the list), and
+    tensors that were elsewhere than `gguf-repack inspect` shows."""
     if isinstance(places, WorkerError):
         return {}
     with gguf_tools.open_gguf(model) as f:
         planned = {m.name: "cpu" if m.why else "npu" for m in gguf_tools.matrices_of(f)}
         matrices = {t.name for t in f.tensors.values() if t.rows > 1}
     ran = {name: place for name, place in places.products.items() if name in matrices}
-    return {n: place for n, place in ran.items() if planned.get(n) != place} or ({} if ran else {"every matrix": "?"})
+    if not ran:
+        return {"every matrix": "?"}
+    shown = {t["name"]: t["device"].lower() for t in gguf_tools.inspect(model)["tensors"]}
+    moved = {name: place for name, place in places.weights.items() if place not in shown.get(name, place)}
+    return {n: place for n, place in ran.items() if planned.get(n) != place} | moved
 
 
 def run_part(pattern: str, folder: Path) -> dict[str, Family]:

@@ -58,7 +58,7 @@ class Job:
     n_gpu_layers: int = -1  # npu only
     executor: str = "thread"  # npu only: thread, process
     lora: tuple[tuple[str, float], ...] = ()  # adapter files and their scales
-    products: bool = False  # also say where the products with weights ran
+    products: bool = False  # also say where the products with weights ran, and where weights are
     shift: int = 0  # decode: before the last half, drop this many cells after the first 4 and shift the rest
     env: dict[str, str] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class Result:
 
     `graphs`, `ops` and `failures` count what the device computed during the run (0 without the plugin). `products`, if
     the job asks for it: for each tensor that MUL_MAT or MUL_MAT_ID read, or of which it read a part, where its result
-    was: "npu" or "cpu".
+    was: "npu" or "cpu"; and `weights`: where each tensor is that an op read.
     """
 
     job: Job
@@ -86,6 +86,7 @@ class Result:
     npu_pid: int
     pid: int
     products: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerError(AssertionError):
@@ -315,6 +316,7 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
 
 
 _PRODUCTS: dict[str, str] = {}  # of the job in progress
+_WEIGHTS: dict[str, str] = {}
 
 
 def _recorder() -> Any:
@@ -330,14 +332,19 @@ def _recorder() -> Any:
     def root(t: Any) -> Any:
         return root(Tensor.from_address(t.view_src)) if t.view_src else t
 
+    def place(t: Any) -> str:
+        return "npu" if t.buffer and base.ggml_backend_buffer_name(t.buffer).startswith(b"HMX") else "cpu"
+
     def asked(address: Any, _ask: bool, _data: Any) -> bool:
         node = Tensor.from_address(ctypes.cast(address, ctypes.c_void_p).value or 0)
+        read = [root(source.contents) for source in node.src if source]
+        _WEIGHTS.update((t.name.decode(errors="replace"), place(t)) for t in read)
         if node.op in ops:
-            place = base.ggml_backend_buffer_name(root(node).buffer)
-            _PRODUCTS[root(node.src[0].contents).name.decode()] = "npu" if place.startswith(b"HMX") else "cpu"
+            _PRODUCTS[read[0].name.decode()] = place(root(node))
         return False
 
     _PRODUCTS.clear()
+    _WEIGHTS.clear()
     _KEEP.append(lc.ggml_backend_sched_eval_callback(asked))
     return _KEEP[-1]
 
@@ -442,7 +449,8 @@ def _worker() -> int:
         after = _counters(job)
         np.save(out, logits)
         reply = {"index": index, "splits": splits, "pid": os.getpid()}
-        reply["products"] = dict(_PRODUCTS) if job.products else {}
+        if job.products:
+            reply |= {"products": _PRODUCTS, "weights": _WEIGHTS}
         reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}
         reply |= {k: running[k] for k in ("executor", "npu_pid")}
         print("RESULT " + json.dumps(reply), flush=True)
