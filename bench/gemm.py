@@ -23,6 +23,15 @@ from bench.lib.op_list import NpuOps, Tensor
 from bench.lib.options import Parser
 
 PLAIN = {t.label: t for t in Type if t.is_multiplied and not ggml_ext.is_tiled(t)}
+# Where in a block its FP16 scales and minima are, where that is not at the front.
+HALVES = {
+    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q6_k": (208,),
+    "tq1_0": (52,),
+    "tq2_0": (64,),
+}
 MIN_WEIGHT_BYTES = 256 << 20  # of all copies together: a last-level cache keeps a part even of twice its size
 
 
@@ -33,9 +42,14 @@ def random_weights(type: str, k: int, n: int, rng: np.random.Generator) -> npt.N
         if type == "bf16":  # the upper halves
             return np.ascontiguousarray(values.view(np.uint16).reshape(-1)[1::2]).view(np.uint8)
         return values.astype(np.float16 if type == "f16" else np.float32).reshape(-1).view(np.uint8)
-    blocks = rng.integers(0, 256, (n * k // 32, ggml_ext.row_bytes(PLAIN[type], 32)), np.uint8)
-    scales = (rng.uniform(0.005, 0.02, n * k // 32)).astype(np.float16)
-    blocks[:, :2] = scales[:, None].view(np.uint8)
+    plain = PLAIN[type]
+    count = n * k // int(ggml_ext.lib.tb_type_block(plain))
+    blocks = rng.integers(0, 256, (count, int(ggml_ext.lib.tb_type_size(plain))), np.uint8)
+    if type == "mxfp4":  # a power of two
+        blocks[:, 0] = rng.integers(119, 122, count)
+    for at in () if type == "mxfp4" else HALVES.get(type, (0,)):
+        scales = rng.uniform(0.005, 0.02, count).astype(np.float16)
+        blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
     return blocks.reshape(-1)
 
 
@@ -132,7 +146,7 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
 def main() -> None:
     """Measure and print."""
     p = Parser(__doc__, "fewer and shorter rounds")
-    p.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help="also q8_0_tile, f16, bf16, f32")
+    p.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help=f"of {', '.join(PLAIN)}, and q8_0_tile")
     p.add_argument("--rows", default="1,4,8,16,512", help="values of M")
     p.add_argument("-k", type=int, default=2048)
     p.add_argument("-n", type=int, default=8192)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tilebeam._ext import Type
 
-GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+GGML_TYPES = {t.label: t.ggml for t in Type}
 _F32 = 0
 _PTR, _INT, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FLOAT = ctypes.c_float
