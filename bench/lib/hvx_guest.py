@@ -39,6 +39,7 @@ class Op(IntEnum):
     GATHER = 12
     NAMES = 13
     FP16 = 14
+    GEMM_K = 15
 
 
 PORTABLE, HVX = 0, 1

@@ -45,6 +45,7 @@ enum op : uint32_t {
     op_gather,
     op_names,
     op_fp16,
+    op_gemm_k,
 };
 enum set : uint32_t { set_portable, set_hvx };
 
@@ -127,6 +128,49 @@ size_t gemm(const kernel_table & t, const uint32_t (&p)[5]) {
             t.gemm.quantize(reinterpret_cast<const float *>(row), tiles, kernel.offset, work, n, m);
         }
         counted([&] { kernel.run({input, work, tiles, n, p[3] != 0, at}); });
+    }
+    return out_bytes;
+}
+
+gemm_format k_format(uint32_t type) {
+    switch (type) {
+    case TB_Q2_K_COL:
+        return gemm_q2_k;
+    case TB_Q3_K_COL:
+        return gemm_q3_k;
+    case TB_Q4_K_COL:
+        return gemm_q4_k;
+    case TB_Q5_K_COL:
+        return gemm_q5_k;
+    case TB_Q6_K_COL:
+        return gemm_q6_k;
+    case TB_IQ4_XS_COL:
+        return gemm_iq4_xs;
+    case TB_TQ1_0_COL:
+        return gemm_tq1_0;
+    default:
+        return gemm_tq2_0;
+    }
+}
+
+// p: tiled type of 256 k, rows, blocks, add. in: float x[rows][256 * blocks], float out[rows][32], panel. out: the
+// second again.
+size_t gemm_k(const kernel_table & t, const uint32_t (&p)[5]) {
+    const gemm_int8 & kernel = t.gemm.int8[k_format(p[0])];
+    const int rows = static_cast<int>(p[1]);
+    const int64_t tiles = int64_t{p[2]} * gemm_k_tiles;
+    const size_t row_bytes = static_cast<size_t>(tiles) * 128, out_bytes = static_cast<size_t>(rows) * 128;
+    const uint8_t *out = input + static_cast<size_t>(rows) * row_bytes, *panel = out + out_bytes;
+    std::memcpy(output, out, out_bytes);
+    for (int first = 0, n; first < rows; first += n) {
+        n = rows - first < kernel.rows ? rows - first : kernel.rows;
+        float * at[gemm_max_rows];
+        for (int m = 0; m < n; m++) {
+            at[m] = reinterpret_cast<float *>(output) + 32 * (first + m);
+            const uint8_t * row = input + static_cast<size_t>(first + m) * row_bytes;
+            t.gemm.quantize_k(reinterpret_cast<const float *>(row), tiles, work, n, m);
+        }
+        counted([&] { kernel.run({panel, work, tiles, n, p[3] != 0, at}); });
     }
     return out_bytes;
 }
@@ -335,6 +379,8 @@ size_t answer(const request & r) {
         return names();
     case op_fp16:
         return fp16(*t, r.p);
+    case op_gemm_k:
+        return gemm_k(*t, r.p);
     default:
         return 0;
     }

@@ -67,6 +67,10 @@ inline constexpr function functions[] = {
     [](const operands & o) -> HVX_VectorPair { return one(Q6_Vb_vlut32_VbVbR_nomatch(o.u, o.v, o.r)); },
     [](const operands & o) -> HVX_VectorPair { return Q6_Wuw_vmpy_VuhVuh(o.u, o.v); },
     [](const operands & o) -> HVX_VectorPair { return one(Q6_Vw_vrmpyacc_VwVubRb(o.x, o.u, o.r)); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_Vb_vsub_VbVb(o.u, o.v)); },
+    [](const operands & o) -> HVX_VectorPair { return Q6_Wuh_vmpy_VubRub(o.u, o.r); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_Vw_vmpyio_VwVh(o.u, o.v)); },
+    [](const operands & o) -> HVX_VectorPair { return one(Q6_Vw_vdmpy_VhVh_sat(o.u, o.v)); },
 };
 
 inline constexpr uint32_t count = sizeof(functions) / sizeof(functions[0]);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import npu_ops as t
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,11 +14,10 @@ from hypothesis import strategies as st
 from k_quants import HALVES, K_BLOCKS, make_weights, values
 from tilebeam import _ext as ggml_ext
 from tilebeam._ext import Type
-from tilebeam.native import executor as _npu
 
 Array = npt.NDArray[Any]
 
-isas = pytest.mark.parametrize("isa", _npu.isas())
+isas = t.runs_with_hvx
 types = pytest.mark.parametrize("type", K_BLOCKS, ids=lambda t: t.label)
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import k_quants
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -185,6 +186,44 @@ def test_gemm_with_hvx_floating_point(host66: list[str], host73: list[str]) -> N
         x, y = np.frombuffer(a, np.float32), np.frombuffer(b, np.float32)
         scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
         assert np.allclose(x, y, rtol=1e-5, atol=1e-5 * scale, equal_nan=True), f"{name} {hvx.params}"
+
+
+def _gemm_k_cases(seed: int) -> list[tuple[str, Any, Any]]:
+    """Every type of 256 k, numbers of rows around those that go together, over all bytes with finite scales."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for type in k_quants.K_BLOCKS:
+        for rows in (1, 3, 4, 6, 9):
+            blocks = int(rng.integers(1, 4))
+            panel = k_quants.make_weights(Type[f"{type.name}_COL"], 256 * blocks, 32, rng).data
+            x = (rng.standard_normal((rows, 256 * blocks)) * np.exp2(rng.integers(-20, 20))).astype(np.float32)
+            if rows == 3:
+                x[0, :256] = 0
+                x[1, 7] = np.nan
+            if rows == 4:
+                x[:] = rng.choice([-1, 1], x.shape)  # as large as integers get
+            operands = (x, rng.standard_normal((rows, 32)).astype(np.float32), panel)
+            params = (Type[f"{type.name}_COL"], rows, blocks, rows % 2)
+            requests = [Request(Op.GEMM_K, kernels, params, operands) for kernels in (HVX, PORTABLE)]
+            found.append((type.name, *requests))
+    return found
+
+
+@needs_compiler
+def test_gemm_of_blocks_of_256_has_the_portable_bits(request: pytest.FixtureRequest, host66: list[str]) -> None:
+    """With HVX floating point nearly so."""
+    cases = _gemm_k_cases(4)
+    want = guest.ask(host66, [portable for _, _, portable in cases])
+    for way, command in programs(request).items():
+        got = guest.ask(command, [hvx for _, hvx, _ in cases])
+        for (name, hvx, _), a, b in zip(cases, got, want, strict=True):
+            x, y = np.frombuffer(a, np.float32), np.frombuffer(b, np.float32)
+            if way == "emulated v73":
+                scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
+                same = np.allclose(x, y, rtol=1e-5, atol=1e-5 * scale, equal_nan=True)
+            else:
+                same = np.array_equal(x, y, equal_nan=True)
+            assert same, f"{way}: {name} {hvx.params}"
 
 
 # ---- dequantization

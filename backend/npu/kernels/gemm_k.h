@@ -77,7 +77,8 @@ struct k_factors {
     const uint8_t *scales, *factors;
 };
 
-// The numbers of a six(h) (tilebeam/k_panels.h), a byte each, in order.
+// The numbers of a six(h) (tilebeam/k_panels.h), a byte each, in order. A vector may be longer than a part: what it
+// stores too much the next part overwrites.
 template <class unit, int h> void unpack_k_six(const uint8_t * fields, uint8_t * out) {
     constexpr int part = 16 * h; // bytes of each array's quarter, or half
     for (int at = 0; at < part; at += 4 * unit::width) {
@@ -175,7 +176,11 @@ template <class unit> struct format_q3_k {
     }
 };
 
-// Of a set whose dot product takes signed weights the code book's values as they are, of others 128 more.
+// The code book's values of nibbles: as they are for a set whose dot product takes signed weights, of others 128 more.
+template <class unit> typename unit::ints k_code_book(typename unit::ints nibbles) {
+    return unit::look_up(unit::table(TB_IQ4_NL_VALUES(unit::signed_weights ? 0 : 128)), nibbles);
+}
+
 template <class unit> struct format_iq4_xs {
     static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
     static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = 127 + offset;
@@ -186,9 +191,7 @@ template <class unit> struct format_iq4_xs {
     }
     const uint8_t * quants;
     format_iq4_xs(const uint8_t * panel, int t) : quants(panel + k_nibbles_bytes * t) {}
-    typename unit::ints weights(int j, int i) const {
-        return unit::look_up(unit::table(TB_IQ4_NL_VALUES(offset)), k_nibbles<unit>(quants, j, i));
-    }
+    typename unit::ints weights(int j, int i) const { return k_code_book<unit>(k_nibbles<unit>(quants, j, i)); }
 };
 
 // Types with one scale, d: those of tiles are 1.
@@ -268,6 +271,8 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
 
 // ---- one block of 256 k
 
+constexpr size_t k_before = 64; // bytes that HVX reads in front of a row of scales, instead of behind it
+
 // The float step: results += (d * sums - dmin * (minima . activations)) * scale, `factors` being the minima, or where
 // quants have an offset the scales; in pairs of sub-blocks.
 template <class unit, class Format>
@@ -313,7 +318,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
 template <class unit, class Format> void multiply_k_panels(const gemm_int8_args & a) {
     alignas(64) int32_t sums[gemm_max_rows][gemm_panel];
     alignas(64) float results[gemm_max_rows][gemm_panel];
-    alignas(64) uint8_t unpacked[1024];
+    alignas(64) uint8_t unpacked[k_before + 1024];
     for (int m = 0; m < a.rows; m++) {
         if (a.add) {
             std::memcpy(results[m], a.out[m], sizeof(results[m]));
@@ -330,7 +335,7 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
         }
         std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(a.rows));
         const k_record r(record, a.rows);
-        const k_factors s = Format::unpack(panel + Format::fields, unpacked);
+        const k_factors s = Format::unpack(panel + Format::fields, unpacked + k_before);
         for (int i = 0; i < gemm_k_tiles; i++) {
             const uint8_t * scales = s.scales + 32 * Format::scales * i;
             unit::template tile<Format>(Format(panel, i), scales, r.q + 32 * i, a.rows, sums);

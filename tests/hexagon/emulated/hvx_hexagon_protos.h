@@ -153,6 +153,7 @@ TB_WORDS(Q6_Vw_vlsr_VwVw, uint32_t, hvx_emulated::shift_right(a, b))
 TB_WORDS(Q6_Vh_vadd_VhVh, uint16_t, a + b)
 TB_WORDS(Q6_Vh_vsub_VhVh, uint16_t, a - b)
 TB_WORDS(Q6_Vh_vmax_VhVh, int16_t, a > b ? a : b)
+TB_WORDS(Q6_Vb_vsub_VbVb, uint8_t, a - b)
 #undef TB_WORDS
 
 inline HVX_Vector Q6_Vw_condacc_QVwVw(HVX_VectorPred q, HVX_Vector x, HVX_Vector u) {
@@ -283,6 +284,27 @@ inline HVX_VectorPair Q6_Wuw_vmpy_VuhVuh(HVX_Vector u, HVX_Vector v) {
     const auto product = [&](int i) { return static_cast<uint32_t>(a.at[i]) * b.at[i]; };
     return hvx_emulated::pair(hvx_emulated::make<uint32_t>([&](int i) { return product(2 * i); }),
                               hvx_emulated::make<uint32_t>([&](int i) { return product(2 * i + 1); }));
+}
+// Words times the odd halves of v.
+inline HVX_Vector Q6_Vw_vmpyio_VwVh(HVX_Vector u, HVX_Vector v) {
+    const hvx_emulated::lanes<int32_t> a(u);
+    const hvx_emulated::lanes<int16_t> b(v);
+    return hvx_emulated::make<uint32_t>([&](int i) { return static_cast<int64_t>(a.at[i]) * b.at[2 * i + 1]; });
+}
+inline HVX_Vector Q6_Vw_vdmpy_VhVh_sat(HVX_Vector u, HVX_Vector v) {
+    const hvx_emulated::lanes<int16_t> a(u), b(v);
+    return hvx_emulated::make<int32_t>([&](int i) {
+        const int64_t sum = int64_t{a.at[2 * i]} * b.at[2 * i] + int64_t{a.at[2 * i + 1]} * b.at[2 * i + 1];
+        return sum > INT32_MAX ? INT32_MAX : sum;
+    });
+}
+inline HVX_VectorPair Q6_Wuh_vmpy_VubRub(HVX_Vector u, int32_t r) {
+    const hvx_emulated::lanes<uint8_t> a(u);
+    uint8_t b[4];
+    std::memcpy(b, &r, 4);
+    const auto product = [&](int i) { return a.at[i] * b[i % 4]; };
+    return hvx_emulated::pair(hvx_emulated::make<uint16_t>([&](int i) { return product(2 * i); }),
+                              hvx_emulated::make<uint16_t>([&](int i) { return product(2 * i + 1); }));
 }
 inline HVX_Vector Q6_Vw_vrmpyacc_VwVubRb(HVX_Vector x, HVX_Vector u, int32_t r) {
     const hvx_emulated::lanes<int32_t> sum(x);

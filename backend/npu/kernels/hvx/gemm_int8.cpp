@@ -7,12 +7,14 @@
 #include <type_traits>
 
 #include "kernels/gemm.h"
+#include "kernels/hvx/code_book.h"
 #include "kernels/hvx/hvx.h"
 
 namespace tb::npu {
 
 void fill_gemm_hvx_convert(gemm_kernels & k);
 void fill_gemm_hvx_fp16(gemm_kernels & k);
+void fill_gemm_hvx_k(gemm_kernels & k);
 
 namespace {
 
@@ -20,16 +22,6 @@ using namespace hvx;
 
 constexpr int max_rows = 8;
 
-// vlut32 takes entry i of its table from byte 2i. It looks at five bits of an index: 16 entries twice make the fifth
-// irrelevant.
-constexpr byte_table table_of(const int8_t (&values)[16], int offset) {
-    byte_table t{};
-    for (int i = 0; i < 128; i++)
-        t.at[i] = static_cast<uint8_t>(offset + values[i / 2 % 16]);
-    return t;
-}
-
-constexpr byte_table iq4nl_bytes = table_of(iq4nl_values, 128);
 constexpr byte_table mxfp4_bytes = table_of(mxfp4_values, mxfp4_offset);
 
 // Quads 2c and 2c + 1 through a table.
@@ -260,6 +252,7 @@ void fill_gemm_hvx(gemm_kernels & k) {
     k.coarse = {};
     fill_gemm_hvx_convert(k);
     fill_gemm_hvx_fp16(k);
+    fill_gemm_hvx_k(k);
 }
 
 } // namespace tb::npu
