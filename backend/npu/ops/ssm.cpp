@@ -12,8 +12,28 @@ namespace {
 
 constexpr int64_t line_floats = 16; // of a cache line, so that threads write lines of their own
 
-// Tokens lie side by side in src0, channels in dst: squares of both sides.
+// Tokens lie side by side in src0, channels in dst: squares of both sides, where there are enough tokens.
 constexpr int64_t square_tokens = 64;
+constexpr int64_t few_tokens = 8;
+
+// Sums of both ways are in the same order.
+void convolve_few(const op_context & ctx, int64_t channel, int64_t n_channels, int64_t n_tokens, int64_t sequence) {
+    const view & x = ctx.src[0];
+    const view & weights = ctx.src[1];
+    const int64_t width = weights.ne(0);
+    for (int64_t t = 0; t < n_tokens; t++) {
+        float * out = ctx.dst.at<float>(t, sequence);
+        for (int64_t c = channel; c < channel + n_channels; c++) {
+            const float * row = x.at<const float>(c, sequence) + t;
+            const float * w = weights.at<const float>(c);
+            float sum = 0.0f;
+            for (int64_t i = 0; i < width; i++) {
+                sum += row[i] * w[i];
+            }
+            out[c] = sum;
+        }
+    }
+}
 
 void convolve(const op_context & ctx, int64_t channel, int64_t n_channels, int64_t token, int64_t n_tokens,
               int64_t sequence) {
@@ -48,9 +68,13 @@ void ssm_conv(const op_context & ctx) {
     ctx.share(pieces * ctx.dst.ne(2), 1, &first, &last);
     for (int64_t item = first; item < last; item++) {
         const int64_t channel = item % pieces * line_floats;
+        const int64_t n_channels = std::min(line_floats, channels - channel);
+        if (tokens < few_tokens) {
+            convolve_few(ctx, channel, n_channels, tokens, item / pieces);
+            continue;
+        }
         for (int64_t token = 0; token < tokens; token += square_tokens) {
-            convolve(ctx, channel, std::min(line_floats, channels - channel), token,
-                     std::min(square_tokens, tokens - token), item / pieces);
+            convolve(ctx, channel, n_channels, token, std::min(square_tokens, tokens - token), item / pieces);
         }
     }
 }
