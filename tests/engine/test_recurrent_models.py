@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
 
 # Hybrid and purely recurrent ones.
-HYBRID = ("qwen35-dense", "lfm2-dense", "granitehybrid-dense", "mamba2-dense")
+HYBRID = ("qwen35-dense", "lfm2-dense", "granitehybrid-dense", "mamba2-dense", "mamba-dense", "kimi-linear-moe")
 REFUSED = {
     "plamo2-dense": "wrongly in batches of several sequences",
     "cogvlm-dense": "wrongly in batches where not all tokens have logits",
