@@ -90,7 +90,7 @@ static uint32_t scatter_fifth(uint32_t plane) {
     return bits;
 }
 
-static void pack_nibbles(nibble_format f, const uint8_t * block, uint8_t * tile, uint32_t n) {
+static inline void pack_nibbles(nibble_format f, const uint8_t * block, uint8_t * tile, uint32_t n) {
     const uint64_t low = 0x0f0f0f0f0f0f0f0fu;
     const uint64_t a = load64(block + f.low);
     const uint64_t b = load64(block + f.low + 8);
@@ -108,7 +108,7 @@ static void pack_nibbles(nibble_format f, const uint8_t * block, uint8_t * tile,
     if (f.minimum) memcpy(tile + f.quants + SCALES + 2 * n, block + 2, 2);
 }
 
-static void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_t n, uint8_t * block) {
+static inline void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_t n, uint8_t * block) {
     const uint8_t * q = tile + 4 * n;
     if (f.power) {
         block[0] = tile[f.quants + n];
@@ -123,19 +123,25 @@ static void unpack_nibbles(nibble_format f, const uint8_t * tile, uint32_t n, ui
 
 static const int8_t MXFP4_VALUES[16] = {TB_MXFP4_VALUES(0)};
 
-// What the bits of a quant stand for.
+// What the bits of a quant stand for: their value less an offset, or what a table has.
 typedef struct {
-    float of[32];
+    int offset;
+    const int8_t * table; // of 16 entries, or NULL
 } code_book;
 
 static code_book code_book_of(uint32_t source) {
-    const int offset = source == TB_Q4_0 ? 8 : source == TB_Q5_0 ? 16 : 0;
-    code_book book;
-    for (int q = 0; q < 32; q++)
-        book.of[q] = (float)(source == TB_IQ4_NL  ? IQ4_NL_VALUES[q & 15]
-                             : source == TB_MXFP4 ? MXFP4_VALUES[q & 15]
-                                                  : q - offset);
-    return book;
+    switch (source) {
+    case TB_Q4_0:
+        return (code_book){8, NULL};
+    case TB_Q5_0:
+        return (code_book){16, NULL};
+    case TB_IQ4_NL:
+        return (code_book){0, IQ4_NL_VALUES};
+    case TB_MXFP4:
+        return (code_book){0, MXFP4_VALUES};
+    default: // Q4_1, Q5_1
+        return (code_book){0, NULL};
+    }
 }
 
 // ggml 8-bit block: FP16 scale, 32 signed bytes in k order.
@@ -152,6 +158,11 @@ static void unpack_block_8(const uint8_t * tile, uint32_t n, uint8_t * block) {
         store32(block + 2 + 4 * c, quad(load32(tile + CHUNK * c + 4 * n)));
     }
 }
+
+// Of those formats that most files have, which the compiler then knows.
+static const nibble_format USUAL_NIBBLES = {TB_QUANTS(4), 0, 0, 0, 2};
+
+static int is_usual(nibble_format f) { return !f.power && !f.fifth && !f.minimum; }
 
 int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, size_t row_stride, void * panel) {
     if (!is_column(type)) return TB_E_UNSUPPORTED;
@@ -171,6 +182,9 @@ int tb_pack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * src, si
         if (wide) {
             for (uint32_t n = 0; n < rows; n++)
                 pack_block_8(block + n * row_stride, tile, n);
+        } else if (is_usual(nibbles)) {
+            for (uint32_t n = 0; n < rows; n++)
+                pack_nibbles(USUAL_NIBBLES, block + n * row_stride, tile, n);
         } else {
             for (uint32_t n = 0; n < rows; n++)
                 pack_nibbles(nibbles, block + n * row_stride, tile, n);
@@ -196,6 +210,9 @@ int tb_unpack_panel(uint32_t type, uint64_t k, uint32_t rows, const void * panel
         if (wide) {
             for (uint32_t n = 0; n < rows; n++)
                 unpack_block_8(tile, n, block + n * row_stride);
+        } else if (is_usual(nibbles)) {
+            for (uint32_t n = 0; n < rows; n++)
+                unpack_nibbles(USUAL_NIBBLES, tile, n, block + n * row_stride);
         } else {
             for (uint32_t n = 0; n < rows; n++)
                 unpack_nibbles(nibbles, tile, n, block + n * row_stride);
@@ -254,6 +271,9 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
     const int column = is_column(type), wide = is_8bit(type);
     const nibble_format nibbles = nibbles_of(type);
     const code_book book = code_book_of(info->source);
+    float values[32];
+    for (int q = 0; q < 32; q++)
+        values[q] = (float)(book.table ? book.table[q & 15] : q - book.offset);
     for (uint64_t kt = 0; kt < k / TILE; kt++) {
         const uint8_t * tile = (const uint8_t *)panel + kt * info->tile_bytes;
         float d[32], minimum[32];
@@ -274,7 +294,8 @@ int tb_dequantize_panel(uint32_t type, uint64_t k, uint32_t rows, const void * p
                 const uint32_t v = (i & 7) >> 1, at = 4 * n + 2 * (i & 1) + (v & 1);
                 const uint8_t byte = tile[CHUNK * (i >> 3) + at];
                 const uint32_t fifth = nibbles.fifth ? tile[Q4_QUANTS + at] >> (i >> 2) & 1u : 0;
-                out[i] = scale * book.of[(v >> 1 ? byte >> 4 : byte & 15u) | fifth << 4];
+                const uint32_t q = (v >> 1 ? byte >> 4 : byte & 15u) | fifth << 4;
+                out[i] = scale * values[q];
                 if (nibbles.minimum) out[i] += minimum[n];
             }
         }
@@ -312,12 +333,27 @@ int tb_dequantize_row(uint32_t ggml_type, uint64_t n, const void * src, float * 
                 dst[i] = d * (float)(int8_t)p[2 + i];
             continue;
         }
-        const float minimum = f.minimum ? tb_half_to_float(tb_load16(p + 2)) : 0.0f;
-        const uint32_t bits = f.fifth ? load32(p + f.low - 4) : 0;
-        for (uint32_t i = 0; i < TILE; i++) {
-            const uint32_t byte = p[f.low + i % 16], fifth = bits >> i & 1u;
-            dst[i] = d * book.of[(i < 16 ? byte & 15u : byte >> 4) | fifth << 4];
-            if (f.minimum) dst[i] += minimum;
+        uint8_t q[TILE];
+        for (uint32_t i = 0; i < 16; i++) {
+            q[i] = p[f.low + i] & 15;
+            q[i + 16] = p[f.low + i] >> 4;
+        }
+        if (f.fifth) {
+            const uint32_t bits = load32(p + f.low - 4);
+            for (uint32_t i = 0; i < TILE; i++)
+                q[i] |= (uint8_t)((bits >> i & 1u) << 4);
+        }
+        if (book.table) {
+            for (uint32_t i = 0; i < TILE; i++)
+                dst[i] = d * (float)book.table[q[i]];
+        } else {
+            for (uint32_t i = 0; i < TILE; i++)
+                dst[i] = d * (float)((int)q[i] - book.offset);
+        }
+        if (f.minimum) {
+            const float minimum = tb_half_to_float(tb_load16(p + 2));
+            for (uint32_t i = 0; i < TILE; i++)
+                dst[i] += minimum;
         }
     }
     return TB_OK;
