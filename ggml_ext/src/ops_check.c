@@ -291,8 +291,10 @@ typedef struct {
     uint32_t in_place; // bit i: dst may be the very same elements as src[i]
     uint64_t dst;      // types
     uint64_t src[TB_MAX_SRC];
-    uint32_t may_be_empty; // bit i: src[i]
 } rule;
+
+// An operand without elements has nothing to compute with, but a part of a concatenation may have none.
+static int may_be_empty(uint32_t code) { return code == TB_OP_CONCAT; }
 
 #define DST 0x100u
 #define S(i) (1u << (i))
@@ -332,7 +334,7 @@ static const rule RULES[TB_OP_COUNT] = {
     [TB_OP_NORM]       = {"NORM",       same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_L2_NORM]    = {"L2_NORM",    same_as_src0, S(0),                 DST | S(0),                  S(0),        F32,     {F32}},
     [TB_OP_REPEAT]     = {"REPEAT",     repeat,       S(0),                 0,                           0,           COPIED,  {COPIED}},
-    [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}, S(0) | S(1)},
+    [TB_OP_CONCAT]     = {"CONCAT",     concat,       S(0) | S(1),          0,                           0,           COPIED,  {COPIED, COPIED}},
     [TB_OP_SQR]        = {"SQR",        same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_SQRT]       = {"SQRT",       same_as_src0, S(0),                 0,                           S(0),        FLOATS,  {FLOATS}},
     [TB_OP_ADD_ID]     = {"ADD_ID",     tb_check_add_id, S(0) | S(1) | S(2), DST | S(0) | S(1) | S(2),   S(0),        F32,     {F32, F32, T(TB_I32)}},
@@ -453,8 +455,7 @@ int tb_op_check_shape(const tb_op * op, const char ** why) {
     }
     for (uint32_t i = 0; i < TB_MAX_SRC; i++) {
         if (!has(op, i)) continue;
-        if (is_empty(&op->src[i]) && (r->may_be_empty >> i & 1u) == 0)
-            return refuse(TB_E_SHAPE, "an operand is empty", why);
+        if (is_empty(&op->src[i]) && !may_be_empty(op->code)) return refuse(TB_E_SHAPE, "an operand is empty", why);
         if ((r->dense >> i & 1u) != 0 && !dense_rows(&op->src[i])) {
             return refuse(TB_E_UNSUPPORTED, "rows of an operand are not dense", why);
         }

@@ -344,7 +344,7 @@ void add_families(std::vector<tb_op> & ops) {
     for (const uint32_t decays : {1u, 5u}) {
         ops.push_back(builder(TB_OP_SSM_SCAN, "scan")
                           .param(0, decays == 1 ? int32_t{2} : int32_t{1})
-                          .dst(TB_F32, {72 + 60 * (decays == 1 ? 2 : 1)})
+                          .dst(TB_F32, {decays == 1 ? 192u : 132u})
                           .src(TB_F32, {5, 3, 2, 4})
                           .src(TB_F32, {3, 2, 6, 2})
                           .src(TB_F32, {2, 6, 2})

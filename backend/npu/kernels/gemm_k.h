@@ -106,8 +106,8 @@ template <class unit> struct k_with_minima {
     static constexpr int scales = 1;     // of a tile
     static constexpr bool minima = true; // else scales are signed
     static constexpr int offset = 0;     // of quants
-    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
-        unpack_k_six<unit, 8>(fields, out);
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
+        unpack_k_six<unit, 8>(from, out);
         return {out, out + 256};
     }
 };
@@ -135,7 +135,7 @@ template <class unit> struct format_q6_k {
     static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
     static constexpr int scales = 2, most = 63, offset = 32;
     static constexpr bool minima = false;
-    static k_factors unpack(const uint8_t * fields, uint8_t *) { return {fields, fields}; }
+    static k_factors unpack(const uint8_t * from, uint8_t *) { return {from, from}; }
     const uint8_t *quants, *plane;
     format_q6_k(const uint8_t * panel, int t)
         : quants(panel + k_nibbles_bytes * t), plane(panel + TB_K_NIBBLES + k_pairs_bytes * t) {}
@@ -148,10 +148,10 @@ template <class unit> struct format_q2_k {
     static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
     static constexpr int scales = 2, most = 3, offset = 0;
     static constexpr bool minima = true;
-    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
         for (int at = 0; at < 512; at += 4 * unit::width) {
-            unit::store(out + at, unit::low_nibbles(unit::load(fields + at)));
-            unit::store(out + 512 + at, unit::high_nibbles(unit::load(fields + at)));
+            unit::store(out + at, unit::low_nibbles(unit::load(from + at)));
+            unit::store(out + 512 + at, unit::high_nibbles(unit::load(from + at)));
         }
         return {out, out + 512};
     }
@@ -164,8 +164,8 @@ template <class unit> struct format_q3_k {
     static constexpr size_t bytes = TB_Q3_K_PANEL, fields = TB_Q3_K_FIELDS, halves = TB_Q3_K_HALVES;
     static constexpr int scales = 2, most = 7, offset = 4;
     static constexpr bool minima = false;
-    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
-        unpack_k_six_signed<unit, 8>(fields, out);
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
+        unpack_k_six_signed<unit, 8>(from, out);
         return {out, out};
     }
     const uint8_t *pairs, *ones;
@@ -185,8 +185,8 @@ template <class unit> struct format_iq4_xs {
     static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
     static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = 127 + offset;
     static constexpr bool minima = false;
-    static k_factors unpack(const uint8_t * fields, uint8_t * out) {
-        unpack_k_six_signed<unit, 4>(fields, out);
+    static k_factors unpack(const uint8_t * from, uint8_t * out) {
+        unpack_k_six_signed<unit, 4>(from, out);
         return {out, out};
     }
     const uint8_t * quants;
