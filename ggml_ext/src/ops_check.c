@@ -26,7 +26,7 @@ _Static_assert(TB_TYPE_COUNT <= 64, "sets of types have 64 bits");
 #define MAX_ELEMENTS ((uint64_t)1 << 40)
 #define MAX_STRIDE ((uint64_t)1 << 48)
 #define MOST_OVERLAP 256 // of an operand's elements, on average: enough for views that repeat rows
-#define TILED_ALIGN 64   // of tiles, and between matrices of a stack where a tile's size allows it
+#define TILED_ALIGN 64   // where a tile's size allows it
 #define MAX_ROTATED 65536
 #define GLU_KINDS 7
 
@@ -389,8 +389,8 @@ static uint64_t element_bytes(const tb_tensor * t) {
     return n_elements(t) / tb_type_block(t->type) * tb_type_size(t->type);
 }
 
-// What matrices of a stack are aligned to: an odd number of MXFP4's tiles is no multiple of TILED_ALIGN.
-static uint64_t stack_align(uint32_t type) {
+// Of tiles: a matrix of a stack, or a part of one, begins after any number of them, and MXFP4's have 17 * 32 bytes.
+static uint64_t tiled_align(uint32_t type) {
     const uint64_t smallest = (uint64_t)tb_tile_bytes(type) * (tb_tile_k(type) / TB_TILE_K);
     return smallest % TILED_ALIGN == 0 ? TILED_ALIGN : TILED_ALIGN / 2;
 }
@@ -413,11 +413,10 @@ static int check_tensor(const tb_tensor * t, uint64_t overlap, const char ** why
     }
     const int tiled = tb_type_is_tiled(t->type);
     const uint64_t size = tb_type_size(t->type);
-    const uint64_t align = tiled ? TILED_ALIGN : tb_type_block(t->type) > 1 ? 1 + (size % 2 == 0) : size;
-    const uint64_t between = tiled ? stack_align(t->type) : align;
+    const uint64_t align = tiled ? tiled_align(t->type) : tb_type_block(t->type) > 1 ? 1 + (size % 2 == 0) : size;
     int odd = t->offset % align != 0;
     for (int i = tiled ? 2 : 0; i < 4; i++)
-        odd |= t->ne[i] > 1 && t->nb[i] % between != 0;
+        odd |= t->ne[i] > 1 && t->nb[i] % align != 0;
     return odd ? refuse(TB_E_SHAPE, "misaligned offset or stride", why) : TB_OK;
 }
 

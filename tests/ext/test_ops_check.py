@@ -143,11 +143,12 @@ def test_mul_mat_needs_aligned_tiles() -> None:
     accepted(lib.TB_OP_MUL_MAT, y, [Tensor(Type.Q4_0_COL, 64, 32, 2, nb=[0, 0, matrix + 64, 0], offset=128), x])
     refused(lib.TB_OP_MUL_MAT, y, [Tensor(Type.Q4_0_COL, 64, 32, 2, nb=[0, 0, matrix + 32, 0]), x])
     refused(lib.TB_OP_MUL_MAT, y, [Tensor(Type.Q4_0_COL, 64, 32, 2, offset=32), x])
-    one = tile_bytes(Type.MXFP4_COL)  # no multiple of 64: a stack of such matrices is dense all the same
+    one = tile_bytes(Type.MXFP4_COL)  # no multiple of 64: stacks and parts of such matrices are dense all the same
     y, x = Tensor(F32, 32, 8, 2), Tensor(F32, 32, 8, 2)
     accepted(lib.TB_OP_MUL_MAT, y, [Tensor(Type.MXFP4_COL, 32, 32, 2, nb=[0, 0, one, 0]), x])
     refused(lib.TB_OP_MUL_MAT, y, [Tensor(Type.MXFP4_COL, 32, 32, 2, nb=[0, 0, one + 16, 0]), x])
-    refused(lib.TB_OP_MUL_MAT, y, [Tensor(Type.MXFP4_COL, 32, 32, 2, nb=[0, 0, one, 0], offset=32), x])
+    accepted(lib.TB_OP_MUL_MAT, y, [Tensor(Type.MXFP4_COL, 32, 32, 2, nb=[0, 0, one, 0], offset=one), x])
+    refused(lib.TB_OP_MUL_MAT, y, [Tensor(Type.MXFP4_COL, 32, 32, 2, nb=[0, 0, one, 0], offset=16), x])
     refused(lib.TB_OP_MUL_MAT, Tensor(F32, 32, offset=2), [Tensor(F32, 64, 32), Tensor(F32, 64)])
 
 

@@ -17,9 +17,9 @@ from tilebeam.native.plugin import register
 U8 = npt.NDArray[np.uint8]
 
 # enum ggml_type
-F32, F16, Q4_0, Q8_0, IQ4_NL, I32 = 0, 1, 2, 8, 20, 26
-PLAIN = {Q4_0: Type.Q4_0, Q8_0: Type.Q8_0, IQ4_NL: Type.IQ4_NL}
-BLOCK_BYTES = {Q4_0: 18, Q8_0: 34, IQ4_NL: 18}
+F32, F16, Q4_0, Q5_1, Q8_0, IQ4_NL, I32, MXFP4 = 0, 1, 2, 7, 8, 20, 26, 39
+PLAIN = {Q4_0: Type.Q4_0, Q5_1: Type.Q5_1, Q8_0: Type.Q8_0, IQ4_NL: Type.IQ4_NL, MXFP4: Type.MXFP4}
+BLOCK_BYTES = {Q4_0: 18, Q5_1: 24, Q8_0: 34, IQ4_NL: 18, MXFP4: 17}
 SUCCESS, FAILED = 0, -1
 GPU = 1
 
@@ -183,7 +183,11 @@ def blocks(rng: np.random.Generator, kind: int, shape: Sequence[int]) -> U8:
     n = int(np.prod(shape)) // 32
     size = BLOCK_BYTES[kind]
     out = rng.integers(0, 256, (n, size), dtype=np.uint8)
-    out[:, :2] = rng.uniform(0.001, 0.02, n).astype(np.float16).view(np.uint8).reshape(n, 2)
+    if kind == MXFP4:
+        out[:, 0] = rng.integers(118, 122, n)
+        return out.reshape(-1)
+    for at in (0, 2) if kind == Q5_1 else (0,):
+        out[:, at : at + 2] = rng.uniform(0.001, 0.02, n).astype(np.float16).view(np.uint8).reshape(n, 2)
     return out.reshape(-1)
 
 

@@ -155,7 +155,7 @@ def device() -> Device:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from([kit.Q4_0, kit.Q8_0, kit.IQ4_NL]),
+    st.sampled_from(sorted(kit.PLAIN)),
     st.integers(1, 6),
     st.integers(33, 300),
     st.integers(1, 20),

@@ -5,7 +5,7 @@
 // TILEBEAM_HVX_FLOAT says which. Host tests compile the same sources over an emulation of the intrinsics
 // (tests/hexagon/emulated), which stands in for the two headers below.
 //
-// Tiles are 64-byte aligned only, hence the unaligned loads.
+// Tiles are 64-byte aligned only, MXFP4's 32-byte, hence the unaligned loads.
 #ifndef TILEBEAM_NPU_KERNELS_HVX_H
 #define TILEBEAM_NPU_KERNELS_HVX_H
 
