@@ -36,7 +36,7 @@ def open_library() -> tuple[Any, Any]:
     """``(ffi, lib)`` of the contract library.
 
     Raises:
-        ImportError: the library is missing, cannot be opened, or speaks another layout version.
+        ImportError: the library is missing, cannot be opened, or was built from other sources.
     """
     path = native_file(NAME)
     if not path.is_file():
@@ -56,4 +56,7 @@ def open_library() -> tuple[Any, Any]:
             f"tilebeam: {path} has tile layout version {version}, this package needs {lib.TB_LAYOUT_VERSION}. "
             "Build or install it again."
         )
+    last = lib.TB_TYPE_COUNT - 1
+    if not lib.tb_type_of(last) or lib.tb_type_of(last + 1):
+        raise ImportError(f"tilebeam: {path} knows other types than this package. Build or install it again.")
     return ffi, lib

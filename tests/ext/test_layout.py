@@ -357,6 +357,15 @@ def test_a_library_of_another_layout_version_is_refused(monkeypatch: pytest.Monk
         _library.open_library()
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_library_with_other_types_is_refused(monkeypatch: pytest.MonkeyPatch, change: int) -> None:
+    count = int(_library.open_library()[1].TB_TYPE_COUNT)
+    other = contract().replace(f"TB_TYPE_COUNT = {count}", f"TB_TYPE_COUNT = {count + change}")
+    monkeypatch.setattr(_library, "contract", lambda: other)
+    with pytest.raises(ImportError, match="knows other types than this package"):
+        _library.open_library()
+
+
 def test_descriptors_and_channel_have_the_same_bytes_everywhere() -> None:
     """Fixed width, no pointers, no hidden padding: what crosses the channel, packed by Python's struct."""
     tensor = "IIQ4I4Q"
