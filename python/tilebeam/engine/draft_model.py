@@ -47,7 +47,7 @@ class DraftModel:
     def _check_vocabulary(context: Context, target: Context) -> None:
         ours, theirs = context.model.vocab, target.model.vocab
         size = min(ours.size, theirs.size)  # some pad the matrix behind the last token
-        differs = next((t for t in range(size) if ours.spelling(t) != theirs.spelling(t)), None)
+        differs = next((t for t in range(size) if ours.entry(t) != theirs.entry(t)), None)
         if differs is not None:
             raise TilebeamError(
                 "The draft model has another vocabulary than the model: token "

@@ -150,6 +150,10 @@ class Vocab:
         n = C.llama_token_to_piece(self.pointer, token, buffer, len(buffer), 0, True)
         return buffer.raw[: max(0, n)].decode("utf-8", "replace")
 
+    def entry(self, token: int) -> bytes:
+        """A token of the vocabulary (0 to size - 1) as the file spells it; b"" without a tokenizer."""
+        return bytes(C.llama_vocab_get_text(self.pointer, token) or b"") if self.has_text else b""
+
     def is_control(self, token: int) -> bool:
         """Whether the token is no text: BOS, the marks of chat templates .."""
         return self.has_text and bool(C.llama_vocab_is_control(self.pointer, token))
