@@ -109,14 +109,14 @@ demo: $(VENV)/.tilebeam $(VENV)/.demo
 	@$(BIN)/python -m bench.demo $(DEMO_ARGS)
 
 ifeq ($(SANITIZE),1)
-# Leaks are left out: CPython and libllama keep what they allocate until exit.
+# Leaks are left out: CPython and libllama keep what they allocate until exit. Whole models take minutes.
 test: $(VENV)/.tilebeam $(VENV)/.demo
 	@echo "== building with AddressSanitizer and UBSan into build/sanitize"
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DTILEBEAM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize)
 	@echo "== all tests"
 	@TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
-	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest $(PYTEST_ARGS)
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest --timeout=3600 $(PYTEST_ARGS)
 else
 test: $(VENV)/.tilebeam $(VENV)/.demo
 	@echo "== all tests (up to 15 minutes on 2 CPUs)"
