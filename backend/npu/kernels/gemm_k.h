@@ -326,17 +326,18 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
             std::memset(results[m], 0, sizeof(results[m]));
         }
     }
+    constexpr size_t piece = Format::bytes / gemm_k_tiles; // that comes with each tile: a burst would wait for itself
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t += gemm_k_tiles, panel += Format::bytes) {
-        if (a.rows <= 2) { // the hardware follows a stream to the end of its page only
-            for (size_t i = 0; i < Format::bytes; i += 64)
-                __builtin_prefetch(panel + Format::bytes + i);
-        }
         std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(a.rows));
         const k_record r(record, a.rows);
         const k_factors s = Format::unpack(panel + Format::fields, unpacked + k_before);
         for (int i = 0; i < gemm_k_tiles; i++) {
+            if (a.rows <= 2) { // the hardware follows a stream to the end of its page only
+                for (size_t at = 0; at < piece; at += 64)
+                    __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(i) + at);
+            }
             const uint8_t * scales = s.scales + 32 * Format::scales * i;
             unit::template tile<Format>(Format(panel, i), scales, r.q + 32 * i, a.rows, sums);
         }
