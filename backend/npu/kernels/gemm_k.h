@@ -334,10 +334,9 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
         const k_record r(record, a.rows);
         const k_factors s = Format::unpack(panel + Format::fields, unpacked + k_before);
         for (int i = 0; i < gemm_k_tiles; i++) {
-            if (a.rows <= 2) { // the hardware follows a stream to the end of its page only
-                for (size_t at = 0; at < piece; at += 64)
-                    __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(i) + at);
-            }
+            // The hardware follows a stream to the end of its page only.
+            for (size_t at = 0; at < piece; at += 64)
+                __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(i) + at);
             const uint8_t * scales = s.scales + 32 * Format::scales * i;
             unit::template tile<Format>(Format(panel, i), scales, r.q + 32 * i, a.rows, sums);
         }
