@@ -146,6 +146,14 @@ def test_a_draft_model_of_another_mind_changes_no_text(equal: Path, tmp_path: Pa
         assert texts(lm.generate(prompts, params)) == texts(plain)
 
 
+def test_a_draft_model_reads_no_prompt_that_a_short_text_does_not_pay_for(chain: Path) -> None:
+    prompt = [*range(200, 500), 5]
+    with tilebeam.load(chain, "cpu", n_seq_max=1, draft=chain, **OPTIONS) as lm:
+        short, long = (lm.generate(prompt, replace(GREEDY, max_tokens=n))[0].usage for n in (60, 100))
+        assert short.drafted_tokens == 0
+        assert long.accepted_tokens == long.drafted_tokens > 50
+
+
 def _enough(progress: Any) -> bool:
     if progress.tokens > 30:
         raise RuntimeError("enough")

@@ -16,6 +16,9 @@ from tilebeam.native.llama import Context
 from tilebeam.sampling_params import SamplingParams
 
 _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
+# Tokens of a prompt that are read for each that a sample may still get. Measured with a 0.5B model for a 1.5B on two
+# cores: reading one takes 2.3 ms, and a guess saves 9 ms.
+_WORTH_READING = 4
 _GUESSES = 16  # tokens of a draft at most: cells that are kept free for it
 _SIGNS = 10  # classes of the probability that the draft model gives its token
 
@@ -79,7 +82,8 @@ class DraftModel:
 
     def caught_up(self, sample: Sample, room: int) -> tuple[CachedSequence, list[int]] | None:
         """A sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None where
-        `room` cells are too few for it. A prompt is decoded at once: its other samples fork from it."""
+        `room` cells are too few for it, or its text will be too short to pay for reading the prompt. A prompt is
+        decoded at once: its other samples fork from it."""
         text = sample.target()
         seq = self._sequences.get(sample)
         if seq is None:
@@ -92,7 +96,8 @@ class DraftModel:
         shared = min(common_prefix(seq.tokens, text), len(text) - 1)
         self._kv.truncate(seq, shared)
         lacks = text[shared:]
-        if len(lacks) > min(room, self._kv.free):
+        left = sample.limit - len(sample.tokens)
+        if len(lacks) > min(room, self._kv.free) or len(lacks) > max(_AT_ONCE, _WORTH_READING * left):
             return None
         if len(lacks) > _AT_ONCE:
             self.decode([(seq, lacks[:-1])])
