@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tilebeam.engine.request import Sample
 
+MOST = 16  # tokens that a draft of ours has at most
+
 
 class Drafter:
     """Guesses next tokens.

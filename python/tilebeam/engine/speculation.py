@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilebeam.engine.draft_model import DraftModel
-from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.drafter import MOST, Drafter
 from tilebeam.engine.lookup import Guess, Lookup
 from tilebeam.engine.request import Request, Sample
 
 _RECENT = 9  # steps of as many rows, of which the median counts
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
 _FEW = 8  # rows, up to which a matrix unit has room for more
-_MOST = 16  # tokens of a draft
 _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
 _PROBE = 24  # steps with guesses, none worth it, until one token is decoded to see what became of it
@@ -123,23 +122,22 @@ class Balance:
 
 
 @dataclass
-class _Draft:
-    """What was proposed for a sample: where the tokens come from, their signs, and the first guess at their chances."""
-
-    source: Balance
-    signs: list[object]
-    first: list[float]
-    cost: float = 0.0  # of its rows, seconds
-    worth: float = 0.0  # of a token that is drawn
-
-
-@dataclass
 class _Candidate:
+    """Guesses for a sample: where they come from, and for each token its sign and the first guess at its chance."""
+
     source: Balance
-    tokens: list[int]
-    signs: list[object]
-    first: list[float]
+    tokens: list[int] = field(default_factory=list)
+    signs: list[object] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)  # chance that the token and all before it are drawn
+    taken: int = 0  # tokens that a step decodes
+
+    def add(self, token: int, sign: object, first: float, chance: float) -> None:
+        """One more token, which is drawn with this chance if those before it are."""
+        self.tokens.append(token)
+        self.signs.append(sign)
+        self.first.append(first)
+        self.gains.append(chance * (self.gains[-1] if self.gains else 1.0))
 
 
 class Speculation(Drafter):
@@ -156,7 +154,8 @@ class Speculation(Drafter):
         self._costs = StepCosts()
         self._chances = Chances()
         self._by_lookup, self._by_model = Balance(), Balance()
-        self._drafts: dict[Sample, _Draft] = {}
+        self._drafts: dict[Sample, _Candidate] = {}  # of which tokens were taken
+        self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
 
@@ -170,17 +169,12 @@ class Speculation(Drafter):
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
         """See `Drafter`."""
-        self._drafts.clear()
         self._wake_for_new_ones(asked)
-        candidates = self._candidates([(s, min(most, _MOST)) for s, most in asked], rows)
-        taken = self._choose(candidates, rows)
-        proposals = []
-        for (sample, _), candidate, count in zip(asked, candidates, taken, strict=True):
-            proposals.append(candidate.tokens[:count])
-            if count:
-                self._drafts[sample] = _Draft(candidate.source, candidate.signs[:count], candidate.first[:count])
-        self._charge(sum(taken), rows)
-        return proposals
+        candidates = self._candidates([(s, min(most, MOST)) for s, most in asked], rows)
+        self._choose(candidates, rows)
+        self._drafts = {s: c for (s, _), c in zip(asked, candidates, strict=True) if c.taken}
+        self._charge(rows)
+        return [c.tokens[: c.taken] for c in candidates]
 
     def _wake_for_new_ones(self, asked: Sequence[tuple[Sample, int]]) -> None:
         """Another text may repeat itself more."""
@@ -191,7 +185,7 @@ class Speculation(Drafter):
         self._known |= requests
 
     def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
-        found = [_Candidate(self._by_lookup, [], [], []) for _ in asked]
+        found = [_Candidate(self._by_lookup) for _ in asked]
         if self._lookup is not None and self._by_lookup.wakes():
             began = time.perf_counter()
             found = [self._look_up(self._lookup, sample, most) for sample, most in asked]
@@ -209,20 +203,17 @@ class Speculation(Drafter):
 
     def _look_up(self, lookup: Lookup, sample: Sample, most: int) -> _Candidate:
         guess = lookup.guess(sample, most) if most else Guess()
-        first = [0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2) for length, agreed in guess.signs]
-        return self._weigh(sample, _Candidate(self._by_lookup, guess.tokens, list(guess.signs), first))
-
-    def _weigh(self, sample: Sample, candidate: _Candidate) -> _Candidate:
-        gain = 1.0
-        for sign, first in zip(candidate.signs, candidate.first, strict=True):
-            gain *= self._chances.of(sample.request, sign, first)
-            candidate.gains.append(gain)
+        candidate = _Candidate(self._by_lookup)
+        for token, sign in zip(guess.tokens, guess.signs, strict=True):
+            length, agreed = sign
+            first = 0.3 + 0.04 * min(length, 10) * (0.5 + 0.5 * agreed / 2)
+            candidate.add(token, sign, first, self._chances.of(sample.request, sign, first))
         return candidate
 
     def _ask_model(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
         """Let the draft model go on, token by token, for the samples where one more is likely to be worth its time."""
         assert self._model is not None
-        candidates = [_Candidate(self._by_model, [], [], []) for _ in asked]
+        candidates = [_Candidate(self._by_model) for _ in asked]
         plain = self._costs.of(rows)
         if plain is None or not asked:  # nothing was measured yet
             return candidates
@@ -230,13 +221,8 @@ class Speculation(Drafter):
         active = [i for i, (_, most) in enumerate(asked) if most and draft.ready(i)]
         drafted = 0
         while active and self._worth_a_pass(active, candidates, drafted, rows, plain):
-            for i, (token, sign) in zip(active, draft.next(active), strict=True):
-                candidate, request = candidates[i], asked[i][0].request
-                before, first = candidate.gains[-1] if candidate.gains else 1.0, (sign + 0.5) / 10
-                candidate.tokens.append(token)
-                candidate.signs.append(sign)
-                candidate.first.append(first)
-                candidate.gains.append(before * self._chances.of(request, sign, first))
+            for i, (token, sign, first) in zip(active, draft.next(active), strict=True):
+                candidates[i].add(token, sign, first, self._chances.of(asked[i][0].request, sign, first))
             drafted += len(active)
             active = [i for i in active if len(candidates[i].tokens) < asked[i][1] and candidates[i].gains[-1] > 0.1]
         return candidates
@@ -251,13 +237,12 @@ class Speculation(Drafter):
         assert more is not None
         return gain * plain / rows > self._model.cost(len(active)) + more - now
 
-    def _choose(self, candidates: list[_Candidate], rows: int) -> list[int]:
-        """How many tokens of each are taken."""
-        taken = [0] * len(candidates)
-        order = sorted(((g, i) for i, c in enumerate(candidates) for g in c.gains), key=lambda x: -x[0])
+    def _choose(self, candidates: list[_Candidate], rows: int) -> None:
+        """Say of each how many tokens are taken."""
+        order = sorted(((g, c) for c in candidates for g in c.gains), key=lambda x: -x[0])
         plain = self._costs.of(rows)
         if not order or plain is None:
-            return taken
+            return
         best, best_count, gained = _LEAST_GAIN * rows / plain, 0, 0.0
         for count, (gain, _) in enumerate(order, 1):
             gained += gain
@@ -268,19 +253,18 @@ class Speculation(Drafter):
         if not best_count:
             self._idle += 1
             best_count = int(self._idle % _PROBE == 0)
-        for _, i in order[:best_count]:
-            taken[i] += 1
-        return taken
+        for _, candidate in order[:best_count]:
+            candidate.taken += 1
 
-    def _charge(self, count: int, rows: int) -> None:
+    def _charge(self, rows: int) -> None:
         """Charge the sources for the rows of their drafts, and remember what a token that is drawn is worth."""
+        count = sum(draft.taken for draft in self._drafts.values())
         plain, cost = self._costs.of(rows), self._costs.of(rows + count)
         if not count or plain is None or cost is None:
             return
-        each = max(0.0, cost - plain) / count
+        self._worth = plain / rows
         for draft in self._drafts.values():
-            draft.cost, draft.worth = each * len(draft.signs), plain / rows
-            draft.source.spent += draft.cost
+            draft.source.spent += max(0.0, cost - plain) * draft.taken / count
 
     # --- what became of them ----------------------------------------------------------------------------------------
 
@@ -289,8 +273,8 @@ class Speculation(Drafter):
         draft = self._drafts.pop(sample, None)
         if draft is None or sample.request not in self._known:
             return
-        draft.source.won += accepted * draft.worth
-        for i in range(min(accepted + 1, len(draft.signs))):
+        draft.source.won += accepted * self._worth
+        for i in range(min(accepted + 1, draft.taken)):
             self._chances.learn(sample.request, draft.signs[i], draft.first[i], i < accepted)
 
     def stepped(self, rows: int, seconds: float) -> None:

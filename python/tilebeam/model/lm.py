@@ -315,11 +315,9 @@ class LM:
         with self._dispatcher.exclusive(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
-            model = None
-            if lookup or draft is not None:
-                if reason := self._engine.drafting_off:
-                    raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
-                model = None if draft is None else DraftModel(draft._context, self._context)
+            if (lookup or draft is not None) and (reason := self._engine.drafting_off):
+                raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
+            model = None if draft is None else DraftModel(draft._context, self._context)
             if model is not None:
                 stack.callback(model.close)
             self._engine.use_drafter(Speculation(lookup, model) if lookup or model else None)
