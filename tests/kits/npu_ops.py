@@ -10,6 +10,7 @@ from typing import Any
 import hexagon_kit
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from op_codes import BF16, F16, F32, I32, I64, IQ4_NL, OPS, Q4_0, Q8_0, float_param
 from tilebeam import _ext as ggml_ext
@@ -31,6 +32,26 @@ runs_with_hvx = pytest.mark.parametrize("isa", [*ISAS, *_hexagon])
 # Not about an op: kernel sets against each other, their names, and numbers that Hexagon has tests of its own for.
 runs_here = pytest.mark.parametrize("isa", ISAS)
 threads = pytest.mark.parametrize("n_threads", THREADS)
+
+# Drawn tensors: random generators' seeds, the order in which rows are stored, gaps behind each dimension.
+SEEDS = st.integers(0, 2**31)
+ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
+PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
+
+
+def normal(rng: np.random.Generator, *ne: int) -> NDArray[np.float32]:
+    """Random values of a tensor `ne` (fastest first)."""
+    return rng.standard_normal(ne[::-1]).astype(np.float32)
+
+
+def close(got: NDArray[Any], want: NDArray[Any]) -> None:
+    """Assert equality up to float32's rounding of sums."""
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(want).max(initial=0))))
+
+
+def shape_status(name: str, dst: Tensor, sources: Sequence[Tensor | None], params: dict[int, int | float]) -> int:
+    """What the op's rules say of these shapes: 0, or an enum tb_status."""
+    return int(ggml_ext.lib.tb_op_check_shape(make_op(name, dst, sources, params), ggml_ext.ffi.NULL))
 
 
 def to_bf16(x: NDArray[Any]) -> NDArray[np.uint16]:

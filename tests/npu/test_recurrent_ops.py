@@ -10,27 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tilebeam import _ext as ggml_ext
 
-SEEDS = st.integers(0, 2**31)
-ROW_ORDERS = st.permutations([1, 2, 3]).map(lambda o: [0, *o])
-PADS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1))
+SEEDS, ROW_ORDERS, PADS = t.SEEDS, t.ROW_ORDERS, t.PADS
 
 runs, threads = t.runs, t.threads
+normal, close, check = t.normal, t.close, t.shape_status
 few = settings(max_examples=20)
-
-
-def normal(rng: np.random.Generator, *ne: int) -> NDArray[np.float32]:
-    """Random values of a tensor `ne` (fastest first)."""
-    return rng.standard_normal(ne[::-1]).astype(np.float32)
-
-
-def close(got: NDArray[Any], want: NDArray[Any]) -> None:
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(want).max(initial=0))))
-
-
-def check(name: str, dst: t.Tensor, sources: list[t.Tensor], params: dict[int, int | float]) -> int:
-    return int(ggml_ext.lib.tb_op_check_shape(t.make_op(name, dst, sources, params), ggml_ext.ffi.NULL))
 
 
 @runs
