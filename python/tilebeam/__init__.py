@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
     from tilebeam.native.stock import register
-    from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput, Usage
+    from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.judge import LLMJudge
     from tilebeam.scoring.load_reward import load_reward_model
@@ -51,6 +51,7 @@ _HOME = {
     "SamplingParams": "sampling_params",
     "CompletionOutput": "outputs",
     "Delta": "outputs",
+    "Likelihood": "outputs",
     "Stream": "engine.streams",
     "AsyncStream": "engine.streams",
     "RequestOutput": "outputs",
@@ -106,6 +107,7 @@ __all__ = [
     "Head",
     "HeadReward",
     "LLMJudge",
+    "Likelihood",
     "LogProb",
     "Majority",
     "MathAnswer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -124,6 +125,51 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     usage: Usage
     seed: int
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How likely a continuation is after its prompt; see `LM.loglikelihood` for which tokens count as its own.
+
+    Attributes:
+        token_ids: the tokens that were scored.
+        logprobs: natural log-probability of each, given all tokens before it.
+        greedy: whether each of them is the likeliest one at its place.
+        characters, bytes: length of the continuation's text (bytes in UTF-8); tokens that stand for no text have none.
+        decoded_tokens: tokens that went through the model for this continuation. What it shares with another one of
+            the same call is counted for one of them.
+        cached_tokens: tokens that were in the KV cache.
+        seconds: inside llama_decode, this continuation's share.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    greedy: bool
+    characters: int
+    bytes: int
+    decoded_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def logprob(self) -> float:
+        """The sum over all tokens."""
+        return math.fsum(self.logprobs)
+
+    @property
+    def per_token(self) -> float:
+        """The mean over the tokens."""
+        return self.logprob / len(self.logprobs)
+
+    @property
+    def per_character(self) -> float:
+        """The sum divided by the characters, -inf for a text without any."""
+        return self.logprob / self.characters if self.characters else -math.inf
+
+    @property
+    def per_byte(self) -> float:
+        """The sum divided by the bytes, -inf for a text without any."""
+        return self.logprob / self.bytes if self.bytes else -math.inf
 
 
 def check_complete(outputs: Sequence[RequestOutput]) -> None:

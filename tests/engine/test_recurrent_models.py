@@ -105,6 +105,19 @@ def test_samples_go_on_from_kept_prefixes(pair: tuple[LM, LM]) -> None:
             assert worst(stock, prompts, lm.generate(prompts, drawn(4))) < LIMIT
 
 
+def test_likelihoods_of_texts_that_begin_alike(pair: tuple[LM, LM]) -> None:
+    lm, stock = pair
+    prompt, shared = PROMPT * 3, [9, 4, 31] * 7
+    tails = [[*shared, 5, 6, 7], [*shared, 8], [11, 12], [*shared[:5], 13, 14]]
+    found = lm.loglikelihood(prompt, tails)
+    for tail, likelihood in zip(tails, found, strict=True):
+        logits = stock.logits(prompt + tail).astype(np.float64)[len(prompt) - 1 : -1]
+        logits -= logits.max(1, keepdims=True)
+        wanted = (logits - np.log(np.exp(logits).sum(1, keepdims=True)))[range(len(tail)), tail]
+        assert float(np.abs(wanted - likelihood.logprobs).max()) < LIMIT
+    assert sum(x.decoded_tokens for x in found) < len(prompt) + sum(map(len, tails))
+
+
 def test_more_samples_than_there_is_room_for(pair: tuple[LM, LM]) -> None:
     """Some give way and are decoded again later."""
     _, stock = pair

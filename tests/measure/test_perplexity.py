@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tilebeam.cli import main as cli
+from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
@@ -38,7 +39,6 @@ from tilebeam.measure.perplexity import (
     Windows,
     cut,
     decode,
-    log_sum_exp,
     measure,
     windows_of,
 )

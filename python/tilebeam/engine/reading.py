@@ -1,4 +1,5 @@
-"""Logits or hidden states at chosen positions of given texts: what reward models and likelihood scores are made of.
+"""Logits, log-probabilities or hidden states at chosen positions of given texts: what reward models and likelihood
+scores are made of.
 
 Texts that begin with tokens already in the prefix cache, or with those of other texts of the same call, fork those
 cells, so a text that grew by a step costs the step's tokens only.
@@ -9,12 +10,13 @@ through in batches of their own, without outputs, where there are enough of them
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +40,8 @@ class Reading:
     """What was read of one text.
 
     Attributes:
-        logits: float32 [positions, tokens], in the order asked for; no columns if hidden states were read.
-        hidden: float32 [positions, n_embd]; no columns if logits were read.
+        logits: float32 [positions, tokens], in the order asked for; no columns if something else was read.
+        hidden: float32 [positions, n_embd]; no columns if something else was read.
         decoded_tokens: that went through the model.
         cached_tokens: that were in the cache.
         seconds: inside llama_decode, this text's share.
@@ -50,6 +52,19 @@ class Reading:
     decoded_tokens: int = 0
     cached_tokens: int = 0
     seconds: float = 0.0
+
+
+@dataclass
+class TokenReading(Reading):
+    """What was read of the tokens that follow a text's positions.
+
+    Attributes:
+        logprobs: float64 [positions], natural log-probabilities of the tokens asked about.
+        likeliest: bool [positions], whether no token is likelier; of equals the lower.
+    """
+
+    logprobs: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    likeliest: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
 
 @dataclass(eq=False)
@@ -80,18 +95,72 @@ class _Job:
         return sorted(p for p in self.rows if self.start <= p < stop)
 
 
-@dataclass(frozen=True)
-class _Question:
-    """What is read at a position: logits of some tokens (of all: None), or the hidden state."""
+class _Question(Protocol):
+    """What is read at the positions asked for."""
 
-    hidden: bool
-    tokens: npt.NDArray[np.int64] | None = None
+    hidden: bool  # hidden states, which a batch gives for all its entries
 
-    def answer(self, context: Context, entry: int) -> Floats:
-        if self.hidden:
-            return context.hidden(entry)
+    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
+        """Put what the last batch gave for an entry into the rows of a job's position."""
+
+
+class _Logits:
+    """Logits of some tokens, of all: None."""
+
+    hidden = False
+
+    def __init__(self, tokens: npt.NDArray[np.int64] | None) -> None:
+        self._tokens = tokens
+
+    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
         logits = context.logits(entry)
-        return logits if self.tokens is None else logits[self.tokens]
+        job.out.logits[job.rows[position]] = logits if self._tokens is None else logits[self._tokens]
+
+
+class _Hidden:
+    """Hidden states."""
+
+    hidden = True
+
+    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
+        job.out.hidden[job.rows[position]] = context.hidden(entry)
+
+
+class _LogProbs:
+    """Log-probabilities of one token for each row of each text, whose readings are `TokenReading`s."""
+
+    hidden = False
+
+    def __init__(self, wanted: dict[_Job, SequenceOf[int]], n_vocab: int) -> None:
+        self._wanted = wanted
+        self._work = np.empty(n_vocab, np.float32)
+
+    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
+        assert isinstance(job.out, TokenReading)
+        logits = context.logits(entry)
+        top, log_sum = log_sum_exp(logits, self._work)
+        for row in job.rows[position]:
+            token = self._wanted[job][row]
+            job.out.logprobs[row] = float(logits[token]) - log_sum
+            job.out.likeliest[row] = token == top
+
+
+def log_sum_exp(row: Floats, work: Floats) -> tuple[int, float]:
+    """(arg max, log of the sum of exponentials) of float32 logits; exponentials in float32, their sum in float64.
+
+    Args:
+        row: logits, [n_vocab]; work: scratch, [n_vocab].
+
+    Raises:
+        TilebeamError: the logits are not numbers.
+    """
+    top = int(row.argmax())
+    highest = float(row[top])
+    if not math.isfinite(highest):
+        raise TilebeamError("The model's logits are not numbers: the file, or what computes it, is broken.")
+    np.subtract(row, row[top], out=work)
+    np.exp(work, out=work)
+    return top, highest + math.log(float(work.sum(dtype=np.float64)))
 
 
 class Reader:
@@ -121,7 +190,7 @@ class Reader:
         if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < size):
             raise TilebeamError(f"Tokens must be between 0 and {size - 1}.")
         jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
-        return self._answers(jobs, _Question(False, wanted), hook)
+        return self._answers(jobs, _Logits(wanted), hook)
 
     def hidden(
         self,
@@ -131,7 +200,30 @@ class Reader:
     ) -> list[Reading]:
         """See `LM.hidden`."""
         jobs = self._jobs(targets, positions, 0, self._context.model.n_embd)
-        return self._answers(jobs, _Question(True), hook)
+        return self._answers(jobs, _Hidden(), hook)
+
+    def logprobs(
+        self,
+        targets: SequenceOf[list[int]],
+        positions: SequenceOf[SequenceOf[int]],
+        tokens: SequenceOf[SequenceOf[int]],
+        hook: ReadHook | None = None,
+    ) -> list[TokenReading]:
+        """As `logits`, but of one token for each position, and normalized over the vocabulary.
+
+        Args:
+            tokens: for each text and position the token whose probability is asked for.
+        """
+        size = self._context.model.vocab.size
+        if any(not 0 <= token < size for some in tokens for token in some):
+            raise TilebeamError(f"Tokens must be between 0 and {size - 1}.")
+        jobs = self._jobs(targets, positions, 0, 0)
+        outs = [TokenReading(j.out.logits, j.out.hidden) for j in jobs]
+        for job, out, where in zip(jobs, outs, positions, strict=True):
+            job.out = out
+            out.logprobs, out.likeliest = np.empty(len(where)), np.empty(len(where), np.bool_)
+        self._answers(jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size), hook)
+        return outs
 
     def _jobs(
         self, targets: SequenceOf[list[int]], positions: SequenceOf[SequenceOf[int]], n_logits: int, n_hidden: int
@@ -233,8 +325,7 @@ class Reader:
             job.out.seconds += seconds * job.done / n
             job.out.decoded_tokens += job.done
             for entry, position in job.flagged:
-                out = job.out.hidden if question.hidden else job.out.logits
-                out[job.rows[position]] = question.answer(self._context, entry)
+                question.answer(self._context, entry, job, position)
             self._leave_mark(job)
             if job.start == job.stop and job.seq is not None:
                 self._kv.retire(job.seq)

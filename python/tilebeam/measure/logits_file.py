@@ -18,9 +18,10 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.perplexity import F32, I32, Prediction, Scorer, Windows, log_sum_exp
+from tilebeam.measure.perplexity import F32, I32, Prediction, Scorer, Windows
 
 MAGIC = b"_logits_"
 _HEADER = struct.Struct("<8s3i")

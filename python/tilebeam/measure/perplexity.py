@@ -12,7 +12,6 @@ perplexity_stats.py makes figures of that, and can pair two subjects' tokens.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.perplexity_stats import TokenScores
 from tilebeam.model.lm import LM
@@ -189,21 +189,6 @@ class Prediction(Protocol):
             row: logits, [n_vocab]; log_sum: the log of the sum of their exponentials.
             work, weights: scratch, [n_vocab].
         """
-
-
-def log_sum_exp(row: F32, work: F32) -> tuple[int, float]:
-    """(arg max, log of the sum of exponentials) of float32 logits; exponentials in float32, their sum in float64.
-
-    Raises:
-        TilebeamError: the logits are not numbers.
-    """
-    top = int(row.argmax())
-    highest = float(row[top])
-    if not math.isfinite(highest):
-        raise TilebeamError("The model's logits are not numbers: the file, or what computes it, is broken.")
-    np.subtract(row, row[top], out=work)
-    np.exp(work, out=work)
-    return top, highest + math.log(float(work.sum(dtype=np.float64)))
 
 
 class Logits:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.engine import Engine
+from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids, continued_text
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
@@ -24,7 +25,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
-from tilebeam.outputs import Figures, Progress, ProgressHook, RequestOutput
+from tilebeam.outputs import Figures, Likelihood, Progress, ProgressHook, RequestOutput
 from tilebeam.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -282,6 +283,65 @@ class LM:
         ids = [self.tokenize(p) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
         with self._dispatcher.exclusive():
             return self._reader.hidden(ids, positions, progress)
+
+    def loglikelihood(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Prompt],
+        *,
+        parse_special: bool = True,
+        progress: ReadHook | None = None,
+    ) -> list[Likelihood]:
+        """How likely each of several continuations of a prompt is; see `loglikelihoods`.
+
+        lm.loglikelihood("The capital of France is", [" Paris", " Lyon"])[0].logprob
+        """
+        return self.loglikelihoods([(prompt, continuations)], parse_special=parse_special, progress=progress)[0]
+
+    def loglikelihoods(
+        self,
+        prompts: Sequence[tuple[Prompt, Sequence[Prompt]]],
+        *,
+        parse_special: bool = True,
+        progress: ReadHook | None = None,
+    ) -> list[list[Likelihood]]:
+        """How likely continuations of prompts are, without generating. Sequences share batches, and what texts have in
+        common is decoded once; see `keep_prefixes`.
+
+        Texts: prompt and continuation are tokenized as one text, put together as they are (a space between them must
+        be in one of them). Scored are its tokens from the first one that the prompt alone, without white space at its
+        end, does not have: a token over the border belongs to the continuation. All continuations of one prompt are
+        scored from the same token on, so that sums can be compared. In front of an empty prompt stands BOS, or EOS in
+        models without.
+
+        Token ids: taken as they are, without a BOS token being added; every token of the continuation is scored.
+
+        Args:
+            prompts: pairs of a prompt and its continuations; all texts or all token ids.
+            parse_special: read control tokens spelled out in texts as such. Turn it off for untrusted text.
+            progress: called after every batch with (tokens decoded, tokens to decode).
+
+        Returns:
+            For each prompt a `Likelihood` per continuation.
+
+        Raises:
+            TilebeamError: prompt and continuation do not fit the context, a continuation is empty, or decoding failed.
+        """
+        plan = LikelihoodPlan([self._continued(*pair, parse_special) for pair in prompts], self._context.n_ctx)
+        with self._dispatcher.exclusive():
+            return plan.results(self._reader.logprobs(plan.targets, plan.positions, plan.tokens, progress))
+
+    def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:
+        if isinstance(continuations, str):
+            raise TilebeamError("Continuations are a list of texts, or of token ids, not one text.")
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            texts = [c for c in continuations if isinstance(c, str)]
+            if isinstance(prompt, str) and len(texts) == len(continuations):
+                return continued_text(vocab, prompt, texts, parse_special)
+            if isinstance(prompt, str) or texts:
+                raise TilebeamError("Prompt and continuations must be all texts, or all token ids.")
+            return continued_ids(vocab, prompt, cast(Sequence[Sequence[int]], continuations))
 
     @contextmanager
     def raw_decode(self) -> Iterator[Context]:

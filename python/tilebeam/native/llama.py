@@ -104,6 +104,7 @@ class Vocab:
         self.bos: int = C.llama_vocab_bos(pointer)
         self.eos: int = C.llama_vocab_eos(pointer)
         self.adds_bos: bool = C.llama_vocab_get_add_bos(pointer)
+        self.adds_eos: bool = C.llama_vocab_get_add_eos(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._going: set[int] = set()  # known not to end
