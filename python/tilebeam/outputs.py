@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from tilebeam.errors import SearchCancelled
+
+if TYPE_CHECKING:
+    from tilebeam.text_state import TextState
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -80,6 +83,8 @@ class CompletionOutput:
         logprobs: natural log-probability of each token under the model; None unless asked for.
         top_logprobs: for each token the likeliest tokens at its position and their natural log-probabilities,
             likeliest first; None unless asked for.
+        hidden: what its tokens' hidden states add up to; None unless asked for.
+        hidden_steps: the same where each step ended; None unless asked for.
     """
 
     index: int
@@ -91,6 +96,12 @@ class CompletionOutput:
     logprobs: list[float] | None = None
     stop_reason: str | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    hidden: TextState | None = field(default=None, repr=False, compare=False)
+    hidden_steps: list[TextState] | None = field(default=None, repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all but hidden states."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if not name.startswith("hidden")}
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,10 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     usage: Usage
     seed: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all but hidden states."""
+        return asdict(replace(self, outputs=[])) | {"outputs": [c.as_dict() for c in self.outputs]}
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ class SamplingParams:
             text. Checked before anything is decoded.
         speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
             text does not depend on it.
+        hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
+        hidden_steps: and ``hidden_steps``, at the end of every step, which this string ends; "" for none.
+        hidden_prompt: the prompt's last token counts as the first of the text, for texts that grow call by call.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
     """
 
@@ -62,6 +65,9 @@ class SamplingParams:
     grammar: str | None = None
     logit_bias: Mapping[int, float] | None = None
     speculate: bool = True
+    hidden: bool = False
+    hidden_steps: str = ""
+    hidden_prompt: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -117,6 +123,10 @@ class SamplingParams:
             f"grammar must be a GBNF text, or None, not {self.grammar!r}",
         )
         need(self.grammar is None or not self.ignore_eos, "ignore_eos with a grammar: a text that matches has to end")
+        need(
+            self.hidden or not (self.hidden_steps or self.hidden_prompt),
+            "hidden_steps and hidden_prompt need hidden=True",
+        )
         for token, bias in (self.logit_bias or {}).items():
             need(is_whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
             fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)

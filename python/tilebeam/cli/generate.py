@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,7 +41,7 @@ def generate(
                 outputs = lm.generate(texts, params, progress=hook)
             for output in outputs:
                 if json_:
-                    print(json.dumps(asdict(output) | {"device": lm.device}, indent=2 if len(outputs) == 1 else None))
+                    print(json.dumps(output.as_dict() | {"device": lm.device}, indent=2 if len(outputs) == 1 else None))
                 else:
                     _samples(output, titled=len(outputs) > 1)
     from tilebeam.cli import search_view

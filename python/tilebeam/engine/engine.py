@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.hidden_states import HiddenStates
 from tilebeam.engine.kv_cache import PrefixCache
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
@@ -52,6 +53,7 @@ class Engine:
         self.kv = PrefixCache(context, context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context)
+        self.hidden = HiddenStates(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()
         self.observer: Observer | None = None
@@ -144,8 +146,12 @@ class Engine:
                     plan = self._plan(drafts)
                 if not plan.n:
                     return None
+            if plan.hidden:
+                self.context.output_hidden(True)
             began = time.perf_counter()
             code = self.context.decode(plan.n)
+            if plan.hidden:
+                self.context.output_hidden(False)
             if code == 0:
                 self._account(plan, time.perf_counter() - began)
                 self.scheduler.decoded()
@@ -176,6 +182,7 @@ class Engine:
             sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
             sample.detokenizer = Detokenizer(request.params.stop)
             n_ctx = self.context.n_ctx
+            sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))
 
     def _repeat(self) -> Plan | None:
@@ -218,6 +225,9 @@ class Engine:
             forked = self.scheduler.fork_waiting
             plan.sampling = [(s, entry) for sample, entry in plan.sampling for s in (sample, *forked(sample))]
             plan.rows = _rows(plan.sampling)
+            plan.states = self.hidden.rows(plan.sampling) if plan.hidden else None
+        if plan.states is not None:
+            self.hidden.add(plan.states)
         self.sampler.sample(plan.rows)
         if plan.sampling:
             self.batches[len(plan.sampling)] += 1
@@ -252,6 +262,8 @@ class Engine:
             sampling, depth = confirmed, depth + 1
             if sampling:
                 rows = _rows(sampling)
+                if plan.hidden and (states := self.hidden.rows(sampling)) is not None:
+                    self.hidden.add(states)
                 self.sampler.sample(rows)
                 self._take_each(sampling, rows)
         for sample, span in spans.items():
@@ -276,6 +288,9 @@ class Engine:
             for (sample, _), logit, norm in zip(plan.sampling, rows.logits, rows.norms, strict=True):
                 if sample.request.wants_norm:
                     sample.logprobs.append(logit - norm)
+        if any(request.params.hidden_steps for request, _ in plan.shares):
+            for sample, _ in plan.sampling:
+                self._step_ends(sample)
         for request, count in plan.shares:
             request.usage.completion_tokens += count
             request.progress.tokens += count
@@ -304,12 +319,25 @@ class Engine:
             if params.top_logprobs:
                 tokens, logits = self.sampler.top(entry, params.top_logprobs)
                 sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
+        self._step_ends(sample)
         if (self.vocab.is_end(token) and not params.ignore_eos) or (sample.detokenizes and self._detokenize(sample)):
             self._finish(sample, "stop")
         elif len(sample.tokens) == sample.limit:
             self._finish(sample, "length")
         elif request.on_change is not None:
             request.on_change(sample)
+
+    def _step_ends(self, sample: Sample) -> None:
+        """Note the hidden states by now if the token just drawn ends a step."""
+        if sample.place is None or not sample.request.params.hidden_steps:
+            return
+        stop = sample.request.params.hidden_steps.encode()
+        text = sample.tail + self.vocab.piece(sample.tokens[-1])
+        ended = text.rfind(stop)
+        if ended >= 0:
+            sample.hidden_steps.append(self.hidden.state(sample.place))
+            text = text[ended + len(stop) :]
+        sample.tail = text[len(text) - min(len(text), len(stop) - 1) :]
 
     def _detokenize(self, sample: Sample) -> bool:
         """Turn new tokens into text. True: a stop string has appeared."""
@@ -348,6 +376,10 @@ class Engine:
         if sample.sampler is not None:
             sample.sampler.close()
             sample.sampler = None
+        if sample.place is not None:
+            sample.hidden = self.hidden.state(sample.place)
+            self.hidden.close(sample.place)
+            sample.place = None
         request = sample.request
         request.progress.finished += 1
         if request.on_change is not None:

@@ -13,6 +13,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.text_state import TextState
 
 
 @dataclass(eq=False)
@@ -35,6 +36,10 @@ class Sample:
     detokenized: int = 0  # tokens whose text is in the detokenizer
     drafted: int = 0  # tokens that a drafter proposed and a step decoded
     accepted: int = 0  # of them, those that were drawn
+    place: int | None = None  # of its hidden states, while it wants any
+    hidden: TextState | None = None  # at its end
+    hidden_steps: list[TextState] = field(default_factory=list)
+    tail: bytes = b""  # of its text: what may be the beginning of a step's end
 
     @property
     def detokenizes(self) -> bool:
@@ -44,6 +49,10 @@ class Sample:
     def target(self) -> list[int]:
         """The tokens that must be in the cache before the next token can be drawn."""
         return self.request.prompt_ids + self.tokens
+
+    def draws_apart(self) -> bool:
+        """Whether the hidden state of its last token is wanted, so that no batch with prompts may decode that token."""
+        return self.request.params.hidden and (bool(self.tokens) or self.request.params.hidden_prompt)
 
     def todo(self) -> int:
         """Tokens still to decode before the next draw; 1 when it simply goes on."""
@@ -76,6 +85,11 @@ class Request:
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
 
     @property
+    def text_start(self) -> int:
+        """The position of the first token whose hidden state counts."""
+        return len(self.prompt_ids) - self.params.hidden_prompt
+
+    @property
     def wants_norm(self) -> bool:
         """Whether log-probabilities are asked for."""
         return self.params.logprobs or self.params.top_logprobs > 0
@@ -96,6 +110,8 @@ class Request:
                     logprobs=logprobs,
                     stop_reason=s.detokenizer.stop_string if s.detokenizer else None,
                     top_logprobs=s.top_logprobs if self.params.top_logprobs else None,
+                    hidden=s.hidden,
+                    hidden_steps=s.hidden_steps if self.params.hidden_steps else None,
                 )
             )
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)

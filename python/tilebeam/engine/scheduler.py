@@ -2,7 +2,8 @@
 
 Samples wait in a queue for a slot. A batch has one token of every sample that decodes, and chunks of prompts: at most
 `PREFILL_CHUNK` tokens of these while samples decode, half of them of the prompt that came first, the others of the
-shortest.
+shortest. Where samples want hidden states, of which llama.cpp gives all of a batch or none, tokens that decode and
+chunks of prompts take turns.
 
 - A prompt is decoded once, by its first sample; samples admitted meanwhile wait for it and fork from its cells, all
   drawing from the same logits. If there are more samples than slots, the prompt without its last token is pinned in the
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tilebeam.engine.drafter import Drafter
+from tilebeam.engine.hidden_states import StateRows
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
@@ -86,6 +88,8 @@ class Plan:
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
         drafts: whether there are spans with drafts.
+        hidden: whether hidden states are wanted, of all its tokens.
+        states: where they go; made when the plan is drawn from for the first time.
         only_decodes: nothing of a prompt is in it.
     """
 
@@ -98,6 +102,8 @@ class Plan:
     unchecked: int = 0
     drafts: bool = False
     only_decodes: bool = False
+    hidden: bool = False
+    states: StateRows | None = None
 
     def write(self, context: Context) -> None:
         """Fill the batch arrays."""
@@ -123,6 +129,7 @@ class _Prompt:
     request: Request
     sample: Sample | None
     target: list[int]
+    draws: bool = False  # once all of it is decoded
 
     @property
     def todo(self) -> int:
@@ -157,6 +164,7 @@ class Scheduler:
         self._context = context
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
+        self._prompts_next = False  # where samples that want hidden states and prompts take turns
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -325,6 +333,14 @@ class Scheduler:
         """
         decoding = self._decoding()
         prompts = self._prompts()
+        room = min(PREFILL_CHUNK, self.kv.free - len(decoding)) if decoding else self._context.n_batch
+        hidden = any(s.request.params.hidden for s in decoding)
+        if hidden and prompts:
+            self._prompts_next = not self._prompts_next
+            if self._prompts_next and room > 0:
+                decoding, hidden = [], False
+            else:
+                prompts = []
         drafted = self._drafts(decoding, prompts) if drafts and self._wants_drafts() else {}
         spans: list[Span] = []
         n = 0
@@ -335,8 +351,7 @@ class Scheduler:
             self.kv.extend(sample.kv, tokens)
             spans.append(Span(sample.kv, sample.request, sample, tokens, n, len(tokens)))
             n += len(tokens)
-        room = self._context.n_batch - n
-        for span in self._prefill(prompts, min(room, PREFILL_CHUNK) if decoding else room):
+        for span in self._prefill(prompts, min(room, self._context.n_batch - n)):
             span.entry = n
             spans.append(span)
             n += len(span.tokens)
@@ -345,7 +360,7 @@ class Scheduler:
         ]
         steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
         steady = steady and (self.drafter is None or self.resting > 0)  # else it may have a guess the next time
-        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted), only_decodes=not prompts)
+        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted), only_decodes=not prompts, hidden=hidden)
         if steady:
             self._count_shares(plan, decoding)
         return plan
@@ -361,7 +376,8 @@ class Scheduler:
             prompts.append(_Prompt(request.pinned, request, None, request.prompt_ids[:-1]))
         for sample in self.running:
             if sample.kv is not None and sample.todo() > 1:
-                prompts.append(_Prompt(sample.kv, sample.request, sample, sample.target()))
+                target, apart = sample.target(), sample.draws_apart()
+                prompts.append(_Prompt(sample.kv, sample.request, sample, target[:-1] if apart else target, not apart))
         return prompts
 
     def _prefill(self, prompts: list[_Prompt], room: int) -> list[Span]:
@@ -371,7 +387,7 @@ class Scheduler:
             if count > 0:
                 tokens = p.target[len(p.seq) : len(p.seq) + count]
                 self.kv.extend(p.seq, tokens)
-                outputs = int(p.sample is not None and p.todo == 0)
+                outputs = int(p.draws and p.todo == 0)
                 spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
         return spans
 

@@ -112,7 +112,7 @@ class SearchResult:
             "text": self.the_one.text,
             "best_index": self.best_index,
             "scores": self.scores,
-            "candidates": [asdict(replace(c, logprobs=None)) for c in self.candidates],
+            "candidates": [replace(c, logprobs=None).as_dict() for c in self.candidates],
             "trajectories": [asdict(t) for t in self.trajectories],
             "pruned": [asdict(t) for t in self.pruned],
             "usage": asdict(self.usage) | {"seconds": self.usage.seconds},

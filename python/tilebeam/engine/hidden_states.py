@@ -1,0 +1,89 @@
+"""Takes the hidden states of the rows that a step decodes anyway, and adds them up per sample.
+
+llama.cpp gives hidden states and logits of one batch, but then of all its rows. So the scheduler keeps prompts out of
+the batches that give hidden states; all rows of such a batch draw tokens or check drafts, and have logits anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine.request import Sample
+from tilebeam.native.llama import Context
+from tilebeam.text_state import DECAY, TextState
+
+_ROWS = 16  # at first
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """Where the hidden states of a batch go.
+
+    Attributes:
+        entries: of the batch, int64 [samples].
+        places: the samples' places.
+        starts: the position from which on a sample's tokens are text.
+    """
+
+    entries: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+
+class HiddenStates:
+    """The states of all samples that want one."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._count = np.zeros(0, np.int64)
+        self._total, self._recent, self._last = (np.zeros((0, context.model.n_embd), np.float32) for _ in range(3))
+        self._free: list[int] = []
+
+    def open(self) -> int:
+        """A place for a sample, with the state of an empty text."""
+        if not self._free:
+            held = len(self._count)
+            more = max(_ROWS, held)
+            self._count = np.concatenate([self._count, np.zeros(more, np.int64)])
+            self._total, self._recent, self._last = (
+                np.concatenate([a, np.zeros((more, a.shape[1]), np.float32)])
+                for a in (self._total, self._recent, self._last)
+            )
+            self._free = list(range(held + more - 1, held - 1, -1))
+        place = self._free.pop()
+        self._count[place] = 0
+        for array in (self._total, self._recent, self._last):
+            array[place] = 0
+        return place
+
+    def state(self, place: int) -> TextState:
+        """A sample's state by now."""
+        arrays = (a[place].copy() for a in (self._total, self._recent, self._last))
+        return TextState(int(self._count[place]), *arrays)
+
+    def close(self, place: int) -> None:
+        """The place is free for another sample."""
+        self._free.append(place)
+
+    def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
+        """Where hidden states of batch entries go; None: nobody wants any."""
+        wanted = [(entry, s.place, s.request.text_start) for s, entry in sampling if s.place is not None]
+        return StateRows(*np.array(wanted, np.int64).T) if wanted else None
+
+    def add(self, rows: StateRows) -> None:
+        """Take the last batch's hidden states, but for those of tokens that belong to the prompt."""
+        entries, places = rows.entries, rows.places
+        of_text = self._context.pos[entries] >= rows.starts
+        if not of_text.all():
+            entries, places = entries[of_text], places[of_text]
+        if not len(entries):
+            return
+        hidden = self._context.hidden_block(int(entries.max()) + 1)[entries]
+        self._count[places] += 1
+        self._total[places] += hidden
+        self._recent[places] = self._recent[places] * DECAY + hidden
+        self._last[places] = hidden
