@@ -25,6 +25,7 @@ QUICK = (
     "engine/test_native_sampling.py",
     "evaluation/test_eval_statistics.py",
     "evaluation/test_eval_tasks.py",
+    "evaluation/test_benchmarks.py",
     "evaluation/test_evaluation.py",
     "ext",
     "gguf/test_gguf_file.py",

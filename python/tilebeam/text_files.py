@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,18 @@ from tilebeam.errors import TilebeamError
 
 
 def read_text(file: Path) -> str:
-    """A file's text.
+    """A file's text; of a .gz file, what is compressed in it.
 
     Raises:
-        TilebeamError: it is not UTF-8.
+        TilebeamError: it is not UTF-8, or not compressed as its name says.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise TilebeamError(f"{file} is not UTF-8 text.") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TilebeamError(f"{file} is no complete gzip file: {error}.") from None
 
 
 def read_corpus(file: Path) -> str:

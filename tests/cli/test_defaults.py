@@ -52,6 +52,7 @@ DEFAULTS = {
 OTHERS = {
     ("serve", "--ctx-size"): 8192,  # for the conversations of several clients
     ("serve", "--n-predict"): None,  # until the context is full
+    ("eval", "--n-predict"): None,  # the task says
     ("trace", "--n-predict"): 32,  # a timeline is to be read
     ("perplexity", "--ctx-size"): 512,  # windows of the text
     ("perplexity", "--batch-size"): 2048,

@@ -21,7 +21,9 @@ from tilebeam import CompletionOutput, TilebeamError
 from tilebeam.evaluation import runner
 from tilebeam.evaluation.config import ModelFile, Setting, fingerprint, units
 from tilebeam.evaluation.log import timeless
-from tilebeam.evaluation.tasks import Task, TaskOptions, open_task
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks import open_task
+from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job, Workbench
 from tilebeam.scoring.load_reward import RewardSpec
 from tiny_kit import references

@@ -10,7 +10,8 @@ import pytest
 from eval_kit import CHECKS, lines
 from tilebeam import TilebeamError
 from tilebeam.evaluation.functions import load_function
-from tilebeam.evaluation.tasks import TaskOptions, open_task
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks import open_task
 
 
 def test_items_of_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import tilebeam
 from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Usage
 from tilebeam.evaluation.config import ModelFile, Setting
-from tilebeam.evaluation.tasks import Task, TaskOptions
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job, Timed, Workbench
 
 CHECKS = '''

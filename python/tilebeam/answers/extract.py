@@ -32,6 +32,21 @@ def last_number(text: str) -> str | None:
     return normalize_answer(number)
 
 
+# What GSM8K's answers end in. Behind "####" a heading may stand, too: "#### 2. Add them" and "#### 2: ..".
+_MARKED = re.compile(rf"####[ \t:=*]*(?:\\\(|\\boxed\{{|\\)?[$€£]?\s?(?>{NUMBER.pattern})(?![.):]+\s*[A-Za-z*(])")
+
+
+def marked_number(text: str) -> str | None:
+    r"""The number behind the last "####"; without one, the last in the last ``\boxed{}``; else the last of the text.
+    Normalized."""
+    last = None
+    for match in _MARKED.finditer(text):
+        last = match
+    if last is not None:
+        return last_number(last.group())
+    return last_number(boxed(text) or "") or last_number(text)
+
+
 def after(marker: str, *, stop: str = "\n") -> Extractor:
     """What follows the last `marker` (in any case), up to `stop`; normalized."""
 

@@ -13,16 +13,18 @@ import typer
 
 from tilebeam._version import __version__
 from tilebeam.cli import console
-from tilebeam.cli.options import CtxSize, ExecutorOption, Sequences, TextOptions, Threads, grouped
+from tilebeam.cli.options import CtxSize, ExecutorOption, NPredict, Sequences, Stop, Threads, TokenOptions, grouped
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.evaluation.tasks import KINDS, open_task
 from tilebeam.model.load_options import BACKENDS, LoadOptions, default_threads
-from tilebeam.text_files import escaped, read_text, unescaped
+from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.evaluation.config import ModelFile
     from tilebeam.evaluation.runner import Executor
+    from tilebeam.evaluation.tasks.base import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
 _TASK = "Task"
@@ -37,7 +39,7 @@ def evaluate(
         typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
     ],
     task: Annotated[
-        str, typer.Option("--task", help="reasoning-gym:NAME[?option=value&..], or jsonl:FILE.", show_default=False)
+        str, typer.Option("--task", help=f"One of {', '.join(k.usage for k in KINDS.values())}.", show_default=False)
     ],
     out: Annotated[
         Path,
@@ -79,7 +81,12 @@ def evaluate(
         int, typer.Option("--shot-seed", help="Seed of generated examples.", rich_help_panel=_TASK)
     ] = TaskOptions.shot_seed,
     shots_file: Annotated[
-        Path | None, typer.Option("--shots-file", help="JSONL of examples (jsonl tasks).", rich_help_panel=_TASK)
+        Path | None,
+        typer.Option(
+            "--shots-file",
+            help="File of examples, lines as the task's own; without --shots: all of jsonl's, 8 of GSM8K's.",
+            rich_help_panel=_TASK,
+        ),
     ] = None,
     prefix_file: Annotated[
         Path | None, typer.Option("--prefix-file", help="Text before everything else.", rich_help_panel=_TASK)
@@ -88,14 +95,18 @@ def evaluate(
         str | None,
         typer.Option(
             "--template",
-            help="Template of a question; {question} and other fields, \\n allowed. Default: "
-            "'Question: {question}\\nAnswer:' for reasoning-gym, '{prompt}' for files.",
+            help="Template of a question; {question} and other fields, \\n allowed. Default: the task's own.",
             rich_help_panel=_TASK,
         ),
     ] = None,
     shot_answer: Annotated[
-        str, typer.Option("--shot-answer", help="Template of the answer in an example.", rich_help_panel=_TASK)
-    ] = escaped(TaskOptions.shot_answer),
+        str | None,
+        typer.Option(
+            "--shot-answer",
+            help="Template of the answer in an example. Default: the task's own.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
     question: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +120,7 @@ def evaluate(
         typer.Option(
             "--extract",
             help="A text's answer: last-number, text, line, another extractor's name, a regular expression, or "
-            "FILE.py:function. Default: line for reasoning-gym, last-number for files.",
+            "FILE.py:function. Default: the task's own.",
             rich_help_panel=_TASK,
         ),
     ] = None,
@@ -122,15 +133,23 @@ def evaluate(
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.", rich_help_panel=_TASK)
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
+            "are made for instruct models (gsm8k), off for others.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
     seeds: Annotated[
         str,
         typer.Option(
             "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
         ),
     ] = ",".join(map(str, SEEDS)),
-    drawing: TextOptions,
+    tokens: TokenOptions,
+    n_predict: NPredict = None,
+    stop: Stop = None,
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
     latency_items: Annotated[
@@ -181,7 +200,6 @@ def evaluate(
     from tilebeam.evaluation import runner
     from tilebeam.evaluation import scorers as scoring
     from tilebeam.evaluation.config import Setting
-    from tilebeam.evaluation.tasks import open_task
     from tilebeam.evaluation.worker import Job
 
     reward = reward_model.read()
@@ -196,10 +214,11 @@ def evaluate(
         shots_file=str(shots_file) if shots_file else None,
         prefix=read_text(prefix_file) if prefix_file else "",
         template=None if template is None else unescaped(template),
-        shot_answer=unescaped(shot_answer),
+        shot_answer=None if shot_answer is None else unescaped(shot_answer),
         question=question,
         extract=extract,
         checker=checker,
+        chat=chat,
     )
     opened = open_task(options)
     scorers = _scorers(scorer, reward)
@@ -214,8 +233,7 @@ def evaluate(
         reward=_reward(reward, unescaped(step_stop)),
         sources=scoring.sources(scorers),
         seeds=_numbers(seeds, "--seeds"),
-        sampling=drawing.fields(),
-        chat=chat,
+        sampling=_sampling(opened, tokens, n_predict, stop),
         n_ctx=ctx_size,
         n_seq_max=parallel,
         threads=threads or default_threads(),
@@ -261,6 +279,14 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
             raise TilebeamError(f"--model {path} does not exist.")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
+
+
+def _sampling(task: Task, tokens: TokenOptions, n_predict: int | None, stop: list[str] | None) -> dict[str, Any]:
+    """The fields of `SamplingParams`; what was not given is the task's."""
+    return tokens.fields() | {
+        "max_tokens": task.defaults.max_tokens if n_predict is None else n_predict,
+        "stop": [unescaped(s) for s in stop] if stop else list(task.defaults.stop),
+    }
 
 
 def _devices(text: str) -> tuple[str, ...]:

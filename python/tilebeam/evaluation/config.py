@@ -19,6 +19,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
 from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
 
@@ -76,7 +77,6 @@ class Setting:
         reward: what the reward model is.
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
-        chat: wrap prompts in the model's chat template.
         n_ctx, n_seq_max, threads, executor: how models are loaded.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
@@ -93,7 +93,6 @@ class Setting:
     reward: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = SEEDS
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    chat: bool = False
     n_ctx: int = LoadOptions.n_ctx
     n_seq_max: int = LoadOptions.n_seq_max
     threads: int = 1
@@ -180,11 +179,11 @@ class Setting:
 
 
 def _without_folder(text: str) -> str:
-    """ "jsonl:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" without a/; any other text as it is."""
+    """ "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" without a/; any other text as it is."""
     kind, colon, rest = text.partition(":")
-    if kind == "jsonl" and colon:
-        return f"jsonl:{Path(rest).name}"
-    if text.endswith(".jsonl") or (is_function_name(text) and ".py:" in text):
+    if kind in KINDS and colon and "FILE" in KINDS[kind].usage:
+        return f"{kind}:{Path(rest).name}"
+    if text.endswith((".jsonl", ".jsonl.gz")) or (is_function_name(text) and ".py:" in text):
         return Path(text).name
     return text
 

@@ -13,21 +13,22 @@ class TaskOptions:
     """What makes a task.
 
     Attributes:
-        spec: "reasoning-gym:NAME[?config]" or "jsonl:FILE".
+        spec: KIND:REST, such as "gsm8k:FILE"; `tilebeam.evaluation.tasks.KINDS` has all.
         items: how many; None: 100 generated ones, or all of a file.
         item_seed: of generated items.
         pilot_seed: the first `pilot_items` items that this seed gives are left out: on them prompts were tuned.
         shots: solved examples in front of every prompt; generated with `shot_seed`, or from `shots_file`.
-        shots_file: JSONL of examples: prompt, answer.
+        shots_file: examples, lines as the task's own.
         prefix: text in front of all (before the examples).
         template: of one question; "{question}" and "{prompt}" are its text, other fields of an item by their names.
-            None: 'Question: {question}\\nAnswer:' for generated tasks, '{prompt}' for files.
-        shot_answer: what follows the template in an example.
+            None: the task's own.
+        shot_answer: what follows the template in an example; None: the task's own.
         question: regular expression; its groups (without any, all of it) in the generated text are the question.
         extract: last-number, text, line, a regular expression, or a function (module:function, FILE.py:function).
-            None: line for generated tasks, last-number for files.
+            None: the task's own.
         checker: function of item and text (module:function, FILE.py:function); None: reasoning-gym's own verifier,
             or the item's answer.
+        chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
     """
 
     spec: str
@@ -40,7 +41,8 @@ class TaskOptions:
     shots_file: str | None = None
     prefix: str = ""
     template: str | None = None
-    shot_answer: str = " {answer}\n\n"
+    shot_answer: str | None = None
     question: str | None = None
     extract: str | None = None
     checker: str | None = None
+    chat: bool | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilebeam.evaluation.config import Setting
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
-from tilebeam.evaluation.tasks import Task
+from tilebeam.evaluation.tasks.base import Task
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",

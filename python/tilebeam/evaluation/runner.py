@@ -26,7 +26,8 @@ from tilebeam.evaluation.config import Setting, Unit, units
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.report import Report, markdown
 from tilebeam.evaluation.results import PASS
-from tilebeam.evaluation.tasks import Task, open_task
+from tilebeam.evaluation.tasks import open_task
+from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job, Timed, Workbench
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.native.executor import usable_memory

@@ -15,7 +15,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
 from tilebeam.evaluation.log import Record
-from tilebeam.evaluation.tasks import Item, Task, open_task
+from tilebeam.evaluation.tasks import open_task
+from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -197,9 +198,7 @@ class Workbench:
         return SamplingParams(**dict(self.setting.sampling), seed=item_seed(seed, item.id), **changes)
 
     def _prompt(self, lm: LM, item: Item) -> str:
-        text = item.prompt
-        if self.setting.chat:
-            text = lm.apply_chat_template([{"role": "user", "content": text}])
+        text = self.task.prompt(item, lm)
         self._items[text] = item
         return text
 

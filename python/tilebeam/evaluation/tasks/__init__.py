@@ -1,0 +1,62 @@
+"""The tasks of `tilebeam eval` by name, and the one way to open one.
+
+    kinds        the table: what --task takes, in words, and the class behind it. Importing this imports none of them.
+    base         a task: items, prompts, how a text's answer is found and who judges it
+    file_task    a task whose items are the lines of a file
+    gym, jsonl, gsm8k ..   one module per kind
+
+A task is made from `TaskOptions` alone, so every process of an evaluation makes the same one; `Task.digest` proves it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.options import TaskOptions
+
+if TYPE_CHECKING:
+    from tilebeam.evaluation.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of task.
+
+    Attributes:
+        usage: what --task takes.
+        about: what it is, for help and errors.
+        where: module in this package and class.
+    """
+
+    usage: str
+    about: str
+    where: tuple[str, str]
+
+
+KINDS = {
+    "jsonl": Kind("jsonl:FILE", "own items, one JSON object a line: prompt, answer", ("jsonl", "JsonlTask")),
+    "gsm8k": Kind("gsm8k:FILE", "GSM8K's lines: question, answer ending in #### N", ("gsm8k", "Gsm8kTask")),
+    "reasoning-gym": Kind(
+        "reasoning-gym:NAME[?option=value&..]", "a generator of reasoning-gym, frozen by seeds", ("gym", "GymTask")
+    ),
+}
+
+
+def open_task(options: TaskOptions) -> Task:
+    """The task.
+
+    Raises:
+        TilebeamError: there is no such task, or it cannot be made; says why.
+    """
+    name, _, rest = options.spec.partition(":")
+    for option, value, least in (("items", options.items, 1), ("shots", options.shots, 0)):
+        if value is not None and value < least:
+            raise TilebeamError(f"--{option} must be at least {least}, not {value}.")
+    if name not in KINDS or not rest:
+        raise TilebeamError(f"--task {options.spec!r}: write {', or '.join(k.usage for k in KINDS.values())}.")
+    module, cls = KINDS[name].where
+    task: Task = getattr(importlib.import_module(f"{__name__}.{module}"), cls)(options)
+    return task

@@ -1,0 +1,201 @@
+"""What a task is: items with prompts and right answers, how a text's answer is found, and who says whether it is
+right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from tilebeam.answers.extract import Extractor, equality_of
+from tilebeam.answers.normalize import normalize_answer
+from tilebeam.answers.registry import extractor
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.sampling_params import SamplingParams
+
+Checker = Callable[[Mapping[str, Any], str], "float | bool"]
+Message = dict[str, str]
+
+
+class ChatModel(Protocol):
+    """What a chat prompt asks of a model: `tilebeam.LM.apply_chat_template`."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt of these messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem.
+
+    Attributes:
+        id: unique in its task.
+        question: what is asked, without examples and template.
+        answer: the right one.
+        body: the question in its template.
+        prompt: what a model without chat template reads: prefix and examples, then the body.
+        data: all that is known of it, for checkers.
+    """
+
+    id: str
+    question: str
+    answer: str
+    body: str
+    prompt: str
+    data: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a task does where its options say nothing.
+
+    Attributes:
+        template: of a question; fields of an item in braces.
+        extract: name of the extractor, see `tilebeam.answers.registry.extractor`.
+        shot_answer: template of an example's answer.
+        max_tokens, stop: of a sample.
+    """
+
+    template: str
+    extract: str
+    shot_answer: str = " {answer}\n\n"
+    max_tokens: int | None = SamplingParams.max_tokens
+    stop: tuple[str, ...] = ()
+
+
+class Task(ABC):
+    """Items, prompts, extraction and verdicts.
+
+    Attributes:
+        chat: prompts go through the model's chat template.
+        defaults: of its kind, with or without chat.
+        items: the problems.
+        extract: a text's answer, None if it holds none.
+        equal: whether two answers are the same.
+    """
+
+    chats: ClassVar[bool] = False  # unless the options say otherwise
+
+    def __init__(self, options: TaskOptions) -> None:
+        self.options = options
+        self.chat = self.chats if options.chat is None else options.chat
+        self.defaults = self._defaults()
+        self.template = self.defaults.template if options.template is None else options.template
+        self._shot_answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
+        self.shots = [self._shot(entry) for entry in self._shots()]
+        self.head = options.prefix + "".join(question + answer for question, answer in self.shots)
+        self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
+        self.equal = equality_of(self.extract)
+        self._check = load_function(options.checker, "--checker") if options.checker else None
+        self.items = list(self._items())
+        if not self.items:
+            raise TilebeamError(f"{options.spec} has no items.")
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        return self.options.spec
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all prompts and answers and the source of what judges them."""
+        content = [[i.id, self.messages(i) if self.chat else i.prompt, i.answer] for i in self.items]
+        judges = [self._extract_source, source_digest(self._check) if self._check else "", *self._sources()]
+        return hashlib.sha256(json.dumps([content, judges]).encode()).hexdigest()
+
+    def messages(self, item: Item) -> list[Message]:
+        """The item as a conversation: examples are earlier turns, the prefix begins the first."""
+        turns = [(self.options.prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
+        found = [
+            {"role": role, "content": text.strip()}
+            for turn in turns
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        return [*found, {"role": "user", "content": item.body if found else self.options.prefix + item.body}]
+
+    def prompt(self, item: Item, lm: ChatModel) -> str:
+        """What a model reads.
+
+        Raises:
+            TilebeamError: the task chats, and the model has no chat template.
+        """
+        if not self.chat:
+            return item.prompt
+        try:
+            return lm.apply_chat_template(self.messages(item))
+        except TilebeamError as error:
+            raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
+
+    def verdict(self, item: Item, text: str) -> float:
+        """How right a text is, 0 to 1.
+
+        Raises:
+            TilebeamError: the checker failed, or returned something else.
+        """
+        try:
+            value = float(self._check(item.data, text) if self._check else self._judge(item, text))
+        except Exception as error:  # foreign code
+            raise TilebeamError(f"The checker failed on item {item.id}: {type(error).__name__}: {error}.") from error
+        if not 0 <= value <= 1:
+            raise TilebeamError(f"The checker must return 0 to 1, not {value} (item {item.id}).")
+        return value
+
+    @abstractmethod
+    def _defaults(self) -> Defaults:
+        """What holds unless the options say otherwise; `self.chat` is known."""
+
+    @abstractmethod
+    def _items(self) -> Iterator[Item]: ...
+
+    @abstractmethod
+    def _shots(self) -> Sequence[Mapping[str, Any]]:
+        """The examples, as fields of the template and "answer"."""
+
+    def _judge(self, item: Item, text: str) -> float | bool:
+        """Without a checker of the user's."""
+        answer = self.extract(text)
+        return answer is not None and (answer == item.answer or self.equal(answer, normalize_answer(item.answer)))
+
+    def _sources(self) -> list[str]:
+        return []
+
+    def _item(self, key: str, fields: Mapping[str, Any]) -> Item:
+        body = self._filled(fields)
+        return Item(key, fields["question"], fields["answer"], body, self.head + body, fields)
+
+    def _filled(self, fields: Mapping[str, Any]) -> str:
+        try:
+            return self.template.format_map(fields)
+        except (KeyError, IndexError, ValueError) as error:
+            known = ", ".join("{" + name + "}" for name in fields)
+            raise TilebeamError(
+                f"--template {self.template!r} does not fit: {error!r}; its fields are {known}."
+            ) from None
+
+    def _shot(self, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """An example's question and answer."""
+        try:
+            return self._filled(fields), self._shot_answer.format_map(fields)
+        except (KeyError, IndexError, ValueError) as error:
+            raise TilebeamError(f"--shot-answer {self._shot_answer!r} does not fit: {error!r}.") from None
+
+
+def first_line(text: str) -> str | None:
+    """The first line that is not empty, as it is."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), None)
+
+
+def _extractor(name: str) -> tuple[Extractor, str]:
+    """The extractor of that name, and what its code was if it is the user's."""
+    if name == "line":
+        return first_line, ""
+    if is_function_name(name):
+        function = load_function(name, "--extract")
+        return function, source_digest(function)
+    return extractor(name), ""

@@ -1,0 +1,47 @@
+"""jsonl:FILE, a user's own items: {"prompt": .., "answer": .., "id": .., "checker": "module:function", ..}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.functions import load_function, source_digest
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks.base import Checker, Defaults, Item
+from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+
+
+class JsonlTask(FileTask):
+    """Prompts as they are; answers compared, or judged by a function that the item names."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        self._checkers: dict[str, Checker] = {}
+        super().__init__(options)
+
+    def _defaults(self) -> Defaults:
+        return Defaults(template="{prompt}", extract="last-number")
+
+    def _sources(self) -> list[str]:
+        return [source_digest(self._checkers[name]) for name in sorted(self._checkers)]
+
+    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
+        prompt = text_of(line, "prompt", where)
+        answer = line.get("answer", "")
+        if not isinstance(answer, (str, int, float)) or isinstance(answer, bool):
+            raise TilebeamError(f'{where}: "answer" must be a text or a number.')
+        if "answer" not in line and "checker" not in line:
+            raise TilebeamError(f'{where} has neither "answer" nor "checker".')
+        self._load_checker(line.get("checker"), where)
+        return {**line, "question": prompt, "answer": str(answer)}
+
+    def _load_checker(self, name: Any, where: str) -> None:
+        if name is None or self.options.checker or name in self._checkers:
+            return
+        if not isinstance(name, str):
+            raise TilebeamError(f'{where}: checker must be "module:function".')
+        self._checkers[name] = load_function(name, f"{where}: checker")
+
+    def _judge(self, item: Item, text: str) -> float | bool:
+        checker = item.data.get("checker")
+        return super()._judge(item, text) if checker is None else self._checkers[checker](item.data, text)

@@ -1,0 +1,134 @@
+"""Tasks of known data sets in their original lines: prompts with and without a chat template, examples, verdicts."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from eval_kit import lines
+from tilebeam import TilebeamError
+from tilebeam.evaluation.config import ModelFile, Setting
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks import KINDS, open_task
+
+DUCKS = {
+    "question": "Janet has 16 ducks and sells 7. How many are left? ",
+    "answer": "She has 16 - 7 = <<16-7=9>>9 ducks.\n#### 9",
+}
+HOUSE = {"question": "A house costs $80,000 and a car 1,200. Both?", "answer": "80,000 + 1,200\n#### 81,200"}
+TRAIN = [{"question": f"{i} + {i}?", "answer": f"<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}"} for i in range(12)]
+
+
+class Marks:
+    """A model whose chat template shows who said what."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+
+
+class Base:
+    """A model without one."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:  # noqa: ARG002
+        raise TilebeamError("This model has no chat template.")
+
+
+def test_every_kind_of_the_table_is_there() -> None:
+    for name, kind in KINDS.items():
+        with pytest.raises((TilebeamError, FileNotFoundError), match="no-such"):
+            open_task(TaskOptions(f"{name}:no-such"))
+        assert kind.usage.startswith(f"{name}:")
+
+
+class TestGsm8k:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> TaskOptions:
+        return TaskOptions(f"gsm8k:{lines(tmp_path / 'test.jsonl', DUCKS, HOUSE)}")
+
+    def test_a_question_goes_through_the_chat_template(self, options: TaskOptions) -> None:
+        task = open_task(options)
+        prompt = task.prompt(task.items[0], Marks())
+        assert prompt.startswith("[user]Janet has 16 ducks and sells 7. How many are left?\n\nPlease reason")
+        assert r"\boxed{}" in prompt
+        assert prompt.endswith("[assistant]")
+        assert [i.answer for i in task.items] == ["9", "81200"]
+        assert task.defaults.max_tokens == 512
+        assert task.name == "gsm8k:test.jsonl"
+        with pytest.raises(TilebeamError, match=r"no chat template\. Or .* --no-chat"):
+            task.prompt(task.items[0], Base())
+
+    def test_without_a_template_it_is_plain_text_with_a_stop(self, options: TaskOptions, tmp_path: Path) -> None:
+        train = lines(tmp_path / "train.jsonl", *TRAIN)
+        task = open_task(replace(options, chat=False, shots=2, shots_file=str(train), prefix="Sums.\n"))
+        assert task.prompt(task.items[0], Base()) == (
+            "Sums.\nQuestion: 0 + 0?\nAnswer: 0\n#### 0\n\nQuestion: 1 + 1?\nAnswer: 2\n#### 2\n\n"
+            "Question: Janet has 16 ducks and sells 7. How many are left?\nAnswer:"
+        )
+        assert task.defaults.stop == ("\nQuestion:",)
+
+    def test_examples_are_earlier_turns(self, options: TaskOptions, tmp_path: Path) -> None:
+        train = str(lines(tmp_path / "train.jsonl", *TRAIN))
+        task = open_task(replace(options, shots=1, shots_file=train, template="{question}", prefix="Sums.\n"))
+        asked = "Janet has 16 ducks and sells 7. How many are left?"
+        assert task.prompt(task.items[0], Marks()) == f"[user]Sums.\n0 + 0?[assistant]0\n#### 0[user]{asked}[assistant]"
+        assert len(open_task(replace(options, shots_file=train)).shots) == 8
+        with_examples = [replace(options, shots_file=train, chat=c, shots=n) for c in (False, True) for n in (1, 2)]
+        assert len({open_task(o).digest for o in with_examples}) == 4
+        with pytest.raises(TilebeamError, match="12 examples, not 13"):
+            open_task(replace(options, shots_file=train, shots=13))
+        with pytest.raises(TilebeamError, match="line 2 is one of the examples"):
+            open_task(replace(options, shots_file=str(lines(tmp_path / "leak.jsonl", HOUSE)), shots=1))
+
+    @pytest.mark.parametrize(
+        ("text", "right"),
+        [
+            ("16 - 7 = 9\n#### 9", True),
+            ("#### 9.00\n\nI hope that helps with your 16 ducks!", True),
+            ("#### **$9**", True),
+            (r"#### \(9\)", True),
+            (r"#### \boxed{9} ducks", True),
+            ("so 9 of them.", True),
+            (r"they are \(\boxed{9}\) at the end of those 4 hours", True),
+            (r"\boxed{9 \text{ ducks}}, of 16", True),
+            (r"\boxed{\text{nine}}, which is 9", True),
+            ("#### 9\n#### 10", False),
+            ("#### 1. Count\nThere are 16.\n#### 2: Subtract\nThat leaves 9", True),
+            ("#### 12. Count\nleft are 9", True),
+            ("#### 19", False),
+            ("none", False),
+            ("", False),
+        ],
+    )
+    def test_the_number_behind_the_mark_counts(self, options: TaskOptions, text: str, right: bool) -> None:
+        task = open_task(options)
+        assert task.verdict(task.items[0], text) == right
+
+    def test_thousands_and_units(self, options: TaskOptions) -> None:
+        task = open_task(options)
+        house = task.items[1]
+        assert task.verdict(house, "#### $81,200.00") == 1
+        assert task.verdict(house, "#### 81200 dollars") == 1
+        assert task.verdict(house, "#### 81") == 0
+
+    def test_compressed_and_broken_files(self, tmp_path: Path, options: TaskOptions) -> None:
+        packed = tmp_path / "test.jsonl.gz"
+        packed.write_bytes(gzip.compress((tmp_path / "test.jsonl").read_bytes()))
+        assert open_task(TaskOptions(f"gsm8k:{packed}")).digest == open_task(options).digest
+        packed.write_bytes(packed.read_bytes()[:40])
+        with pytest.raises(TilebeamError, match="gzip"):
+            open_task(TaskOptions(f"gsm8k:{packed}"))
+        bad = lines(tmp_path / "bad.jsonl", DUCKS, {"question": "x", "answer": "5"})
+        with pytest.raises(TilebeamError, match=r"line 2: .* does not end in ####"):
+            open_task(TaskOptions(f"gsm8k:{bad}"))
+        with pytest.raises(TilebeamError, match='line 1 has no text under "answer"'):
+            open_task(TaskOptions(f"gsm8k:{lines(tmp_path / 'b.jsonl', {'question': 'x'})}"))
+
+    def test_where_the_file_lies_is_no_part_of_the_setting(self) -> None:
+        model = (ModelFile("m", "m.gguf", "x"),)
+        for spec in ("gsm8k:a/t.jsonl", "gsm8k:/b/t.jsonl", "gsm8k:t.jsonl"):
+            setting = Setting(model, ("cpu",), TaskOptions(spec, shots_file="c/s.jsonl.gz"), "d", ("best-of-n",), (1,))
+            task = setting.as_dict()["task"]
+            assert (task["spec"], task["shots_file"]) == ("gsm8k:t.jsonl", "s.jsonl.gz")
