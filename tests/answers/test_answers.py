@@ -178,6 +178,9 @@ def math_answer() -> Iterator[tilebeam.MathAnswer]:
         ("I say it is 0.5", "0.5"),
         ("it is 1,234.50.", "1234.5"),
         ("that is $x^2+2x+1$", "x^2+2x+1"),
+        (r"first \boxed{1}, no, \boxed{\{2, \sqrt{3}\}} for $x = 7$", r"\{2, \sqrt{3}\}"),
+        (r"\boxed{864 \text{ inches}^2}", "864 inches"),
+        (r"\boxed{10,\!080}", "10080"),
         ("nothing to see", None),
         ("", None),
     ],
@@ -269,5 +272,5 @@ def test_math_votes() -> None:
             return [tilebeam.RequestOutput(prompts[0], [1], outputs, usage, sampling[0].seed or 0)]
 
     result = methods.create("vote", extract="math").infer(Says(), "p", budget=6)  # type: ignore[call-overload]
-    assert (result.answer, result.votes) == ("1/2", {"1/2": 3.0, "3": 2.0})
+    assert (result.answer, result.votes) == ("0.5", {"0.5": 3.0, "3": 2.0})
     assert result.best_index == 0

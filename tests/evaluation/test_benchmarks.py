@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ DUCKS = {
 }
 HOUSE = {"question": "A house costs $80,000 and a car 1,200. Both?", "answer": "80,000 + 1,200\n#### 81,200"}
 TRAIN = [{"question": f"{i} + {i}?", "answer": f"<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}"} for i in range(12)]
+
+POINT = {
+    "problem": "Convert $(0,3)$ to polar coordinates.",
+    "solution": r"We have $r = 3.$ Therefore, it is $\boxed{\left( 3, \frac{\pi}{2} \right)}.$",
+    "answer": r"\left( 3, \frac{\pi}{2} \right)",
+    "subject": "Precalculus",
+    "level": 2,
+    "unique_id": "test/precalculus/807.json",
+}
+HALF = {"problem": "Halve 1.", "solution": r"It is $\boxed{\frac12}$.", "level": "Level 1", "type": "Algebra"}
 
 
 class Marks:
@@ -132,3 +143,43 @@ class TestGsm8k:
             setting = Setting(model, ("cpu",), TaskOptions(spec, shots_file="c/s.jsonl.gz"), "d", ("best-of-n",), (1,))
             task = setting.as_dict()["task"]
             assert (task["spec"], task["shots_file"]) == ("gsm8k:t.jsonl", "s.jsonl.gz")
+
+
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify (the extra math)")
+class TestMath:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> TaskOptions:
+        return TaskOptions(f"math:{lines(tmp_path / 'math.jsonl', POINT, HALF)}")
+
+    def test_items_and_prompts(self, options: TaskOptions, tmp_path: Path) -> None:
+        task = open_task(options)
+        assert [(i.id, i.answer) for i in task.items] == [
+            ("test/precalculus/807.json", r"( 3, \frac{\pi}{2} )"),
+            ("1", "1/2"),
+        ]
+        assert task.items[0].data["subject"] == "Precalculus"
+        assert task.prompt(task.items[1], Marks()).startswith("[user]Halve 1.\n\nPlease reason")
+        train = lines(tmp_path / "train.jsonl", {"problem": "1+1", "solution": r"$\boxed{2}$", "answer": "2"})
+        base = open_task(replace(options, chat=False, shots=1, shots_file=str(train)))
+        assert base.prompt(base.items[1], Base()) == (
+            "Problem:\n1+1\n\nSolution:\n$\\boxed{2}$\n\nProblem:\nHalve 1.\n\nSolution:"
+        )
+        with pytest.raises(TilebeamError, match="no box in its solution"):
+            open_task(TaskOptions(f"math:{lines(tmp_path / 'bad.jsonl', {'problem': 'x', 'solution': 'y'})}"))
+
+    @pytest.mark.parametrize(
+        ("item", "text", "right"),
+        [
+            (0, r"so \boxed{(3, \pi/2)}", True),
+            (0, r"\boxed{(3, 90^\circ)} no: \boxed{\left(3,\frac{\pi}{2}\right)} as $r = 3$", True),
+            (0, r"\boxed{(3, \pi)}", False),
+            (0, "3", False),
+            (1, r"\boxed{0.5}", True),
+            (1, r"\boxed{\frac{1}{2}} of 1, not 2", True),
+            (1, r"\boxed{\frac{1}{2", False),
+            (1, "The answer is $1/2$.", True),
+        ],
+    )
+    def test_boxes_are_equal_as_mathematics(self, options: TaskOptions, item: int, text: str, right: bool) -> None:
+        task = open_task(options)
+        assert task.verdict(task.items[item], text) == right

@@ -13,6 +13,7 @@ import time
 from functools import lru_cache
 from importlib.util import find_spec
 
+from tilebeam.answers.extract import boxed
 from tilebeam.answers.normalize import plain_math
 from tilebeam.errors import TilebeamError
 
@@ -41,7 +42,10 @@ class MathAnswer:
         self.timeout = timeout
 
     def __call__(self, text: str) -> str | None:
-        """The answer in the text, as `plain_math` writes it; None if there is none."""
+        """The answer in the text, as `plain_math` writes it: the last box whose braces close, else what math-verify
+        finds; None if it finds nothing."""
+        if (framed := boxed(text)) is not None:
+            return framed
         found = _extract(text, self.timeout)
         return (plain_math(found) or None) if found is not None else None
 

@@ -12,6 +12,7 @@ Equal = Callable[[str, str], bool]
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d+")
 _WHOLE_NUMBER = re.compile(NUMBER.pattern.replace("|[-+]?\\.\\d+", "\\.?|[-+]?\\.\\d+"))
 _FRACTION = re.compile(r"([-+]?\d{1,18})\s*/\s*(\d{1,18})")
+_SQUARE_UNIT = re.compile(r"(?<=\d)\s*\\(?:text|mbox|mathrm)\s*\{\s*([a-z. ]+)\}\s*\^\{?[23]\}?")
 _CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 
 
@@ -42,6 +43,8 @@ def plain_math(text: str) -> str:
     """LaTeX of a number or fraction as `normalize_answer` writes it; of anything else without spacing commands and
     dollars, otherwise as it is spelled (letters keep their case: they may be variables)."""
     plain = re.sub(r"\\[dt]frac", r"\\frac", text)
+    plain = re.sub(r"(?<=\d),\\!\s*(?=\d{3})", ",", plain)  # 10,\!080
+    plain = _SQUARE_UNIT.sub(r" \1", plain)
     plain = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", plain)
     plain = re.sub(r"\\[,;:! ]|~", " ", plain).replace("{,}", ",")
     plain = re.sub(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}", r"\1", plain)
