@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.judge import LLMJudge
     from tilebeam.scoring.load_reward import load_reward_model
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_formats import RewardFormat
     from tilebeam.scoring.reward_heads import Head, classifier_of, load_head
     from tilebeam.scoring.reward_model import HeadReward, RewardModel, StepScorer, TokenReward
@@ -72,6 +73,7 @@ _HOME = {
     "RewardModel": "scoring.reward_model",
     "TokenReward": "scoring.reward_model",
     "HeadReward": "scoring.reward_model",
+    "OwnReward": "scoring.own_reward",
     "RewardFormat": "scoring.reward_formats",
     "load_reward_model": "scoring.load_reward",
     "Head": "scoring.reward_heads",
@@ -112,6 +114,7 @@ __all__ = [
     "Majority",
     "MathAnswer",
     "NpuError",
+    "OwnReward",
     "PlacementWarning",
     "Progress",
     "Rating",

@@ -171,7 +171,7 @@ def test_seeds_repeat_and_several_prompts_are_lines(command: str, model: Path, t
         (["best-of-n", "--judge-verdict", "number"], ["--scorer judge"]),
         (["best-of-n", "--step-stop", "."], ["--step-stop", "--prm"]),
         (["best-of-n", "--scorer", "judge", "--judge-template", "no.txt"], ["no.txt"]),
-        (["vote", "--weighting", "reward"], ["--prm or --orm"]),
+        (["vote", "--weighting", "reward"], ["--prm, --orm or --reward-head"]),
         (["vote", "--prm", "MODEL", *PRM, "--weighting", "plain"], ["--weighting reward"]),
         (["adaptive", "--give-up", 0.5], ["--give-up", "--prm"]),
         (["adaptive", "--max-steps", 3], ["--prm"]),

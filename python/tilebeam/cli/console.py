@@ -33,6 +33,7 @@ from tilebeam.errors import PlacementWarning, TilebeamError
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.outputs import Progress as Generation
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
 P = ParamSpec("P")
@@ -209,6 +210,6 @@ def about(lm: LM) -> str:
     return f"{lm.description}{form}, {where}, {info.threads} threads, {info.n_ctx} cells, {info.n_seq_max} slots"
 
 
-def about_reward(scorer: RewardModel) -> str:
+def about_reward(scorer: RewardModel | OwnReward) -> str:
     """One line about a loaded reward model."""
     return f"{about(scorer.lm)}; {scorer.about}"

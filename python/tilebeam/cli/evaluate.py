@@ -56,8 +56,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--scorer",
-            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), prm, orm, or "
-            "FILE.py:function of prompt and text. Default: logprob and the reward model that is given.",
+            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), prm, orm, "
+            "head, or FILE.py:function of prompt and text. Default: logprob and the reward model that is given.",
         ),
     ] = None,
     items: Annotated[

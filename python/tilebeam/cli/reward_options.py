@@ -26,6 +26,8 @@ from tilebeam.scoring.reward_formats import KINDS, PRESETS
 from tilebeam.text_files import escaped, unescaped
 
 if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
 _PANEL = "Reward model"
@@ -60,7 +62,8 @@ RewardHead = Annotated[
     Path | None,
     typer.Option(
         "--reward-head",
-        help="Weights of its head: .gguf (from tilebeam reward-head), .npz or .npy; default: MODEL.head.*.",
+        help="Weights of its head: .gguf (from tilebeam reward-head), .npz or .npy; default: MODEL.head.*. Without "
+        "--prm and --orm: a head for the model's own hidden states, from tilebeam reward train.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -110,9 +113,14 @@ class RewardModelOptions:
         """
         path = self.prm or self.orm
         if path is None:
-            if self != RewardModelOptions():
+            if self == RewardModelOptions():
+                return None
+            known = RewardModelOptions(reward_head=self.reward_head, aggregate=self.aggregate)
+            if self != known or self.reward_head is None:
                 raise TilebeamError("Reward model options need a reward model: use --prm or --orm.")
-            return None
+            own = RewardSpec(None, head=self.reward_head, aggregate=self.aggregate)
+            own.check()
+            return own
         if self.prm is not None and self.orm is not None:
             raise TilebeamError("Give one reward model, either with --prm or with --orm.")
         spec = RewardSpec(
@@ -137,15 +145,16 @@ def _labels(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def open_scorer(spec: RewardSpec, **options: Any) -> Iterator[RewardModel]:
+def open_scorer(spec: RewardSpec, lm: LM | None = None, **options: Any) -> Iterator[RewardModel | OwnReward]:
     """The reward model, loaded; closed afterwards. Says what it loaded.
 
     Args:
         spec: which.
+        lm: the generator; None: there is only the reward model.
         options: further arguments of `tilebeam.load_reward_model`.
     """
-    with console.loading(str(spec.path)):
-        scorer = spec.load(**options)
+    with console.loading(str(spec.path or spec.head)):
+        scorer = spec.load(**options) if lm is None else spec.open(lm, **options)
     with scorer:
         console.err().print(console.about_reward(scorer), style="dim", highlight=False)
         yield scorer

@@ -45,6 +45,8 @@ def score(
     spec = reward_model.read()
     if spec is None:
         raise TilebeamError("A reward model is required: give one, either with --prm or with --orm.")
+    if spec.own:
+        raise TilebeamError("A head on the generator's own hidden states rates what it writes, not texts of a file.")
     items = _texts(file)
     with (
         open_scorer(spec, step_stop=unescaped(step_stop), n_ctx=ctx_size, **run.arguments()) as scorer,

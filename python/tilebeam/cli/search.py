@@ -111,7 +111,7 @@ class WholeOptions:
         """Raise `TilebeamError` if something is said of what is not used."""
         self.judge.check(judged)
         if rates is None and self.step_stop != STEP_STOP_TEXT:
-            raise TilebeamError("--step-stop matters only with a reward model: --prm or --orm.")
+            raise TilebeamError("--step-stop matters only with a reward model: --prm, --orm or --reward-head.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,9 @@ def vote(
     rates = options.reward.read()
     weights = weighting or ("reward" if rates is not None else "plain")
     if (rates is not None) != (weights == "reward"):
-        raise TilebeamError("--weighting reward needs a reward model (--prm or --orm), and only it takes one.")
+        raise TilebeamError(
+            "--weighting reward needs a reward model (--prm, --orm or --reward-head), and only it takes one."
+        )
     whole.check(rates, judged=weights == "judge")
     rated = weights in ("reward", "judge")
     arguments: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights}
@@ -318,13 +320,17 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
 
     rates = options.reward.read()
     if rates.outcome if rates is not None else name != "adaptive":
-        raise TilebeamError(f"{name} needs a process reward model, which rates steps: --prm FILE.")
+        raise TilebeamError(
+            f"{name} needs a process reward model, which rates steps: --prm FILE or --reward-head FILE."
+        )
     if "beam_width" in arguments:
         width_for(arguments["beam_width"], options.budget)
     if rates is not None:
         arguments |= steps.arguments()
     elif "give_up" in arguments or steps != StepOptions():
-        raise TilebeamError("--give-up and what a step is matter only with a process reward model: --prm FILE.")
+        raise TilebeamError(
+            "--give-up and what a step is matter only with a process reward model: --prm FILE or --reward-head FILE."
+        )
     with _opened(name, options) as search:
         if rates is not None:
             arguments["scorer"] = search.reward(rates, arguments["step_stop"])
@@ -358,6 +364,7 @@ class _Search:
         return self.stack.enter_context(
             open_scorer(
                 spec,
+                self.lm,
                 step_stop=step_stop,
                 question=lambda prompt: self.asked.get(prompt, prompt),
                 n_ctx=model.ctx_size,

@@ -82,7 +82,7 @@ def check(job: Job) -> None:
     for name in setting.scorers:
         scoring.check_scorer(name, reward)
     if "cpu" in setting.devices:
-        for path in (*(m.path for m in setting.models), *([job.reward.path] if job.reward else [])):
+        for path in (*(m.path for m in setting.models), *([job.reward.path] if job.reward and job.reward.path else [])):
             _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:
@@ -96,7 +96,9 @@ def check(job: Job) -> None:
             continue
         algorithm = methods.create(method.name, scorer=scoring.FunctionScorer(lambda *_: 0.0), **method.options)
         if not setting.scorers_of(method):
-            raise TilebeamError(f"{method.spec} needs a scorer of steps: --prm FILE, or --scorer FILE.py:function.")
+            raise TilebeamError(
+                f"{method.spec} needs a scorer of steps: --prm, --reward-head or --scorer FILE.py:function."
+            )
         for budget in setting.budgets:
             width = min(getattr(algorithm, "beam_width", 1), budget)
             if budget % width:

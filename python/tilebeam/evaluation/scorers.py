@@ -4,6 +4,7 @@ logprob          the model's own log-probability per token
 logprob-sum      of the whole text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
 prm, orm         the reward model that the options name
+head             the reward head on the generator's own hidden states
 module:function, FILE.py:function
                  a function of prompt and text that returns a score; searches by steps ask it after every step
 """
@@ -20,7 +21,8 @@ from tilebeam.scoring.registry import named_scorer
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import LogProb, Scorer, Verifier
 
-REWARDS = ("prm", "orm")
+OWN = "head"
+REWARDS = ("prm", "orm", OWN)
 VERIFIER = "verifier"
 
 
@@ -45,21 +47,22 @@ class FunctionScorer(StepScorer):
 
 
 def reward_name(reward: RewardSpec | None) -> str | None:
-    """What a reward model is called among the scorers: "prm" or "orm"."""
-    return None if reward is None else "orm" if reward.outcome else "prm"
+    """What a reward model is called among the scorers: "prm", "orm" or "head"."""
+    return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
 
 
 def check_scorer(name: str, reward: str | None) -> None:
     """Raise `TilebeamError` if there is no such scorer.
 
     Args:
-        reward: "prm" or "orm" if options name a reward model.
+        reward: "prm", "orm" or "head" if options name a reward model.
     """
     if name == "majority":
         raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
     if name in REWARDS:
         if name != reward:
-            raise TilebeamError(f"--scorer {name} needs a reward model: --{name} FILE.")
+            option = "reward-head" if name == OWN else name
+            raise TilebeamError(f"--scorer {name} needs a reward model: --{option} FILE.")
     elif name != VERIFIER and not is_function_name(name):
         named_scorer(name)
 

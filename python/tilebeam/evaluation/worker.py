@@ -28,6 +28,7 @@ from tilebeam.search.base import Algorithm, SearchResult
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
 _SECONDS = ("prefill_seconds", "decode_seconds", "drafting_seconds", "sampling_seconds", "scoring_seconds")
@@ -112,12 +113,12 @@ class Workbench:
     def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
         """The budget's samples of each item, with the scores of every scorer."""
         names = self.setting.scorers
-        params = [
-            self._sampling(unit.seed, item, n=unit.budget, logprobs=scoring.needs_logprobs(names)) for item in items
-        ]
+        wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
+        wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
+        params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
         outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
-        scores = {name: self._scores(name, unit.device, items, outputs) for name in names}
+        scores = {name: self._scores(name, unit, items, outputs) for name in names}
         records = []
         for i, (item, output) in enumerate(zip(items, outputs, strict=True)):
             answers = merged([self.task.extract(c.text) for c in output.outputs], self.task.equal)
@@ -137,14 +138,14 @@ class Workbench:
         return records
 
     def _scores(
-        self, name: str, device: str, items: Sequence[Item], outputs: Sequence[RequestOutput]
+        self, name: str, unit: Unit, items: Sequence[Item], outputs: Sequence[RequestOutput]
     ) -> list[list[float]]:
         if name == scoring.VERIFIER:  # by item: prompts may be alike
             return [
                 [self.task.verdict(item, c.text) for c in output.outputs]
                 for item, output in zip(items, outputs, strict=True)
             ]
-        ratings = rate_outputs(self._scorer(name, device), outputs)
+        ratings = rate_outputs(self._scorer(name, unit.model, unit.device), outputs)
         for output, rating in zip(outputs, ratings, strict=True):
             output.usage += rating.usage
         scores = [rating.scores for rating in ratings]
@@ -154,7 +155,7 @@ class Workbench:
 
     def _search(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
         """What the search chose for each item."""
-        algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.device)
+        algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.model, unit.device)
         params = [self._sampling(unit.seed, item) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
         results = algorithm.run(lm, prompts, unit.budget, sampling=params, progress=progress)
@@ -187,7 +188,7 @@ class Workbench:
             began = time.perf_counter()
             usage = lm.generate([prompt], replace(params, n=1))[0].usage
         else:
-            algorithm = self._algorithm(timed.method, timed.scorer, device)
+            algorithm = self._algorithm(timed.method, timed.scorer, model, device)
             began = time.perf_counter()
             usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
         return {"seconds": round(time.perf_counter() - began, 6), "tokens": usage.completion_tokens}
@@ -202,7 +203,7 @@ class Workbench:
         self._items[text] = item
         return text
 
-    def _algorithm(self, method: Method, scorer: str, device: str) -> Algorithm[SearchResult]:
+    def _algorithm(self, method: Method, scorer: str, model: str, device: str) -> Algorithm[SearchResult]:
         options: dict[str, Any] = dict(method.options)
         known = {o.name for o in methods.options(method.name)}
         if "extract" in known and "extract" not in options:
@@ -212,18 +213,20 @@ class Workbench:
         if method.name == "self-consistency" and scorer:
             options["weighting"] = "reward" if scoring.rates_steps(scorer) else "logprob"
             scorer = scorer if scoring.rates_steps(scorer) else ""
-        return methods.create(method.name, scorer=self._scorer(scorer, device) if scorer else None, **options)
+        return methods.create(method.name, scorer=self._scorer(scorer, model, device) if scorer else None, **options)
 
-    def _scorer(self, name: str, device: str) -> Scorer:
+    def _scorer(self, name: str, model: str, device: str) -> Scorer:
         if name in scoring.REWARDS:
-            return self._reward(device)
+            return self._reward(model, device)
         return scoring.modelless_scorer(
             name, lambda prompt, text: self.task.verdict(self._items[prompt], text), self._job.step_stop
         )
 
-    def _reward(self, device: str) -> RewardModel:
+    def _reward(self, model: str, device: str) -> RewardModel | OwnReward:
+        assert self._job.reward is not None  # `runner.check` asked
+        if self._job.reward.own:
+            return self._job.reward.open(self._lm(model, device), step_stop=self._job.step_stop)
         if device not in self._rewards:
-            assert self._job.reward is not None  # `runner.check` asked
             self._rewards[device] = scorer = self._job.reward.load(
                 step_stop=self._job.step_stop,
                 question=lambda prompt: self._question(device, prompt),

@@ -460,6 +460,11 @@ class LM:
         return self._model.n_embd
 
     @property
+    def n_layer(self) -> int:
+        """Layers."""
+        return self._model.n_layer
+
+    @property
     def n_ctx(self) -> int:
         """KV cells, shared by all sequences."""
         return self._context.n_ctx

@@ -20,6 +20,8 @@ from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
 if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_heads import Head
     from tilebeam.scoring.reward_model import RewardModel
 
@@ -31,7 +33,7 @@ class RewardSpec:
     """Which reward model, and what is known of it; the arguments of `load_reward_model`.
 
     Attributes:
-        path: the GGUF file.
+        path: the GGUF file; None: the generator itself, with `head`.
         outcome: it rates whole texts, not steps.
         kind: how it gives its verdict, None to find out.
         preset: a name of `tilebeam.scoring.reward_formats.PRESETS`, None to find out.
@@ -41,7 +43,7 @@ class RewardSpec:
         aggregate: of the steps' scores.
     """
 
-    path: str | os.PathLike[str]
+    path: str | os.PathLike[str] | None
     outcome: bool = False
     kind: Kind | None = None
     preset: str | None = None
@@ -50,13 +52,45 @@ class RewardSpec:
     labels: Sequence[str] | None = None
     aggregate: Aggregation = AGGREGATION
 
+    @property
+    def own(self) -> bool:
+        """Whether it is a head on the generator's own hidden states."""
+        return self.path is None
+
     def check(self) -> None:
         """Raise `TilebeamError` if this cannot work, as far as the files tell without the model being loaded."""
-        _plan(self)
+        if self.own:
+            self._own_head()
+        else:
+            _plan(self)
 
     def load(self, **options: Any) -> RewardModel:
         """`load_reward_model` with these arguments, and others as keywords."""
+        assert not self.own
         return load_reward_model(**vars(self), **options)
+
+    def open(self, lm: LM, *, step_stop: str = STEP_STOP, **options: Any) -> RewardModel | OwnReward:
+        """The scorer: the generator's own head, or a reward model that is loaded with these options.
+
+        Args:
+            lm: the generator.
+            step_stop, options: see `load_reward_model`.
+        """
+        if not self.own:
+            return self.load(step_stop=step_stop, **options)
+        from tilebeam.scoring.own_reward import OwnReward
+
+        return OwnReward(lm, self._own_head(), aggregate=self.aggregate, step_stop=step_stop)
+
+    def _own_head(self) -> Head:
+        from tilebeam.scoring.own_reward import check_own
+        from tilebeam.scoring.reward_heads import load_head
+
+        if self.head is None:
+            raise TilebeamError("A reward model is required, or a reward head of the generator's own.")
+        head = load_head(self.head)
+        check_own(head)
+        return head
 
 
 def load_reward_model(
@@ -140,6 +174,7 @@ class _Plan:
 
 
 def _plan(spec: RewardSpec) -> _Plan:
+    assert spec.path is not None
     path = Path(spec.path)
     facts = _facts(path)
     beside = Path(spec.head) if spec.head is not None else _head_beside(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.choices import HeadOutput
+from tilebeam.text_state import Feature
+from tilebeam.text_state import width as width_of
 
 if TYPE_CHECKING:
     from tilebeam import gguf as gguf_tools
@@ -28,6 +30,7 @@ Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
 PREFIX = "reward."
+FINAL = "the final norm"  # where the hidden states of whole texts come from
 CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
 
 
@@ -40,17 +43,21 @@ class Head:
         output: what is made of the last layer.
         label: whose probability is the score (softmax).
         preset: the preset that its file names, if any.
+        features: of a whole text's hidden states, one after the other; empty: it reads one hidden state.
+        maker: of the model that it was made for, "name" and "shape", as far as its file says.
     """
 
     layers: tuple[tuple[Floats, Floats], ...]
     output: HeadOutput = "sigmoid"
     label: int = 1
     preset: str | None = None
+    features: tuple[Feature, ...] = ()
+    maker: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise TilebeamError("A reward head needs at least one layer.")
-        width = self.n_embd
+        width = self.n_inputs
         for i, (weight, bias) in enumerate(self.layers):
             if weight.ndim != 2 or bias.shape != weight.shape[:1]:
                 raise TilebeamError(
@@ -61,6 +68,12 @@ class Head:
             if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                 raise TilebeamError(f"Layer {i} of the reward head holds values that are not numbers.")
             width = weight.shape[0]
+        if unknown := [name for name in self.features if name not in get_args(Feature)]:
+            raise TilebeamError(f"The reward head reads {unknown[0]!r}, which this version does not know.")
+        if self.features and width_of(self.features, self.n_embd) != self.n_inputs:
+            raise TilebeamError(
+                f"The reward head has {self.n_inputs} inputs, which {', '.join(self.features)} are not."
+            )
         if self.output not in get_args(HeadOutput):
             raise TilebeamError(f"A reward head's output is {', '.join(get_args(HeadOutput))}, not {self.output!r}.")
         if self.output == "softmax":
@@ -70,17 +83,23 @@ class Head:
             raise TilebeamError(f"The reward head has {width} outputs; a value head has one, labels need a softmax.")
 
     @property
-    def n_embd(self) -> int:
-        """Elements of the hidden states that it takes."""
+    def n_inputs(self) -> int:
+        """Values that it takes."""
         return int(self.layers[0][0].shape[-1])
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of the hidden states that they come from."""
+        wide = sum(name != "length" for name in self.features)
+        return (self.n_inputs - len(self.features) + wide) // wide if wide else self.n_inputs
 
     @property
     def shape(self) -> str:
         """As in "1536 -> 1536 -> 2"."""
-        return " -> ".join(map(str, [self.n_embd, *(w.shape[0] for w, _ in self.layers)]))
+        return " -> ".join(map(str, [self.n_inputs, *(w.shape[0] for w, _ in self.layers)]))
 
     def __call__(self, hidden: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-        """Scores [n] of hidden states [n, n_embd]."""
+        """Scores [n] of hidden states, or features, [n, n_inputs]."""
         y = hidden.astype(np.float32)
         for i, (weight, bias) in enumerate(self.layers):
             y = (np.maximum(y, 0) if i else y) @ weight.T + bias
@@ -156,12 +175,17 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
             facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     except gguf_tools.GGUFError as error:
         raise TilebeamError(f"{file} is not a reward head: {error}") from None
-    kinds = {"output": str, "label": int, "preset": str}
+    kinds = dict.fromkeys(("output", "preset", "features", "layer", "model.name", "model.shape"), str) | {"label": int}
     if wrong := [key for key, kind in kinds.items() if not isinstance(facts.get(key, kind()), kind)]:
         raise TilebeamError(f"{file} is not a reward head: {PREFIX}{wrong[0]} is {facts[wrong[0]]!r}.")
     if output is None:
         output, label = facts.get("output"), facts.get("label") if label is None else label
-    return make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
+    head = make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
+    if facts.get("layer", FINAL) != FINAL:
+        raise TilebeamError(f"{file} reads hidden states of {facts['layer']}; this version has those of {FINAL}.")
+    features = cast(tuple[Feature, ...], tuple(filter(None, facts.get("features", "").split(","))))
+    maker = {name: facts[f"model.{name}"] for name in ("name", "shape") if facts.get(f"model.{name}")}
+    return replace(head, features=features, maker=maker)
 
 
 def _values(gguf: Source, tensor: gguf_tools.TensorInfo) -> Floats:
@@ -200,6 +224,11 @@ def save_head(path: str | os.PathLike[str], head: Head) -> None:
             writer.add_uint32(PREFIX + "label", head.label)
             if head.preset:
                 writer.add_string(PREFIX + "preset", head.preset)
+            if head.features:
+                writer.add_string(PREFIX + "features", ",".join(head.features))
+                writer.add_string(PREFIX + "layer", FINAL)
+            for name, value in head.maker.items():
+                writer.add_string(f"{PREFIX}model.{name}", value)
             for i, (weight, bias) in enumerate(head.layers):
                 writer.add_tensor(f"{i}.weight", np.ascontiguousarray(weight, np.float32))
                 writer.add_tensor(f"{i}.bias", np.ascontiguousarray(bias, np.float32))

@@ -29,6 +29,7 @@ from tilebeam.scoring.scorers import Rating, Scorer
 if TYPE_CHECKING:
     from tilebeam.engine.reading import Reading
     from tilebeam.model.lm import LM
+    from tilebeam.text_state import TextState
 
 _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
@@ -81,6 +82,11 @@ class StepScorer(Scorer):
     def rate_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[Rating]:
         """`score_steps` with costs: one rating per solution."""
         return [Rating(scores) for scores in self.score_steps(prompts, solutions)]
+
+    def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
+        """As `rate_steps`, by the generator's hidden states where each step of each solution ends; asked instead of
+        it if `needs_hidden`."""
+        raise NotImplementedError
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -351,6 +357,11 @@ class HeadReward(RewardModel):
         super().__init__(
             lm, format or RewardFormat(), question=question, outcome=outcome, aggregate=aggregate, step_stop=step_stop
         )
+        if head.features:
+            raise TilebeamError(
+                "This reward head reads what its own model wrote: give it without --prm and --orm, to the model that "
+                "it was made for."
+            )
         if head.n_embd != lm.n_embd:
             raise TilebeamError(
                 f"The reward head ({head.shape}) takes hidden states of {head.n_embd} elements, the model's have "

@@ -34,9 +34,21 @@ class Scorer(ABC):
 
     Attributes:
         needs_logprobs: candidates must carry ``cumulative_logprob``.
+        needs_hidden: candidates must carry ``hidden``, and ``hidden_steps`` if those of the scorer are not "".
     """
 
     needs_logprobs: bool = False
+    needs_hidden: bool = False
+
+    @property
+    def hidden_steps(self) -> str:
+        """What ends the steps whose states candidates must carry; "" for none."""
+        return ""
+
+    def needs(self) -> dict[str, bool | str]:
+        """Fields of `SamplingParams` with which candidates must be drawn."""
+        wanted: dict[str, bool | str] = {"logprobs": True} if self.needs_logprobs else {}
+        return wanted | ({"hidden": True, "hidden_steps": self.hidden_steps} if self.needs_hidden else {})
 
     @abstractmethod
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
 from tilebeam.answers.normalize import Equal, merged
@@ -45,8 +45,9 @@ class _WholeSearch(Algorithm[Result]):
     ) -> list[Result]:
         """See `Algorithm.run`; of the model, only `generate` is asked."""
         checked_budget(budget)
-        wants = self.needs_logprobs or (self.scorer is not None and self.scorer.needs_logprobs)
-        params = [replace(p, n=budget, logprobs=p.logprobs or wants) for p in sampling_for(prompts, sampling)]
+        wanted: dict[str, Any] = {"logprobs": True} if self.needs_logprobs else {}
+        wanted |= self.scorer.needs() if self.scorer is not None else {}
+        params = [replace(p, n=budget, **wanted) for p in sampling_for(prompts, sampling)]
         if not prompts:
             return []
         hook = SearchProgress(progress, budget * len(prompts)).call(0)

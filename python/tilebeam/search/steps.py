@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
@@ -18,6 +18,9 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import checked_scores, shares
 from tilebeam.search.base import SearchProgress, StepGenerator, Trajectory
+
+if TYPE_CHECKING:
+    from tilebeam.text_state import TextState
 
 
 @dataclass(eq=False)
@@ -34,6 +37,7 @@ class Beam:
         done: nothing follows.
         ended: and it came to an end by itself, not at a limit.
         logprobs: of the tokens, if asked for.
+        states: the model's hidden states where each step ends, if the scorer reads them.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -45,6 +49,7 @@ class Beam:
     done: bool = False
     ended: bool = False
     logprobs: list[float] | None = None
+    states: list[TextState] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -59,7 +64,8 @@ class Beam:
         """For the result."""
         reason: FinishReason = "aborted" if given_up else "stop" if self.ended else "length"
         total = None if self.logprobs is None else sum(self.logprobs)
-        return CompletionOutput(index, self.text, self.tokens, reason, self.seed, total, self.logprobs)
+        hidden = self.states[-1] if self.states else None
+        return CompletionOutput(index, self.text, self.tokens, reason, self.seed, total, self.logprobs, hidden=hidden)
 
 
 @dataclass(eq=False)
@@ -137,9 +143,13 @@ class StepExpander:
             TilebeamError: the scorer returned something else than a number for every step.
         """
         flat = [(task, beam) for task, beams in fresh.items() for beam in beams]
-        solutions = self._look_ahead(lm, flat, progress)
+        scouts = self._look_ahead(lm, flat, progress)
+        solutions = [scout.steps for scout in scouts]
         began = time.perf_counter()
-        ratings = self.scorer.rate_steps([task.prompt for task, _ in flat], solutions)
+        if self.scorer.needs_hidden:
+            ratings = self.scorer.rate_states([scout.states for scout in scouts])
+        else:
+            ratings = self.scorer.rate_steps([task.prompt for task, _ in flat], solutions)
         if len(ratings) != len(flat):
             raise TilebeamError(f"{type(self.scorer).__name__} rated {len(ratings)} of {len(flat)} solutions.")
         for (task, beam), rating, steps in zip(flat, ratings, solutions, strict=True):
@@ -162,6 +172,8 @@ class StepExpander:
         limit = self.max_step_tokens
         if params.max_tokens is not None:
             limit = min(limit, params.max_tokens - len(branch.beam.tokens))
+        if self.scorer.needs_hidden:  # the token drawn last is decoded now
+            changes |= {"hidden": True, "hidden_prompt": bool(branch.beam.tokens)}
         return replace(params, max_tokens=limit, stop=(self.step_stop, *params.stop), **changes)
 
     def _generate(
@@ -198,22 +210,22 @@ class StepExpander:
             text, ended = text[: min(found)], True
         assert params.max_tokens is not None
         begun = beam.open or not beam.steps or len(text) > len(before)  # else only a part of a character has come
+        steps = _steps(beam.steps, text, beam.open)
         done = ended or full or (not step_ended and len(sample.token_ids) < params.max_tokens)
         return Beam(
             tokens,
-            _steps(beam.steps, text, beam.open),
+            steps,
             tree=beam.tree,
             seed=sample.seed,
             open=begun and not done and not step_ended,
             done=done,
             ended=ended,
             logprobs=None if sample.logprobs is None else (beam.logprobs or []) + sample.logprobs,
+            states=_states(beam, len(steps), sample.hidden),
         )
 
-    def _look_ahead(
-        self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress
-    ) -> list[list[str]]:
-        """The steps of each beam, with what greedy decoding makes of them.
+    def _look_ahead(self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress) -> list[Beam]:
+        """Each beam, with what greedy decoding makes of it.
 
         Where that meets a stop string which begins in the beam's own steps, and so would take one of them away, the
         beam is rated as it is: it need not go on like that.
@@ -229,9 +241,16 @@ class StepExpander:
             for i, branch, output in zip(going, branches, outputs, strict=True):
                 scouts[i] = branch.task, self._child(lm, branch, output.outputs[0])
         return [
-            scout.steps if len(scout.steps) >= len(beam.steps) else beam.steps
+            scout if len(scout.steps) >= len(beam.steps) else beam
             for (_, scout), (_, beam) in zip(scouts, fresh, strict=True)
         ]
+
+
+def _states(beam: Beam, steps: int, new: TextState | None) -> list[TextState]:
+    """The states where each of a text's steps ends, of a beam that went on with `new`; none if none are wanted."""
+    if new is None:
+        return []
+    return [*beam.states[: steps - 1], beam.states[-1].then(new) if beam.states else new]
 
 
 def _steps(steps: Sequence[str], text: str, joined: bool) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +23,10 @@ from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.searches import Questions, SearchPool
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
+
+if TYPE_CHECKING:
+    from tilebeam.scoring.own_reward import OwnReward
+    from tilebeam.scoring.reward_model import RewardModel
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
@@ -104,9 +108,10 @@ def loader(
             lm = stack.enter_context(load_model(model, **(own or {}), **load))
             if cache_prompt:
                 stack.enter_context(lm.keep_prefixes())
-            scorer = None
+            scorer: RewardModel | OwnReward | None = None
             if reward is not None:
-                scorer = stack.enter_context(reward.load(step_stop=step_stop, question=questions, **load))
+                scorer = reward.open(lm, step_stop=step_stop, question=questions, **load)
+                stack.callback(scorer.close)
             return Loaded(lm, scorer, stack.pop_all())
 
     return make

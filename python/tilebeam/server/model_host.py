@@ -17,6 +17,7 @@ from tilebeam.server.errors import unavailable
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
 State = Literal["ready", "restarting", "failed", "stopped"]
@@ -41,7 +42,7 @@ class Loaded:
     """
 
     lm: LM
-    scorer: RewardModel | None = None
+    scorer: RewardModel | OwnReward | None = None
     resources: ExitStack = field(default_factory=ExitStack)
 
     @property

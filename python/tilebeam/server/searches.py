@@ -20,6 +20,7 @@ from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
     from tilebeam.scoring.scorers import Scorer
     from tilebeam.server.requests import Search
@@ -97,7 +98,7 @@ class _Prompted:
         return self._lm.keep_prefixes()
 
 
-def algorithm_of(search: Search, reward: RewardModel | None) -> Algorithm[SearchResult]:
+def algorithm_of(search: Search, reward: RewardModel | OwnReward | None) -> Algorithm[SearchResult]:
     """The algorithm that a request asks for.
 
     Args:
@@ -124,11 +125,13 @@ def algorithm_of(search: Search, reward: RewardModel | None) -> Algorithm[Search
         raise bad_request(f"search: {error}", param="search", code="invalid_search") from None
 
 
-def _scorer(search: Search, name: str, given: Mapping[str, Any], reward: RewardModel | None) -> Scorer | str | None:
+def _scorer(
+    search: Search, name: str, given: Mapping[str, Any], reward: RewardModel | OwnReward | None
+) -> Scorer | str | None:
     """Which scorer: the named one, or the reward model where the method can use one and the request does not say."""
     if search.scorer == "reward":
         if reward is None:
-            raise TilebeamError("this server has no reward model (--prm, --orm).")
+            raise TilebeamError("this server has no reward model (--prm, --orm, --reward-head).")
         return reward
     if search.scorer is not None:
         return search.scorer

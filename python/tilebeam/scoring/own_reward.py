@@ -1,0 +1,141 @@
+"""A reward head on the generator's own hidden states: decoding produced them, so that a rating decodes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput
+from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
+from tilebeam.scoring.reward_heads import Head
+from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scorers import Rating
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.text_state import TextState
+
+
+class OwnReward(StepScorer):
+    """Rates texts by what the model that wrote them thought while it did.
+
+    A text is rated by the hidden states of its tokens (`tilebeam.text_state.TextState`), which samples carry if they
+    are drawn with ``SamplingParams(hidden=True)``; searches ask for them. No token is decoded for it. Several threads
+    may use one.
+
+    Args:
+        lm: the model that writes the texts; it stays the caller's.
+        head: what `tilebeam reward train` made for this model.
+        aggregate, step_stop: see `StepScorer`. With "last", the default, the state at a text's end counts.
+
+    Attributes:
+        about: one line about how it judges.
+
+    Raises:
+        TilebeamError: the head was made for another model, or for hidden states at single positions.
+    """
+
+    needs_hidden = True
+
+    def __init__(self, lm: LM, head: Head, *, aggregate: Aggregation = AGGREGATION, step_stop: str = STEP_STOP) -> None:
+        super().__init__(aggregate=aggregate, step_stop=step_stop)
+        check_own(head)
+        check_maker(head, lm)
+        self.lm = lm
+        self.head = head
+        self.about = f"its own reward head on {', '.join(head.features)}"
+
+    @property
+    def hidden_steps(self) -> str:
+        """What ends the steps whose states are wanted; "" if the end of a text is enough."""
+        return "" if self.aggregate == "last" else self.step_stop
+
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+        """Refused: a text alone has no hidden states."""
+        raise TilebeamError(
+            "A reward head of the generator's own rates what the model writes, not given texts; a head for those needs "
+            "a reward model."
+        )
+
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+        """One score per candidate of each prompt."""
+        if len(prompts) != len(groups):
+            raise TilebeamError(f"{len(prompts)} prompts but {len(groups)} groups of candidates.")
+        flat = [self._states(candidate) for group in groups for candidate in group]
+        left = iter(self.rate_states(flat))
+        return [Rating([self.total(next(left).scores) for _ in group]) for group in groups]
+
+    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        """One score per candidate."""
+        return self.rate([prompt], [candidates])[0].scores
+
+    def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
+        """Scores of every step of every solution, by the states where they end."""
+        flat = [state.features(self.head.features) for states in solutions for state in states]
+        if not flat:
+            return [Rating([]) for _ in solutions]
+        values = self.head(np.stack(flat))
+        if not np.isfinite(values).all():
+            raise TilebeamError("The reward head computed values that are not numbers: the model's states are damaged.")
+        left = iter(values.tolist())
+        return [Rating([next(left) for _ in states]) for states in solutions]
+
+    def _states(self, candidate: CompletionOutput) -> list[TextState]:
+        """Where its steps end, the end of the text the last of them."""
+        if candidate.hidden is None:
+            raise TilebeamError("A candidate has no hidden states: sample with SamplingParams(hidden=True).")
+        if not self.hidden_steps:
+            return [candidate.hidden]
+        if candidate.hidden_steps is None:
+            raise TilebeamError("A candidate has no states of its steps: sample with SamplingParams(hidden_steps=..).")
+        return [s for s in candidate.hidden_steps if s.count < candidate.hidden.count] + [candidate.hidden]
+
+    def close(self) -> None:
+        """Nothing to close: the model is the caller's."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_own(head: Head) -> None:
+    """Raise `TilebeamError` if a head does not read the states of whole texts."""
+    if not head.features:
+        raise TilebeamError(
+            "This reward head reads hidden states at single positions, of a reward model (--prm, --orm); a head for "
+            "the generator itself comes from `tilebeam reward train`."
+        )
+
+
+def maker_of(lm: LM) -> dict[str, str]:
+    """What a head's file says of the model that it was made for: "name" and "shape"."""
+    metadata = lm.metadata
+    shape = f"{lm.n_layer} layers, {lm.n_embd} elements, {lm.n_vocab} tokens"
+    return {"name": metadata.get("general.name", ""), "shape": shape}
+
+
+def check_maker(head: Head, lm: LM) -> None:
+    """Raise `TilebeamError` if a head was made for another model. Another quantization of the same model will do."""
+    wanted, found = head.maker, maker_of(lm)
+    names = [_plain(facts.get("name", "")) for facts in (wanted, found)]
+    shape = wanted.get("shape", found["shape"])
+    if head.n_embd != lm.n_embd or shape != found["shape"] or (all(names) and names[0] != names[1]):
+        made_for = " of ".join(filter(None, (wanted.get("name"), wanted.get("shape"))))
+        raise TilebeamError(
+            f"The reward head was made for another model: {made_for or f'{head.n_embd} elements'}; this one is "
+            f"{' of '.join(filter(None, found.values()))}. Train one for it with `tilebeam reward train`."
+        )
+
+
+def _plain(name: str) -> str:
+    """Of a name, what does not differ between files of one model."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -1,0 +1,254 @@
+"""A reward head on the generator's own hidden states: its scores are those of the states read afterwards, in every kind
+of search, and nothing is decoded for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import engine_kit
+import numpy as np
+import pytest
+import tilebeam
+from tilebeam import LM, OwnReward, Rating, SamplingParams, SearchResult, StepScorer, TilebeamError
+from tilebeam.cli.main import app
+from tilebeam.scoring.load_reward import RewardSpec
+from tilebeam.scoring.own_reward import maker_of
+from tilebeam.scoring.reward_heads import Head, load_head, save_head
+from tilebeam.search import registry as methods
+from tilebeam.text_state import TextState
+from typer.testing import CliRunner
+
+from bench.lib.synth import preset, write_model
+
+FEATURES = ("mean", "recent", "last", "length")
+PARAMS = SamplingParams(max_tokens=24, seed=3, temperature=1.5)
+PROMPT = "the question is how many times the number of the people"
+STEP = "7"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("models") / "qwen2.gguf"
+    write_model(file, preset("tiny", arch="qwen2", type="f32", n_layer=2))
+    return file
+
+
+@pytest.fixture(scope="module")
+def lm(path: Path) -> Iterator[LM]:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **engine_kit.EXACT) as model:
+        yield model
+
+
+def head_of(lm: LM, features: Any = FEATURES, hidden: int = 5) -> Head:
+    """A random head."""
+    rng = np.random.default_rng(5)
+    n = sum(1 if f == "length" else lm.n_embd for f in features)
+    weights = [rng.normal(0, n**-0.5, (hidden, n)), rng.normal(0, 1, (1, hidden))]
+    layers = tuple((w.astype(np.float32), np.zeros(len(w), np.float32)) for w in weights)
+    return Head(layers, features=features, maker=maker_of(lm))
+
+
+def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
+    """The score of a text by what `LM.hidden` says of it."""
+    state = TextState.empty(lm.n_embd)
+    if len(tokens) > 1:
+        [reading] = lm.hidden([prompt + tokens], [range(len(prompt), len(prompt) + len(tokens) - 1)])
+        for row in reading.hidden:
+            state = state.then(TextState(1, row, row, row))
+    return float(head(state.features(head.features)[None])[0])
+
+
+def test_the_head_file_keeps_all(lm: LM, tmp_path: Path) -> None:
+    head = head_of(lm)
+    save_head(tmp_path / "h.gguf", head)
+    again = load_head(tmp_path / "h.gguf")
+    assert (again.features, again.maker, again.output, again.n_embd) == (FEATURES, head.maker, "sigmoid", lm.n_embd)
+    for (w, b), (v, c) in zip(head.layers, again.layers, strict=True):
+        assert np.array_equal(w, v)
+        assert np.array_equal(b, c)
+
+
+class Decoded:
+    """Batches of a model and the tokens in them."""
+
+    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts = [0, 0]
+        real = lm._context.decode
+
+        def decode(n: int) -> int:
+            self.counts[0] += 1
+            self.counts[1] += n
+            return real(n)
+
+        monkeypatch.setattr(lm._context, "decode", decode)
+
+    def of(self, work: Any) -> tuple[Any, list[int]]:
+        before = list(self.counts)
+        return work(), [a - b for a, b in zip(self.counts, before, strict=True)]
+
+
+class _Noted(OwnReward):
+    """Keeps what it says, call by call."""
+
+    said: list[list[Rating]]
+
+    def rate_states(self, solutions: Sequence[Sequence[TextState]]) -> list[Rating]:
+        self.said = [*getattr(self, "said", []), super().rate_states(solutions)]
+        return self.said[-1]
+
+
+class _Repeated(StepScorer):
+    """Says again what another scorer said, and wants nothing of samples."""
+
+    def __init__(self, said: list[list[Rating]]) -> None:
+        super().__init__(step_stop=STEP)
+        self._said = iter(said)
+
+    def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:  # noqa: ARG002
+        return [rating.scores for rating in next(self._said)]
+
+
+def search(lm: LM, name: str, scorer: StepScorer, budget: int = 4) -> list[SearchResult]:
+    options: dict[str, Any] = {"max_steps": 4, "step_stop": STEP, "max_step_tokens": 6}
+    options |= {"beam_width": 2} if name != "adaptive" else {"extract": "text", "give_up": 0.1}
+    prompts = [PROMPT, PROMPT + " and the other"]
+    return methods.create(name, scorer=scorer, **options).run(lm, prompts, budget, sampling=PARAMS)
+
+
+@pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
+@pytest.mark.parametrize("aggregate", ["last", "min"])
+def test_searches_by_steps(lm: LM, name: str, aggregate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step's score is that of the text up to there; a search that is told the same scores decodes as much."""
+    head = head_of(lm)
+    decoded = Decoded(lm, monkeypatch)
+    scorer = _Noted(lm, head, aggregate=aggregate, step_stop=STEP)
+    results, own = decoded.of(lambda: search(lm, name, scorer))
+    if aggregate == "last":
+        replayed, told = decoded.of(lambda: search(lm, name, _Repeated(scorer.said)))
+        assert [r.the_one.text for r in replayed] == [r.the_one.text for r in results]
+        assert told == own
+    rated = 0
+    for result in results:
+        assert (result.usage.scored_tokens, result.usage.full_scoring_tokens) == (0, 0)
+        prompt = lm.tokenize(result.prompt)
+        for candidate, total, trajectory in zip(result.candidates, result.scores, result.trajectories, strict=True):
+            assert math.isclose(trajectory.scores[-1], by_hand(lm, head, prompt, candidate.token_ids), abs_tol=1e-3)
+            assert total == (trajectory.scores[-1] if aggregate == "last" else min(trajectory.scores))
+            rated += len(trajectory.steps) > 1
+    assert rated
+
+
+def test_lookahead(lm: LM) -> None:
+    """A continuation is rated by the state that the look-ahead leads to, and goes on from its own."""
+    head = head_of(lm)
+    beam = tilebeam.BeamSearch(OwnReward(lm, head, step_stop=STEP), 2, 3, STEP, max_step_tokens=6, lookahead=1)
+    result = beam.infer(lm, PROMPT, 4, sampling=PARAMS)
+    for candidate in result.candidates:
+        assert candidate.hidden is not None
+        assert candidate.hidden.count == len(candidate.token_ids) - 1
+
+
+@pytest.mark.parametrize("aggregate", ["last", "mean"])
+def test_searches_over_whole_candidates(lm: LM, aggregate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = head_of(lm)
+    decoded = Decoded(lm, monkeypatch)
+    scorer = OwnReward(lm, head, aggregate=aggregate, step_stop=STEP)
+    best, own = decoded.of(lambda: tilebeam.BestOfN(scorer).infer(lm, PROMPT, 6, sampling=PARAMS))
+    _, plain = decoded.of(lambda: lm.generate([PROMPT], replace(PARAMS, n=6)))
+    assert own == plain
+    assert best.usage.scored_tokens == 0
+    assert best.scores[best.best_index] == max(best.scores)
+    prompt = lm.tokenize(PROMPT)
+    for candidate, score in zip(best.candidates, best.scores, strict=True):
+        tokens, ends = candidate.token_ids, [len(candidate.token_ids)]
+        if aggregate == "mean":
+            pieces = [lm.piece(t) for t in tokens[:-1]]
+            ends = [i + 1 for i, p in enumerate(pieces) if STEP.encode() in p] + ends
+        wanted = np.mean([by_hand(lm, head, prompt, tokens[:end]) for end in ends])
+        assert math.isclose(score, wanted, abs_tol=1e-3)
+    vote = tilebeam.SelfConsistency(lambda text: text[-1:], weighting="reward", scorer=scorer)
+    assert vote.infer(lm, PROMPT, 6, sampling=PARAMS).scores == pytest.approx(best.scores, abs=1e-4)
+
+
+def test_results_are_json(lm: LM) -> None:
+    for result in (
+        tilebeam.BestOfN(OwnReward(lm, head_of(lm))).infer(lm, PROMPT, 2, sampling=PARAMS),
+        search(lm, "beam", OwnReward(lm, head_of(lm)))[0],
+    ):
+        assert "hidden" not in json.dumps(result.as_dict())
+
+
+def test_heads_of_other_models_are_refused(lm: LM) -> None:
+    head = head_of(lm)
+    for maker in ({"name": "another model"}, {"shape": "3 layers, 64 elements, 512 tokens"}):
+        with pytest.raises(TilebeamError, match="made for another model"):
+            OwnReward(lm, replace(head, maker=head.maker | maker))
+    OwnReward(lm, replace(head, maker=head.maker | {"name": lm.metadata["general.name"].upper() + "_"}))
+    OwnReward(lm, replace(head, maker={}))
+    narrow = Head(((np.zeros((1, 7), np.float32), np.zeros(1, np.float32)),), features=("last",))
+    with pytest.raises(TilebeamError, match="made for another model"):
+        OwnReward(lm, narrow)
+
+
+def test_heads_in_the_wrong_place_are_refused(lm: LM, tmp_path: Path) -> None:
+    """A head for single positions is no head for whole texts, and the other way round."""
+    own, other = head_of(lm), Head(((np.zeros((1, lm.n_embd), np.float32), np.zeros(1, np.float32)),))
+    with pytest.raises(TilebeamError, match="single positions"):
+        OwnReward(lm, other)
+    save_head(tmp_path / "other.gguf", other)
+    with pytest.raises(TilebeamError, match="single positions"):
+        RewardSpec(None, head=tmp_path / "other.gguf").check()
+    with pytest.raises(TilebeamError, match="without --prm"):
+        tilebeam.HeadReward(lm, own)
+    with pytest.raises(TilebeamError, match="not given texts"):
+        OwnReward(lm, own).rate_text("a", "b")
+    with pytest.raises(TilebeamError, match="hidden=True"):
+        OwnReward(lm, own).score(PROMPT, lm.generate([PROMPT], PARAMS)[0].outputs)
+    with pytest.raises(TilebeamError, match="has 3 inputs"):
+        Head(((np.zeros((1, 3), np.float32), np.zeros(1, np.float32)),), features=("last", "mean"))
+    with pytest.raises(TilebeamError, match="does not know"):
+        Head(((np.zeros((1, 3), np.float32), np.zeros(1, np.float32)),), features=("first",))  # type: ignore[arg-type]
+
+
+def test_from_the_shell(path: Path, lm: LM, tmp_path: Path) -> None:
+    """--reward-head alone: votes, beams and evaluations."""
+    head = tmp_path / "h.gguf"
+    save_head(head, head_of(lm))
+    (tmp_path / "items.jsonl").write_text('{"prompt": "the cat", "answer": "1"}\n{"prompt": "a dog", "answer": "2"}\n')
+    flags = ["-m", path, "--device", "cpu", "-t", 1, "--json", "-n", 12]
+    model = ["-p", "the cat", "-N", 4, "--seed", 3, "--reward-head", head]
+    methods_ = "best-of-n,vote,beam:beam_width=2,max_steps=2"
+    work = ["--task", f"jsonl:{tmp_path}/items.jsonl", "--method", methods_, "--budget", 2, "--seeds", 1]
+    for command in (
+        ["best-of-n", *model],
+        ["vote", *model, "--extract", "text"],
+        ["beam", *model, "--max-steps", 2, "--step-stop", "7", "--beam-width", 2],
+        ["eval", *work, "--reward-head", head, "--out", tmp_path / "eval"],
+    ):
+        found = CliRunner().invoke(app, [str(part) for part in (*command[:1], *flags, *command[1:])])
+        assert found.exit_code == 0, (command, found.output, found.exception)
+        report = json.loads(found.stdout)
+        assert "best-of-n[head]" in found.stdout if command[0] == "eval" else report["usage"]["scored_tokens"] == 0
+
+
+def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:
+    """Requests that search with the reward model get the head."""
+    pytest.importorskip("fastapi")
+    from tilebeam.server.main import loader
+    from tilebeam.server.requests import Search
+    from tilebeam.server.searches import Questions, algorithm_of
+
+    save_head(tmp_path / "h.gguf", head_of(lm))
+    load = {"device": "cpu", "threads": 1, "n_ctx": 1024, "n_seq_max": 4}
+    loaded = loader(str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP, Questions())()
+    with loaded.resources:
+        asked = Search(method="beam", scorer="reward", budget=4, beam_width=2, max_steps=2, step_stop=STEP)
+        [result] = algorithm_of(asked, loaded.scorer).run(loaded.lm, [PROMPT], 4, sampling=PARAMS)
+        assert result.usage.scored_tokens == 0
+        assert all(0 < score < 1 for score in result.scores)
+        assert loaded.failure is None
