@@ -21,12 +21,16 @@ PROGRAMS = {"tilebeam": cli.app, "gguf-repack": repack_cli.app, "gguf-trim-vocab
 def commands() -> Iterator[tuple[str, Any]]:
     """Names as they are typed, and click's commands."""
     for program, app in PROGRAMS.items():
-        command = get_command(app)
-        parts = getattr(command, "commands", None)
-        if parts is None:
-            yield program, command
-        else:
-            yield from ((f"{program} {name}", part) for name, part in parts.items())
+        yield from _within(program, get_command(app))
+
+
+def _within(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    parts = getattr(command, "commands", None)
+    if parts is None:
+        yield name, command
+    else:
+        for own, part in parts.items():
+            yield from _within(f"{name} {own}", part)
 
 
 ALL = dict(commands())

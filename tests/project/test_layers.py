@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2] / "python" / "tilebeam"
 ORDER = (
     *("_ext", "gguf", "base", "grammars", "native", "engine", "model", "answers", "scoring", "search", "measure"),
-    *("evaluation", "server", "cli"),
+    *("evaluation", "training", "server", "cli"),
 )
 # The lazy face of the package and `python -m tilebeam` may name anything.
 FACES = ("tilebeam", "tilebeam.__main__")

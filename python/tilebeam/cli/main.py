@@ -13,7 +13,20 @@ from typing import Annotated
 
 import typer
 
-from tilebeam.cli import bench, console, doctor, evaluate, generate, imatrix, perplexity, score, search, serve, trace
+from tilebeam.cli import (
+    bench,
+    console,
+    doctor,
+    evaluate,
+    generate,
+    imatrix,
+    perplexity,
+    reward,
+    score,
+    search,
+    serve,
+    trace,
+)
 from tilebeam.gguf.help_text import App
 
 app = App(
@@ -59,6 +72,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(console.sentences(_command))
+app.add_typer(reward.app, name="reward")
 
 
 def main() -> None:

@@ -12,14 +12,27 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.config import Setting, differences
+from tilebeam.evaluation.config import differences
 from tilebeam.gguf.whole_file import naming
 
 FORMAT = 1
 Record = dict[str, Any]
+
+
+class Named(Protocol):
+    """What all records of a log depend on."""
+
+    @property
+    def digest(self) -> str:
+        """Of all of it."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, and to say what differs."""
+        ...
 
 
 class Log:
@@ -33,7 +46,7 @@ class Log:
         TilebeamError: the log is of another setting (says what differs), is used by another process, or is damaged.
     """
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, setting: Named) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +64,7 @@ class Log:
         except BlockingIOError:
             raise TilebeamError(f"Another process is writing {self.path}.") from None
 
-    def _read(self, setting: Setting) -> None:
+    def _read(self, setting: Named) -> None:
         self._file.seek(0)
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -77,7 +90,7 @@ class Log:
         if header["digest"] != setting.digest:
             changed = "; ".join(differences(header["setting"], setting.as_dict()))
             raise TilebeamError(
-                f"{self.path} is an evaluation with another setting: {changed}. Use another --out, or the old setting."
+                f"{self.path} was begun with another setting: {changed}. Use another --out, or the old setting."
             )
         for record in objects[1:]:
             self.records.setdefault(record["unit"], record)

@@ -1,0 +1,314 @@
+"""Training a reward head: a planted direction is found, on problems that were held out; a collection goes on where it
+was killed; what comes out rates as it learnt."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from tilebeam import OwnReward, SamplingParams, TilebeamError
+from tilebeam.cli.main import app
+from tilebeam.evaluation.config import item_seed
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks.base import Item
+from tilebeam.scoring.reward_heads import load_head
+from tilebeam.training import fitting, quality
+from tilebeam.training.collection import Collection, CollectionSetting
+from tilebeam.training.options import FitOptions, features_of
+from tilebeam.training.report import report, write
+from typer.testing import CliRunner
+
+from bench.lib.synth import preset, write_model
+
+N_EMBD = 24
+
+
+def planted(
+    problems: int, samples: int = 6, feature: str = "mean", seed: int = 1
+) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
+    """States in which one direction of one feature says whether a sample is right, less clearly in its beginnings; and
+    in another direction each problem has its own place. Feature scales differ by far."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.uniform(-1, 2, 3 * N_EMBD)
+    direction, own = rng.normal(0, 1, (2, N_EMBD))
+    first = {"mean": 0, "recent": N_EMBD, "last": 2 * N_EMBD}[feature]
+    states, records = [], []
+    for problem in range(problems):
+        drawn, row, place = [], len(states), rng.normal()
+        for _ in range(samples):
+            right = bool(rng.random() < 0.5)
+            for strength in (0.3, 1.0):
+                x = rng.normal(0, 0.5, 3 * N_EMBD)
+                x[first : first + N_EMBD] += strength * (2 * right - 1) * direction + place * own
+                states.append([*(x * scale), math.log1p(rng.integers(20, 200))])
+            answer = "1" if right else str(rng.integers(2, 4))
+            drawn.append(
+                {"states": 2, "correct": float(right), "tokens": int(rng.integers(20, 200)), "answer": answer}
+                | {"logprob": float(rng.normal()), "finish": "stop" if rng.random() < 0.9 else "length"}
+            )
+        records.append({"unit": str(problem), "row": row, "samples": drawn})
+    return np.array(states, np.float16), records
+
+
+@pytest.mark.parametrize(("feature", "hidden"), [("mean", 0), ("last", 0), ("recent", 4)])
+def test_a_planted_direction_is_found(feature: str, hidden: int, tmp_path: Path) -> None:
+    """In whichever feature it is, scores are probabilities, and length and log-probability know nothing."""
+    states, records = planted(120, feature=feature)
+    parts = fitting.split(records, 1)
+    features = () if feature == "mean" else ("mean", feature)  # (): those that do best
+    fitted = fitting.fit(states, parts, FitOptions(features, hidden), {"name": "m"})
+    assert feature in fitted.head.features
+    assert len(fitted.head.layers) == 1 + bool(hidden)
+    found = report(fitted, states, parts, 1, {"model": "m"})
+    rows = found.facts["auroc"]
+    assert rows["the head"]["all"] > 0.98
+    assert rows["the head"]["within"] > 0.97
+    assert found.facts["beginnings"]["all"] > 0.8
+    for name in ("log-probability", "shortness"):
+        assert 0.3 < rows[name]["all"] < 0.7
+    assert found.facts["calibration_error"] < 0.1
+    best = found.facts["budgets"][-1]
+    assert best["budget"] == 4
+    assert best["best by head"] > best["majority"]
+    assert best["weighted by head"] >= best["majority"]
+    files = write(found, tmp_path / "m1.5b")
+    assert {f.name for f in files} >= {"m1.5b.report.md", "m1.5b.report.json"}
+    assert "| the head | 0.9" in (tmp_path / "m1.5b.report.md").read_text() or rows["the head"]["all"] > 0.9995
+    json.loads((tmp_path / "m1.5b.report.json").read_text())
+
+
+def test_the_same_seed_gives_the_same_head() -> None:
+    states, records = planted(60)
+    heads = [fitting.fit(states, fitting.split(records, s), FitOptions(("mean",)), {}).head for s in (1, 1, 2)]
+    assert np.array_equal(heads[0].layers[0][0], heads[1].layers[0][0])
+    assert not np.array_equal(heads[0].layers[0][0], heads[2].layers[0][0])
+
+
+def test_problems_stay_in_their_part() -> None:
+    """However many there are; no problem is in two."""
+    _, records = planted(200)
+    many, few = fitting.split(records, 3), fitting.split(records[:120], 3)
+    for part in fitting.PARTS:
+        assert set(few[part].problem) == {p for p in many[part].problem if p < 120}
+    assert sum(len(many[p].records) for p in fitting.PARTS) == 200 * 6
+    assert 0.6 < len(many["train"].records) / 1200 < 0.8
+
+
+def test_too_little_is_refused() -> None:
+    _, records = planted(60)
+    for record in records:
+        for sample in record["samples"]:
+            sample["correct"] = 1.0
+    with pytest.raises(TilebeamError, match="too little to learn from"):
+        fitting.split(records, 1)
+
+
+def test_the_minimum_is_found() -> None:
+    """A quadratic of two hundred badly scaled directions."""
+    rng = np.random.default_rng(0)
+    scale, goal = 10.0 ** rng.uniform(-1, 1, 200), rng.normal(0, 1, 200)
+
+    def loss(w: Any) -> tuple[float, Any]:
+        d = w.astype(np.float64) - goal
+        return float((scale * d * d).sum() / 2), (scale * d).astype(np.float32)
+
+    last: list[Any] = []
+    fitting.minimize(loss, np.zeros(200, np.float32), lambda w: (last.append(w), True)[1])
+    assert loss(last[-1])[0] < 1e-4 * loss(np.zeros(200, np.float32))[0]
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_gradients_are_those_of_the_loss(hidden: int) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(0, 1, (30, 5)).astype(np.float32), (rng.random(30) < 0.5).astype(np.float32)
+    network = fitting._Network(5, hidden, 1)
+    weights = network.start(0.4) + rng.normal(0, 0.3, len(network.start(0.4))).astype(np.float32)
+    loss = network.loss(x, y, np.full(30, 1 / 30, np.float32), 0.1)
+    _, grad = loss(weights)
+    for i in range(len(weights)):
+        step = np.zeros_like(weights)
+        step[i] = 2e-3
+        assert math.isclose((loss(weights + step)[0] - loss(weights - step)[0]) / 4e-3, grad[i], abs_tol=2e-3)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_auroc_counts_pairs() -> None:
+    rng = np.random.default_rng(2)
+    scores, right = rng.integers(0, 6, 80).astype(float), rng.random(80) < 0.4
+    problem = rng.integers(0, 9, 80)
+
+    def pairs(s: Any, r: Any) -> float | None:
+        found = [(a > b) + 0.5 * (a == b) for a in s[r] for b in s[~r]]
+        return float(np.mean(found)) if found else None
+
+    assert math.isclose(quality.auroc(scores, right), pairs(scores, right) or 0)
+    each = [pairs(scores[problem == p], right[problem == p]) for p in range(9)]
+    assert math.isclose(quality.auroc_within(scores, right, problem), np.mean([e for e in each if e is not None]))
+    assert math.isnan(quality.auroc([1.0], [True]))
+    (low, high), _ = quality.intervals(scores, right, problem)
+    assert low <= quality.auroc(scores, right) <= high
+
+
+def test_calibration() -> None:
+    scores = np.array([0.05, 0.05, 0.95, 0.95, 1.0])
+    table = quality.reliability(scores, np.array([0, 0, 1, 0, 1.0]))
+    assert [row["count"] for row in table] == [2, 3]
+    assert math.isclose(quality.calibration_error(table), (2 * 0.05 + 3 * abs(2.9 / 3 - 2 / 3)) / 5)
+
+
+def test_names_of_features() -> None:
+    assert features_of("auto") == ()
+    assert features_of("mean, last") == ("mean", "last")
+    for wrong in ("length", "mean,mean", "first", ""):
+        with pytest.raises(TilebeamError, match="--features"):
+            features_of(wrong)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def setting(**changes: Any) -> CollectionSetting:
+    return CollectionSetting(**{"model": "m", "task": TaskOptions("jsonl:a/f.jsonl"), "sampling": {}, **changes})
+
+
+def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
+    """A process died between the two files; more problems are no other setting, another temperature is one."""
+    item = Item("a", "q", "1", "q", "q")
+    rows = np.ones((2, 3 * 4 + 1), np.float16)
+    with Collection(tmp_path / "d", setting(), 4) as data:
+        data.add(item, "q", [{"states": 2}], rows)
+        data._file.write(b"torn")
+    with Collection(tmp_path / "d", setting(task=TaskOptions("jsonl:b/f.jsonl", items=7)), 4) as data:
+        assert data.has(item, "q")
+        assert np.array_equal(data.states(), rows)
+        with pytest.raises(TilebeamError, match="another problem a"):
+            data.has(item, "q2")
+        with pytest.raises(TilebeamError, match="Another process"):
+            Collection(tmp_path / "d", setting(), 4)
+    with pytest.raises(TilebeamError, match=r"sampling\.temperature was null, is 0\.5"):
+        Collection(tmp_path / "d", setting(sampling={"temperature": 0.5}), 4)
+    os.truncate(tmp_path / "d.states", 5)
+    with pytest.raises(TilebeamError, match="shorter than"):
+        Collection(tmp_path / "d", setting(), 4)
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A random model, and problems whose answer is a letter that its texts may hold."""
+    where = tmp_path_factory.mktemp("train")
+    write_model(where / "m.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=1))
+    items = [json.dumps({"prompt": f"the {word} is", "answer": "x"}) for word in map(str, range(30))]
+    (where / "items.jsonl").write_text("\n".join(items))
+    (where / "even.py").write_text("def check(item, text):\n    return len(text) % 2 == 0\n")
+    return where
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take the longest, and are an extra."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def flags(folder: Path, out: Path, items: int = 30) -> list[str]:
+    found = [
+        "reward",
+        "train",
+        "-m",
+        folder / "m.gguf",
+        "--device",
+        "cpu",
+        "-t",
+        1,
+        "-c",
+        512,
+        "-np",
+        4,
+        "--samples",
+        3,
+    ]
+    found += ["--task", f"jsonl:{folder}/items.jsonl", "--items", items, "--checker", f"{folder}/even.py:check"]
+    found += ["-n", 12, "--extract", "text", "--step-stop", "7", "--features", "mean,length", "-o", out, "--json"]
+    return [str(part) for part in found]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, (done.output, done.exception)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_kill_and_resume(folder: Path, tmp_path: Path) -> None:
+    """Killed while it collects, the command ends with the same samples as one that was not."""
+    whole = run(flags(folder, tmp_path / "whole.gguf"))
+    log = tmp_path / "torn.jsonl"
+    command = [sys.executable, "-m", "tilebeam", *flags(folder, tmp_path / "torn.gguf")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 5):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 5 <= log.read_bytes().count(b"\n") <= 31
+    resumed = run(flags(folder, tmp_path / "torn.gguf"))
+    texts = []
+    for name in ("whole", "torn"):
+        records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()[1:]]
+        assert len(records) == 30
+        texts.append({r["unit"]: [s["text"] for s in r["samples"]] for r in records})
+    assert sum(texts[0][u] == texts[1][u] for u in texts[0]) >= 28  # batches of other shapes round differently
+    assert resumed["samples"] == whole["samples"]
+    assert resumed["collection"] == whole["collection"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path) -> None:
+    """States in use are those that were learnt from, and the head is for this model only."""
+    run(flags(folder, tmp_path / "h.gguf"))
+    head = load_head(tmp_path / "h.gguf")
+    assert head.features == ("mean", "length")
+    records = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+    with tilebeam.load(folder / "m.gguf", "cpu", n_ctx=512, n_seq_max=4, threads=1) as lm:
+        states = np.fromfile(tmp_path / "h.states", np.float16).reshape(-1, 3 * lm.n_embd + 1)
+        record = records[1]
+        params = SamplingParams(max_tokens=12, n=3, seed=item_seed(1, record["unit"]), hidden=True)
+        [output] = lm.generate([f"the {record['unit']} is"], params)
+        assert [c.text for c in output.outputs] == [s["text"] for s in record["samples"]]
+        row, learnt = record["row"], []
+        for sample in record["samples"]:
+            row += sample["states"]
+            learnt.append(float(head(fitting.inputs(states, np.array([row - 1]), head.features))[0]))
+        assert OwnReward(lm, head).score(output.prompt, output.outputs) == pytest.approx(learnt, abs=5e-3)
+    write_model(tmp_path / "other.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=2))
+    with (
+        tilebeam.load(tmp_path / "other.gguf", "cpu", n_ctx=512, threads=1) as other,
+        pytest.raises(TilebeamError, match="another model"),
+    ):
+        OwnReward(other, head)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_more_items_take_what_is_there(folder: Path, tmp_path: Path) -> None:
+    run(flags(folder, tmp_path / "h.gguf", 24))
+    before = (tmp_path / "h.jsonl").read_bytes()
+    run(flags(folder, tmp_path / "h.gguf", 30))
+    assert (tmp_path / "h.jsonl").read_bytes().startswith(before)
+    refused = CliRunner().invoke(app, [*flags(folder, tmp_path / "h.gguf"), "--temp", "0.3"])
+    assert refused.exit_code == 1
+    assert "sampling.temperature was 0.8, is 0.3" in " ".join(refused.stderr.split())
