@@ -109,7 +109,9 @@ def test_extractors_go_by_name() -> None:
     assert extractor("boxed")(r"\boxed{3}") == "3"
     assert extractor("choice")("(A)") == "A"
     assert extractor(r"= (\d+)")("= 5, = 7") == "7"
-    with pytest.raises(TilebeamError, match=r"'\(' is neither last-number, gsm8k, text, choice, boxed, math, nor"):
+    with pytest.raises(
+        TilebeamError, match=r"'\(' is neither last-number, gsm8k, text, choice, boxed, code, math, nor"
+    ):
         extractor("(")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from eval_kit import lines
-from tilebeam import TilebeamError
+from tilebeam import CompletionOutput, TilebeamError
+from tilebeam.answers import code_check
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.scorers import check_scorer, modelless_scorer
 from tilebeam.evaluation.tasks import KINDS, open_task
 
 DUCKS = {
@@ -31,6 +34,15 @@ POINT = {
     "unique_id": "test/precalculus/807.json",
 }
 HALF = {"problem": "Halve 1.", "solution": r"It is $\boxed{\frac12}$.", "level": "Level 1", "type": "Algebra"}
+
+ADDING = {
+    "task_id": "HumanEval/900",
+    "prompt": "from typing import List\n\n\n"
+    "def total(x: List[int]) -> int:\n    '''Add.\n    >>> total([1, 2])\n    3\n    '''\n",
+    "entry_point": "total",
+    "canonical_solution": "    return sum(x)\n",
+    "test": "def check(candidate):\n    assert candidate([]) == 0\n    assert candidate([2, 3]) == 5\n",
+}
 
 
 class Marks:
@@ -183,3 +195,54 @@ class TestMath:
     def test_boxes_are_equal_as_mathematics(self, options: TaskOptions, item: int, text: str, right: bool) -> None:
         task = open_task(options)
         assert task.verdict(task.items[item], text) == right
+
+
+class TestHumanEval:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> TaskOptions:
+        file = tmp_path / "HumanEval.jsonl.gz"
+        file.write_bytes(gzip.compress(json.dumps(ADDING).encode()))
+        return TaskOptions(f"humaneval:{file}")
+
+    def test_programs_are_asked_for_and_judged_by_hidden_tests(self, options: TaskOptions) -> None:
+        task = open_task(options)
+        (item,) = task.items
+        prompt = task.prompt(item, Marks())
+        assert item.id == "HumanEval/900"
+        assert prompt.endswith(f"```python\n{ADDING['prompt'].strip()}\n```[assistant]")
+        assert "candidate" not in prompt
+        assert task.verdict(item, "Sure:\n```python\ndef total(x: List[int]):\n    return sum(x)") == 1
+        assert task.verdict(item, "```python\ndef total(x):\n    return 3\n```") == 0
+        assert task.extract("```python\ndef total(x):  # it\n    return 3\n```") == "def total(x):\n    return 3"
+
+    def test_a_base_model_goes_on_where_the_prompt_ends(self, options: TaskOptions) -> None:
+        task = open_task(replace(options, chat=False))
+        (item,) = task.items
+        assert task.prompt(item, Base()) == ADDING["prompt"]
+        assert "\ndef " in task.defaults.stop
+        assert task.verdict(item, "    return sum(x)\n") == 1
+        assert task.verdict(item, "    return 3\n") == 0
+
+    def test_the_examples_select_and_the_tests_judge(self, options: TaskOptions) -> None:
+        """A program that knows the example alone looks right to the scorer, and is not."""
+        task = open_task(options)
+        (item,) = task.items
+        check_scorer("examples", None)
+        scorer = modelless_scorer("examples", lambda *_: 0.0, "\n")
+        texts = ["```python\ndef total(x):\n    return 3\n```", "    return 0", "    return sum(x)"]
+        candidates = [CompletionOutput(i, t, [1], "stop", i) for i, t in enumerate(texts)]
+        assert scorer.score(task.prompt(item, Marks()), candidates) == [1.0, 0.0, 1.0]
+        assert [task.verdict(item, t) for t in texts] == [0.0, 0.0, 1.0]
+
+    def test_broken_lines_are_named(
+        self, tmp_path: Path, options: TaskOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bad = lines(tmp_path / "bad.jsonl", ADDING | {"entry_point": "other"})
+        with pytest.raises(TilebeamError, match=r'bad.jsonl line 1: the text under "prompt" does not define other'):
+            open_task(TaskOptions(f"humaneval:{bad}"))
+        open_task(options)
+        monkeypatch.setitem(code_check._WORKER._greeting, "unconfined", "no filters")
+        with pytest.raises(TilebeamError, match="--unsafe-code"):
+            open_task(options)
+        task = open_task(replace(options, unsafe_code=True))
+        assert task.verdict(task.items[0], "    return sum(x)") == 1

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import select
-import subprocess
-import sys
-import threading
-import time
 from functools import lru_cache
 from importlib.util import find_spec
 
 from tilebeam.answers.extract import boxed
 from tilebeam.answers.normalize import plain_math
+from tilebeam.answers.worker_process import WorkerProcess
 from tilebeam.errors import TilebeamError
-
-_START_SECONDS = 120.0  # sympy is imported; on a busy machine that takes a while
 
 
 class MathAnswer:
@@ -56,101 +48,20 @@ class MathAnswer:
 
 @lru_cache(maxsize=4096)
 def _extract(text: str, timeout: int) -> str | None:
-    reply = _WORKER.ask({"text": text, "timeout": timeout}, timeout)
+    reply = _ask({"text": text, "timeout": timeout}, timeout)
     return reply if isinstance(reply, str) else None
 
 
 @lru_cache(maxsize=4096)
 def _equal(a: str, b: str, timeout: int) -> bool:
-    return _WORKER.ask({"a": a, "b": b, "timeout": timeout}, 2 * timeout) is True
+    return _ask({"a": a, "b": b, "timeout": timeout}, 2 * timeout) is True
 
 
-class _Worker:
-    """The process, started when first needed and again when it was lost."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # a fork has the pipes, but they are its parent's
-
-    def ask(self, request: dict[str, str | int], seconds: float) -> str | bool | None:
-        """The reply; None if there was none in time, and then the process is gone.
-
-        Raises:
-            TilebeamError: the process does not start.
-        """
-        with self._lock:
-            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-                self._start()
-            assert self._process is not None
-            assert self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
-            except OSError:  # it died meanwhile
-                line = None
-            else:
-                # Its own timeouts come first where they can.
-                line = self._line(2 * seconds + 5)
-            if line is None:
-                self._end()
-                return None
-            reply: str | bool | None = json.loads(line)["reply"]
-            return reply
-
-    def close(self) -> None:
-        """End the process; the next request starts another."""
-        with self._lock:
-            if self._owner == os.getpid():
-                self._end()
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tilebeam.answers.math_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C is the asker's business
-        )
-        self._owner = os.getpid()
-        if self._line(_START_SECONDS) is None:
-            self._end()
-            raise TilebeamError(
-                "The process for mathematical answers did not start: try python -m tilebeam.answers.math_worker."
-            )
-
-    def _line(self, seconds: float) -> bytes | None:
-        """What the process says next; None if it says nothing in time, or never will."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        poll = select.poll()  # unlike select.select, it takes any file descriptor
-        poll.register(pipe, select.POLLIN)
-        until = time.monotonic() + seconds
-        got = b""
-        while not got.endswith(b"\n"):
-            left = until - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                return None
-            piece = os.read(pipe, 65536)
-            if not piece:
-                return None
-            got += piece
-        return got
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                try:
-                    pipe.close()
-                except OSError:  # what was not written any more
-                    continue
+_WORKER = WorkerProcess("tilebeam.answers.math_worker", "mathematical answers")
 
 
-_WORKER = _Worker()
-atexit.register(_WORKER.close)
+def _ask(request: dict[str, str | int], seconds: float) -> str | bool | None:
+    """The reply to a request, None if none came. The process's own timeouts come first where they can."""
+    reply = _WORKER.ask(json.dumps(request).encode() + b"\n", 2 * seconds + 5)
+    answer: str | bool | None = None if reply is None else reply["reply"]
+    return answer

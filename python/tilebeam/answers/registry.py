@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tilebeam.answers.code import code
 from tilebeam.answers.extract import Extractor, boxed, choice, last_number, marked_number, regex, whole_text
 from tilebeam.answers.math import MathAnswer
 from tilebeam.errors import TilebeamError
@@ -14,12 +15,13 @@ _BY_NAME: dict[str, Extractor] = {
     "text": whole_text,
     "choice": choice(),
     "boxed": boxed,
+    "code": code,
 }
 
 
 def extractor(name: str) -> Extractor:
-    """An extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed", "math"
-    (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
+    """An extractor by name: "last-number", "gsm8k" (`marked_number`), "text" (`whole_text`), "choice", "boxed", "code",
+    "math" (`tilebeam.MathAnswer`), or a regular expression whose first group (if it has one) is the answer.
 
     Raises:
         TilebeamError: it is no name, and no expression either.

@@ -13,7 +13,17 @@ import typer
 
 from tilebeam._version import __version__
 from tilebeam.cli import console
-from tilebeam.cli.options import CtxSize, ExecutorOption, NPredict, Sequences, Stop, Threads, TokenOptions, grouped
+from tilebeam.cli.options import (
+    CtxSize,
+    ExecutorOption,
+    NPredict,
+    Sequences,
+    Stop,
+    Threads,
+    TokenOptions,
+    UnsafeCode,
+    grouped,
+)
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
@@ -56,8 +66,9 @@ def evaluate(
         str | None,
         typer.Option(
             "--scorer",
-            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), prm, orm, "
-            "head, or FILE.py:function of prompt and text. Default: logprob and the reward model that is given.",
+            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (of "
+            "those in a program's docstring, how many pass), prm, orm, head, or FILE.py:function of prompt and text. "
+            "Default: logprob and the reward model that is given.",
         ),
     ] = None,
     items: Annotated[
@@ -141,6 +152,7 @@ def evaluate(
             rich_help_panel=_TASK,
         ),
     ] = None,
+    unsafe_code: UnsafeCode = TaskOptions.unsafe_code,
     seeds: Annotated[
         str,
         typer.Option(
@@ -219,6 +231,7 @@ def evaluate(
         extract=extract,
         checker=checker,
         chat=chat,
+        unsafe_code=unsafe_code,
     )
     opened = open_task(options)
     scorers = _scorers(scorer, reward)

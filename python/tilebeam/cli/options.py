@@ -267,6 +267,12 @@ class PromptOptions:
         return prompts(self.prompt, self.file, self.escape)
 
 
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+UnsafeCode = Annotated[
+    bool, typer.Option("--unsafe-code", help="Run programs that a model wrote even where they cannot be confined.")
+]
+
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.", rich_help_panel=_DRAWING)]

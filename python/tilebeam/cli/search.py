@@ -18,6 +18,7 @@ from tilebeam.cli.options import (
     PromptOptions,
     SamplingOptions,
     SpeculationOptions,
+    UnsafeCode,
     grouped,
 )
 from tilebeam.cli.prompts import wrap
@@ -189,12 +190,14 @@ def best_of_n(
         typer.Option(
             "--scorer",
             help="logprob: the model's own mean log-probability (default); logprob-sum: of the whole text; majority: "
-            "the share of candidates with the same answer; judge: a model is asked. Instead: --prm or --orm.",
+            "the share of candidates with the same answer; examples: of those in the docstring of the Python function "
+            "that is asked for, how many the program passes; judge: a model is asked. Instead: --prm or --orm.",
         ),
     ] = None,
     extract: Annotated[
         str | None, typer.Option("--extract", help="For --scorer majority: see tilebeam vote.", show_default=EXTRACTOR)
     ] = None,
+    unsafe_code: UnsafeCode = False,
 ) -> None:
     """Draw N candidates for each prompt, rate them, choose the best.
 
@@ -202,6 +205,7 @@ def best_of_n(
 
     Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
     """
+    from tilebeam.answers.code_check import need_confinement
     from tilebeam.scoring.registry import named_scorer
     from tilebeam.scoring.scorers import Majority
 
@@ -211,6 +215,8 @@ def best_of_n(
         raise TilebeamError("Give a reward model or --scorer, not both.")
     if extract is not None and scorer != "majority":
         raise TilebeamError("--extract matters only for --scorer majority.")
+    if scorer == "examples":
+        need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
     with _opened("best-of-n", options) as search:
         if rates is not None:
@@ -220,7 +226,7 @@ def best_of_n(
         elif scorer == "majority":
             chosen = Majority(find)
         else:
-            chosen = named_scorer(scorer or "logprob")
+            chosen = named_scorer(scorer or "logprob", unsafe_code=unsafe_code)
         search.run({"scorer": chosen})
 
 

@@ -29,6 +29,7 @@ class TaskOptions:
         checker: function of item and text (module:function, FILE.py:function); None: reasoning-gym's own verifier,
             or the item's answer.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
+        unsafe_code: run programs that a model wrote even where they cannot be confined.
     """
 
     spec: str
@@ -46,3 +47,4 @@ class TaskOptions:
     extract: str | None = None
     checker: str | None = None
     chat: bool | None = None
+    unsafe_code: bool = False

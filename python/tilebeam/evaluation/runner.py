@@ -80,7 +80,7 @@ def check(job: Job) -> None:
     if job.reward is not None:
         job.reward.check()
     for name in setting.scorers:
-        scoring.check_scorer(name, reward)
+        scoring.check_scorer(name, reward, unsafe_code=setting.task.unsafe_code)
     if "cpu" in setting.devices:
         for path in (*(m.path for m in setting.models), *([job.reward.path] if job.reward and job.reward.path else [])):
             _check_ordinary(path)

@@ -3,6 +3,7 @@
 logprob          the model's own log-probability per token
 logprob-sum      of the whole text
 verifier         the task's own checker, which knows the answer: an upper bound for real scorers
+examples         the share of the examples in a question's docstring that a program passes
 prm, orm         the reward model that the options name
 head             the reward head on the generator's own hidden states
 module:function, FILE.py:function
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilebeam.answers.code_check import need_confinement
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.scoring.choices import STEP_STOP
@@ -51,11 +53,12 @@ def reward_name(reward: RewardSpec | None) -> str | None:
     return None if reward is None else OWN if reward.own else "orm" if reward.outcome else "prm"
 
 
-def check_scorer(name: str, reward: str | None) -> None:
+def check_scorer(name: str, reward: str | None, *, unsafe_code: bool = False) -> None:
     """Raise `TilebeamError` if there is no such scorer.
 
     Args:
         reward: "prm", "orm" or "head" if options name a reward model.
+        unsafe_code: programs may run where they cannot be confined.
     """
     if name == "majority":
         raise TilebeamError("--scorer majority is not supported: use --method self-consistency.")
@@ -65,6 +68,8 @@ def check_scorer(name: str, reward: str | None) -> None:
             raise TilebeamError(f"--scorer {name} needs a reward model: --{option} FILE.")
     elif name != VERIFIER and not is_function_name(name):
         named_scorer(name)
+        if name == "examples":
+            need_confinement(unsafe=unsafe_code)
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
@@ -93,15 +98,18 @@ def _per_token(name: str) -> bool:
     return isinstance(known, LogProb) and known.per_token
 
 
-def modelless_scorer(name: str, verdict: Callable[[str, str], float], step_stop: str) -> Scorer:
+def modelless_scorer(
+    name: str, verdict: Callable[[str, str], float], step_stop: str, *, unsafe_code: bool = False
+) -> Scorer:
     """A scorer that needs no model of its own.
 
     Args:
         verdict: the verifier's, of prompt and text.
         step_stop: what ends a step.
+        unsafe_code: programs may run where they cannot be confined.
     """
     if name == VERIFIER:
         return Verifier(verdict)
     if is_function_name(name):
         return FunctionScorer(load_function(name, "--scorer"), step_stop=step_stop)
-    return named_scorer(name)
+    return named_scorer(name, unsafe_code=unsafe_code)

@@ -219,7 +219,10 @@ class Workbench:
         if name in scoring.REWARDS:
             return self._reward(model, device)
         return scoring.modelless_scorer(
-            name, lambda prompt, text: self.task.verdict(self._items[prompt], text), self._job.step_stop
+            name,
+            lambda prompt, text: self.task.verdict(self._items[prompt], text),
+            self._job.step_stop,
+            unsafe_code=self.setting.task.unsafe_code,
         )
 
     def _reward(self, model: str, device: str) -> RewardModel | OwnReward:

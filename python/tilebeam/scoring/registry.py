@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.scoring.choices import ScorerName
+from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.scorers import LogProb, Majority, Scorer
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-def named_scorer(name: str, lm: LM | None = None) -> Scorer:
-    """A scorer by name: "logprob", "logprob-sum", "majority", or "judge": a model asked about the candidates.
+def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
+    """A scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
+    asked about the candidates.
 
     Args:
         name: the scorer's.
         lm: the judge.
+        unsafe_code: let "examples" run programs even where they cannot be confined.
 
     Raises:
         TilebeamError: there is none of that name, or no judge.
@@ -27,6 +30,7 @@ def named_scorer(name: str, lm: LM | None = None) -> Scorer:
         "logprob": LogProb,
         "logprob-sum": lambda: LogProb(per_token=False),
         "majority": Majority,
+        "examples": lambda: CodeExamples(unsafe=unsafe_code),
         "judge": lambda: _judge(lm),
     }
     for choice, make in known.items():

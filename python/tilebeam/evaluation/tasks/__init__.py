@@ -39,6 +39,9 @@ class Kind:
 KINDS = {
     "jsonl": Kind("jsonl:FILE", "own items, one JSON object a line: prompt, answer", ("jsonl", "JsonlTask")),
     "gsm8k": Kind("gsm8k:FILE", "GSM8K's lines: question, answer ending in #### N", ("gsm8k", "Gsm8kTask")),
+    "humaneval": Kind(
+        "humaneval:FILE", "HumanEval's lines: programs that hidden tests judge", ("humaneval", "HumanEvalTask")
+    ),
     "math": Kind("math:FILE", "MATH's lines as in PRM800K: problem, solution, answer", ("math", "MathTask")),
     "reasoning-gym": Kind(
         "reasoning-gym:NAME[?option=value&..]", "a generator of reasoning-gym, frozen by seeds", ("gym", "GymTask")

@@ -1,0 +1,173 @@
+"""Programs out of texts: what a model wrote to a question that is the beginning of a program.
+
+A chat answers with blocks between fences, a base model goes on where the question ends; both become one program. The
+question's docstring often holds examples, which anybody can check.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilebeam.answers.code_check import Test
+
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_STATEMENT = re.compile(r"^(?:from\s+[\w.]+\s+import\b|import\s|def\s|async\s+def\s|class\s|@\w)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A program's beginning, up to the docstring of the function that is asked for.
+
+    Attributes:
+        source: all of it.
+        function: the name of the function.
+    """
+
+    source: str
+    function: str
+
+    @property
+    def before(self) -> str:
+        """What stands before the function: imports and helpers."""
+        found = list(_defines(self.function).finditer(self.source))
+        return self.source[: found[-1].start()] if found else ""
+
+
+def question_of(prompt: str) -> Question | None:
+    """The question in a prompt, which may be a chat or begin with other text: of the last block, or of the text itself,
+    the last function. None if it holds no function."""
+    for source in [*reversed(blocks(prompt)), prompt]:
+        begin = _STATEMENT.search(source)
+        names = re.findall(r"^(?:async\s+)?def\s+(\w+)", source, re.MULTILINE)
+        if begin and names:
+            return Question(_parsable(source[begin.start() :], names[-1]) or source[begin.start() :], names[-1])
+    return None
+
+
+def blocks(text: str) -> list[str]:
+    """The blocks between fences; the last one may be without its end."""
+    found: list[str] = []
+    opened: int | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence.end() + 1
+        elif not fence[1]:
+            found.append(text[opened : fence.start()])
+            opened = None
+    return found if opened is None else [*found, text[opened:]]
+
+
+def program_of(question: Question, text: str) -> str:
+    """The program of a question and an answer.
+
+    Of several blocks the first that defines the function counts. Text without blocks goes on where the question ends,
+    unless it defines the function anew. What follows a program and is none is cut off.
+    """
+    function, found = question.function, blocks(text)
+    whole = next((block for block in [*found, text] if _defines(function).search(block)), None)
+    if whole is not None:
+        begin = _STATEMENT.search(whole)
+        at_once = _parsable(question.before + whole, function)
+        source = at_once or question.before + whole[begin.start() if begin else 0 :]
+    elif found:
+        body = found[0].strip("\n")
+        indented = body.startswith((" ", "\t"))
+        source = question.source + (body if indented else "".join(f"    {line}\n" for line in body.splitlines()))
+    else:
+        source = question.source + text
+    return _parsable(source, function) or source
+
+
+def code(text: str) -> str | None:
+    """An answer's code without its comments and layout, so that equal programs are equal texts: the first block, or the
+    text itself."""
+    found = next(iter(blocks(text)), text)
+    try:
+        return ast.unparse(ast.parse(found)).strip() or None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "\n".join(line.rstrip() for line in found.strip("\n").splitlines() if line.strip()) or None
+
+
+def examples(question: Question) -> list[Test]:
+    """The examples in the docstrings of a question: `>>> f(1)` and the line after it, and lines like `f(1) == 2`,
+    `f(1) => 2`, `f(1) returns 2`, whose right side is a value."""
+    return [*_doctests(question.source), *_equations(question)]
+
+
+def _defines(function: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:async\s+)?def\s+{re.escape(function)}\b", re.MULTILINE)
+
+
+def _parsable(source: str, function: str) -> str | None:
+    """The longest beginning, by lines, that is a program and defines the function; None if none does."""
+    lines = source.splitlines(keepends=True)
+    for end in range(len(lines), 0, -1):
+        beginning = "".join(lines[:end])
+        try:
+            ast.parse(beginning)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return beginning if _defines(function).search(beginning) else None
+    return None
+
+
+_DOCTEST = re.compile(r"^[ \t]*>>> ?(?P<call>.+)\n(?P<rest>(?:(?!\s*(?:>>>|\"\"\"|'''|\n)).+\n?)+)", re.MULTILINE)
+
+
+def _doctests(source: str) -> Iterator[Test]:
+    for found in _DOCTEST.finditer(source):
+        try:
+            ast.parse(found["call"].strip(), mode="eval")
+        except SyntaxError:
+            continue
+        yield Test(found["call"].strip(), _value(found["rest"].splitlines()))
+
+
+def _value(lines: list[str]) -> str:
+    """The lines that are one value, the first line if none are."""
+    for end in range(1, len(lines) + 1):
+        text = " ".join(line.strip() for line in lines[:end])
+        try:
+            ast.literal_eval(text)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            continue
+        return text
+    return lines[0].strip()
+
+
+_MEANS = re.compile(r"[ \t]*(?:#[ \t]*)?(?:==>|=+>|==|=|->|➞|→|returns|should return)[ \t]*")
+_AFTER = re.compile(r"[ \t]*[.;]?[ \t]*(?:#.*|\(.*)?$")  # a full stop, or a remark
+
+
+def _equations(question: Question) -> Iterator[Test]:
+    for line in question.source.splitlines():
+        at = line.find(f"{question.function}(")
+        if at < 0 or ">>>" in line or line.lstrip().startswith(("def ", "return ")):
+            continue
+        call = _longest(line[at:], call=True)
+        means = _MEANS.match(line, at + len(call)) if call else None
+        if means is None:
+            continue
+        right = re.sub(r"^(true|false)\b", lambda m: m[0].capitalize(), line[means.end() :])
+        value = _longest(right, call=False)
+        if value and _AFTER.fullmatch(right, len(value)):
+            yield Test(call, value)
+
+
+def _longest(text: str, *, call: bool) -> str:
+    """The shortest call of plain data that a text begins with, or the longest value; "" if it begins with none."""
+    ends = [i + 1 for i, c in enumerate(text) if c == ")"] if call else range(len(text), 0, -1)
+    for end in ends:
+        try:
+            tree = ast.parse(text[:end].strip(), mode="eval").body
+            parts = [*tree.args, *(k.value for k in tree.keywords)] if isinstance(tree, ast.Call) else [tree]
+            for part in parts:
+                ast.literal_eval(part)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            continue
+        if call == isinstance(tree, ast.Call):
+            return ast.get_source_segment(text[:end], tree) or ""
+    return ""

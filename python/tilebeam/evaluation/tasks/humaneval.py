@@ -1,0 +1,68 @@
+"""humaneval:FILE, programs in HumanEval's own lines: {"task_id": .., "prompt": .., "entry_point": ..,
+"canonical_solution": .., "test": ..}.
+
+The tests judge and are hidden: nothing that chooses among candidates sees them but the scorer "verifier", which is a
+bound. The examples in the docstrings are part of the question; the scorer "examples" checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tilebeam.answers.code import Question, program_of
+from tilebeam.answers.code_check import Test, need_confinement, run_tests
+from tilebeam.errors import TilebeamError
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks.base import Defaults, Item
+from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+
+_ASK = (
+    "Complete this Python function. Reply with the complete function in one code block.\n\n```python\n{question}\n```"
+)
+# What begins at the margin is no longer the function.
+_ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
+
+
+class HumanEvalTask(FileTask):
+    """Programs, right if they pass all tests; they run confined, see `tilebeam.answers.code_check`."""
+
+    chats: ClassVar[bool] = True
+    file_shots: ClassVar[int | None] = 2
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        if self._check is None:
+            need_confinement(unsafe=options.unsafe_code)
+
+    def _defaults(self) -> Defaults:
+        if self.chat:
+            return Defaults(_ASK, "code", "```python\n{solution}\n```", max_tokens=768, stop=("\n```\n\n",))
+        return Defaults("{prompt}", "code", "{canonical_solution}\n\n", max_tokens=512, stop=_ENDS)
+
+    def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
+        prompt, solution = text_of(line, "prompt", where), text_of(line, "canonical_solution", where)
+        function = text_of(line, "entry_point", where)
+        text_of(line, "test", where)
+        if f"def {function}(" not in prompt:
+            raise TilebeamError(f'{where}: the text under "prompt" does not define {function}.')
+        return {
+            **line,
+            "id": text_of(line, "task_id", where),
+            "question": prompt.strip("\n"),
+            "solution": (prompt + solution).strip("\n"),
+            "answer": solution,
+        }
+
+    def _judge(self, item: Item, text: str) -> bool:
+        question = Question(item.data["prompt"], item.data["entry_point"])
+        test = Test(f"{item.data['test']}\n\ncheck({question.function})")
+        return all(
+            run_tests(
+                program_of(question, text),
+                question.function,
+                [test],
+                setup=question.source,
+                unsafe=self.options.unsafe_code,
+            ).passed
+        )

@@ -1,0 +1,44 @@
+"""A scorer of programs that needs no model and no hidden tests: the examples in the question itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilebeam.answers.code import examples, program_of, question_of
+from tilebeam.answers.code_check import run_tests
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput
+from tilebeam.scoring.scorers import Scorer
+
+
+class CodeExamples(Scorer):
+    """The share of the examples in a question's docstring (`>>> f(1)`, `f(1) == 2`) that a candidate's program passes.
+    Where there are none: 1 if the program can be loaded and defines the function, else 0.
+
+    Programs run confined, see `tilebeam.answers.code_check`.
+
+    Args:
+        unsafe: run them even where they cannot be confined.
+    """
+
+    def __init__(self, *, unsafe: bool = False) -> None:
+        self._unsafe = unsafe
+
+    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        """A share of 0 to 1 per candidate.
+
+        Raises:
+            TilebeamError: the prompt holds no Python function to complete, or programs cannot be confined here.
+        """
+        question = question_of(prompt)
+        if question is None:
+            raise TilebeamError(
+                "The scorer examples is for Python functions, but no line of the prompt begins with def."
+            )
+        tests = examples(question)
+        shares: dict[str, float] = {}
+        for program in (programs := [program_of(question, c.text) for c in candidates]):
+            if program not in shares:
+                said = run_tests(program, question.function, tests, setup=question.source, unsafe=self._unsafe)
+                shares[program] = sum(said.passed) / len(tests) if tests else float(not said.error)
+        return [shares[program] for program in programs]
