@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.base import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
+_METHODS = ["best-of-n", "self-consistency"]
+_BUDGETS = "1,2,4,8,16"
+_SEEDS = ",".join(map(str, SEEDS))
 _TASK = "Task"
 _RUNNING = "How it runs"
 
@@ -60,8 +63,8 @@ def evaluate(
     method: Annotated[
         list[str],
         typer.Option("--method", help="Comma separated; options behind a colon: beam:beam_width=4,max_steps=8."),
-    ] = ["best-of-n", "self-consistency"],  # noqa: B006 - typer reads it
-    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = "1,2,4,8,16",
+    ] = _METHODS,
+    budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = _BUDGETS,
     scorer: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +79,12 @@ def evaluate(
         typer.Option("--items", min=1, help="Items; default: 100, or all of a file.", rich_help_panel=_TASK),
     ] = None,
     item_seed: Annotated[
-        int, typer.Option("--item-seed", help="Seed of generated items.", rich_help_panel=_TASK)
+        int,
+        typer.Option(
+            "--item-seed",
+            help="Seed of generated items, and of the draw of --items from choices.",
+            rich_help_panel=_TASK,
+        ),
     ] = TaskOptions.item_seed,
     pilot_seed: Annotated[
         int | None,
@@ -158,7 +166,7 @@ def evaluate(
         typer.Option(
             "--seeds", help="Seeds, comma separated; every item runs once with each.", rich_help_panel="Sampling"
         ),
-    ] = ",".join(map(str, SEEDS)),
+    ] = _SEEDS,
     tokens: TokenOptions,
     n_predict: NPredict = None,
     stop: Stop = None,
@@ -211,7 +219,8 @@ def evaluate(
     """
     from tilebeam.evaluation import runner
     from tilebeam.evaluation import scorers as scoring
-    from tilebeam.evaluation.config import Setting
+    from tilebeam.evaluation.config import LIKELIHOOD, Setting
+    from tilebeam.evaluation.tasks.choice import ChoiceTask
     from tilebeam.evaluation.worker import Job
 
     reward = reward_model.read()
@@ -234,19 +243,34 @@ def evaluate(
         unsafe_code=unsafe_code,
     )
     opened = open_task(options)
-    scorers = _scorers(scorer, reward)
+    if is_choice := isinstance(opened, ChoiceTask):
+        _refuse_sampling(
+            {
+                "--method": method != _METHODS,
+                "--budget": budget != _BUDGETS,
+                "--scorer": scorer is not None,
+                "a reward model": reward is not None,
+                "--latency-items": latency_items > 0,
+                "--seeds": seeds != _SEEDS,
+                "-n": n_predict is not None,
+                "--stop": bool(stop),
+                "--extract": extract is not None,
+                "--checker": checker is not None,
+            }
+        )
+    scorers = () if is_choice else _scorers(scorer, reward)
     setting = Setting(
         models=_models(model),
         devices=_devices(device),
         task=options,
         task_digest=opened.digest,
-        methods=_methods(method),
-        budgets=_numbers(budget, "--budget"),
+        methods=(LIKELIHOOD,) if is_choice else _methods(method),
+        budgets=(1,) if is_choice else _numbers(budget, "--budget"),
         scorers=scorers,
         reward=_reward(reward, unescaped(step_stop)),
         sources=scoring.sources(scorers),
-        seeds=_numbers(seeds, "--seeds"),
-        sampling=_sampling(opened, tokens, n_predict, stop),
+        seeds=(0,) if is_choice else _numbers(seeds, "--seeds"),
+        sampling={} if is_choice else _sampling(opened, tokens, n_predict, stop),
         n_ctx=ctx_size,
         n_seq_max=parallel,
         threads=threads or default_threads(),
@@ -292,6 +316,18 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
             raise TilebeamError(f"--model {path} does not exist.")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
+
+
+def _refuse_sampling(given: dict[str, bool]) -> None:
+    """Choices are scored, not sampled.
+
+    Args:
+        given: options, and whether they were given.
+    """
+    if named := [name for name, there in given.items() if there]:
+        raise TilebeamError(
+            f"The choices of this task are scored by their likelihood, nothing is sampled: leave out {named[0]}."
+        )
 
 
 def _sampling(task: Task, tokens: TokenOptions, n_predict: int | None, stop: list[str] | None) -> dict[str, Any]:

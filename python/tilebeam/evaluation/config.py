@@ -24,6 +24,8 @@ from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
+# The one method and series of tasks whose choices are scored, not sampled.
+LIKELIHOOD = "likelihood"
 _PRINT_CHUNK = 1 << 20
 
 
@@ -72,7 +74,7 @@ class Setting:
         models: files; every one runs on every device.
         devices: "npu", "cpu".
         task: options; task_digest: of prompts, answers and judges.
-        methods, budgets: what is evaluated, budgets in rising order.
+        methods, budgets: what is evaluated, budgets in rising order; `LIKELIHOOD` alone and budget 1 for choices.
         scorers: names, see `tilebeam.evaluation.scorers`; sources: digests of those that are functions.
         reward: what the reward model is.
         seeds: every item is run once with each.
@@ -115,6 +117,11 @@ class Setting:
             raise TilebeamError(f"A unit must have at least one item, not {self.unit_items}.")
 
     @property
+    def likelihood(self) -> bool:
+        """Whether choices are scored; nothing is sampled then."""
+        return self.methods == (LIKELIHOOD,)
+
+    @property
     def n_samples(self) -> int:
         """Samples of the run from which all budgets come."""
         return self.budgets[-1]
@@ -125,12 +132,13 @@ class Setting:
         Raises:
             TilebeamError: there is no such method; options are checked when it is made.
         """
-        parsed = [methods.parse(spec) for spec in self.methods]
+        parsed = [methods.parse(spec) for spec in self.methods if not self.likelihood]
         names = [methods.canonical(name) for name, _ in parsed]
-        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
+        specs = self.methods[: len(parsed)]
+        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
         return [
             Method(name, options, spec, label)
-            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
+            for name, (_, options), spec, label in zip(names, parsed, specs, labels, strict=True)
         ]
 
     def scorers_of(self, method: Method) -> list[str]:
@@ -240,7 +248,8 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
     ]
     for model, device in itertools.product((m.name for m in setting.models), setting.devices):
         for seed, (first, last) in itertools.product(setting.seeds, spans):
-            yield Unit(model, device, seed, first, last, setting.n_samples)
+            series = LIKELIHOOD if setting.likelihood else Unit.series
+            yield Unit(model, device, seed, first, last, setting.n_samples, series=series)
         for search, budget, seed, span in itertools.product(searches, setting.budgets, setting.seeds, spans):
             yield Unit(model, device, seed, *span, budget, *search)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilebeam.evaluation.config import Setting
+from tilebeam.evaluation import choices
+from tilebeam.evaluation.config import LIKELIHOOD, Setting
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
 from tilebeam.evaluation.tasks.base import Task
 
@@ -18,6 +19,9 @@ _FIGURES = {
     "maj@k": "the most frequent answer of k samples is right, mean over all draws of k",
     "weighted@k": "the answer of k samples that weighs most is right, mean over draws of k",
     "run": "the search's choice is right; it ran at this budget",
+    "sum": "the choice with the greatest log-probability is right",
+    "per character": "the same, log-probabilities divided by the characters of the choice",
+    "per token": "the same, means over the tokens from the first one that tells the choices apart",
 }
 
 
@@ -45,7 +49,16 @@ class Report:
             "latency": [m.as_dict() for m in self.latencies],
             "points": [p.as_dict() for p in self.points],
             "notes": self.notes,
-        }
+        } | ({"subjects": self.subjects} if self.setting.likelihood else {})
+
+    @property
+    def subjects(self) -> list[dict[str, Any]]:
+        """Of choices: accuracy by model, device and subject, with standard errors; the subject "all" comes first."""
+        return [
+            {"model": model, "device": device} | entry
+            for (model, device), rows in _by_place(self.rows)
+            for entry in choices.by_subject(self.task.items, {r.figure: r.values for r in rows})
+        ]
 
     @property
     def front(self) -> list[Point]:
@@ -58,6 +71,9 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     s = report.setting
     yield f"# {report.task.name}"
     yield ""
+    if s.likelihood:
+        yield from _choice_lines(report)
+        return
     yield (
         f"{len(report.task.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
         f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
@@ -84,19 +100,51 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
     if chosen:
         yield from ("", "## Differences at the greatest budget", "")
-        yield "Paired bootstrap over items; points of accuracy, 95 % interval, two-sided p."
-        yield from ("", "| first | second | difference | p |", "| --- | --- | ---: | ---: |")
-        for c in chosen:
-            d = c.difference
-            yield (
-                f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {_points(d.value)} "
-                f"({_points(d.low)} to {_points(d.high)}) | {d.p:.2g} |"
-            )
+        yield from _difference_table(chosen)
     for path in plots:
         if path.suffix == ".png":
             yield from ("", f"![{path.stem}]({path.name})")
     for note in report.notes:
         yield from ("", f"Note: {note}")
+
+
+def _choice_lines(report: Report) -> Iterator[str]:
+    """The rest of report.md where choices were scored."""
+    yield (
+        f"{len(report.task.items)} items, choices scored by their likelihood, setting {report.setting.digest[:12]}. "
+        "Accuracy in percent with Wilson's 95 % interval."
+    )
+    for (model, device), rows in _by_place(report.rows):
+        yield from ("", f"## {model} on {device}", "", "| figure | accuracy |", "| --- | ---: |")
+        for row in rows:
+            yield f"| {row.figure} | {cell(row)} |"
+    yield from ("", "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in choices.FIGURES))
+    for (model, device), found in _groups(report.subjects, lambda x: (x["model"], x["device"])):
+        if len(found) > 1:
+            yield from ("", f"## Subjects, {model} on {device}", "", "Percent and standard error.", "")
+            yield f"| subject | items | {' | '.join(choices.FIGURES)} |"
+            yield f"| --- | ---: |{' ---: |' * len(choices.FIGURES)}"
+            for x in found:
+                cells = (_with_error(**x["figures"][figure]) for figure in choices.FIGURES)
+                yield f"| {x['subject']} | {x['items']} | {' | '.join(cells)} |"
+    if report.comparisons:
+        yield from ("", "## Differences", "")
+        yield from _difference_table(report.comparisons)
+
+
+def _with_error(accuracy: float, stderr: float | None) -> str:
+    return f"{100 * accuracy:.1f}" + ("" if stderr is None else f" ± {100 * stderr:.1f}")
+
+
+def _difference_table(compared: Sequence[Comparison]) -> Iterator[str]:
+    yield "Paired bootstrap over items; points of accuracy, 95 % interval, two-sided p."
+    yield from ("", "| first | second | difference | p |", "| --- | --- | ---: | ---: |")
+    for c in compared:
+        d = c.difference
+        yield (
+            f"| {_named(c.first, c.second)} | {_named(c.second, c.first)} | {_points(d.value)} "
+            f"({_points(d.low)} to {_points(d.high)}) | {d.p:.2g} |"
+        )
 
 
 def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]:
@@ -130,6 +178,8 @@ def _points(value: float) -> str:
 
 def _named(row: Row, other: Row) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
+    if row.series == LIKELIHOOD:
+        return f"{row.figure}{place}"
     return f"{'one sample' if row.series == PASS and row.budget == 1 else f'{row.series}@{row.budget}'}{place}"
 
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tilebeam.evaluation import choices
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Setting, Unit
+from tilebeam.evaluation.config import LIKELIHOOD, Setting, Unit
 from tilebeam.evaluation.log import Record
 
 PASS = "pass"
@@ -33,7 +34,8 @@ class Row:
     Attributes:
         model, device: which model, where.
         series: what chose; budget: out of how many candidates.
-        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", or "run" for a search as it ran.
+        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for a search as it ran, or
+            one of `tilebeam.evaluation.choices.FIGURES`.
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
@@ -145,7 +147,12 @@ def accuracy(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
                 [item for unit in seeded for item in records[unit.key]["items"]]
                 for seeded in _grouped(part, lambda u: u.seed).values()
             ]
-            if part[0].method:
+            if setting.likelihood:
+                rows += [
+                    Row(model, device, series, budget, figure, False, stats.share(values), 0.0, 0.0, values)
+                    for figure, values in choices.verdicts(table)
+                ]
+            elif part[0].method:
                 values = np.array([[item["correct"] for item in items] for items in table], np.float64)
                 usages = [item["usage"] for items in table for item in items]
                 tokens = py_statistics.fmean(u["completion_tokens"] for u in usages)
@@ -243,14 +250,15 @@ def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 
 def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
     """Methods of the same model against each other at the same budget; every method at its greatest budget against one
-    sample of every model on the same device. Who knows the answer is left out."""
+    sample of every model on the same device. Who knows the answer is left out. Of choices, every model on every device
+    against the others by the same figure."""
     main = [r for r in rows if r.main and not r.oracle]
     singles = [r for r in main if r.series == PASS]
     found = []
     for i, a in enumerate(main):
         for b in main[i + 1 :]:
             alike = (a.model, a.device, a.budget) == (b.model, b.device, b.budget)
-            if alike and a.budget > 1:
+            if (alike and a.budget > 1) or (a.series == LIKELIHOOD and a.figure == b.figure):
                 found.append((b, a))
         greatest = max(r.budget for r in main if (r.model, r.device, r.series) == (a.model, a.device, a.series))
         if a.budget == greatest > 1:

@@ -212,7 +212,7 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
 def write_report(report: Report, out: Path) -> None:
     """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
     try:
-        drawn = plots.draw(report, out)
+        drawn = [] if report.setting.likelihood else plots.draw(report, out)
     except ImportError:
         drawn = []
         report.notes.append("No plots: matplotlib is missing (pip install tilebeam[plot]).")

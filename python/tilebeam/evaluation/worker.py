@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
+from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
+from tilebeam.evaluation.tasks.choice import ChoiceTask
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -93,6 +95,7 @@ class Workbench:
         self._lms: dict[tuple[str, str], LM] = {}
         self._rewards: dict[str, RewardModel] = {}  # by device
         self._items: dict[str, Item] = {}  # by prompt, for scorers
+        self._roomy: set[tuple[str, str]] = set()  # models on devices whose context takes all choices
 
     # --- units ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        work = self._search if unit.method else self._samples
+        work = self._likelihoods if self.setting.likelihood else self._search if unit.method else self._samples
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
@@ -136,6 +139,14 @@ class Workbench:
             ]
             records.append({"id": item.id, "samples": samples} | _usage(output.usage))
         return records
+
+    def _likelihoods(self, unit: Unit, lm: LM, items: Sequence[Item], _: ProgressHook | None) -> list[Record]:
+        """How likely each choice of each item is."""
+        assert isinstance(self.task, ChoiceTask)  # the command made the setting for it
+        if (unit.model, unit.device) not in self._roomy:
+            choices.check_room(self.task, lm)
+            self._roomy.add((unit.model, unit.device))
+        return choices.score(self.task, lm, items)
 
     def _scores(
         self, name: str, unit: Unit, items: Sequence[Item], outputs: Sequence[RequestOutput]

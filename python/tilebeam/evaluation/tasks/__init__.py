@@ -43,6 +43,12 @@ KINDS = {
         "humaneval:FILE", "HumanEval's lines: programs that hidden tests judge", ("humaneval", "HumanEvalTask")
     ),
     "math": Kind("math:FILE", "MATH's lines as in PRM800K: problem, solution, answer", ("math", "MathTask")),
+    "mmlu": Kind("mmlu:FILE", "MMLU as JSON lines: question, choices, answer (A to D), subject", ("mmlu", "MmluTask")),
+    "choice": Kind(
+        "choice:FILE",
+        "choices scored by likelihood: question, choices, answer; HellaSwag's or WinoGrande's lines",
+        ("choice", "ChoiceTask"),
+    ),
     "reasoning-gym": Kind(
         "reasoning-gym:NAME[?option=value&..]", "a generator of reasoning-gym, frozen by seeds", ("gym", "GymTask")
     ),

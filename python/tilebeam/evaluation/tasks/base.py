@@ -89,7 +89,6 @@ class Task(ABC):
         self.template = self.defaults.template if options.template is None else options.template
         self._shot_answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
         self.shots = [self._shot(entry) for entry in self._shots()]
-        self.head = options.prefix + "".join(question + answer for question, answer in self.shots)
         self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
         self.equal = equality_of(self.extract)
         self._check = load_function(options.checker, "--checker") if options.checker else None
@@ -111,13 +110,14 @@ class Task(ABC):
 
     def messages(self, item: Item) -> list[Message]:
         """The item as a conversation: examples are earlier turns, the prefix begins the first."""
-        turns = [(self.options.prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
+        prefix = self._prefix(item.data)
+        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self._examples(item.data))]
         found = [
             {"role": role, "content": text.strip()}
             for turn in turns
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        return [*found, {"role": "user", "content": item.body if found else self.options.prefix + item.body}]
+        return [*found, {"role": "user", "content": item.body if found else prefix + item.body}]
 
     def prompt(self, item: Item, lm: ChatModel) -> str:
         """What a model reads.
@@ -157,6 +157,14 @@ class Task(ABC):
     def _shots(self) -> Sequence[Mapping[str, Any]]:
         """The examples, as fields of the template and "answer"."""
 
+    def _prefix(self, fields: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """The text in front of all, for an item with these fields."""
+        return self.options.prefix
+
+    def _examples(self, fields: Mapping[str, Any]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        """Questions and answers of the examples in front of an item with these fields."""
+        return self.shots
+
     def _judge(self, item: Item, text: str) -> float | bool:
         """Without a checker of the user's."""
         answer = self.extract(text)
@@ -167,7 +175,8 @@ class Task(ABC):
 
     def _item(self, key: str, fields: Mapping[str, Any]) -> Item:
         body = self._filled(fields)
-        return Item(key, fields["question"], fields["answer"], body, self.head + body, fields)
+        head = self._prefix(fields) + "".join(asked + said for asked, said in self._examples(fields))
+        return Item(key, fields["question"], fields["answer"], body, head + body, fields)
 
     def _filled(self, fields: Mapping[str, Any]) -> str:
         try:
