@@ -167,7 +167,17 @@ def _setting(
     from tilebeam.training.collection import CollectionSetting
 
     versions = {"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
-    return CollectionSetting(fingerprint(model.model), task, sampling, samples, steps, step_stop, seed, versions)
+    return CollectionSetting(
+        fingerprint(model.model),
+        task,
+        sampling,
+        samples,
+        lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
+        steps=steps,
+        step_stop=step_stop,
+        seed=seed,
+        versions=versions,
+    )
 
 
 def _collect(lm: LM, task: Task, collection: Collection) -> None:

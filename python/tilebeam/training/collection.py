@@ -47,7 +47,7 @@ class CollectionSetting:
     """All that samples depend on, but for which problems: more of them may follow.
 
     Attributes:
-        model: the file's fingerprint.
+        model: the file's fingerprint; lora: those of its adapters, each with its scale.
         task: options; how many items does not matter.
         sampling: fields of `SamplingParams`.
         samples: of a problem.
@@ -60,6 +60,7 @@ class CollectionSetting:
     task: TaskOptions
     sampling: Mapping[str, Any]
     samples: int = SAMPLES
+    lora: tuple[tuple[str, float], ...] = ()
     steps: int = STEPS
     step_stop: str = STEP_STOP
     seed: int = 1
