@@ -3,6 +3,7 @@
 #   make test-quick        tests that load no model, in under two minutes; without the demo's extras
 #   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
 #   make bench             all benches, one report with plots in build/bench/report; shorter with BENCH_ARGS=--quick
+#   make real DATA=FOLDER  two Qwen models on GSM8K, MATH and HumanEval, small; docs/evaluation.md says what FOLDER holds
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make wheel             dist/*.whl with the plugin inside
@@ -23,6 +24,8 @@ LLAMA_CPP_PYTHON := $(shell sed -n 's/.*"llama-cpp-python==\([^"]*\)".*/\1/p' py
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+DATA ?=
+REAL_ARGS ?=
 
 # For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
 # and say which package they miss.
@@ -37,7 +40,7 @@ quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick lint format wheel bench clean check setup extras
+.PHONY: help demo test test-quick lint format wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -145,6 +148,10 @@ format: $(VENV)/.lint
 bench: $(VENV)/.tilebeam $(VENV)/.demo
 	@echo "== all benches; the report is build/bench/report/report.md"
 	@$(BIN)/python -m bench.run_all $(BENCH_ARGS)
+
+real: $(VENV)/.tilebeam
+	@echo "== real models on real benchmarks (about 15 minutes on 2 CPUs, and 1.6 GB to fetch, once)"
+	@$(BIN)/python -m bench.real $(if $(DATA),--data "$(DATA)") $(REAL_ARGS)
 
 wheel: $(VENV)/.created
 	@echo "== building dist/*.whl"

@@ -16,6 +16,7 @@ settings.load_profile("tilebeam")
 # less than two minutes on two cores.
 QUICK = (
     "answers",
+    "bench/test_real.py",
     "bench/test_rounds.py",
     "bench/test_run_all.py",
     "bench/test_verdicts.py",

@@ -1,0 +1,1 @@
+"""Real models on real benchmarks: what `make real` runs."""
