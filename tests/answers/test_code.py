@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -10,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from tilebeam import CodeExamples, CompletionOutput, TilebeamError
-from tilebeam.answers import code_check
+from tilebeam.answers import code_check, confinement
 from tilebeam.answers.code import Question, blocks, code, examples, program_of, question_of
 from tilebeam.answers.code_check import Test, run_tests
-from tilebeam.answers.confinement import confine
 
 SOURCE = '''from typing import List
 
@@ -267,7 +267,20 @@ def test_where_programs_cannot_be_confined_they_are_refused(monkeypatch: pytest.
     assert run_tests(reads, "f", [Test("f()", "''")], unsafe=True).passed == (True,)
     monkeypatch.setattr("platform.machine", lambda: "vax")
     with pytest.raises(OSError, match="vax"):
-        confine()
+        confinement.confine()
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
+)
+def test_system_calls_have_the_numbers_of_the_kernels_headers(machine: str, header: str) -> None:
+    path = Path("/usr/include") / header
+    if not path.exists():
+        pytest.skip(f"{path} is missing (linux-libc-dev)")
+    text = path.read_text()
+    for name, number in confinement._ALLOWED[machine][1].items():
+        assert re.search(rf"#define __NR(?:3264)?_{name}\s+{number}\b", text), name
 
 
 def test_a_worker_that_was_killed_is_replaced() -> None:

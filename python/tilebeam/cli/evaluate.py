@@ -156,7 +156,7 @@ def evaluate(
         typer.Option(
             "--chat/--no-chat",
             help="Put prompts into the model's chat template, examples as earlier turns. Default: on for tasks that "
-            "are made for instruct models (gsm8k), off for others.",
+            "are made for instruct models (gsm8k, math, humaneval), off for others.",
             rich_help_panel=_TASK,
         ),
     ] = None,
@@ -216,6 +216,9 @@ def evaluate(
 
     Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
     --items 200 --out eval/chain-sum --latency-items 10
+
+    A benchmark: tilebeam eval -m model.gguf --task gsm8k:gsm8k_test.jsonl --items 200 --budget 1,4,16 -np 16 -c 16384
+    --out eval/gsm8k   (docs/evaluation.md says where its files come from)
     """
     from tilebeam.evaluation import runner
     from tilebeam.evaluation import scorers as scoring

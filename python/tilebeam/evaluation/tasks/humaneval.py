@@ -31,6 +31,7 @@ class HumanEvalTask(FileTask):
     file_shots: ClassVar[int | None] = 2
 
     def __init__(self, options: TaskOptions) -> None:
+        self._judged: dict[tuple[str, str], bool] = {}  # several scorers ask about one text
         super().__init__(options)
         if self._check is None:
             need_confinement(unsafe=options.unsafe_code)
@@ -56,13 +57,10 @@ class HumanEvalTask(FileTask):
 
     def _judge(self, item: Item, text: str) -> bool:
         question = Question(item.data["prompt"], item.data["entry_point"])
-        test = Test(f"{item.data['test']}\n\ncheck({question.function})")
-        return all(
-            run_tests(
-                program_of(question, text),
-                question.function,
-                [test],
-                setup=question.source,
-                unsafe=self.options.unsafe_code,
-            ).passed
-        )
+        program = program_of(question, text)
+        if (item.id, program) not in self._judged:
+            test = Test(f"{item.data['test']}\n\ncheck({question.function})")
+            unsafe = self.options.unsafe_code
+            said = run_tests(program, question.function, [test], setup=question.source, unsafe=unsafe)
+            self._judged[item.id, program] = all(said.passed)
+        return self._judged[item.id, program]
