@@ -13,7 +13,7 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import MESSAGES, PROMPT, running, texts  # noqa: E402
+from server_kit import CHAT, MESSAGES, PROMPT, Running, running, texts  # noqa: E402
 
 
 def log_softmax(logits: Any) -> Any:
@@ -199,6 +199,60 @@ def test_a_chat_is_its_template(client: Any, lm: LM) -> None:
     parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in MESSAGES]
     same = client.chat.completions.create(model="other", messages=parts, n=2, seed=9, max_tokens=12)
     assert [c.message.content for c in same.choices] == [c.message.content for c in got.choices]
+
+
+def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
+    said = [*MESSAGES, {"role": "assistant", "content": "the number"}]
+    text = lm.apply_chat_template(MESSAGES, template="chatml") + "the number"
+    wanted = lm.generate(text, SamplingParams(seed=9, max_tokens=12))[0].outputs[0].text
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    options: dict[str, Any] = {"model": "tiny", "messages": said, "seed": 9, "max_tokens": 12}
+    assert client.chat.completions.create(**options, extra_body=fields).choices[0].message.content == wanted
+    packed = {"extra_body": fields | {"seed": 9}}  # as clients send it that know no better
+    assert client.chat.completions.create(**options, extra_body=packed).choices[0].message.content == wanted
+    other = client.chat.completions.create(**options).choices[0].message.content
+    assert other != wanted  # a turn of its own
+
+
+def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
+    from tilebeam.server.chat import prompt_of
+    from tilebeam.server.requests import Message
+
+    turns = [Message(role="user", content="hi"), Message(role="assistant", content="the </s> number")]
+    text, ids = prompt_of(lm, turns, "chatml", continued=True)
+    before, start = prompt_of(lm, turns[:1], "chatml")
+    assert text == before + "the </s> number"
+    assert ids[: len(start)] == start
+    assert not any(lm.is_control(t) for t in ids[len(start) :])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"continue_final_message": True}, "must be the assistant's"),
+        ({"add_generation_prompt": False}, "add_generation_prompt is false with continue_final_message"),
+        ({"extra_body": {"seed": 5}}, "'seed' is in extra_body too"),
+        ({"extra_body": 1}, "extra_body must be an object"),
+        ({"extra_body": {"best": 1}}, "best"),
+        ({"include_stop_str_in_output": True, "search": {"method": "vote"}}, "no include_stop_str_in_output"),
+    ],
+)
+def test_fields_of_vllm_that_do_not_fit_are_refused(server: Running, fields: dict[str, Any], reason: str) -> None:
+    answer = server.post(CHAT, {"messages": MESSAGES, "seed": 4, "max_tokens": 2} | fields)
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_a_stop_string_may_be_kept(client: Any) -> None:
+    options: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "seed": 5, "max_tokens": 24}
+    whole = client.completions.create(**options).choices[0].text
+    stop = whole[8:10]
+    cut = client.completions.create(**options, stop=stop).choices[0].text
+    kept = {"include_stop_str_in_output": True}
+    assert client.completions.create(**options, stop=stop, extra_body=kept).choices[0].text == cut + stop
+    chunks = client.completions.create(**options, stop=stop, extra_body=kept, stream=True)
+    assert "".join(c.choices[0].text for c in chunks) == cut + stop
+    assert client.completions.create(**options, extra_body=kept).choices[0].text == whole
 
 
 def test_a_chat_streams_with_logprobs(client: Any) -> None:

@@ -21,22 +21,27 @@ if TYPE_CHECKING:
     from tilebeam.server.requests import Message
 
 
-def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) -> tuple[str, list[int]]:
+def prompt_of(
+    lm: LM, messages: Sequence[Message], template: str | None = None, *, continued: bool = False
+) -> tuple[str, list[int]]:
     """Text and tokens of a chat, up to where the assistant speaks.
 
     Args:
         lm: the model.
         messages: the turns.
         template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
+        continued: the last message is the beginning of what the assistant says.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
     """
+    if continued:
+        text, ids = prompt_of(lm, messages[:-1], template)
+        _check_content(messages[-1].text, len(messages) - 1)
+        return _continued(lm, text, ids, messages[-1].text)
     turns = []
     for i, message in enumerate(messages):
-        where = f"messages[{i}].content"
-        if "\0" in message.text:
-            raise bad_request(f"{where}: must not hold a NUL character.", param=where, code="invalid_value")
+        _check_content(message.text, i)
         turns.append((message.role.replace("developer", "system"), message.text))
 
     def render(contents: Sequence[str]) -> str:
@@ -73,6 +78,21 @@ def prompt_of(lm: LM, messages: Sequence[Message], template: str | None = None) 
         if content:
             ids += lm.tokenize(content, add_special=i == 0 and not piece, parse_special=False)
     return text, ids
+
+
+def _check_content(text: str, i: int) -> None:
+    """Raise `ApiError` for what no message may hold."""
+    where = f"messages[{i}].content"
+    if "\0" in text:
+        raise bad_request(f"{where}: must not hold a NUL character.", param=where, code="invalid_value")
+
+
+def _continued(lm: LM, text: str, ids: list[int], said: str) -> tuple[str, list[int]]:
+    """A prompt and what was said behind it already. They are tokenized as one text where the prompt's tokens are those
+    of its text and nothing said looks like a control token; else apart."""
+    if not _has_control(lm, said) and lm.tokenize(text) == ids:
+        return text + said, lm.tokenize(text + said)
+    return text + said, ids + lm.tokenize(said, add_special=False, parse_special=False)
 
 
 def _has_control(lm: LM, text: str) -> bool:

@@ -112,6 +112,22 @@ class Generation(Strict):
     ignore_eos: bool = False
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
     search: Search | None = None
+    # Named as vLLM names it:
+    include_stop_str_in_output: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpacked(cls, value: object) -> object:
+        """Fields under "extra_body" are the request's own: OpenAI's client unpacks them, others send them so."""
+        if not isinstance(value, dict) or "extra_body" not in value:
+            return value
+        packed = value["extra_body"]
+        if not isinstance(packed, dict):
+            raise ValueError("extra_body must be an object")
+        outer = {name: given for name, given in value.items() if name != "extra_body"}
+        if twice := [name for name in packed if name in outer and outer[name] != packed[name]]:
+            raise ValueError(f"{twice[0]!r} is in extra_body too, with another value")
+        return packed | outer
 
     @field_validator("n", mode="before")
     @classmethod
@@ -123,7 +139,7 @@ class Generation(Strict):
     def _penalty_default(cls, value: object) -> object:
         return 0.0 if value is None else value
 
-    @field_validator("stream", "ignore_eos", mode="before")
+    @field_validator("stream", "ignore_eos", "include_stop_str_in_output", mode="before")
     @classmethod
     def _flag_default(cls, value: object) -> object:
         return False if value is None else value
@@ -160,6 +176,8 @@ class Generation(Strict):
             raise ValueError("stream_options go with stream: true")
         if self.stream and self.best_of is not None and self.best_of > self.n:
             raise ValueError("the best of several cannot be streamed: they are compared when all are complete")
+        if self.search is not None and self.include_stop_str_in_output:
+            raise ValueError("a search returns texts without stop strings: no include_stop_str_in_output")
         if self.search is not None and (self.stream or self.n > 1 or (self.best_of or 1) > 1):
             raise ValueError("a search returns one text when it is complete: no stream, n or best_of; set its budget")
         return self
@@ -242,6 +260,9 @@ class ChatRequest(Generation):
     tools: list[Any] | None = Field(None, max_length=0)
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
+    # Named as vLLM names them:
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod
@@ -257,6 +278,10 @@ class ChatRequest(Generation):
 
     @model_validator(mode="after")
     def _chat_fits_together(self) -> ChatRequest:
+        if self.continue_final_message and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
+            raise ValueError("continue_final_message: the last of several messages must be the assistant's")
+        if self.add_generation_prompt is not None and self.add_generation_prompt == bool(self.continue_final_message):
+            raise ValueError("add_generation_prompt is false with continue_final_message and true without")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs go with logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -95,7 +95,8 @@ class Service:
         params = self._params(body, most, body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
-            text, ids = chat.prompt_of(lm, body.messages, self.settings.chat_template)
+            continued = bool(body.continue_final_message)
+            text, ids = chat.prompt_of(lm, body.messages, self.settings.chat_template, continued=continued)
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 
@@ -217,6 +218,8 @@ class Service:
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
                 index = i * plan.body.n + j
+                if plan.body.include_stop_str_in_output:
+                    sample = replace(sample, text=sample.text + (sample.stop_reason or ""))
                 choices.append(style.choice(index, sample, prompt.text if plan.echo else ""))
         usage = sum((o.usage for o in outputs), Usage())
         return self._finished(plan, choices, usage)

@@ -113,7 +113,10 @@ class Writer:
             ledger.feed(delta.token_ids, delta.logprobs, delta.top_logprobs)
         if not delta.text and delta.finish_reason is None:
             return b""
-        return self._event(self._style.chunk(index, delta.text, delta, ledger, self._offsets[i]))
+        text = delta.text
+        if self._plan.body.include_stop_str_in_output:
+            text += delta.stop_reason or ""
+        return self._event(self._style.chunk(index, text, delta, ledger, self._offsets[i]))
 
     def _time(self, index: int, delta: Delta) -> None:
         now = time.monotonic()
