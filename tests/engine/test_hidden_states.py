@@ -153,6 +153,21 @@ def test_a_text_that_grows_call_by_call(lm: LM, kept: bool, forks: int) -> None:
     check(state, read(lm, PROMPTS[1], tokens))
 
 
+def test_batches_in_parts(path: Path) -> None:
+    """llama.cpp decodes a batch as several graphs."""
+    sizes = {"n_ctx": 256, "n_seq_max": 4, "n_batch": 64, "n_ubatch": 3}
+    with tilebeam.load(path, "cpu", threads=1, **sizes, **EXACT) as model:
+        check_all(model, model.generate(PROMPTS[:2], PARAMS))
+
+
+def test_a_cancelled_call_leaves_nothing_behind(lm: LM) -> None:
+    [output] = lm.generate(PROMPTS[:1], PARAMS, progress=lambda state: state.tokens < 9)
+    assert all(s.finish_reason == "aborted" and s.hidden is not None for s in output.outputs)
+    hidden = lm._engine.hidden
+    assert sorted(hidden._free) == list(range(len(hidden._count)))
+    check_all(lm, lm.generate(PROMPTS[:1], PARAMS))
+
+
 def test_on_the_device(path: Path) -> None:
     with tilebeam.load(path, "npu", n_ctx=256, n_seq_max=4, threads=1, type_k="f32", type_v="f32") as model:
         outputs = model.generate(PROMPTS[:2], PARAMS)

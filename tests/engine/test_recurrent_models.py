@@ -16,6 +16,7 @@ import pytest
 import tilebeam
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.outputs import RequestOutput
+from tilebeam.text_state import TextState
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "archs"))
 import run as archs
@@ -132,3 +133,20 @@ def test_more_samples_than_there_is_room_for(pair: tuple[LM, LM]) -> None:
 def test_what_would_be_wrong_is_refused(models: dict[str, Path], name: str, device: str) -> None:
     with pytest.raises(TilebeamError, match=REFUSED[name]):
         tilebeam.load(models[name], device, n_ctx=256)  # type: ignore[arg-type]
+
+
+def test_hidden_states_of_a_text_that_grows(pair: tuple[LM, LM]) -> None:
+    """State that cannot go back is forked at a text's end, and its hidden states add up call by call."""
+    lm, stock = pair
+    tokens: list[int] = []
+    state = TextState.empty(lm.n_embd)
+    with lm.keep_prefixes():
+        for length in (3, 1, 4):
+            params = drawn(3, length, hidden=True, hidden_prompt=bool(tokens))
+            sample = lm.generate([PROMPT + tokens], params)[0].outputs[-1]
+            assert sample.hidden is not None
+            tokens, state = tokens + sample.token_ids, state.then(sample.hidden)
+    assert state.count == len(tokens) - 1
+    [reading] = stock.hidden([PROMPT + tokens], [range(len(PROMPT), len(PROMPT) + len(tokens) - 1)])
+    np.testing.assert_allclose(state.total, reading.hidden.sum(0), atol=20 * LIMIT)
+    np.testing.assert_allclose(state.last, reading.hidden[-1], atol=5 * LIMIT)

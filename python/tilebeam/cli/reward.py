@@ -111,6 +111,7 @@ def train(
     Example: tilebeam reward train -m model.gguf --task gsm8k:train.jsonl --items 1000 --samples 8 -o head.gguf
     """
     from tilebeam.evaluation.tasks import open_task
+    from tilebeam.evaluation.tasks.choice import ChoiceTask
     from tilebeam.gguf.whole_file import check_target
     from tilebeam.training.collection import Collection
 
@@ -127,6 +128,8 @@ def train(
         chat=chat,
     )
     opened = open_task(described)
+    if isinstance(opened, ChoiceTask):
+        raise TilebeamError(f"--task {task}: choices are scored by their likelihood; a head learns from texts.")
     sampling = tokens.fields() | {
         "max_tokens": opened.defaults.max_tokens if n_predict is None else n_predict,
         "stop": [unescaped(s) for s in stop] if stop else list(opened.defaults.stop),

@@ -37,6 +37,7 @@ _SETS: tuple[tuple[Feature, ...], ...] = (
 )
 _DECAYS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # weight of the squares of the weights, strong ones first
 _STEPS, _PATIENCE = 200, 8
+_ROUNDED = 2e-3  # of a float16
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,11 @@ def _path(
     train, choose = parts["train"], parts["choose"]
     x = inputs(states, train.rows, names)
     mean, scale = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-    mean, scale = mean.astype(np.float32), np.maximum(scale, 1e-3 * max(float(scale.max()), 1e-6)).astype(np.float32)
-    x = (x - mean) / scale
+    # What differs by less than the states were rounded by says nothing.
+    scale = np.maximum(scale, _ROUNDED * np.abs(mean) + 1e-6).astype(np.float32)
+    mean = mean.astype(np.float32)
+    x -= mean
+    x /= scale
     y = train.correct[train.owner].astype(np.float32)
     held, held_y = (inputs(states, choose.ends, names) - mean) / scale, choose.correct
     network = _Network(x.shape[1], options.hidden, options.seed)
