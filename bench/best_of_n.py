@@ -114,7 +114,9 @@ def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
         lms = {}
         for d in ("npu", "cpu"):
             with_flash = flash["context"] or d == "npu"
-            lm = tilebeam.load(path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads, flash_attn=with_flash)
+            lm = tilebeam.load(
+                path, device=d, n_ctx=room, n_seq_max=n, threads=a.threads, flash_attn=with_flash, lookup=False
+            )
             lms[d] = stack.enter_context(lm)
         llm = llama_cpp.Llama(
             str(path),

@@ -163,7 +163,7 @@ def main() -> None:
         for name in names:
             room = o.parallel * (o.n_predict + 1) + len(PROMPT)
             path = o.model or model(name)
-            with load(path, o.device, n_ctx=room, n_seq_max=o.parallel, threads=o.threads) as lm:
+            with load(path, o.device, n_ctx=room, n_seq_max=o.parallel, threads=o.threads, lookup=False) as lm:
                 for sampler, params in SAMPLERS.items():
                     progress.update(task, description=f"{name}, {sampler}")
                     params = replace(params, n=o.parallel, max_tokens=o.n_predict, seed=0, ignore_eos=True)

@@ -53,7 +53,7 @@ from tilebeam import SamplingParams
 from tilebeam.measure import trace as traces
 from tilebeam.measure.trace import Tracer
 path, device, threads, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-lm = tilebeam.load(path, device=device, n_ctx=1024, n_seq_max=16, threads=threads)
+lm = tilebeam.load(path, device=device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False)
 params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
 def decode():
     times = []

@@ -184,12 +184,14 @@ def main() -> None:
     path = args.model or models.synthetic("small" if args.quick else "bench-0.5b", types={"token_embd": "q8_0"})
     rng = np.random.default_rng(1)
     cells = 8192
-    options = ["--no-cache-prompt", "-c", str(cells), "-np", str(args.parallel)]
+    options = ["--no-cache-prompt", "--no-speculation", "-c", str(cells), "-np", str(args.parallel)]
     options += ["-t", str(args.threads), "--device", args.device]
     rows = report.Rows("serve_load", args.json)
     failures: list[str] = []
     with (
-        tilebeam.load(path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads) as lm,
+        tilebeam.load(
+            path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads, lookup=False
+        ) as lm,
         server(path, options) as port,
     ):
 

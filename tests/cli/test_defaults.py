@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ import tilebeam
 from tilebeam import SamplingParams
 from tilebeam.answers.registry import extractor
 from tilebeam.cli.main import app
+from tilebeam.cli.options import SpeculationOptions
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.native import choices, control
 from tilebeam.scoring.choices import STEP_STOP, ScorerName
@@ -165,3 +167,10 @@ def test_choices_are_those_of_the_library() -> None:
         ("vote", "--weighting", ("plain", "logprob", "reward", "judge")),
     ):
         assert f"{flag} <{'|'.join(values)}>" in help_of(command)
+
+
+def test_no_speculation_means_neither_source() -> None:
+    given = SpeculationOptions(draft=Path("d.gguf"), lookup=True)
+    assert given.arguments() == {"draft": Path("d.gguf"), "lookup": True}
+    assert replace(given, no_speculation=True).arguments() == {"draft": None, "lookup": False}
+    assert SpeculationOptions().arguments() == {"draft": None, "lookup": LoadOptions.lookup}

@@ -22,5 +22,5 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lm(path: Path) -> Iterator[LM]:
-    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, lookup=False, **EXACT) as model:
         yield model

@@ -30,7 +30,7 @@ MODES = ["right", "wrong", "partly", "empty", "turns", "long"]
 def equal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LM]:
     """Draws depend on seeds alone; four slots, few cells, small batches."""
     path = equal_logits(tmp_path_factory.mktemp("models") / "equal.gguf")
-    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, n_batch=64) as model:
+    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, n_batch=64, lookup=False) as model:
         yield model
 
 

@@ -42,19 +42,21 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module", params=["cpu", "npu"])
 def lm(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Iterator[LM]:
     kind, options = OPTIONS[request.param]
-    with tilebeam.load(paths[kind], request.param, n_ctx=1024, n_seq_max=4, threads=1, **options) as model:
+    with tilebeam.load(
+        paths[kind], request.param, n_ctx=1024, n_seq_max=4, threads=1, lookup=False, **options
+    ) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def small(paths: dict[str, Path]) -> Iterator[LM]:
-    with tilebeam.load(paths["f32"], "cpu", 256, 8, threads=1, n_batch=64, **EXACT) as model:
+    with tilebeam.load(paths["f32"], "cpu", 256, 8, threads=1, n_batch=64, lookup=False, **EXACT) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def roomy(paths: dict[str, Path]) -> Iterator[LM]:
-    with tilebeam.load(paths["f32"], "cpu", 4096, 8, threads=1, **EXACT) as model:
+    with tilebeam.load(paths["f32"], "cpu", 4096, 8, threads=1, lookup=False, **EXACT) as model:
         yield model
 
 
@@ -477,8 +479,8 @@ def test_sliding_windows_survive_sharing_and_eviction(tmp_path: Path) -> None:
     slack = 5e-3  # the CPU backend looks GELU up in a table of halves: a last bit of its input may change 10 of them
     path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
     with (
-        tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, **EXACT) as tight,
-        tilebeam.load(path, "cpu", n_ctx=4096, n_seq_max=1, threads=1, **EXACT) as alone,
+        tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, lookup=False, **EXACT) as tight,
+        tilebeam.load(path, "cpu", n_ctx=4096, n_seq_max=1, threads=1, lookup=False, **EXACT) as alone,
     ):
         rng = np.random.default_rng(1)
         first = [2, *rng.integers(300, 1000, 150).tolist()]

@@ -117,7 +117,7 @@ def test_greedy_texts_do_not_depend_on_the_batch_where_logits_are_apart(
 ) -> None:
     model = separate_logits(tmp_path / "apart.gguf", type=type_)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    with tilebeam.load(model, device, n_ctx=2048, n_seq_max=16, threads=1) as lm:
+    with tilebeam.load(model, device, n_ctx=2048, n_seq_max=16, threads=1, lookup=False) as lm:
         alone = [lm.generate(p, greedy)[0] for p in PROMPTS]
         for result in alone:
             rows = np.sort(lm.logits(result.prompt_token_ids + result.outputs[0].token_ids), axis=1)

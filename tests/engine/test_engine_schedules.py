@@ -54,8 +54,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
         tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1)
     )
     with (
-        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=4, threads=1, n_batch=48, **EXACT) as tight,
-        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=1, threads=1, **EXACT) as alone,
+        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=4, threads=1, lookup=False, n_batch=48, **EXACT) as tight,
+        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=1, threads=1, lookup=False, **EXACT) as alone,
         Witness(tight) as of_tight,
         Witness(alone) as of_alone,
     ):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tilebeam.engine.lookup import Guess, Lookup
+from tilebeam.engine.lookup import Guess, Lookup, TextIndex
 from tilebeam.engine.request import Request, Sample
 from tilebeam.outputs import Progress
 from tilebeam.sampling_params import SamplingParams
@@ -23,7 +25,7 @@ def guess(prompt: list[int], *texts: list[int], most: int = 8) -> Guess:
     for i in range(max(map(len, texts))):
         for sample, text in zip(r.samples, texts, strict=True):
             sample.tokens += text[i : i + 1]
-        found = lookup.guess(r.samples[0], most)
+        found = lookup.guess([(s, most) for s in r.samples])[0]
     return found
 
 
@@ -60,15 +62,32 @@ def test_other_samples_and_earlier_requests_are_read() -> None:
     lookup, r = Lookup(), request([5], 2)
     r.samples[1].tokens = sibling
     r.samples[0].tokens = [9, 11, 12]
-    assert lookup.guess(r.samples[0], 3).tokens == [13, 14, 15]
+    assert lookup.guess([(s, 3) for s in r.samples])[0].tokens == [13, 14, 15]
     r.unfinished = 0
     for sample in r.samples:
         lookup.finished(sample)
     later = request([6])
     later.samples[0].tokens = [12, 13]
-    assert lookup.guess(later.samples[0], 3) == Guess()  # of other requests two tokens are too few
+    assert lookup.guess([(later.samples[0], 3)])[0] == Guess()  # of other requests two tokens are too few
     later.samples[0].tokens = [12, 13, 14, 15]
-    assert lookup.guess(later.samples[0], 3).tokens == [16]
+    assert lookup.guess([(later.samples[0], 3)])[0].tokens == [16]
+
+
+def test_each_token_is_indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many samples a prompt has: each reads its own text, and all of them the one index."""
+    indexed, add = [], TextIndex.add
+
+    def counted(self: TextIndex, text: list[int], start: int, before: Sequence[int] = ()) -> None:
+        indexed.append(len(text) - start)
+        add(self, text, start, before)
+
+    monkeypatch.setattr(TextIndex, "add", counted)
+    lookup, r = Lookup(), request(list(range(50)), 4)
+    for i in range(20):
+        for sample in r.samples:
+            sample.tokens.append(i)
+        lookup.guess([(sample, 4) for sample in r.samples])
+    assert sum(indexed) == 50 + 4 * 20
 
 
 def test_what_is_kept_of_earlier_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,15 +97,15 @@ def test_what_is_kept_of_earlier_requests_is_bounded(monkeypatch: pytest.MonkeyP
         r = request([1])
         r.samples[0].tokens = list(range(10 * i, 10 * i + 10))
         r.unfinished = 0
-        lookup.guess(r.samples[0], 1)
+        lookup.guess([(r.samples[0], 1)])
         lookup.finished(r.samples[0])
         assert lookup._history.size + lookup._older.size <= 100 + 10
     assert not lookup._requests
     r = request([1])
     r.samples[0].tokens = [490, 491, 492, 493]
-    assert lookup.guess(r.samples[0], 2).tokens == [494, 495]
+    assert lookup.guess([(r.samples[0], 2)])[0].tokens == [494, 495]
     r.samples[0].tokens = [0, 1, 2, 3]
-    assert lookup.guess(r.samples[0], 2) == Guess()
+    assert lookup.guess([(r.samples[0], 2)])[0] == Guess()
 
 
 def longest_matches(prompt: list[int], texts: list[list[int]], n: int) -> dict[int, int]:
@@ -109,7 +128,7 @@ def test_first_guesses_are_those_of_brute_force(prompt: list[int], texts: list[l
     lookup, r = Lookup(), request(prompt, len(texts))
     for sample, text in zip(r.samples, texts, strict=True):
         sample.tokens = text
-    found = lookup.guess(r.samples[0], 4)
+    found = lookup.guess([(s, 4) for s in r.samples])[0]
     expected = longest_matches(prompt, texts, 4) or longest_matches(prompt, texts, 2)
     if not expected:
         assert found == Guess()

@@ -31,7 +31,7 @@ class Ear:
 
 def test_phases_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(n=2, max_tokens=5, seed=1, ignore_eos=True)
-    with tilebeam.load(equal_logits(tmp_path / "m.gguf"), "cpu", n_ctx=256, n_seq_max=2, threads=1) as lm:
+    with tilebeam.load(equal_logits(tmp_path / "m.gguf"), "cpu", n_ctx=256, n_seq_max=2, threads=1, lookup=False) as lm:
         lm.generate([5, 6, 7], params)
         ear = Ear()
         lm.observe(ear)

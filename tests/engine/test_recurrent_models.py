@@ -7,6 +7,7 @@ stock CPU backend, which reads prompt and sample as one sequence: a state that a
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,15 @@ def test_hidden_states_of_a_text_that_grows(pair: tuple[LM, LM]) -> None:
     [reading] = stock.hidden([PROMPT + tokens], [range(len(PROMPT), len(PROMPT) + len(tokens) - 1)])
     np.testing.assert_allclose(state.total, reading.hidden.sum(0), atol=20 * LIMIT)
     np.testing.assert_allclose(state.last, reading.hidden[-1], atol=5 * LIMIT)
+
+
+def test_nothing_is_guessed_where_the_state_cannot_go_back(models: dict[str, Path]) -> None:
+    """By default without a word; what was asked for is refused."""
+    options: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 1, "threads": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tilebeam.load(models["mamba2-dense"], "cpu", **options) as lm:
+            [output] = lm.generate([PROMPT * 4], drawn(1))
+            assert output.usage.drafted_tokens == output.usage.drafting_seconds == 0
+    with pytest.raises(TilebeamError, match="cannot speculate: the model has recurrent layers"):
+        tilebeam.load(models["mamba2-dense"], "cpu", lookup=True, **options)

@@ -52,7 +52,7 @@ def only(n: int, bias: float = 1e4) -> dict[int, float]:
 def test_look_up_saves_steps_and_changes_no_text(chain: Path, device: Any, n: int) -> None:
     prompts = [[*CHAIN[:80], 900, *CHAIN[:4]], [7, 8, 9]]
     params = replace(GREEDY, n=n)
-    with tilebeam.load(chain, device, n_seq_max=16, **OPTIONS) as lm:
+    with tilebeam.load(chain, device, n_seq_max=16, lookup=False, **OPTIONS) as lm:
         plain, steps = lm.generate(prompts, params), sum(lm.figures().batches.values())
     with tilebeam.load(chain, device, n_seq_max=16, lookup=True, **OPTIONS) as lm:
         outputs = lm.generate(prompts, params)
@@ -70,7 +70,7 @@ def test_look_up_saves_steps_and_changes_no_text(chain: Path, device: Any, n: in
 @pytest.mark.parametrize("n", [1, 4, 16])
 def test_sampled_texts_are_those_without_guesses(equal: Path, n: int) -> None:
     params = replace(FEW, n=n, logit_bias=only(2))
-    with tilebeam.load(equal, "cpu", n_seq_max=4, **OPTIONS) as lm:
+    with tilebeam.load(equal, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
         plain = lm.generate([[5, 6], [7]], params)
         lm.speculate(lookup=True)
         outputs = lm.generate([[5, 6], [7]], params)
@@ -81,9 +81,23 @@ def test_sampled_texts_are_those_without_guesses(equal: Path, n: int) -> None:
         assert lm.generate([[5, 6]], params)[0].usage.drafted_tokens == 0
 
 
+def test_few_samples_are_looked_up_unasked(chain: Path) -> None:
+    """With `lookup=None`: four samples are, five are not until one ends."""
+    prompt = [*CHAIN[:80], 900, *CHAIN[:4]]
+    with tilebeam.load(chain, "cpu", n_seq_max=8, **OPTIONS) as lm:
+        few, many = (lm.generate(prompt, replace(GREEDY, n=n))[0] for n in (4, 5))
+        assert few.usage.accepted_tokens > 4 * 40
+        assert many.usage.drafted_tokens == many.usage.drafting_seconds == 0
+        assert texts([few]) == texts([many])[:4]
+        both = lm.generate([prompt, prompt], [replace(GREEDY, n=4), replace(GREEDY, max_tokens=9)])
+        assert both[0].usage.accepted_tokens > 4 * 30  # once the fifth has ended
+        lm.speculate(lookup=True)
+        assert lm.generate(prompt, replace(GREEDY, n=5))[0].usage.accepted_tokens > 5 * 40
+
+
 def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
     params = replace(FEW, n=3, logit_bias=only(3), frequency_penalty=0.3, logprobs=True, top_logprobs=2)
-    with tilebeam.load(equal, "cpu", n_seq_max=4, **OPTIONS) as lm:
+    with tilebeam.load(equal, "cpu", n_seq_max=4, lookup=False, **OPTIONS) as lm:
         words = [lm.detokenize([100 + i]) for i in range(3)]
         params = replace(params, stop=(words[0] + words[1] + words[0],))
         plain = lm.generate([[5, 6]], params)
@@ -105,7 +119,7 @@ def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
 def test_a_draft_model_of_the_same_mind_is_always_right(chain: Path, device: Any, lookup: bool) -> None:
     prompts = [[7, 8, 9], [*range(200, 260), 5], [*range(200, 260), 6]]
     params = replace(GREEDY, n=2)
-    with tilebeam.load(chain, device, n_seq_max=4, **OPTIONS) as lm:
+    with tilebeam.load(chain, device, n_seq_max=4, lookup=False, **OPTIONS) as lm:
         plain = lm.generate(prompts, params)
     with tilebeam.load(chain, device, n_seq_max=4, draft=chain, lookup=lookup, **OPTIONS) as lm:
         for _ in range(2):
@@ -129,7 +143,7 @@ def test_a_draft_model_of_another_mind_changes_no_text(equal: Path, tmp_path: Pa
     other = write_model(tmp_path / "other.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=2))
     prompts, params = [[5, 6], [*range(300, 340), 9], [*range(300, 340), 8]], replace(FEW, n=6, logit_bias=only(2))
     options = OPTIONS | {"n_ctx": 256, "n_seq_max": 4}
-    with tilebeam.load(equal, "cpu", **options) as lm:
+    with tilebeam.load(equal, "cpu", lookup=False, **options) as lm:
         plain = lm.generate(prompts, params)
     with tilebeam.load(equal, "cpu", draft=other, **options) as lm:
         outputs = lm.generate(prompts, params)
@@ -216,7 +230,7 @@ class TestCosts:
         for slope, least, most in ((0.0, 8, 8), (0.02, 2, 8), (0.6, 0, 0)):
             s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
             for rows in range(1, 10):
-                s.stepped(rows, 1 + slope * (rows - 1))
+                s.stepped(rows, 1 + slope * (rows - 1), 0.0)
             assert least <= len(ask(s, one)) <= most
 
     def test_what_is_always_wrong_stops_but_for_a_try_now_and_then(self) -> None:
@@ -224,7 +238,7 @@ class TestCosts:
         drafted = 0
         for step in range(400):
             found = ask(s, one)
-            s.stepped(1 + len(found), 1 + 0.1 * len(found))
+            s.stepped(1 + len(found), 1 + 0.1 * len(found), 0.0)
             if found:
                 s.verified(one, 0)
                 drafted += len(found) if step > 100 else 0
@@ -236,7 +250,7 @@ class TestCosts:
         s, one = Speculation(), sample([1, 2], [*range(1, 20), 50, 1])
         for step in range(1500):
             found = ask(s, one)
-            s.stepped(1 + len(found), 1 + 0.1 * len(found))
+            s.stepped(1 + len(found), 1 + 0.1 * len(found), 0.0)
             if found:
                 s.verified(one, len(found) if step >= 300 else 0)
         assert len(ask(s, one)) >= 4
@@ -245,7 +259,7 @@ class TestCosts:
         s = Speculation()
         sure, unsure = sample([*range(1, 12)], [*range(1, 30), 77]), sample([40, 41], [60, 40, 41, 42, 43, 99])
         for rows in range(2, 20):
-            s.stepped(rows, 1 + 0.2 * (rows - 2))
+            s.stepped(rows, 1 + 0.2 * (rows - 2), 0.0)
         for _ in range(30):
             for one, found in zip((sure, unsure), s.propose([(sure, 8), (unsure, 8)], 2), strict=True):
                 if found:

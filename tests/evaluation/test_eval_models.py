@@ -147,6 +147,24 @@ def test_a_unit_depends_on_nothing_before_it(world: Path) -> None:
     assert len(set(texts)) > 0.9 * len(texts) > 100  # seeds, items and samples draw apart
 
 
+def test_tokens_are_guessed_only_where_the_setting_says_so(world: Path) -> None:
+    job, task = opened(world)
+    unit = next(units(job.setting, len(task.items)))
+    guessing = replace(job.setting, lookup=True, draft=job.setting.models[0])
+    with Workbench(job, task) as bench:
+        plain = bench.run(unit)
+    with Workbench(replace(job, setting=guessing), task) as bench:
+        record = bench.run(unit)
+    drafted = [sum(i["usage"]["drafted_tokens"] for i in r["items"]) for r in (plain, record)]
+    assert drafted[0] == 0 < drafted[1]
+    other = replace(guessing, draft=replace(job.setting.models[0], fingerprint="another"))
+    with (
+        Workbench(replace(job, setting=other), task) as bench,
+        pytest.raises(TilebeamError, match="is not the file m that this evaluation began with"),
+    ):
+        bench.run(unit)
+
+
 def log_odds(scores: Sequence[float]) -> NDArray[np.float64]:
     """What the reward model's logits say: scores near 0 and 1 differ as much as others there."""
     p = np.clip(np.asarray(scores, np.float64), 1e-6, 1 - 1e-6)

@@ -191,6 +191,10 @@ def test_another_setting_is_refused_with_what_differs(whole: tuple[Job, Task, Pa
     assert (out / "log.jsonl").read_bytes() == content
     moved = replace(job.setting, models=(replace(job.setting.models[0], path="elsewhere"),))
     assert moved.digest == job.setting.digest  # where a file lies does not matter
+    draft = replace(job.setting, draft=ModelFile("d", "d.gguf", "print"))
+    assert draft.digest == replace(draft, draft=ModelFile("d", "elsewhere", "print")).digest
+    assert len({s.digest for s in (job.setting, draft, replace(job.setting, lookup=True))}) == 3
+    assert "lookup" not in job.setting.as_dict()  # runs without guesses go on from logs of earlier versions
 
 
 def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:

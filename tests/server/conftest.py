@@ -26,13 +26,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lm(path: Path) -> Iterator[LM]:
-    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=4, threads=1, **EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=4, threads=1, lookup=False, **EXACT) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def reward(path: Path) -> Iterator[TokenReward]:
-    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=4, threads=1, **EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ctx=1024, n_seq_max=4, threads=1, lookup=False, **EXACT) as model:
         yield TokenReward(model, tag="?", good="1", bad="2")
 
 

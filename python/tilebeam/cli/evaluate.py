@@ -15,6 +15,7 @@ from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.options import (
     CtxSize,
+    Draft,
     ExecutorOption,
     NPredict,
     Sequences,
@@ -184,6 +185,15 @@ def evaluate(
     device: Annotated[str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)] = BACKENDS[0],
     threads: Threads = LoadOptions.threads,
     executor: ExecutorOption = LoadOptions.executor,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            "--lookup/--no-lookup",
+            help="Guess tokens ahead by look-up; texts are then not the same bit for bit when a run is repeated.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False,
+    draft: Draft = None,
     ctx_size: CtxSize = LoadOptions.n_ctx,
     parallel: Sequences = LoadOptions.n_seq_max,
     unit_items: Annotated[
@@ -278,6 +288,8 @@ def evaluate(
         n_seq_max=parallel,
         threads=threads or default_threads(),
         executor=executor,
+        lookup=lookup,
+        draft=_models([str(draft)], "--draft")[0] if draft else None,
         unit_items=unit_items,
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )
@@ -305,7 +317,7 @@ def evaluate(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
+def _models(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
     from tilebeam.evaluation.config import ModelFile, fingerprint
 
     found = []
@@ -314,9 +326,9 @@ def _models(specs: Sequence[str]) -> tuple[ModelFile, ...]:
         if not equals or Path(spec).exists():
             name, path = Path(spec).stem, spec
         if not name or "/" in name:
-            raise TilebeamError(f"--model {spec!r}: a name must not be empty or hold a slash.")
+            raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():
-            raise TilebeamError(f"--model {path} does not exist.")
+            raise TilebeamError(f"{option} {path} does not exist.")
         found.append(ModelFile(name, path, fingerprint(path)))
     return tuple(found)
 

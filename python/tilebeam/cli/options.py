@@ -112,12 +112,18 @@ Draft = Annotated[
     ),
 ]
 Lookup = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--lookup/--no-lookup",
-        help="Guess tokens ahead from the prompt, the other samples and earlier texts.",
+        help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: where few samples "
+        "decode together.",
+        show_default=False,
         rich_help_panel=_MODEL,
     ),
+]
+NoSpeculation = Annotated[
+    bool,
+    typer.Option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.", rich_help_panel=_MODEL),
 ]
 CtxSize = Annotated[
     int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
@@ -203,10 +209,11 @@ class SpeculationOptions:
 
     draft: Draft = None
     lookup: Lookup = LoadOptions.lookup
+    no_speculation: NoSpeculation = False
 
     def arguments(self) -> dict[str, Any]:
         """What they are to `tilebeam.load`."""
-        return {"draft": self.draft, "lookup": self.lookup}
+        return {"draft": None, "lookup": False} if self.no_speculation else {"draft": self.draft, "lookup": self.lookup}
 
 
 @dataclass(frozen=True, kw_only=True)

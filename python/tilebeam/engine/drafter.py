@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from tilebeam.engine.request import Sample
@@ -15,7 +16,12 @@ class Drafter:
     A step decodes a sample's last token and its draft together, draws at every position with the sample's own sampler,
     and keeps the tokens drawn up to the first that differs from the draft. So a draft never changes a text; a good one
     saves steps. All methods are called between two steps, in the thread that steps.
+
+    Attributes:
+        most_samples: a step in which more of them decode has no drafts, and the drafter is not asked.
     """
+
+    most_samples = sys.maxsize
 
     def propose(self, asked: Sequence[tuple[Sample, int]], rows: int) -> list[list[int]]:
         """For each sample the tokens that may follow `sample.tokens`, [] for no guess.
@@ -33,8 +39,14 @@ class Drafter:
         A new request ends it."""
         return 0
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        """A step that decoded so many tokens, none of a prompt, took so long, `propose` left out."""
+    def stepped(self, rows: int, seconds: float, planning: float) -> None:
+        """A step decoded so many tokens, none of a prompt.
+
+        Args:
+            rows: the tokens.
+            seconds: that it took, planning left out.
+            planning: seconds that its plan took, with `propose`; 0: it was the last plan again.
+        """
 
     def verified(self, sample: Sample, accepted: int) -> None:
         """Of the tokens proposed last for a sample, the first `accepted` were drawn."""

@@ -131,11 +131,16 @@ class Engine:
             if plan is not None:
                 with observed(self.observer, "sample"):
                     self._sample(plan)
-        if plan is not None and self.scheduler.drafter is not None:
+        if plan is not None and self.scheduler.is_drafted(len(plan.sampling)):
+            self._tell_drafter(plan, time.perf_counter() - began - self._planned)
+
+    def _tell_drafter(self, plan: Plan, seconds: float) -> None:
+        """What a step took, planning left out."""
+        if plan.asked and self._planned:
             for sample, _ in plan.sampling:
                 sample.request.usage.drafting_seconds += self._planned / len(plan.sampling)
-            if plan.only_decodes:
-                self.scheduler.drafter.stepped(plan.n, time.perf_counter() - began - self._planned)
+        if plan.only_decodes and self.scheduler.drafter is not None:
+            self.scheduler.drafter.stepped(plan.n, seconds, self._planned)
 
     def _decode(self) -> Plan | None:
         """Decode a batch: the last plan again, or a new one. None: there is nothing to decode."""
@@ -188,7 +193,12 @@ class Engine:
     def _repeat(self) -> Plan | None:
         """The last plan again, in the batch arrays, if nothing but the next token of every sample has changed."""
         plan, self._steady = self._steady, None
-        if plan is None or self.kv.free < plan.n or not self.scheduler.repeats():
+        if plan is None or self.kv.free < plan.n:
+            return None
+        began = time.perf_counter()
+        repeats = self.scheduler.repeats(plan)
+        self._planned += time.perf_counter() - began
+        if not repeats:
             return None
         assert plan.rows is not None
         n, tokens = plan.n, plan.rows.tokens

@@ -33,9 +33,14 @@ class Guess:
 
 
 class TextIndex:
-    """Where n-grams stood in texts that may still grow."""
+    """Where n-grams stood in texts that may still grow.
 
-    def __init__(self) -> None:
+    Args:
+        lengths: of the n-grams, in tokens.
+    """
+
+    def __init__(self, *lengths: int) -> None:
+        self._lengths = lengths
         self._places: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}
         self.size = 0  # tokens
 
@@ -50,7 +55,7 @@ class TextIndex:
         self.size += end - start
         lead = list(before[-_LONG:])
         for at in range(start, end):
-            for n in (_LONG, _SHORT):
+            for n in self._lengths:
                 if at >= n:
                     gram = tuple(text[at - n : at])
                 elif at + len(lead) >= n:
@@ -76,39 +81,50 @@ class _Shared:
 
 
 class Lookup:
-    """Indexes the texts of samples as they grow, and guesses from them."""
+    """Indexes the texts of samples as they grow, and guesses from them.
+
+    A token is indexed once, and a guess looks at no more than `_PLACES` places: both take the same time however long
+    and however many the texts are.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[Request, _Shared] = {}
-        self._history = TextIndex()
-        self._older = TextIndex()
+        self._history = TextIndex(_LONG)
+        self._older = TextIndex(_LONG)
 
-    def guess(self, sample: Sample, most: int) -> Guess:
-        """What may follow a sample's tokens: at most so many."""
+    def guess(self, asked: Sequence[tuple[Sample, int]]) -> list[Guess]:
+        """What may follow the tokens of samples: of each at most so many."""
+        shared = [self._read(sample) for sample, _ in asked]
+        return [self._guess(sample, most, of.index) for (sample, most), of in zip(asked, shared, strict=True)]
+
+    def _read(self, sample: Sample) -> _Shared:
+        """Index what is new of a sample's text; first of all the prompt."""
         request = sample.request
         shared = self._requests.get(request)
         if shared is None:
-            shared = self._requests[request] = _Shared(TextIndex(), {})
+            shared = self._requests[request] = _Shared(TextIndex(_LONG, _SHORT), {})
             shared.index.add(request.prompt_ids, 0)
-        for one in request.samples:
-            seen = shared.seen.get(one, 0)
-            if len(one.tokens) > seen:
-                shared.index.add(one.tokens, seen, request.prompt_ids)
-                shared.seen[one] = len(one.tokens)
+        seen = shared.seen.get(sample, 0)
+        shared.index.add(sample.tokens, seen, request.prompt_ids)
+        shared.seen[sample] = len(sample.tokens)
+        return shared
+
+    def _guess(self, sample: Sample, most: int, index: TextIndex) -> Guess:
         tail = _tail(sample)
-        long, short = tuple(tail[-_LONG:]), tuple(tail[-_SHORT:])
-        indexes = (shared.index, self._history, self._older)
-        found, least = [place for index in indexes for place in index.places(long)], _LONG
+        long, least = tuple(tail[-_LONG:]), _LONG
+        found = index.places(long) + self._history.places(long) + self._older.places(long)
         if not found or len(tail) < _LONG:
-            found, least = shared.index.places(short), _SHORT
+            found, least = index.places(tuple(tail[-_SHORT:])), _SHORT
         return _vote([(max(least, _matched(text, at, tail)), text, at) for text, at in found], most)
 
     def finished(self, sample: Sample) -> None:
-        """Keep a complete sample's text for later requests."""
+        """Keep a complete sample's text for the other samples and for later requests."""
         request = sample.request
+        if request in self._requests:
+            self._read(sample)
         self._history.add(list(sample.tokens), 0)
         if self._history.size > _HISTORY // 2:
-            self._older, self._history = self._history, TextIndex()
+            self._older, self._history = self._history, TextIndex(_LONG)
         if request.unfinished == 0:
             self._requests.pop(request, None)
 
@@ -132,6 +148,12 @@ def _vote(places: list[tuple[int, Sequence[int], int]], most: int) -> Guess:
     """The tokens that go on from places (length of the match, text, index), each of those that agreed so far."""
     guess = Guess()
     while len(guess.tokens) < most and places:
+        if len(places) == 1:
+            [(length, text, at)] = places
+            rest = text[at : at + most - len(guess.tokens)]
+            guess.tokens.extend(rest)
+            guess.signs.extend((min(length + i, _FURTHEST), 2) for i in range(len(rest)))
+            break
         longest: dict[int, int] = {}
         votes: dict[int, int] = {}
         for length, text, at in places:

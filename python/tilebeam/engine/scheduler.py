@@ -82,12 +82,13 @@ class Plan:
     Attributes:
         spans: in the order of the batch.
         n: tokens in all spans.
-        steady: all running samples go on by one token each, so that the next batch has the same plan.
+        steady: all running samples go on by one token each, so that the next batch has the same plan, unless the
+            drafter has guesses then.
         sampling: samples that draw a token, and the entries that they draw from.
         rows: the same for the native code; made when the plan is drawn from for the first time.
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
-        drafts: whether there are spans with drafts.
+        asked: whether the drafter was asked; drafts: whether there are spans with drafts.
         hidden: whether hidden states are wanted, of all its tokens.
         states: where they go; made when the plan is drawn from for the first time.
         only_decodes: nothing of a prompt is in it.
@@ -100,6 +101,7 @@ class Plan:
     rows: SampleRows | None = None
     shares: list[tuple[Request, int]] = field(default_factory=list)
     unchecked: int = 0
+    asked: bool = False
     drafts: bool = False
     only_decodes: bool = False
     hidden: bool = False
@@ -162,6 +164,7 @@ class Scheduler:
         self.resting = 0
         self.observer: Observer | None = None
         self._context = context
+        self._guesses: dict[Sample, list[int]] = {}  # for the next plan
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
         self._prompts_next = False  # where samples that want hidden states and prompts take turns
@@ -341,7 +344,10 @@ class Scheduler:
                 decoding, hidden = [], False
             else:
                 prompts = []
-        drafted = self._drafts(decoding, prompts) if drafts and self._wants_drafts() else {}
+        drafted, self._guesses = self._guesses, {}
+        asked = bool(drafted) or (drafts and self._wants_drafts(len(decoding)))
+        if asked and not drafted:
+            drafted = self._drafts(decoding, prompts)
         spans: list[Span] = []
         n = 0
         for sample in decoding:
@@ -359,8 +365,9 @@ class Scheduler:
             (s.sample, s.entry + len(s.tokens) - s.outputs) for s in spans if s.sample is not None and s.outputs
         ]
         steady = len(sampling) == n == len(self.running) and not (self.queue and n < self.n_slots)
-        steady = steady and (self.drafter is None or self.resting > 0)  # else it may have a guess the next time
-        plan = Plan(spans, n, steady, sampling, drafts=bool(drafted), only_decodes=not prompts, hidden=hidden)
+        plan = Plan(
+            spans, n, steady, sampling, asked=asked, drafts=bool(drafted), only_decodes=not prompts, hidden=hidden
+        )
         if steady:
             self._count_shares(plan, decoding)
         return plan
@@ -391,19 +398,24 @@ class Scheduler:
                 spans.append(Span(p.seq, p.request, p.sample, tokens, 0, outputs))
         return spans
 
-    def repeats(self) -> bool:
-        """Whether a steady plan may be decoded again: no drafter wants to be asked."""
-        if self.drafter is None:
-            return True
-        self.resting -= 1
-        return self.resting >= 0
+    def repeats(self, plan: Plan) -> bool:
+        """Whether a steady plan is decoded again; not if the drafter has guesses now, which the next plan then has."""
+        plan.asked = self._wants_drafts(plan.n)
+        if plan.asked:
+            self._guesses = self._drafts([span.sample for span in plan.spans if span.sample is not None], [])
+        return not self._guesses
 
-    def _wants_drafts(self) -> bool:
-        """Whether the drafter is asked this time."""
-        if self.drafter is None or self.resting:
-            self.resting -= self.resting > 0
+    def _wants_drafts(self, samples: int) -> bool:
+        """Whether the drafter is asked for a plan in which so many samples decode."""
+        if not self.is_drafted(samples):
             return False
-        return True
+        rests = self.resting > 0
+        self.resting -= rests
+        return not rests
+
+    def is_drafted(self, samples: int) -> bool:
+        """Whether there is a drafter, and so few samples decode that it is asked."""
+        return self.drafter is not None and samples <= self.drafter.most_samples
 
     def _drafts(self, decoding: list[Sample], prompts: list[_Prompt]) -> dict[Sample, list[int]]:
         """What the drafter proposes, cut so that drafts take no cells, batch entries or logits that other tokens need.

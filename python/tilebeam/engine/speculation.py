@@ -9,6 +9,7 @@ for longer each time, and then tries again.
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import bisect_left, insort
 from collections import deque
@@ -22,6 +23,7 @@ from tilebeam.engine.request import Request, Sample
 
 _RECENT = 9  # steps of as many rows, of which the median counts
 _ROW_COST = 0.1  # of a step of one row per sample: an unmeasured row's, with room for error
+FEW_SAMPLES = 4  # that decode together: up to these a row more costs little enough to look up guesses unasked
 _FEW = 8  # rows, up to which a matrix unit has room for more
 _CHEAP = 0.01  # of the time of steps: looking for guesses in vain may take that
 _LEAST_GAIN = 1.02  # tokens per second against a plain step's
@@ -146,9 +148,11 @@ class Speculation(Drafter):
     Args:
         lookup: whether texts are looked up.
         model: a draft model; None: none.
+        most_samples: in steps of more samples nothing is guessed.
     """
 
-    def __init__(self, lookup: bool = True, model: DraftModel | None = None) -> None:
+    def __init__(self, lookup: bool = True, model: DraftModel | None = None, most_samples: int = sys.maxsize) -> None:
+        self.most_samples = most_samples
         self._lookup = Lookup() if lookup else None
         self._model = model
         self._costs = StepCosts()
@@ -158,6 +162,8 @@ class Speculation(Drafter):
         self._worth = 0.0  # of a token of them that is drawn, seconds
         self._known: set[Request] = set()
         self._idle = 0  # steps with guesses of which none was worth it
+        self._asked: Balance | None = None  # the source that pays for planning this step
+        self._modelling = 0.0  # seconds of it that the draft model took
 
     def forget(self) -> None:
         """Forget all texts and what became of guesses in them, but not what steps cost: as before the first request."""
@@ -185,24 +191,24 @@ class Speculation(Drafter):
         self._known |= requests
 
     def _candidates(self, asked: list[tuple[Sample, int]], rows: int) -> list[_Candidate]:
-        found = [_Candidate(self._by_lookup) for _ in asked]
+        found, self._asked, self._modelling = [_Candidate(self._by_lookup) for _ in asked], None, 0.0
         if self._lookup is not None and self._by_lookup.wakes():
-            began = time.perf_counter()
-            found = [self._look_up(self._lookup, sample, most) for sample, most in asked]
-            self._by_lookup.spent += time.perf_counter() - began
+            found = [self._looked_up(s, g) for (s, _), g in zip(asked, self._lookup.guess(asked), strict=True)]
             self._by_lookup.asked += 1
+            self._asked = self._by_lookup
         if self._model is not None and self._by_model.wakes():
             began = time.perf_counter()
             unsure = [i for i, c in enumerate(found) if asked[i][1] and (not c.gains or c.gains[0] < _SURE)]
             for i, candidate in zip(unsure, self._ask_model([asked[i] for i in unsure], rows), strict=True):
                 if candidate.tokens:
                     found[i] = candidate
-            self._by_model.spent += time.perf_counter() - began
+            self._modelling = time.perf_counter() - began
+            self._by_model.spent += self._modelling
             self._by_model.asked += 1
+            self._asked = self._asked or self._by_model
         return found
 
-    def _look_up(self, lookup: Lookup, sample: Sample, most: int) -> _Candidate:
-        guess = lookup.guess(sample, most) if most else Guess()
+    def _looked_up(self, sample: Sample, guess: Guess) -> _Candidate:
         candidate = _Candidate(self._by_lookup)
         for token, sign in zip(guess.tokens, guess.signs, strict=True):
             length, agreed = sign
@@ -277,9 +283,12 @@ class Speculation(Drafter):
         for i in range(min(accepted + 1, draft.taken)):
             self._chances.learn(sample.request, draft.signs[i], draft.first[i], i < accepted)
 
-    def stepped(self, rows: int, seconds: float) -> None:
+    def stepped(self, rows: int, seconds: float, planning: float) -> None:
         """See `Drafter`."""
         self._costs.add(rows, seconds)
+        if self._asked is not None:
+            self._asked.spent += max(0.0, planning - self._modelling)
+            self._asked = None
         for balance in (self._by_lookup, self._by_model):
             balance.stepped += seconds
             balance.look()

@@ -80,6 +80,8 @@ class Setting:
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
         n_ctx, n_seq_max, threads, executor: how models are loaded.
+        lookup, draft: whether and with which draft model tokens are guessed ahead. When is decided by measured time,
+            and the size of a batch changes the last bits of logits: with guesses a run may differ from its repetition.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
     """
@@ -99,6 +101,8 @@ class Setting:
     n_seq_max: int = LoadOptions.n_seq_max
     threads: int = 1
     executor: str | None = None
+    lookup: bool = False
+    draft: ModelFile | None = None
     unit_items: int = UNIT_ITEMS
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,8 +173,10 @@ class Setting:
     def as_dict(self) -> dict[str, Any]:
         """All of it for JSON. Where files lie is left out: digests tell what is in them."""
         result = asdict(self)
-        for model in result["models"]:
+        for model in (*result["models"], *filter(None, [result["draft"]])):
             del model["path"]
+        if not self.lookup and self.draft is None:
+            del result["lookup"], result["draft"]
         task = result["task"]
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:

@@ -48,7 +48,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         seed: of tasks that sample.
         max_gen_toks: tokens of a generation whose task does not say.
         batch_size, max_batch_size: of the harness; ignored.
-        options: of `tilebeam.load`: n_ctx, n_seq_max, threads ..
+        options: of `tilebeam.load`: n_ctx, n_seq_max, threads ..; lookup is off unless given, so that a run repeats.
 
     Raises:
         TilebeamError: an option is unknown, or the model cannot be loaded.
@@ -71,7 +71,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
             raise TilebeamError(f"--model_args: {unknown[0]!r} is unknown; choose from path, {', '.join(known)}.")
         if device is not None:
             options["device"] = device
-        self.lm = path if isinstance(path, LM) else load(path, **options)
+        self.lm = path if isinstance(path, LM) else load(path, **{"lookup": False, **options})
         self._seed = seed
         self._max_gen_toks = max_gen_toks
 

@@ -82,7 +82,8 @@ def check(job: Job) -> None:
     for name in setting.scorers:
         scoring.check_scorer(name, reward, unsafe_code=setting.task.unsafe_code)
     if "cpu" in setting.devices:
-        for path in (*(m.path for m in setting.models), *([job.reward.path] if job.reward and job.reward.path else [])):
+        models = [*setting.models, *([setting.draft] if setting.draft else [])]
+        for path in (*(m.path for m in models), *([job.reward.path] if job.reward and job.reward.path else [])):
             _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:

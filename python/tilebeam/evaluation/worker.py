@@ -14,7 +14,7 @@ from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Method, Setting, Unit, fingerprint, item_seed
+from tilebeam.evaluation.config import Method, ModelFile, Setting, Unit, fingerprint, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
@@ -262,8 +262,7 @@ class Workbench:
                 del self._lms[oldest]
                 self._open.pop(oldest).close()
             model = self._models[name]
-            if fingerprint(model.path) != model.fingerprint:
-                raise TilebeamError(f"{model.path} is not the file {name} that this evaluation began with.")
+            _check_file(model)
             stack = ExitStack()
             self._lms[key] = stack.enter_context(self.load(model.path, device))
             self._open[key] = stack
@@ -272,7 +271,11 @@ class Workbench:
 
     def load(self, path: str, device: str) -> LM:
         """Load a model as the setting says."""
-        return load(path, **self._load_options(device))
+        draft = self.setting.draft
+        if draft is not None:
+            _check_file(draft)
+        options = self._load_options(device) | {"lookup": self.setting.lookup}
+        return load(path, draft=draft.path if draft else None, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
@@ -283,6 +286,7 @@ class Workbench:
             "n_seq_max": s.n_seq_max,
             "threads": s.threads,
             "executor": executor,
+            "lookup": False,
         }
 
     def _clean(self, lm: LM, device: str) -> None:
@@ -311,6 +315,11 @@ class Workbench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_file(model: ModelFile) -> None:
+    if fingerprint(model.path) != model.fingerprint:
+        raise TilebeamError(f"{model.path} is not the file {model.name} that this evaluation began with.")
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:

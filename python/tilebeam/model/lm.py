@@ -19,7 +19,7 @@ from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids,
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.reading import Reader, ReadHook, Reading
 from tilebeam.engine.request import check_prompt, make_request
-from tilebeam.engine.speculation import Speculation
+from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
@@ -361,11 +361,12 @@ class LM:
         if code != 0:
             self._engine.fail(code)
 
-    def speculate(self, lookup: bool, draft: LM | None = None) -> None:
+    def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
         """Guess tokens ahead from now on, by look-up, by a draft model, or by both; by neither: stop guessing.
 
         Args:
-            lookup: guess from the prompt, the other samples and earlier texts.
+            lookup: guess from the prompt, the other samples and earlier texts. None: without a draft model, in steps
+                of few samples (at most `FEW_SAMPLES`), if this model's memory can go back to an earlier token.
             draft: a model that nothing else uses; it is closed with this one.
 
         Raises:
@@ -375,12 +376,18 @@ class LM:
         with self._dispatcher.exclusive(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
-            if (lookup or draft is not None) and (reason := self._engine.drafting_off):
+            reason = self._engine.drafting_off
+            if reason and (lookup or draft is not None):
                 raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
             model = None if draft is None else DraftModel(draft._context, self._context)
             if model is not None:
                 stack.callback(model.close)
-            self._engine.use_drafter(Speculation(lookup, model) if lookup or model else None)
+            drafter = None
+            if lookup or model is not None:
+                drafter = Speculation(bool(lookup), model)
+            elif lookup is None and not reason:
+                drafter = Speculation(most_samples=FEW_SAMPLES)
+            self._engine.use_drafter(drafter)
             self._resources.push(stack.pop_all())
 
     def observe(self, observer: Observer | None) -> None:

@@ -44,7 +44,7 @@ class LoadOptions:
     n_gpu_layers: int = -1
     devices: int | None = None
     memory_limit: int | str | Sequence[int | str] | None = None
-    lookup: bool = False
+    lookup: bool | None = None
     verify: Verify | bool | None = None
     verbose: bool = False
 

@@ -57,7 +57,7 @@ def load(
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
     draft: str | os.PathLike[str] | None = None,
-    lookup: bool = LoadOptions.lookup,
+    lookup: bool | None = LoadOptions.lookup,
     verify: Verify | bool | None = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
@@ -86,9 +86,10 @@ def load(
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to.
         draft: a small model of the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
-        lookup: guess tokens ahead from the prompt, the other samples and earlier texts. Texts are those of decoding
-            without guesses, up to what the size of a batch changes in the last bits; docs/speculation.md says when
-            which pays.
+        lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
+            most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
+            token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
+            bits; docs/speculation.md says when which pays.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -136,7 +137,7 @@ def load(
     with _loading, ExitStack() as stack:
         lm = _Loader(file, options, backend, stack).run()
     try:
-        if draft is not None or lookup:
+        if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
     except BaseException:
         lm.close()
@@ -158,6 +159,7 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
         n_batch=o.n_batch,
         executor=o.executor,
         flash_attn=o.flash_attn,
+        lookup=False,
         verify=o.verify,
         verbose=o.verbose,
     )
