@@ -66,13 +66,13 @@ def check_ledger(lm: LM) -> None:
     """Cells that are free, and those of live sequences by how many share them, are all there are."""
     engine = lm._engine
     kv, scheduler = engine.kv, engine.scheduler
-    owners = np.zeros(kv.n_cells, np.int64)
+    owners = np.zeros(kv.limits.n_cells, np.int64)
     for seq in kv.live:
         assert len(seq.cells) == len(set(seq.cells)) == len(seq.tokens)
         owners[seq.cells] += 1
     assert (owners == kv._owners).all()
     assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
-    assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.n_ids))
+    assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.limits.n_ids))
     held = [s.kv for s in scheduler.running] + [r.pinned for r in _requests(lm)]
     owned = {s.id for s in held if s is not None} | set(kv._cached)
     assert owned <= {s.id for s in kv.live}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam import TilebeamError
-from tilebeam.engine.kv_cache import KvCache, PrefixCache, Sequence, common_prefix
+from tilebeam.engine.kv_cache import KvCache, Limits, PrefixCache, Sequence, common_prefix
 
 
 class Cells:
@@ -48,7 +48,7 @@ STEP = st.tuples(
 @given(st.lists(STEP, max_size=60))
 def test_ledger_counts_cells_as_llama_cpp_would(steps: list[tuple[str, int, int]]) -> None:
     cells = Cells()
-    kv = KvCache(cells, 40, 5)
+    kv = KvCache(cells, Limits(40, 5))
     live: list[Sequence] = []
     for what, which, amount in steps:
         seq = live[which % len(live)] if live else None
@@ -89,11 +89,11 @@ def test_ledger_counts_cells_as_llama_cpp_would(steps: list[tuple[str, int, int]
 
 
 def test_windows_and_states_limit_where_a_sequence_forks() -> None:
-    windowed = KvCache(Cells(), 64, 4, n_swa=8)
+    windowed = KvCache(Cells(), Limits(64, 4, n_swa=8))
     assert windowed.forkable(8, 3) == 3
     assert windowed.forkable(9, 3) == 0
     assert windowed.forkable(9, 9) == 9
-    assert KvCache(Cells(), 64, 4, whole_forks_only=True).forkable(9, 8) == 0
+    assert KvCache(Cells(), Limits(64, 4, whole_forks_only=True)).forkable(9, 8) == 0
     seq = windowed.open()
     windowed.extend(seq, list(range(9)))
     with pytest.raises(TilebeamError, match="cannot be forked at 3"):
@@ -102,8 +102,8 @@ def test_windows_and_states_limit_where_a_sequence_forks() -> None:
 
 def test_windows_and_states_cannot_be_cut() -> None:
     for kv, reason in (
-        (KvCache(Cells(), 64, 4, n_swa=8), "sliding window of 8 tokens"),
-        (KvCache(Cells(), 64, 4, whole_forks_only=True), "recurrent layers"),
+        (KvCache(Cells(), Limits(64, 4, n_swa=8)), "sliding window of 8 tokens"),
+        (KvCache(Cells(), Limits(64, 4, whole_forks_only=True)), "recurrent layers"),
     ):
         assert reason in str(kv.uncuttable())
         seq = kv.open()
@@ -112,7 +112,7 @@ def test_windows_and_states_cannot_be_cut() -> None:
         with pytest.raises(TilebeamError, match=reason):
             kv.truncate(seq, 2)
         assert len(seq) == 3
-    assert KvCache(Cells(), 8, 4, n_swa=8).uncuttable() is None  # nothing ever leaves the window
+    assert KvCache(Cells(), Limits(8, 4, n_swa=8)).uncuttable() is None  # nothing ever leaves the window
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -123,7 +123,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
 
 
 def test_cached_sequences_go_least_recently_used_first() -> None:
-    kv = PrefixCache(Cells(), 40, 6)
+    kv = PrefixCache(Cells(), Limits(40, 6))
     kv.set_caching(True)
     made = []
     for i in range(4):

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 
 from tilebeam.engine.drafter import MOST
-from tilebeam.engine.kv_cache import PrefixCache, common_prefix
+from tilebeam.engine.kv_cache import Limits, PrefixCache, common_prefix
 from tilebeam.engine.kv_cache import Sequence as CachedSequence
 from tilebeam.engine.request import Sample
 from tilebeam.engine.sampler import BatchSampler, Sampler, SampleRows
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context
+from tilebeam.native.llama import Context, Piece
 from tilebeam.sampling_params import SamplingParams
 
 _AT_ONCE = 32  # tokens: what a sample lacks by more is a prompt
@@ -35,15 +35,14 @@ class DraftModel:
     """
 
     def __init__(self, context: Context, target: Context) -> None:
-        model = context.model
         self._check_vocabulary(context, target)
         self._context = context
-        self._kv = PrefixCache(context, context.n_ctx, context.n_seq_max, model.n_swa, model.whole_forks_only)
+        self._kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
         if reason := self._kv.uncuttable():
             raise TilebeamError(f"This model cannot be a draft model: {reason}.")
         self._sequences: dict[Sample, CachedSequence] = {}
         self._draws = BatchSampler(context)
-        self._likeliest = Sampler(SamplingParams(temperature=0), 0, model.vocab)
+        self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         self._seconds: dict[int, float] = {}  # of a pass, by its samples
 
     @staticmethod
@@ -119,23 +118,20 @@ class DraftModel:
             TilebeamError: decoding failed.
         """
         context, results = self._context, list[tuple[int, float]]()
-        pending, n, ends = list(spans), 0, list[int]()
-        while pending or n:
+        pending = list(spans)
+        while pending:
+            pieces, n, ends = list[Piece](), 0, list[int]()
             while pending and n < context.n_batch and len(ends) < context.max_outputs:
                 seq, tokens = pending.pop(0)
-                count = min(len(tokens), context.n_batch - n)
-                start = len(seq)
-                self._kv.extend(seq, tokens[:count])
-                stop = n + count
-                context.token[n:stop] = tokens[:count]
-                context.pos[n:stop] = range(start, start + count)
-                context.seq[n:stop], context.output[n:stop] = seq.id, 0
-                if count < len(tokens):
-                    pending.insert(0, (seq, tokens[count:]))
+                part, rest = tokens[: context.n_batch - n], tokens[context.n_batch - n :]
+                pieces.append((seq.id, len(seq), part, int(not rest)))
+                self._kv.extend(seq, part)
+                n += len(part)
+                if rest:
+                    pending.insert(0, (seq, rest))
                 else:
-                    context.output[stop - 1] = 1
-                    ends.append(stop - 1)
-                n = stop
+                    ends.append(n - 1)
+            context.fill(pieces)
             if context.decode(n) != 0:
                 self._sequences.clear()
                 self._kv.clear()
@@ -145,7 +141,6 @@ class DraftModel:
                 self._draws.sample(rows)
                 drawn = zip(rows.tokens.tolist(), rows.logits, rows.norms, strict=True)
                 results += [(token, math.exp(min(0.0, logit - norm))) for token, logit, norm in drawn]
-            n, ends = 0, []
         return results
 
     def note(self, samples: int, seconds: float) -> None:

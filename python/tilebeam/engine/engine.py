@@ -19,7 +19,7 @@ from typing import NoReturn
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import HiddenStates
-from tilebeam.engine.kv_cache import PrefixCache
+from tilebeam.engine.kv_cache import Limits, PrefixCache
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.sampler import BAD_LOGITS, BatchSampler, Sampler, SampleRows
@@ -49,8 +49,7 @@ class Engine:
         model = context.model
         self.context = context
         self.vocab = model.vocab
-        one_graph = context.n_ubatch >= context.n_batch
-        self.kv = PrefixCache(context, context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
+        self.kv = PrefixCache(context, Limits.of(context, n_ids))
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context)
         self.hidden = HiddenStates(context)
@@ -79,9 +78,9 @@ class Engine:
 
     def figures(self) -> Figures:
         """The state by now; any thread may look."""
-        kv, scheduler = self.kv, self.scheduler
+        scheduler, cells = self.scheduler, self.kv.limits.n_cells
         running, waiting = len(scheduler.running), len(scheduler.queue)
-        return Figures(running, waiting, scheduler.n_slots, kv.n_cells, kv.n_cells - kv.free, dict(self.batches))
+        return Figures(running, waiting, scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""

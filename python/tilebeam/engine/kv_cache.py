@@ -8,12 +8,14 @@ finished sequences are cached, and which of them goes first when room is needed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
+from tilebeam.native.llama import Context
 
 
 class Memory(Protocol):
@@ -47,11 +49,11 @@ class Sequence:
         return len(self.tokens)
 
 
-class KvCache:
-    """Hands out sequence ids and cells, and keeps count.
+@dataclass(frozen=True)
+class Limits:
+    """What a context's cache can hold, and which cuts of a sequence it allows.
 
-    Args:
-        memory: the context's cache.
+    Attributes:
         n_cells: its size, tokens.
         n_ids: sequences it can tell apart.
         n_swa: the model's sliding window, 0 if none. Cells that left a sequence's window may be taken by others, so
@@ -60,24 +62,34 @@ class KvCache:
         one_graph: every batch is decoded as one graph, not in parts.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        n_cells: int,
-        n_ids: int,
-        n_swa: int = 0,
-        whole_forks_only: bool = False,
-        one_graph: bool = False,
-    ) -> None:
-        self.n_cells = n_cells
-        self.n_ids = n_ids
+    n_cells: int
+    n_ids: int
+    n_swa: int = 0
+    whole_forks_only: bool = False
+    one_graph: bool = False
+
+    @classmethod
+    def of(cls, context: Context, n_ids: int) -> Limits:
+        """Those of a context with a unified cache, of whose sequences the first `n_ids` are used."""
+        model = context.model
+        one_graph = context.n_ubatch >= context.n_batch
+        return cls(context.n_ctx, n_ids, model.n_swa, model.whole_forks_only, one_graph)
+
+
+class KvCache:
+    """Hands out sequence ids and cells, and keeps count.
+
+    Args:
+        memory: the context's cache.
+        limits: of it.
+    """
+
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        self.limits = limits
         self._memory = memory
-        self._n_swa = n_swa
-        self._whole = whole_forks_only
-        self._one_graph = one_graph
-        self._owners: npt.NDArray[np.int32] = np.zeros(n_cells, np.int32)
-        self._free_cells = list(range(n_cells - 1, -1, -1))
-        self._free_ids = list(range(n_ids - 1, -1, -1))
+        self._owners: npt.NDArray[np.int32] = np.zeros(limits.n_cells, np.int32)
+        self._free_cells = list(range(limits.n_cells - 1, -1, -1))
+        self._free_ids = list(range(limits.n_ids - 1, -1, -1))
         self._live: dict[int, Sequence] = {}
 
     @property
@@ -98,7 +110,7 @@ class KvCache:
     def open(self) -> Sequence:
         """A new, empty sequence."""
         if not self._free_ids:
-            raise TilebeamError(f"All {self.n_ids} sequences are in use.")
+            raise TilebeamError(f"All {self.limits.n_ids} sequences are in use.")
         seq = Sequence(self._free_ids.pop())
         self._live[seq.id] = seq
         return seq
@@ -107,7 +119,7 @@ class KvCache:
         """The longest prefix, at most `length`, at which a sequence of `source_len` tokens may be forked."""
         if length >= source_len:
             return source_len
-        if self._whole or (self._n_swa and source_len > self._n_swa):
+        if self.limits.whole_forks_only or (self.limits.n_swa and source_len > self.limits.n_swa):
             return 0
         return length
 
@@ -126,7 +138,9 @@ class KvCache:
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
         if len(tokens) > len(self._free_cells):
-            raise TilebeamError(f"No room for {len(tokens)} tokens: {self.free} of {self.n_cells} KV cells are free.")
+            raise TilebeamError(
+                f"No room for {len(tokens)} tokens: {self.free} of {self.limits.n_cells} KV cells are free."
+            )
         if tokens:
             cells = self._free_cells[-len(tokens) :]
             del self._free_cells[-len(tokens) :]
@@ -138,7 +152,7 @@ class KvCache:
         """`extend` every sequence by one token."""
         count = len(sequences)
         if count > len(self._free_cells):
-            raise TilebeamError(f"No room for {count} tokens: {self.free} of {self.n_cells} KV cells are free.")
+            raise self._no_room(count)
         cells = self._free_cells[-count:]
         del self._free_cells[-count:]
         self._owners[cells] = 1
@@ -161,10 +175,10 @@ class KvCache:
                 are given to others when a batch takes its cells, by where the window was before it: those that the
                 window reaches after the cut are still there, if the batch was decoded as one graph.
         """
-        if self._whole:
+        if self.limits.whole_forks_only:
             return "the model has recurrent layers, whose state cannot go back to an earlier token"
-        if self._n_swa and self.n_cells > self._n_swa and not (last_batch and self._one_graph):
-            return f"the model attends over a sliding window of {self._n_swa} tokens, which cannot go back"
+        if self.limits.n_swa and self.limits.n_cells > self.limits.n_swa and not (last_batch and self.limits.one_graph):
+            return f"the model attends over a sliding window of {self.limits.n_swa} tokens, which cannot go back"
         return None
 
     def truncate(self, seq: Sequence, length: int, *, last_batch: bool = False) -> None:
@@ -198,6 +212,9 @@ class KvCache:
             self.close(seq)
         self._memory.clear()
 
+    def _no_room(self, count: int) -> TilebeamError:
+        return TilebeamError(f"No room for {count} tokens: {self.free} of {self.limits.n_cells} KV cells are free.")
+
     def _release(self, cells: list[int]) -> None:
         if cells:
             taken = np.asarray(cells)
@@ -212,16 +229,8 @@ class PrefixCache(KvCache):
         caching: whether finished sequences stay; see `set_caching`.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        n_cells: int,
-        n_ids: int,
-        n_swa: int = 0,
-        whole_forks_only: bool = False,
-        one_graph: bool = False,
-    ) -> None:
-        super().__init__(memory, n_cells, n_ids, n_swa, whole_forks_only, one_graph)
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        super().__init__(memory, limits)
         self.caching = False
         self._cached: dict[int, Sequence] = {}  # by id; the least recently used first
 

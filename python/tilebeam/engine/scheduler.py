@@ -109,18 +109,7 @@ class Plan:
 
     def write(self, context: Context) -> None:
         """Fill the batch arrays."""
-        tokens: list[int] = []
-        pos: list[int] = []
-        seq: list[int] = []
-        output: list[int] = []
-        for span in self.spans:
-            count, end = len(span.tokens), len(span.seq)
-            tokens += span.tokens
-            pos += range(end - count, end)
-            seq += [span.seq.id] * count
-            output += [0] * (count - span.outputs) + [1] * span.outputs
-        n = self.n
-        context.token[:n], context.pos[:n], context.seq[:n], context.output[:n] = tokens, pos, seq, output
+        context.fill([(s.seq.id, len(s.seq) - len(s.tokens), s.tokens, s.outputs) for s in self.spans])
 
 
 @dataclass(frozen=True)

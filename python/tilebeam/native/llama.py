@@ -300,11 +300,15 @@ def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], a
         room = n
 
 
+# Of a batch: a sequence, the position of its first token here, the tokens, and how many of them, the last, give logits.
+Piece = tuple[int, int, list[int], int]
+
+
 class Context:
     """Owns a llama_context and the arrays of one batch.
 
     The batch arrays are numpy views of the memory that llama_decode reads: ``token``, ``pos``, ``seq`` (one sequence
-    per token) and ``output`` (1: keep the logits). Fill the first n entries, then call ``decode(n)``.
+    per token) and ``output`` (1: keep the logits). Fill the first n entries (`fill` does), then call ``decode(n)``.
 
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
     """
@@ -338,6 +342,20 @@ class Context:
         pointers = (C.llama_adapter_lora_p_ctypes * len(adapters))(*(a.pointer for a, _ in adapters))
         scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
         return int(C.llama_set_adapters_lora(self.pointer, pointers, len(adapters), scales)) == 0
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Fill the batch arrays from their beginning with pieces of texts, one behind the other."""
+        tokens: list[int] = []
+        pos: list[int] = []
+        seq: list[int] = []
+        output: list[int] = []
+        for id, start, text, outputs in pieces:
+            tokens += text
+            pos += range(start, start + len(text))
+            seq += [id] * len(text)
+            output += [0] * (len(text) - outputs) + [1] * outputs
+        n = len(tokens)
+        self.token[:n], self.pos[:n], self.seq[:n], self.output[:n] = tokens, pos, seq, output
 
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
