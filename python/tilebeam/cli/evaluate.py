@@ -72,7 +72,7 @@ def evaluate(
             "--scorer",
             help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (of "
             "those in a program's docstring, how many pass), prm, orm, head, or FILE.py:function of prompt and text. "
-            "Default: logprob and the reward model that is given.",
+            "Default: logprob (humaneval: examples, too) and the reward model that is given.",
         ),
     ] = None,
     items: Annotated[
@@ -271,7 +271,7 @@ def evaluate(
                 "--checker": checker is not None,
             }
         )
-    scorers = () if is_choice else _scorers(scorer, reward)
+    scorers = () if is_choice else _scorers(scorer, opened, reward)
     setting = Setting(
         models=_models(model),
         devices=_devices(device),
@@ -380,13 +380,13 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
         raise TilebeamError(f"{option} {text!r}: write whole numbers, comma separated.") from None
 
 
-def _scorers(text: str | None, reward: RewardSpec | None) -> tuple[str, ...]:
+def _scorers(text: str | None, task: Task, reward: RewardSpec | None) -> tuple[str, ...]:
     from tilebeam.evaluation.scorers import reward_name
 
     model = reward_name(reward)
     if text is not None:
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    return ("logprob", *([model] if model else []))
+    return (*task.defaults.scorers, *([model] if model else []))
 
 
 def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Defaults:
         extract: name of the extractor, see `tilebeam.answers.registry.extractor`.
         shot_answer: template of an example's answer.
         max_tokens, stop: of a sample.
+        scorers: what best-of-n chooses by.
     """
 
     template: str
@@ -67,6 +68,7 @@ class Defaults:
     shot_answer: str = " {answer}\n\n"
     max_tokens: int | None = SamplingParams.max_tokens
     stop: tuple[str, ...] = ()
+    scorers: tuple[str, ...] = ("logprob",)
 
 
 class Task(ABC):

@@ -37,9 +37,12 @@ class HumanEvalTask(FileTask):
             need_confinement(unsafe=options.unsafe_code)
 
     def _defaults(self) -> Defaults:
+        scorers = ("logprob", "examples")
         if self.chat:
-            return Defaults(_ASK, "code", "```python\n{solution}\n```", max_tokens=768, stop=("\n```\n\n",))
-        return Defaults("{prompt}", "code", "{canonical_solution}\n\n", max_tokens=512, stop=_ENDS)
+            answer = "```python\n{solution}\n```"
+            return Defaults(_ASK, "code", answer, max_tokens=768, stop=("\n```\n\n",), scorers=scorers)
+        continued = "{canonical_solution}\n\n"
+        return Defaults("{prompt}", "code", continued, max_tokens=512, stop=_ENDS, scorers=scorers)
 
     def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
         prompt, solution = text_of(line, "prompt", where), text_of(line, "canonical_solution", where)
