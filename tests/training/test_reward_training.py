@@ -95,14 +95,17 @@ def test_the_same_seed_gives_the_same_head() -> None:
     assert not np.array_equal(heads[0].layers[0][0], heads[2].layers[0][0])
 
 
-def test_problems_stay_in_their_part() -> None:
-    """However many there are; no problem is in two."""
-    _, records = planted(200)
-    many, few = fitting.split(records, 3), fitting.split(records[:120], 3)
+def test_problems_are_split_whole() -> None:
+    """No problem is in two parts, and the order of the records does not matter."""
+    _, records = planted(40)
+    parts, other = fitting.split(records, 3), fitting.split(records[::-1], 3)
+    assert [len(parts[p].grouped()) for p in fitting.PARTS] == [28, 6, 6]
+    assert sum(len(parts[p].records) for p in fitting.PARTS) == 40 * 6
     for part in fitting.PARTS:
-        assert set(few[part].problem) == {p for p in many[part].problem if p < 120}
-    assert sum(len(many[p].records) for p in fitting.PARTS) == 200 * 6
-    assert 0.6 < len(many["train"].records) / 1200 < 0.8
+        assert {39 - p for p in other[part].problem} == set(parts[part].problem)
+        assert len(parts[part].rows) == 2 * len(parts[part].ends)
+        assert set(parts[part].rows[1::2]) == set(parts[part].ends)
+    assert set(fitting.split(records, 4)["report"].problem) != set(parts["report"].problem)
 
 
 def test_too_little_is_refused() -> None:

@@ -73,9 +73,9 @@ class CollectionSetting:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        result = asdict(self)
-        del result["task"]["items"]
-        result["task"]["spec"] = self.task.spec.partition(":")[0]
+        result, usual = asdict(self), asdict(TaskOptions(""))
+        task = {k: v for k, v in result["task"].items() if k != "items" and v != usual[k]}
+        result["task"] = task | {"spec": self.task.spec.partition(":")[0]}
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
 

@@ -67,10 +67,10 @@ class Samples:
         return [np.flatnonzero(self.problem == p).tolist() for p in np.unique(self.problem)]
 
 
-def part_of(name: str, seed: int) -> str:
-    """The part that a problem belongs to: always the same, however many problems there are."""
-    share = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) / 2**32
-    return PARTS[sum(share >= end for end in _SHARES)]
+def parts_of(names: Sequence[str], seed: int) -> dict[str, str]:
+    """The part of each problem, in an order that the seed decides, whatever theirs is."""
+    order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    return {name: PARTS[sum(i >= end * len(order) for end in _SHARES)] for i, name in enumerate(order)}
 
 
 def split(records: Sequence[Record], seed: int) -> dict[str, Samples]:
@@ -79,9 +79,9 @@ def split(records: Sequence[Record], seed: int) -> dict[str, Samples]:
     Raises:
         TilebeamError: a part has no right or no wrong samples.
     """
-    found = {}
+    found, of = {}, parts_of([r["unit"] for r in records], seed)
     for part in PARTS:
-        chosen = [(i, r) for i, r in enumerate(records) if part_of(r["unit"], seed) == part]
+        chosen = [(i, r) for i, r in enumerate(records) if of[r["unit"]] == part]
         samples: list[Record] = []
         problem: list[int] = []
         ends: list[int] = []
