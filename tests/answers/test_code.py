@@ -126,10 +126,11 @@ def test_examples_in_docstrings() -> None:
 # --- where programs run -----------------------------------------------------------------------------------------------
 
 
-def test_time_is_limited() -> None:
+def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     assert not passes("def add(a, b):\n    while True: pass\n", seconds=1)
-    assert not passes(f"import time\ntime.sleep(100)\n{RIGHT}", seconds=1)
+    monkeypatch.setattr(code_check, "PATIENCE", 1)
+    assert not passes("import _thread\nlock = _thread.allocate_lock()\nlock.acquire()\nlock.acquire()\n", seconds=1)
     assert time.monotonic() - began < 60
     assert passes(RIGHT)
 
@@ -163,6 +164,7 @@ def test_printing_without_end_ends() -> None:
         "import os; os.setuid(1)",
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (100, 100))",
         "import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
+        "import time; time.sleep(1000)",
         "import no_such_module",
     ],
 )

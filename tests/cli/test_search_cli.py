@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from rich.cells import cell_len
-from tilebeam import CompletionOutput, SearchResult, Trajectory, Usage, VoteResult
+from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, Usage, VoteResult
 from tilebeam.cli import main as cli
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
@@ -126,6 +126,23 @@ def test_judges(verdict: str, model: Path, tmp_path: Path) -> None:
         "vote", "-m", model, "-p", "the cat", "-N", 3, "--weighting", "judge", *judge, "--extract=text", *QUICK
     )
     assert vote["scores"] == pytest.approx(best["scores"], abs=1e-3)
+
+
+def test_examples_of_a_question_choose_programs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a random model writes is no program; a question without a function is refused."""
+    question = tmp_path / "question.txt"
+    question.write_text("def f(x):\n    '''Double.\n    >>> f(1)\n    2\n    '''\n")
+    flags = ["best-of-n", "-m", model, "-N", 2, "--scorer", "examples", *QUICK]
+    found = record(*flags, "-f", question)
+    assert found["scores"] == [0.0, 0.0]
+    assert "begins with def" in Ran(*flags, "-p", "1 + 1").err
+    monkeypatch.setattr("tilebeam.answers.code_check.need_confinement", _refuse)
+    Ran(*flags, "-f", question).fails_with("no filter")
+
+
+def _refuse(*, unsafe: bool) -> None:
+    assert not unsafe
+    raise TilebeamError("no filter")
 
 
 def test_other_scorers_and_weights(model: Path) -> None:

@@ -12,6 +12,7 @@ from tilebeam.answers.worker_process import WorkerProcess
 from tilebeam.errors import TilebeamError
 
 SECONDS = 5
+PATIENCE = 10  # times as long by the clock, where a machine is busy or a program waits for what never comes
 MEMORY = 512 << 20  # bytes for a program, beyond what the interpreter has
 
 
@@ -63,18 +64,24 @@ def run_tests(
         function: its name.
         tests: they run one after the other until time is up; those after that have failed.
         setup: source that the tests may use, such as helpers in front of the function; ignored if it cannot run.
-        seconds: CPU time of the program, and of the tests; by the clock it may be 3 times as long.
+        seconds: CPU time of the program, and of the tests.
         unsafe: run the program even where it cannot be confined.
 
     Raises:
         TilebeamError: the program cannot be confined here, and `unsafe` is false.
     """
     need_confinement(unsafe=unsafe)
-    first = {"program": program, "entry": function, "seconds": seconds, "memory": MEMORY}
+    first = {
+        "program": program,
+        "entry": function,
+        "seconds": seconds,
+        "patience": PATIENCE * seconds,
+        "memory": MEMORY,
+    }
     first["confined"] = not _WORKER.greeting()["unconfined"]
     then = {"setup": setup, "tests": [_as_json(test) for test in tests]}
     raw = [json.dumps(part).encode() for part in (first, then)]
-    reply = _WORKER.ask(f"{len(raw[0])} {len(raw[1])}\n".encode() + b"".join(raw), 60 + 10 * seconds)
+    reply = _WORKER.ask(f"{len(raw[0])} {len(raw[1])}\n".encode() + b"".join(raw), 60 + 2 * PATIENCE * seconds)
     if reply is None:
         raise TilebeamError("The process that runs programs ended or does not answer: try again.")
     return Verdict(tuple(reply["passed"]), reply["error"])
