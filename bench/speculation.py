@@ -1,112 +1,147 @@
-"""Guessing tokens ahead against plain decoding: tokens per second, tokens per step and what was right, by task.
+"""Guessing tokens ahead against plain decoding and the stock backend: tokens per second, and what was right, by task.
 
-    python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--tasks edit,chat] [-npl 1,4] [--temps 0,0.7] [-t 2]
-        [--gsm8k FILE] [-n 128] [--json] [--quick] [--resume FILE --seconds S]
+    python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--only edit,chat] [-npl 1,4] [--temps 0,0.7] [-t 2]
+        [--gsm8k FILE] [--humaneval FILE] [-n 128] [--sources look-up,draft] [--no-stock] [--peer "PROGRAM [OPTIONS]"]
+        [--json] [--quick] [--resume FILE --seconds S]
 
-Each round generates the same texts without guesses, with look-up and, with --draft, with the draft model and with both,
-one after the other, from an empty cache; with T = 0 all texts must be the same. The clock runs over the whole call
-without its prompt (`usage.decode_seconds`, `drafting_seconds` and `sampling_seconds`). Tasks:
+Each round generates the same texts plainly, with look-up, with --draft by the draft model, and on the stock CPU
+backend, one after the other. The clock runs over the whole call without its prompt, which stays in the cache
+(`usage.decode_seconds`, `drafting_seconds` and `sampling_seconds`); what the draft model reads of a prompt counts.
+Nothing is remembered of earlier rounds' texts. "same" is the share of sources whose texts were all the plain ones.
+Tasks:
 
-* edit: a text of code to be written again with one name changed; extract: fields of records as JSON; quote: a question
-  answered with sentences of a text. What they ask for stands in the prompt.
-* chat: questions that have nothing to copy; with --gsm8k, problems of that file.
+* edit: a text of code to be written again with one name changed; extract: fields of records as JSON; quotes: a question
+  answered with sentences of a text of 1000 tokens. What they ask for stands in the prompt.
+* chat: questions that have nothing to copy; gsm8k, humaneval: problems of files.
+* noise: random tokens at T = 3, of which no guess is right. What guessing costs in vain: no ratio below 0.97.
 
-`-npl 4` draws four samples of a prompt, which read each other's texts. Without -m it writes a random model (--quick: a
-tiny one), on which no guess is right: what guessing costs in vain.
+At T = 0 `-npl 4` decodes four prompts, else four samples of a prompt, which read each other's texts: what best-of-4
+and a vote of 4 decode. One sequence goes through --items prompts, one after the other. --peer runs another engine's
+program (lib/speculative_program.py) on the same prompts where one sequence is decoded at T = 0.
+
+Without -m it writes a random model (--quick: a tiny one), on which guesses are right by chance only.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilebeam import SamplingParams, TilebeamError, load
+import numpy as np
+from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError, load
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.engine.speculation import Speculation
 from tilebeam.outputs import Usage
 
-from bench.lib import ROOT, limits, models, report, rounds
+from bench.lib import guessing_tasks, limits, models, report, rounds
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
+from bench.lib.speculative_program import SpeculativeProgram
 
-_CODE = (ROOT / "python" / "tilebeam" / "engine" / "detokenizer.py").read_text(encoding="utf-8")
-_RECORDS = "\n".join(
-    f"Order {1000 + 7 * i}: {who} from {town} bought {3 * i + 2} {what} for {12 * i + 5} euros on March {i + 3}."
-    for i, (who, town, what) in enumerate(
-        (
-            ("Ines Faber", "Utrecht", "desk lamps"),
-            ("Tomasz Wilk", "Gdansk", "bicycle bells"),
-            ("Aoife Brennan", "Galway", "wool blankets"),
-            ("Marcus Lindqvist", "Uppsala", "garden chairs"),
-            ("Chiara Conti", "Verona", "coffee cups"),
-            ("Hanna Virtanen", "Turku", "picture frames"),
-        )
-    )
-)
-PROMPTS = {
-    "edit": f"Write this Python file again, with the class Detokenizer renamed to TextReader everywhere:\n\n{_CODE}",
-    "extract": f"{_RECORDS}\n\nList all orders as JSON: order, customer, town, item, count, price, day.",
-    "quote": f"{_RECORDS}\n\nRepeat, word for word, every line in which somebody spent more than 20 euros.",
-    "chat": "Explain to a friend who never cooked how to make a vegetable soup, and why each step is needed.",
-}
+OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER, "noise")
+FILES = ("gsm8k", "humaneval")
+SOURCES = ("look-up", "draft", "both")
+_NOISE = 64  # tokens of its prompts
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row: a task, its prompts, how many samples and at which temperature, and where guesses come from."""
+    """What is generated in one round: a task, for how many sequences, at which temperature."""
 
     task: str
     n: int
     temperature: float
-    source: str  # "look-up", "draft" or "both"
 
     @property
     def name(self) -> str:
-        """Of the row."""
-        samples = f"{self.n} samples" if self.n > 1 else "1 sample"
-        return f"{self.task}, {samples}, T = {self.temperature:g}, {self.source}"
+        """Of the case; rows add the source of guesses."""
+        what = ("prompt" if self.temperature == 0 else "sample") + ("s" if self.n > 1 else "")
+        return f"{self.task}, {self.n} {what}, T = {self.temperature:g}"
+
+    def calls(self, items: int) -> list[range]:
+        """The numbers of the prompts of each call: all sequences of a call decode together."""
+        if self.task in guessing_tasks.REPEATING or self.task == "noise":
+            items = 1
+        each = self.n if self.temperature == 0 else 1
+        return [range(first * each, (first + 1) * each) for first in range(max(1, items // self.n))]
+
+    def params(self, n_gen: int) -> SamplingParams:
+        """How a call of it draws."""
+        noise: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "ignore_eos": True} if self.task == "noise" else {}
+        samples = 1 if self.temperature == 0 else self.n
+        return SamplingParams(n=samples, temperature=self.temperature, max_tokens=n_gen, seed=1, **noise)
 
 
-class Runner:
-    """The models, loaded once for each source of guesses."""
+def cases(tasks: Iterable[str], sequences: list[int], temperatures: list[float]) -> list[Case]:
+    """All of them; noise has a temperature of its own."""
+    return [Case(t, n, temp) for t in tasks for n in sequences for temp in ([3.0] if t == "noise" else temperatures)]
 
-    def __init__(self, path: Path, draft: Path | None, threads: int, n: int, stack: ExitStack) -> None:
-        options: dict[str, Any] = {"n_ctx": 4096, "n_seq_max": n, "threads": threads}
-        sources: dict[str, dict[str, Any]] = {"plain": {}, "look-up": {"lookup": True}}
-        if draft is not None:
-            sources |= {"draft": {"draft": draft}, "both": {"draft": draft, "lookup": True}}
-        self.lms = {name: stack.enter_context(load(path, **options, **more)) for name, more in sources.items()}
+
+class Prompts:
+    """Prompts of all tasks, in the model's chat template where it has one."""
+
+    def __init__(self, lm: LM, files: dict[str, Path]) -> None:
+        self._lm = lm
+        self._files = {task: guessing_tasks.from_file(path) for task, path in files.items()}
+
+    def asked(self, task: str, i: int) -> str:
+        """A question without the chat template."""
+        texts = self._files.get(task)
+        return texts[i % len(texts)] if texts is not None else guessing_tasks.own(task, i)
+
+    def text(self, task: str, i: int) -> str:
+        """A prompt."""
+        text = self.asked(task, i)
+        try:
+            return self._lm.apply_chat_template([{"role": "user", "content": text}])
+        except TilebeamError:
+            return text
+
+    def ids(self, task: str, i: int) -> list[int]:
+        """The tokens of a prompt."""
+        if task == "noise":
+            drawn = np.random.default_rng(i).integers(0, self._lm.n_vocab, 2 * _NOISE).tolist()
+            return [t for t in drawn if not self._lm.is_control(t)][:_NOISE]
+        return self._lm.tokenize(self.text(task, i))
+
+
+class Sides:
+    """The model with every source of guesses, and on the stock backend."""
+
+    def __init__(self, lm: LM, stock: LM | None, wanted: list[str]) -> None:
+        self._lm, self._stock = lm, stock
+        drafter = lm._engine.scheduler.drafter  # of the draft model, if one was loaded
+        model = drafter._model if isinstance(drafter, Speculation) else None
+        made: dict[str, Callable[[], Speculation]] = {"look-up": Speculation}
+        if model is not None:
+            made |= {"draft": lambda: Speculation(False, model), "both": lambda: Speculation(True, model)}
+        self._drafters = {name: made[name]() for name in wanted if name in made}
 
     @property
-    def sources(self) -> list[str]:
-        """All that guess."""
-        return list(self.lms)[1:]
+    def guessing(self) -> list[str]:
+        """The sources of guesses."""
+        return list(self._drafters)
 
-    def prompts(self, texts: list[str]) -> list[str]:
-        """In the model's chat template, where it has one."""
-        lm = self.lms["plain"]
-        try:
-            return [lm.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
-        except TilebeamError:
-            return texts
+    @property
+    def names(self) -> list[str]:
+        """All sides."""
+        return ["plain", *self.guessing, *(["stock"] if self._stock is not None else [])]
 
-    def run(self, source: str, prompts: list[str], params: SamplingParams) -> tuple[Usage, list[list[int]]]:
-        """One call for each prompt, one after the other; nothing is remembered of earlier rounds' texts."""
-        lm, usage, texts = self.lms[source], Usage(), []
-        drafter = lm._engine.scheduler.drafter
-        if isinstance(drafter, Speculation):
+    def run(self, side: str, calls: list[list[list[int]]], params: SamplingParams) -> list[RequestOutput]:
+        """One call after the other."""
+        lm = self._stock if side == "stock" else self._lm
+        assert lm is not None
+        drafter = self._drafters.get(side)
+        if drafter is not None:
             drafter.forget()
-        for prompt in prompts:
-            [output] = lm.generate(prompt, params)
-            usage += output.usage
-            texts += [s.token_ids for s in output.outputs]
-        return usage, texts
+        lm._engine.use_drafter(drafter)
+        return [output for prompts in calls for output in lm.generate(prompts, params)]
 
 
 def seconds(usage: Usage) -> float:
@@ -114,90 +149,141 @@ def seconds(usage: Usage) -> float:
     return usage.decode_seconds + usage.drafting_seconds + usage.sampling_seconds
 
 
-def measure(
-    runner: Runner,
-    cases: list[Case],
-    prompts: dict[str, list[str]],
-    n_gen: int,
-    log: Rounds,
-    wanted: int,
-    note: Callable[[str], None],
-) -> None:
-    """Rounds of all cases until each has as many as wanted, or the time is over."""
-    while log.fewest(c.name for c in cases) < wanted:
-        least, begun = log.fewest(c.name for c in cases), 0
-        for case in cases:
-            if log.count(case.name) > least or not log.begin(case.name):
-                continue
-            begun += 1
-            note(case.name)
-            params = SamplingParams(n=case.n, temperature=case.temperature, max_tokens=n_gen, seed=1)
-            asked = runner.prompts(prompts[case.task])
-            plain, texts = runner.run("plain", asked, params)
-            ours, guessed = runner.run(case.source, asked, params)
-            if case.temperature == 0 and texts != guessed:
-                print(f"{case.name}: a text differs from the one without guesses", file=sys.stderr)
-            log.end(
-                ours=seconds(ours) / ours.completion_tokens,
-                baseline=seconds(plain) / plain.completion_tokens,
-                drafted=ours.drafted_tokens / ours.completion_tokens,
-                accepted=ours.accepted_tokens / ours.completion_tokens,
-                drafting=ours.drafting_seconds / seconds(ours),
-            )
-        if not begun:
-            return
+class Bench:
+    """Rounds of cases."""
+
+    def __init__(self, sides: Sides, prompts: Prompts, options: argparse.Namespace, log: Rounds) -> None:
+        self._sides, self._prompts, self._o, self._log = sides, prompts, options, log
+
+    def measure(self, all_cases: list[Case], note: Callable[[str], None]) -> None:
+        """Until each case has as many rounds as wanted, or the time is over."""
+        while (least := self._log.fewest(c.name for c in all_cases)) < self._o.rounds:
+            begun = 0
+            for case in all_cases:
+                if self._log.count(case.name) > least or not self._log.begin(case.name):
+                    continue
+                begun += 1
+                note(case.name)
+                self._log.end(**self._round(case))
+            if not begun:
+                return
+
+    def _round(self, case: Case) -> dict[str, float]:
+        """Seconds per token of all sides, and what became of guesses."""
+        calls = case.calls(self._o.items)
+        prompts = [[self._prompts.ids(case.task, i) for i in call] for call in calls]
+        figures: dict[str, float] = {}
+        texts: dict[str, list[list[int]]] = {}
+        for side in self._sides.names:
+            outputs = self._sides.run(side, prompts, case.params(self._o.n_gen))
+            texts[side] = [s.token_ids for o in outputs for s in o.outputs]
+            usage = sum((o.usage for o in outputs), Usage())
+            figures[side] = seconds(usage) / usage.completion_tokens
+            if side in self._sides.guessing:
+                figures[f"{side} drafted"] = usage.drafted_tokens / usage.completion_tokens
+                figures[f"{side} accepted"] = usage.accepted_tokens / usage.completion_tokens
+                figures[f"{side} drafting"] = usage.drafting_seconds / seconds(usage)
+        same = [texts[side] == texts["plain"] for side in self._sides.guessing]
+        figures["same"] = sum(same) / max(1, len(same))
+        if case.n == 1 and case.temperature == 0:
+            for peer in self._o.peer:
+                figures[peer.name] = self._peer(peer, case, [i for call in calls for i in call])
+        return figures
+
+    def _peer(self, peer: SpeculativeProgram, case: Case, items: list[int]) -> float:
+        tokens, spent = 0, 0.0
+        for i in items:
+            prompt = (self._prompts.asked if peer.of_ik else self._prompts.text)(case.task, i)
+            n_ctx = len(self._prompts.ids(case.task, i)) + self._o.n_gen + 64
+            count, took = peer.run(self._o.model, self._o.draft, prompt, self._o.n_gen, self._o.threads, n_ctx)
+            tokens, spent = tokens + count, spent + took
+        return spent / max(1, tokens)
+
+    def rows(self, all_cases: list[Case]) -> Iterable[tuple[dict[str, Any], str]]:
+        """A row for each case and source, and a line that says more."""
+        for case in (c for c in all_cases if c.name in self._log):
+            for source in self._sides.guessing:
+                about = {key: self._log.median(case.name, f"{source} {key}") for key in _ABOUT}
+                others = [n for n in ("stock", *(p.name for p in self._o.peer)) if n in self._log.figures(case.name)]
+                more: dict[str, Any] = {key: round(value, 3) for key, value in about.items()}
+                more["same"] = self._log.median(case.name, "same")
+                for other in others:
+                    more[other] = round(1 / self._log.median(case.name, other), 3)
+                name = f"{case.name}, {source}"
+                row = self._log.row(case.name, 1, "tokens/s", ours=source, baseline="plain", title=name, **more)
+                line = "per token {drafted:.2f} guesses, {accepted:.2f} right, taking {drafting:.0%}".format(**about)
+                yield row, line + "".join(f"; {other} {more[other]:.1f}" for other in others)
 
 
-def gsm8k(path: Path, count: int) -> list[str]:
-    """The first questions of a file of problems."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line)["question"] for line, _ in zip(file, range(count), strict=False)]
+_ABOUT = ("drafted", "accepted", "drafting")
+
+
+def options() -> argparse.Namespace:
+    """Of the command line."""
+    p = Parser(__doc__, "a tiny model, fewer cases, tokens and rounds")
+    p.add_model()
+    p.add_argument("-md", "--draft", type=Path, help="a draft model")
+    p.add_argument("--only", metavar="TASKS", help="of " + ", ".join((*OWN, *FILES)))
+    for name in FILES:
+        p.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"JSON lines of {name}, for the task of that name")
+    p.add_argument("-npl", "--n-parallel", metavar="N,..", help="sequences (default 1,2,4,16, 1,4 with --quick)")
+    p.add_argument("--temps", metavar="T,..", help="temperatures (default 0,0.7, 0 with --quick)")
+    p.add_argument("--sources", default="look-up,draft", help="of guesses: " + ", ".join(SOURCES))
+    p.add_argument("--stock", action=argparse.BooleanOptionalAction, default=True, help="measure the stock backend too")
+    p.add_argument("--peer", type=SpeculativeProgram.parse, action="append", default=[], metavar="'PROGRAM [OPTIONS]'")
+    p.add_threads()
+    p.add_count("-n", "--n-gen", usual=128, quick=16, what="tokens per sequence")
+    p.add_count("--items", usual=4, quick=1, what="prompts of chat and of files")
+    p.add_rounds(3, 1)
+    rounds.add_options(p)
+    o = p.parse()
+    have = [task for task in (*OWN, *FILES) if task in OWN or getattr(o, task)]
+    usual = ["edit", "noise"] if o.quick else have
+    o.tasks = o.only.split(",") if o.only else usual
+    if unknown := set(o.tasks) - set(have):
+        p.error(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(have)}")
+    o.sequences = numbers(o.n_parallel or ("1,4" if o.quick else "1,2,4,16"), "-npl")
+    o.temperatures = [float(t) for t in (o.temps or ("0" if o.quick else "0,0.7")).split(",")]
+    o.sources = [s for s in o.sources.split(",") if s == "look-up" or o.draft]
+    if unknown := set(o.sources) - set(SOURCES):
+        p.error(f"--sources: {', '.join(sorted(unknown))} is not among {', '.join(SOURCES)}")
+    o.model = o.model or models.synthetic("tiny" if o.quick else "bench-1.4b")
+    return o
+
+
+def cells(all_cases: list[Case], prompts: Prompts, o: argparse.Namespace) -> int:
+    """KV cells for the largest call, and for prompts that stay in the cache."""
+    most = 0
+    for case in all_cases:
+        for call in case.calls(o.items):
+            samples = case.params(o.n_gen).n
+            most = max(most, sum(len(prompts.ids(case.task, i)) + samples * (o.n_gen + 16) for i in call))
+    return most + (256 if o.quick else 4096)
 
 
 def main() -> None:
     """Measure and print."""
-    p = Parser(__doc__, "a tiny model, fewer tokens and rounds")
-    p.add_model()
-    p.add_argument("--draft", type=Path, help="a draft model")
-    p.add_argument("--tasks", default=",".join(PROMPTS), help="of " + ", ".join((*PROMPTS, "gsm8k")))
-    p.add_argument("--gsm8k", type=Path, metavar="FILE", help="JSON lines with a question each, for the task gsm8k")
-    p.add_argument("-npl", "--n-parallel", default="1,4", help="samples of a prompt")
-    p.add_argument("--temps", default="0,0.7", help="temperatures")
-    p.add_threads()
-    p.add_count("-n", "--n-gen", usual=128, quick=16, what="tokens per sample")
-    p.add_rounds(3, 1)
-    rounds.add_options(p)
-    a = p.parse()
-    tasks = a.tasks.split(",") + (["gsm8k"] if a.gsm8k and "gsm8k" not in a.tasks else [])
-    prompts = {name: [text] for name, text in PROMPTS.items()} | ({"gsm8k": gsm8k(a.gsm8k, 4)} if a.gsm8k else {})
-    if unknown := set(tasks) - set(prompts):
-        p.error(f"--tasks: {', '.join(sorted(unknown))} is not among {', '.join(prompts)}")
-    path = a.model or models.synthetic("tiny" if a.quick else "bench-1.4b")
-    samples, temperatures = numbers(a.n_parallel, "-npl"), [float(t) for t in a.temps.split(",")]
-    setting = {"bench": "speculation", "model": path.name, "draft": str(a.draft), "n": a.n_gen, "threads": a.threads}
-    log, rows = Rounds(a.resume, setting, a.seconds), report.Rows("speculation", a.json)
+    o = options()
+    all_cases = cases(o.tasks, o.sequences, o.temperatures)
+    setting = {"bench": "speculation", "model": o.model.name, "draft": str(o.draft), "n": o.n_gen, "threads": o.threads}
+    setting |= {"sources": o.sources, "items": o.items, "stock": o.stock, "peers": [p.name for p in o.peer]}
+    log, rows = Rounds(o.resume, setting, o.seconds), report.Rows("speculation", o.json)
+    files = {name: getattr(o, name) for name in FILES if getattr(o, name)}
     with ExitStack() as stack:
-        runner = Runner(path, a.draft, a.threads, max(samples), stack)
-        cases = [Case(t, n, temp, s) for t in tasks for n in samples for temp in temperatures for s in runner.sources]
+        with load(o.model, "cpu", n_ctx=256, n_seq_max=1, threads=1, lookup=False) as small:
+            n_ctx = cells(all_cases, Prompts(small, files), o)
+        run: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": max(o.sequences), "threads": o.threads}
+        lm = stack.enter_context(load(o.model, draft=o.draft, lookup=False, **run))
+        stock = stack.enter_context(load(o.model, "cpu", lookup=False, **run)) if o.stock else None
+        for one in filter(None, (lm, stock)):
+            stack.enter_context(one.keep_prefixes())
+        bench = Bench(Sides(lm, stock, o.sources), Prompts(lm, files), o, log)
         with console.bar("speculation") as progress:
             task = progress.add_task("", total=None, note="")
-            measure(
-                runner,
-                cases,
-                prompts,
-                a.n_gen,
-                log,
-                a.rounds,
-                lambda name: progress.update(task, advance=1, description=name),
-            )
-    for case in cases:
-        if case.name in log:
-            more = {key: round(log.median(case.name, key), 3) for key in ("drafted", "accepted", "drafting")}
-            rows.add(
-                log.row(case.name, 1, "tokens/s", **more),
-                f"per token {more['drafted']:.2f} guesses, {more['accepted']:.2f} right, taking {more['drafting']:.0%}",
-            )
-    rows.finish({}, f"{limits.machine()['cpu']}, {a.threads} threads")
+            bench.measure(all_cases, lambda name: progress.update(task, advance=1, description=name))
+        for row, line in bench.rows(all_cases):
+            rows.add(row, line)
+    rows.finish({}, f"{limits.machine()['cpu']}, {o.threads} threads")
     if note := log.note():
         print(note, file=sys.stderr)
 

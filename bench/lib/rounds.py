@@ -95,7 +95,7 @@ class Rounds:
         return True
 
     def end(self, **figures: float) -> None:
-        """What the round begun last gave: seconds of "ours" and of "baseline", and limits."""
+        """What the round begun last gave: seconds, usually of "ours" and of "baseline", and limits."""
         if self._at_work is None:
             raise RuntimeError("no round was begun")
         case, began, others = self._at_work
@@ -108,12 +108,32 @@ class Rounds:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"case": case, "took": round(took, 3), "figures": figures}) + "\n")
 
-    def row(self, case: str, work: float, unit: str, **more: Any) -> dict[str, Any]:
-        """A row of the report, with the number of rounds and the share of the CPUs that others used in them at most."""
+    def row(
+        self,
+        case: str,
+        work: float,
+        unit: str,
+        *,
+        ours: str = "ours",
+        baseline: str = "baseline",
+        title: str | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """A row of the report, with the number of rounds and the share of the CPUs that others used in them at most.
+
+        Args:
+            work: see `report.row`.
+            ours, baseline: the figures that are compared, where rounds have several.
+            title: of the row, if not the case's name.
+        """
         rounds = self._counted(case)
-        pairs = report.Pairs([r["ours"] for r in rounds], [r["baseline"] for r in rounds])
+        pairs = report.Pairs([r[ours] for r in rounds], [r[baseline] for r in rounds])
         others = max(r["others"] for r in rounds)
-        return report.row(case, pairs, work, unit, rounds=len(rounds), others=others, **more)
+        return report.row(title or case, pairs, work, unit, rounds=len(rounds), others=others, **more)
+
+    def figures(self, case: str) -> set[str]:
+        """What all of a case's rounds measured."""
+        return set.intersection(*(set(r) for r in self._counted(case)))
 
     def against(self, figure: str, case: str, work: float) -> dict[str, float]:
         """What a case's rounds say of a third engine whose seconds are `figure`: its rate, and how often ours is that.

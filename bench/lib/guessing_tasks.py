@@ -1,0 +1,72 @@
+"""Prompts of bench/speculation.py, sixteen different ones of each task and more: what they ask for stands in the prompt
+(edit, extract, quotes), or does not (chat, gsm8k, humaneval), or is noise."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from bench.lib import ROOT
+
+_NAMES = ["TextReader", "Decoder", "Speller", "Writer", "PieceJoiner", "Unfolder", "Printer", "Scribe"]
+_ORDERS = (
+    ("Ines Faber", "Utrecht", "desk lamps"),
+    ("Tomasz Wilk", "Gdansk", "bicycle bells"),
+    ("Aoife Brennan", "Galway", "wool blankets"),
+    ("Marcus Lindqvist", "Uppsala", "garden chairs"),
+    ("Chiara Conti", "Verona", "coffee cups"),
+    ("Hanna Virtanen", "Turku", "picture frames"),
+)
+_QUESTIONS = (
+    "What does the CPU side do when the NPU fails",
+    "How are messages checked before they are used",
+    "How do both sides wait for each other",
+    "Which memory do both sides share",
+)
+_TOPICS = (
+    "make a vegetable soup",
+    "repair a flat bicycle tyre",
+    "plan a week of meals",
+    "choose a first camera",
+    "start running in winter",
+    "learn the names of the stars",
+    "write a letter of complaint",
+    "look after a sourdough starter",
+)
+_PAGE = 4000  # characters of a text to quote from: about 1000 tokens
+
+REPEATING = ("edit", "extract", "quotes")
+OTHER = ("chat",)
+
+
+def own(task: str, i: int) -> str:
+    """The i-th prompt of a task that needs no file."""
+    if task == "edit":
+        code = (ROOT / "python" / "tilebeam" / "engine" / "detokenizer.py").read_text(encoding="utf-8")
+        name = _NAMES[i % len(_NAMES)] + ("" if i < len(_NAMES) else str(i))
+        return f"Write this Python file again, with the class Detokenizer renamed to {name} everywhere:\n\n{code}"
+    if task == "extract":
+        lines = [
+            f"Order {1000 + 7 * (i + k)}: {who} from {town} bought {3 * k + 2} {what} for {12 * k + i} euros "
+            f"on March {k + 3}."
+            for k, (who, town, what) in enumerate(_ORDERS)
+        ]
+        text = "\n".join(lines)
+        return f"{text}\n\nList all orders as JSON: order, customer, town, item, count, price, day."
+    if task == "quotes":
+        page = (ROOT / "docs" / "channel.md").read_text(encoding="utf-8")[100 * i :][:_PAGE]
+        question = _QUESTIONS[i % len(_QUESTIONS)]
+        return f"{page}\n\n{question}? Answer with all sentences of this text that say it, word for word."
+    topic = _TOPICS[i % len(_TOPICS)]
+    whom = "a friend who never did it" if i < len(_TOPICS) else f"a child of {i} years"
+    return f"Explain to {whom} how to {topic}, and why each step is needed."
+
+
+def from_file(path: Path) -> list[str]:
+    """The questions of GSM8K's lines, or the prompts of HumanEval's (also packed with gzip)."""
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    items = [json.loads(line) for line in text.splitlines()]
+    complete = "Complete this Python function:\n\n"
+    return [item["question"] if "question" in item else complete + item["prompt"] for item in items]
