@@ -74,4 +74,5 @@ def show(report: Report, out: Path) -> None:
         screen.print(Markdown(text))
     else:
         print(text)
-    console.err().print(f"{out}/report.md, report.json, results.jsonl, plots", style="dim")
+    plots = "" if report.setting.likelihood else ", plots"
+    console.err().print(f"{out}/report.md, report.json, results.jsonl{plots}", style="dim")
