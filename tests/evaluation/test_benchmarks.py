@@ -13,10 +13,13 @@ import pytest
 from eval_kit import lines
 from tilebeam import CompletionOutput, TilebeamError
 from tilebeam.answers import code_check
+from tilebeam.cli.main import app
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.scorers import check_scorer, modelless_scorer
 from tilebeam.evaluation.tasks import KINDS, open_task
+from tilebeam.evaluation.worker import Job
+from typer.testing import CliRunner
 
 DUCKS = {
     "question": "Janet has 16 ducks and sells 7. How many are left? ",
@@ -246,3 +249,33 @@ class TestHumanEval:
             open_task(options)
         task = open_task(replace(options, unsafe_code=True))
         assert task.verdict(task.items[0], "    return sum(x)") == 1
+
+
+def test_the_command_takes_what_is_not_said_from_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    def evaluate(job: Job, *_: object, **__: object) -> None:
+        jobs.append(job)
+        raise TilebeamError("seen")
+
+    monkeypatch.setattr("tilebeam.evaluation.runner.evaluate", evaluate)
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    sums, programs = lines(tmp_path / "g.jsonl", DUCKS), lines(tmp_path / "h.jsonl", ADDING)
+    for arguments in (
+        [f"--task=gsm8k:{sums}"],
+        [f"--task=gsm8k:{sums}", "--no-chat", "-n", "99"],
+        [f"--task=gsm8k:{sums}", "--stop", "\\n\\n", "--scorer", "verifier"],
+        [f"--task=humaneval:{programs}", "--unsafe-code"],
+    ):
+        ran = CliRunner().invoke(
+            app, ["eval", f"--model={tmp_path / 'm.gguf'}", f"--out={tmp_path / 'out'}", *arguments]
+        )
+        assert "seen" in ran.stderr, ran.stderr
+    said = [(s.sampling["max_tokens"], s.sampling["stop"], s.scorers, s.task.chat) for s in (j.setting for j in jobs)]
+    assert said == [
+        (512, [], ("logprob",), None),
+        (99, ["\nQuestion:"], ("logprob",), False),
+        (512, ["\n\n"], ("verifier",), None),
+        (768, ["\n```\n\n"], ("logprob", "examples"), None),
+    ]
+    assert [j.setting.task.unsafe_code for j in jobs] == [False, False, False, True]
