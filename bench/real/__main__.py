@@ -56,7 +56,7 @@ def command(row: Row, model: Path, data: Path, options: argparse.Namespace) -> l
     """What is run for a row."""
     threads = ["-t", str(options.threads)] if options.threads else []
     items = row.quick if options.quick else row.items
-    shape = ("-np", "16", "-c", "12288", "--unit-items", "4", "--items", str(items))
+    shape = ("-np", "16", "-c", "16384", "--items", str(items))
     out = options.out / f"{row.name}{'-quick' * options.quick}"
     return [
         *("eval", "-m", f"{row.model}={model}", "--task", f"{row.kind}:{data}", *shape, *row.options, *threads),

@@ -33,7 +33,7 @@ class Row:
 
 GSM8K = ("gsm8k_test*.jsonl", "gsm8k.jsonl")
 MATH = ("math*.jsonl",)
-_SAMPLES = ("--temp", "0.7", "--top-p", "0.95", "--seeds", "1", "--budget", "1,4")
+_SAMPLES = ("--temp", "0.7", "--top-p", "0.95", "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
 _VOTE = (("pass", 1), ("self-consistency", 4), ("pass", 4))
 
 ROWS = (
@@ -46,7 +46,7 @@ ROWS = (
         GSM8K,
         24,
         1,
-        ("--temp", "0", "--seeds", "1", "--budget", "1", "--method", "self-consistency"),
+        ("--temp", "0", "--seeds", "1", "--budget", "1", "--unit-items", "12", "--method", "self-consistency"),
         (("pass", 1),),
     ),
     Row("math", "MATH", "0.5B", "math", MATH, 8, 1, (*_SAMPLES, "-n", "512"), _VOTE),
