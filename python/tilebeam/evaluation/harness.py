@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401 - the harness fills its table of models only while it is empty
@@ -27,8 +27,8 @@ from tilebeam.outputs import Likelihood, Progress
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOKENS = 256  # of a generation whose task does not say, as in the harness's other models
-# Contexts per call: what is read is shared within a call and, while there is room, between calls.
-_CHUNK = 32
+# Continuations per call: what is read is shared within a call and, while there is room, between calls.
+_CHUNK = 128
 # What tasks may say of a generation, and what it is called here.
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _DRAWING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"} | {
@@ -93,7 +93,7 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation after its context, and whether it is the greedy one.
 
-        Texts are cut as `LM.loglikelihoods` says. Continuations of one context are scored from the same token on.
+        Texts are cut as `LM.loglikelihoods` says; the continuations of one context in calls of up to 128.
 
         Raises:
             TilebeamError: a text does not fit the context; nothing is cut off.
@@ -103,14 +103,14 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
         for context, continuation in pairs:
             contexts.setdefault(context, {})[continuation] = None
         found: dict[tuple[str, str], Likelihood] = {}
-        with self.lm.keep_prefixes(), tqdm(total=len(contexts), desc="contexts", disable=disable_tqdm) as bar:
-            for some in _chunks(list(contexts.items())):
-                asked = [(context, list(continuations)) for context, continuations in some]
+        total = sum(map(len, contexts.values()))
+        with self.lm.keep_prefixes(), tqdm(total=total, desc="continuations", disable=disable_tqdm) as bar:
+            for asked in _chunks(contexts):
                 for (context, texts), results in zip(asked, self.lm.loglikelihoods(asked), strict=True):
                     for text, result in zip(texts, results, strict=True):
                         found[context, text] = result
                         self.cache_hook.add_partial("loglikelihood", (context, text), (result.logprob, result.greedy))
-                bar.update(len(some))
+                    bar.update(len(texts))
         return [(found[pair].logprob, found[pair].greedy) for pair in pairs]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -207,6 +207,15 @@ class TilebeamModel(harness.LM):  # type: ignore[misc]
             )
 
 
-def _chunks(contexts: list[tuple[str, dict[str, None]]]) -> Iterator[list[tuple[str, dict[str, None]]]]:
-    for start in range(0, len(contexts), _CHUNK):
-        yield contexts[start : start + _CHUNK]
+def _chunks(contexts: Mapping[str, Iterable[str]]) -> Iterator[list[tuple[str, list[str]]]]:
+    """Contexts with their continuations, as many as go into a call; a context with more is split."""
+    chunk: list[tuple[str, list[str]]] = []
+    for context, continuations in contexts.items():
+        texts = list(continuations)
+        for part in (texts[i : i + _CHUNK] for i in range(0, len(texts), _CHUNK)):
+            if chunk and sum(len(some) for _, some in chunk) + len(part) > _CHUNK:
+                yield chunk
+                chunk = []
+            chunk.append((context, part))
+    if chunk:
+        yield chunk
