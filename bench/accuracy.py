@@ -22,17 +22,15 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tilebeam
-from tilebeam import gguf as gguf_tools
 from tilebeam.cli import console
-from tilebeam.gguf.policy import Policy
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.measure.perplexity import ModelBase, Subject, Windows, measure, windows_of
 from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
@@ -40,160 +38,12 @@ from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
 
 from bench.lib import CACHE, gemma
+from bench.lib.accuracy_variants import AS_IS, BATCH, LAYOUTS, Comparison, Group, Variant, model_file
 from bench.lib.document import put_into
 from bench.lib.options import Parser
 from bench.lib.report import Rows, figures, start
 
 BLOCK = 2  # windows between two saves
-# Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
-BATCH = 128
-
-
-# --- what is compared -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A file and how it is run."""
-
-    name: str
-    file: str
-    device: str = "npu"
-    numerics: str = "int8"
-    softmax: str = "table"
-    kv: str = "f16"
-    n_ubatch: int = BATCH
-
-    @property
-    def label(self) -> str:
-        """As a file name."""
-        return "".join(c if c.isalnum() else "-" for c in self.name)
-
-
-def cpu(name: str, file: str, n_ubatch: int = BATCH) -> Variant:
-    """A file on the stock CPU backend."""
-    return Variant(name, file, device="cpu", n_ubatch=n_ubatch)
-
-
-SOURCE = cpu("source, float32", "source-f32")
-STOCK = cpu("Q4_0 column, stock CPU", "q4_0-column-plain")
-SAME_WEIGHTS = cpu("Q4_0 column dequantized, stock CPU in float32", "q4_0-column-f32")
-COLUMN = Variant("Q4_0 column, int8", "q4_0-column")
-COLUMN_FP16 = Variant("Q4_0 column, fp16", "q4_0-column", numerics="fp16")
-COLUMN_EXACT = replace(COLUMN, name="Q4_0 column, int8, float32 exp", softmax="exact")
-COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, float32 exp", softmax="exact")
-COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
-COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
-COLUMN_256 = replace(COLUMN, name="Q4_0 column, int8-256", numerics="int8-256")
-TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
-TILE_FP16 = replace(TILE, name="Q4_0 tile, fp16", numerics="fp16")
-COLUMN_SEARCH = Variant("Q4_0 column --search, int8", "q4_0-column-search")
-TILE_SEARCH = Variant("Q4_0 tile --search, int8", "q4_0-tile-search")
-PAPER = Variant("paper preset (tile), int8", "paper-tile")
-PAPER_COLUMN = Variant("paper preset, column groups, int8", "paper-column")
-Q8 = Variant("Q8_0 column, int8", "q8_0-column")
-NL = Variant("IQ4_NL column, int8", "iq4_nl-column")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Variants measured against one base. `most`: windows at most, where a few give small errors."""
-
-    title: str
-    base: Variant
-    variants: tuple[Variant, ...]
-    most: int | None = None
-
-
-GROUPS = (
-    Group(
-        "Against the stock CPU backend on the same Q4_0 weights",
-        STOCK,
-        (COLUMN, COLUMN_EXACT, COLUMN_FP16, cpu("Q4_0 column, stock CPU, other batch size", STOCK.file, 27)),
-        most=16,
-    ),
-    Group(
-        "Against the same Q4_0 weights without any rounding of activations",
-        SAME_WEIGHTS,
-        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
-        most=16,
-    ),
-    Group(
-        "Against the unquantized source, other types and devices",
-        SOURCE,
-        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
-        most=32,
-    ),
-    Group(
-        "Against the unquantized source",
-        SOURCE,
-        (COLUMN, TILE, COLUMN_SEARCH, TILE_SEARCH, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two variants whose perplexities are compared token by token."""
-
-    question: str
-    one: Variant
-    other: Variant
-
-
-PAIRS = (
-    Pair("tile against common groups (the paper's table 4)", TILE, COLUMN),
-    Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
-    Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
-    Pair("table against float32 exponentials, attention else in float32", COLUMN_FP16, COLUMN_FP16_EXACT),
-    Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
-    Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
-    Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
-    Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),
-    Pair("8-bit activations against FP16 operands", COLUMN, COLUMN_FP16),
-    Pair("one scale per 256 activations against one per 32", COLUMN_256, COLUMN),
-    Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
-    Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
-    Pair("the same with 8-bit activations", COLUMN_KV8, COLUMN),
-    Pair("IQ4_NL against Q4_0, column", NL, COLUMN),
-)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def packing(**options: Any) -> Callable[[Path, Path], object]:
-    """A way to make a packed file. Embeddings keep the source's type, as does the tied output matrix."""
-    search = bool(options.pop("search", False))
-    policy = Policy.make(output_weight="runtime", **options)
-    return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
-
-
-MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
-    "source-f32": ("source", lambda source, target: gguf_tools.convert(source, target, type="f32")),
-    "q4_0-column": ("source", packing(type="q4_0", grouping="column")),
-    "q4_0-column-plain": ("q4_0-column", gguf_tools.unpack),
-    "q4_0-column-f32": ("q4_0-column-plain", lambda source, target: gguf_tools.convert(source, target, type="f32")),
-    "q4_0-tile": ("source", packing(type="q4_0", grouping="tile")),
-    "q4_0-column-search": ("source", packing(type="q4_0", grouping="column", search=True)),
-    "q4_0-tile-search": ("source", packing(type="q4_0", grouping="tile", search=True)),
-    "paper-tile": ("source", packing(preset="paper")),
-    "paper-column": ("source", packing(preset="paper", grouping="column")),
-    "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
-    "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
-}
-
-
-def model_file(name: str, folder: Path, source: Path) -> Path:
-    """The file of that name, made if it is not there."""
-    if name == "source":
-        return source
-    path = folder / f"{name}.gguf"
-    if not path.exists():
-        made_from, make = MAKE[name]
-        print(f"making {path.name} ..", file=sys.stderr)
-        make(model_file(made_from, folder, source), path)
-    return path
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -393,11 +243,11 @@ def group_table(group: Group, rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def pair_rows(store: Store, windows: Windows) -> list[dict[str, Any]]:
+def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[dict[str, Any]]:
     """The paired comparisons, over the tokens that both sides have."""
-    group = GROUPS[-1]  # kept results are found by base and variant: this finds those of all groups with its base
+    group = comparison.groups[-1]  # results are kept by base and variant: this finds those of all groups with its base
     rows = []
-    for pair in PAIRS:
+    for pair in comparison.pairs:
         one, _ = store.load(group, pair.one, windows)
         other, _ = store.load(group, pair.other, windows)
         both = np.isfinite(one.nll) & np.isfinite(other.nll)
@@ -462,23 +312,25 @@ def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v.as_dict() if hasattr(v, "as_dict") else v for k, v in row.items()} for row in rows]
 
 
-def write_tables(store: Store, windows: Windows, out: Path, about: dict[str, Any]) -> dict[str, Any]:
+def write_tables(
+    comparison: Comparison, store: Store, windows: Windows, out: Path, about: dict[str, Any]
+) -> dict[str, Any]:
     """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
     head = (
-        f"Source: {about['source']} ({about['description']}), dequantized. Text: {about['text']}, {about['tokens']} "
-        f"tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is scored. ± is one "
-        "standard error."
+        f"Source: {about['source']} ({about['description']}), {comparison.about}. Text: {about['text']}, "
+        f"{about['tokens']} tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is "
+        "scored. ± is one standard error."
     )
     parts = [textwrap.fill(head, 120, break_on_hyphens=False)]
     result: dict[str, Any] = {"about": about, "groups": []}
-    for group in GROUPS:
+    for group in comparison.groups:
         rows = group_rows(group, store, windows)
         if rows:
             parts.append(group_table(group, rows))
             result["groups"].append({"title": group.title, "base": group.base.name, "rows": as_json(rows)})
-            if group is GROUPS[-1]:
+            if group is comparison.groups[-1]:
                 plot(rows, group.base.name, out / "accuracy.png")
-    pairs = pair_rows(store, windows)
+    pairs = pair_rows(comparison, store, windows)
     if pairs:
         parts.append(pair_table(pairs))
         result["pairs"] = as_json(pairs)
@@ -514,11 +366,16 @@ def main() -> None:
     p.add_argument("--chunks", type=int, help="windows at most")
     p.add_threads()
     p.add_argument("--report", action="store_true", help="measure nothing, only make the tables anew")
+    p.add_argument(
+        "--as-is", action="store_true", help="the file in its own types on both devices, instead of types made of it"
+    )
     p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
+    p.add_argument("--mark", default="tables", help="name of these marks (default: tables)")
     args = p.parse()
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("matplotlib is not installed: pip install 'tilebeam[plot]'")
-    args.out = args.out or CACHE / f"accuracy{'-quick' * args.quick}"
+    comparison = AS_IS if args.as_is else LAYOUTS
+    args.out = args.out or CACHE / f"accuracy{'-as-is' * args.as_is}{'-quick' * args.quick}"
     if args.fresh:
         shutil.rmtree(args.out / "scores", ignore_errors=True)
     folder = args.out / "models"
@@ -532,7 +389,7 @@ def main() -> None:
     chunks = args.chunks or (2 if args.quick else len(windows))
     started = time.monotonic()
     for most in () if args.report else rounds(chunks):
-        for group in reversed(GROUPS):  # the one with the most to say first
+        for group in reversed(comparison.groups):  # the one with the most to say first
             with ExitStack() as stack:
                 models = Models(folder, source, args.ctx_size, args.threads, stack)
                 run_group(group, windows, most, store, models, args.threads)
@@ -546,12 +403,12 @@ def main() -> None:
         "threads": args.threads,
         "seconds": time.monotonic() - started,
     }
-    write_tables(store, windows, args.out, about)
+    write_tables(comparison, store, windows, args.out, about)
     if args.into:
-        put_into(args.into, "tables", (args.out / "accuracy.md").read_text())
+        put_into(args.into, args.mark, (args.out / "accuracy.md").read_text())
     if args.json:
         rows = {}
-        for group in GROUPS:  # of two with the same base and variant the later one has more windows
+        for group in comparison.groups:  # of two with the same base and variant the later one has more windows
             for row in group_rows(group, store, windows):
                 shared = shared_row(group, row)
                 rows[shared["name"]] = shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tilebeam.native.control import control
 
 from bench import accuracy
+from bench.lib import accuracy_variants as variants
 from bench.lib import synth
 
 TEXT = "The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 20
@@ -30,10 +32,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with two small groups."""
     pytest.importorskip("matplotlib")
     groups = (
-        accuracy.Group("small", accuracy.STOCK, (accuracy.COLUMN, accuracy.COLUMN_FP16), most=1),
-        accuracy.Group("large", accuracy.SOURCE, (accuracy.COLUMN, accuracy.TILE, accuracy.COLUMN_FP16_EXACT)),
+        variants.Group("small", variants.STOCK, (variants.COLUMN, variants.COLUMN_FP16), most=1),
+        variants.Group("large", variants.SOURCE, (variants.COLUMN, variants.TILE, variants.COLUMN_FP16_EXACT)),
     )
-    monkeypatch.setattr(accuracy, "GROUPS", groups)
+    monkeypatch.setattr(accuracy, "LAYOUTS", replace(variants.LAYOUTS, groups=groups))
     monkeypatch.setattr(accuracy, "BLOCK", 1)
     yield accuracy
     control().configure(numerics="int8", softmax="table")
@@ -84,7 +86,7 @@ def test_the_bench_goes_on_where_it_was_killed(
     assert [row["figures"]["n"] for row in small["rows"]] == [31, 31]
     assert [row["figures"]["n"] for row in large["rows"]] == [93, 93, 93]
     by_name = {row["variant"]: row["figures"] for row in large["rows"]}
-    column, tile = by_name[bench.COLUMN.name], by_name[bench.TILE.name]
+    column, tile = by_name[variants.COLUMN.name], by_name[variants.TILE.name]
     for figure in (column, tile):
         assert 0 < figure["kld"]["value"] < 1
     questions = {row["question"]: row for row in result["pairs"]}
