@@ -5,9 +5,8 @@
 // scales and an offset of quants) times the sums of activations; then one float step per column, row and 256 k. The
 // integer sums stay in L1: more of them than registers are in use, and the compiler would spill in the innermost loop.
 //
-// unit::tile<Format>(tile, scales, q, rows, sums) adds the products of a tile with all rows to their integer sums; sets
-// with a dot product of four bytes use k_tile_of_dots.
-// Internal linkage, see vec_loops.h.
+// unit::block<Format>(panel, scales, q, rows, sums) makes the integer sums of a block's products with all rows; sets
+// with a dot product of four bytes use k_block_of_dots. Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_K_H
 #define TILEBEAM_NPU_KERNELS_GEMM_K_H
 
@@ -51,7 +50,8 @@ inline int32_t read_k_int(const uint8_t * p) {
     return v;
 }
 
-// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes; signed ones only of IQ4_XS
+// ---- formats: weights(j, i) is quad j of the columns of vector i, as unsigned bytes; signed ones only of IQ4_XS.
+// `plain`: they are no more than a shift and a mask away.
 
 // Of a tile: nibbles, pairs of bits and single bits, the lowest moved to bit `to`.
 template <class unit> typename unit::ints k_nibbles(const uint8_t * tile, int j, int i) {
@@ -113,6 +113,7 @@ template <class unit> struct k_with_minima {
 };
 
 template <class unit> struct format_q4_k : k_with_minima<unit> {
+    static constexpr bool plain = true;
     static constexpr size_t bytes = TB_Q4_K_PANEL, fields = TB_Q4_K_FIELDS, halves = TB_Q4_K_HALVES;
     static constexpr int most = 15; // of a quant
     const uint8_t * quants;
@@ -121,6 +122,7 @@ template <class unit> struct format_q4_k : k_with_minima<unit> {
 };
 
 template <class unit> struct format_q5_k : k_with_minima<unit> {
+    static constexpr bool plain = false;
     static constexpr size_t bytes = TB_Q5_K_PANEL, fields = TB_Q5_K_FIELDS, halves = TB_Q5_K_HALVES;
     static constexpr int most = 31;
     const uint8_t *quants, *plane;
@@ -132,6 +134,7 @@ template <class unit> struct format_q5_k : k_with_minima<unit> {
 };
 
 template <class unit> struct format_q6_k {
+    static constexpr bool plain = false;
     static constexpr size_t bytes = TB_Q6_K_PANEL, fields = TB_Q6_K_FIELDS, halves = TB_Q6_K_HALVES;
     static constexpr int scales = 2, most = 63, offset = 32;
     static constexpr bool minima = false;
@@ -145,6 +148,7 @@ template <class unit> struct format_q6_k {
 };
 
 template <class unit> struct format_q2_k {
+    static constexpr bool plain = true;
     static constexpr size_t bytes = TB_Q2_K_PANEL, fields = TB_Q2_K_FIELDS, halves = TB_Q2_K_HALVES;
     static constexpr int scales = 2, most = 3, offset = 0;
     static constexpr bool minima = true;
@@ -161,6 +165,7 @@ template <class unit> struct format_q2_k {
 };
 
 template <class unit> struct format_q3_k {
+    static constexpr bool plain = false;
     static constexpr size_t bytes = TB_Q3_K_PANEL, fields = TB_Q3_K_FIELDS, halves = TB_Q3_K_HALVES;
     static constexpr int scales = 2, most = 7, offset = 4;
     static constexpr bool minima = false;
@@ -182,6 +187,7 @@ template <class unit> typename unit::ints k_code_book(typename unit::ints nibble
 }
 
 template <class unit> struct format_iq4_xs {
+    static constexpr bool plain = false;
     static constexpr size_t bytes = TB_IQ4_XS_PANEL, fields = TB_IQ4_XS_FIELDS, halves = TB_IQ4_XS_HALVES;
     static constexpr int scales = 1, offset = unit::signed_weights ? 0 : 128, most = 127 + offset;
     static constexpr bool minima = false;
@@ -206,6 +212,7 @@ template <class unit> struct k_without_scales {
 };
 
 template <class unit> struct format_tq2_0 : k_without_scales<unit> {
+    static constexpr bool plain = true;
     static constexpr size_t bytes = TB_TQ2_0_PANEL, halves = TB_TQ2_0_HALVES;
     const uint8_t * plane;
     format_tq2_0(const uint8_t * panel, int t) : plane(panel + k_pairs_bytes * t) {}
@@ -227,6 +234,7 @@ struct k_digits {
 };
 
 template <class unit> struct format_tq1_0 : k_without_scales<unit> {
+    static constexpr bool plain = false;
     static constexpr size_t bytes = TB_TQ1_0_PANEL, halves = TB_TQ1_0_HALVES;
     const uint8_t * panel;
     int t;
@@ -237,7 +245,21 @@ template <class unit> struct format_tq1_0 : k_without_scales<unit> {
     }
 };
 
-// ---- one tile
+// ---- one block of 256 k
+
+// The sums of all tiles, one after the other: run(tile, scales, q) adds those of one.
+template <class Format, class Run>
+void k_tile_by_tile(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                    int32_t (*sums)[gemm_panel], const Run & run) {
+    std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(rows));
+    constexpr size_t piece = Format::bytes / gemm_k_tiles; // that comes with each tile: a burst would wait for itself
+    for (int t = 0; t < gemm_k_tiles; t++) {
+        // The hardware follows a stream to the end of its page only.
+        for (size_t at = 0; at < piece; at += 64)
+            __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(t) + at);
+        run(Format(panel, t), scales + gemm_panel * Format::scales * t, q + TB_TILE_K * t);
+    }
+}
 
 // Weights of unit::width columns in registers, and all rows pass by.
 template <class unit, class Format>
@@ -269,7 +291,14 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
     }
 }
 
-// ---- one block of 256 k
+template <class unit, class Format>
+void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                     int32_t (*sums)[gemm_panel]) {
+    k_tile_by_tile<Format>(panel, scales, q, rows, sums,
+                           [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
+                               k_tile_of_dots<unit>(tile, tile_scales, tile_q, rows, sums);
+                           });
+}
 
 constexpr size_t k_before = 64; // bytes that HVX reads in front of a row of scales, instead of behind it
 
@@ -326,20 +355,12 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
             std::memset(results[m], 0, sizeof(results[m]));
         }
     }
-    constexpr size_t piece = Format::bytes / gemm_k_tiles; // that comes with each tile: a burst would wait for itself
     const uint8_t * panel = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t += gemm_k_tiles, panel += Format::bytes) {
-        std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(a.rows));
         const k_record r(record, a.rows);
         const k_factors s = Format::unpack(panel + Format::fields, unpacked + k_before);
-        for (int i = 0; i < gemm_k_tiles; i++) {
-            // The hardware follows a stream to the end of its page only.
-            for (size_t at = 0; at < piece; at += 64)
-                __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(i) + at);
-            const uint8_t * scales = s.scales + 32 * Format::scales * i;
-            unit::template tile<Format>(Format(panel, i), scales, r.q + 32 * i, a.rows, sums);
-        }
+        unit::template block<Format>(panel, s.scales, r.q, a.rows, sums);
         k_finish<unit, Format>(s.factors, panel + Format::halves, r, a.rows, sums, results);
         record += gemm_k_record_bytes(a.rows);
     }

@@ -1,10 +1,10 @@
-// GEMM with types of 256 k on vpmaddubsw and vpmaddwd: 4 rows x 16 columns at a time, each 32-bit lane four k of one
-// column.
+// GEMM with types of 256 k on vpmaddubsw and vpmaddwd: 3 or 4 rows x 16 columns at a time, each 32-bit lane four k of
+// one column, summed over the block in registers.
 //
 // vpmaddubsw adds two products into 16 bits with saturation, and vpmaddwd widens and multiplies by the scale at once.
 // Added in 16 bits: all 8 quads of a tile of 4 bits (15 * 127 * 2 * 8 = 30480), 4 of 5 bits (31496), 2 of 6 bits
 // (32004), of fewer bits those that share a scale; one of signed bytes (127 * 127 * 2 = 32258). Where more rows come
-// than registers hold sums for, the tile is unpacked once, into L1.
+// than registers hold sums for, the block is unpacked once, into L1.
 #include "kernels/gemm_k.h"
 
 #include <algorithm>
@@ -18,15 +18,7 @@ void fill_gemm_avx2_k(gemm_kernels & k);
 
 namespace {
 
-constexpr int block_rows = 4; // at a time, of two vectors of columns
-
 __m256i broadcast_int(const uint8_t * p) { return _mm256_set1_epi32(read_k_int(p)); }
-
-// A tile's quants in L1: bytes in quads of 128.
-struct unpacked {
-    const uint8_t * quads;
-    __m256i weights(int j, int i) const { return lanes::load(quads + 128 * j + 32 * i); }
-};
 
 // The scales of 8 columns, each twice in its lane: a factor for vpmaddwd.
 template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
@@ -34,102 +26,50 @@ template <class Format> __m256i scale_pairs(const uint8_t * scales, int i) {
     return _mm256_or_si256(_mm256_and_si256(s, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(s, 16));
 }
 
-void add_to(int32_t * sums, __m256i v) { lanes::store_sums(sums, _mm256_add_epi32(lanes::load_sums(sums), v)); }
+constexpr int halves = gemm_panel / (2 * lanes::width); // of a panel: two vectors of columns each
 
-// `n` rows of two vectors of columns, quads summed in 16 bits, `narrow` at a time.
-template <class Format, int narrow, int n, class Source>
-__attribute__((always_inline)) inline void add_wide_sums(const Source & source, const uint8_t * scales, int first,
-                                                         const uint8_t * q, int32_t (*sums)[gemm_panel]) {
-    __m256i s[Format::scales][2];
-#pragma GCC unroll 2
-    for (int i = 0; i < Format::scales; i++) {
-        s[i][0] = scale_pairs<Format>(scales + 32 * i, first);
-        s[i][1] = scale_pairs<Format>(scales + 32 * i, first + 1);
+// A block as it is in its panel: weights and scales of tile t, vector i.
+template <class Format> struct packed {
+    const uint8_t *panel, *scale_bytes;
+    __m256i weights(int t, int j, int i) const { return Format(panel, t).weights(j, i); }
+    __m256i scale(int t, int s, int i) const {
+        return scale_pairs<Format>(scale_bytes + gemm_panel * (Format::scales * t + s), i);
     }
+    // The next block comes while this one is used, a piece with each tile of each half: a burst would wait for itself.
+    // The hardware follows a stream to the end of its page only.
+    void prefetch(int t, int half) const {
+        constexpr size_t piece = Format::bytes / (gemm_k_tiles * halves);
+        const uint8_t * next = panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(halves * t + half);
+        for (size_t at = 0; at < piece; at += 64)
+            __builtin_prefetch(next + at);
+    }
+};
+
+// A block unpacked.
+template <class Format> struct unpacked {
+    __m256i quads[halves][gemm_k_tiles][8][2];
+    __m256i scales[halves][gemm_k_tiles][Format::scales][2];
+
+    explicit unpacked(const packed<Format> & from) {
+        for (int t = 0; t < gemm_k_tiles; t++) {
 #pragma GCC unroll 2
-    for (int part = 0; part < 8; part += narrow) {
-        __m256i sum[n][2];
-#pragma GCC unroll 4
-        for (int m = 0; m < n; m++)
-            sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+            for (int half = 0; half < halves; half++) {
+                from.prefetch(t, half);
 #pragma GCC unroll 8
-        for (int j = part; j < part + narrow; j++) {
-            const __m256i w0 = source.weights(j, first), w1 = source.weights(j, first + 1);
-#pragma GCC unroll 4
-            for (int m = 0; m < n; m++) {
-                const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
-                sum[m][0] = _mm256_add_epi16(sum[m][0], _mm256_maddubs_epi16(w0, x));
-                sum[m][1] = _mm256_add_epi16(sum[m][1], _mm256_maddubs_epi16(w1, x));
-                asm("" : "+x"(sum[m][0]), "+x"(sum[m][1])); // keeps the order: another one needs more registers
-            }
-        }
-#pragma GCC unroll 4
-        for (int m = 0; m < n; m++) {
-            add_to(sums[m] + 8 * first, _mm256_madd_epi16(sum[m][0], s[part * Format::scales / 8][0]));
-            add_to(sums[m] + 8 * first + 8, _mm256_madd_epi16(sum[m][1], s[part * Format::scales / 8][1]));
-        }
-    }
-}
-
-// `n` rows of one vector of columns, two quads summed in 16 bits.
-template <class Format, int n, class Source>
-void add_pair_sums(const Source & source, const uint8_t * scales, int i, const uint8_t * q,
-                   int32_t (*sums)[gemm_panel]) {
-    constexpr int quads = 8 / Format::scales;
-    __m256i sum[n];
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        sum[m] = _mm256_setzero_si256();
+                for (int j = 0; j < 8; j++)
+                    for (int i = 0; i < 2; i++)
+                        quads[half][t][j][i] = from.weights(t, j, 2 * half + i);
 #pragma GCC unroll 2
-    for (int part = 0; part < Format::scales; part++) {
-        const __m256i s = scale_pairs<Format>(scales + 32 * part, i);
-#pragma GCC unroll 2
-        for (int j = quads * part; j < quads * part + quads; j += 2) {
-            const __m256i w0 = source.weights(j, i), w1 = source.weights(j + 1, i);
-#pragma GCC unroll 4
-            for (int m = 0; m < n; m++) {
-                const uint8_t * x = q + TB_K_BLOCK * m + 4 * j;
-                const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(w0, broadcast_int(x)),
-                                                      _mm256_maddubs_epi16(w1, broadcast_int(x + 4)));
-                sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(both, s));
-                asm("" : "+x"(sum[m]));
+                for (int s = 0; s < Format::scales; s++)
+                    for (int i = 0; i < 2; i++)
+                        scales[half][t][s][i] = from.scale(t, s, 2 * half + i);
             }
         }
     }
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        add_to(sums[m] + 8 * i, sum[m]);
-}
-
-// `n` rows of two vectors of columns with signed weights: |w| and x * sign(w), one quad in 16 bits.
-template <class Format, int n, class Source>
-void add_signed_sums(const Source & source, const uint8_t * scales, int first, const uint8_t * q,
-                     int32_t (*sums)[gemm_panel]) {
-    const __m256i s0 = scale_pairs<Format>(scales, first), s1 = scale_pairs<Format>(scales, first + 1);
-    __m256i sum[n][2];
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        const __m256i w0 = source.weights(j, first), w1 = source.weights(j, first + 1);
-        const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
-#pragma GCC unroll 4
-        for (int m = 0; m < n; m++) {
-            const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
-            const __m256i p0 = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(x, w0));
-            const __m256i p1 = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(x, w1));
-            sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(p0, s0));
-            sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(p1, s1));
-            asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
-        }
-    }
-#pragma GCC unroll 4
-    for (int m = 0; m < n; m++) {
-        add_to(sums[m] + 8 * first, sum[m][0]);
-        add_to(sums[m] + 8 * first + 8, sum[m][1]);
-    }
-}
+    __m256i weights(int t, int j, int i) const { return quads[i / 2][t][j][i % 2]; }
+    __m256i scale(int t, int s, int i) const { return scales[i / 2][t][s][i % 2]; }
+    void prefetch(int, int) const {}
+};
 
 // How many quads may be added in 16 bits: as many as share a scale, or half or a quarter of them.
 template <class Format> constexpr int k_narrow() {
@@ -139,57 +79,89 @@ template <class Format> constexpr int k_narrow() {
     return quads;
 }
 
-// Not to be inlined: among its neighbours the compiler runs out of registers.
+// Sums in 16 bits of signed weights: |w| times x * sign(w).
+template <bool is_signed> __m256i products(__m256i w, __m256i x) {
+    return is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+}
+
+// `n` rows of half a panel. Not to be inlined: among its neighbours the compiler runs out of registers.
 template <class Format, int n, class Source>
-__attribute__((noinline)) void some_rows(const Source & source, const uint8_t * scales, const uint8_t * q,
+__attribute__((noinline)) void some_rows(const Source & source, int half, const uint8_t * q,
                                          int32_t (*sums)[gemm_panel]) {
     constexpr int narrow = k_narrow<Format>();
-    for (int first = 0; first < gemm_panel / lanes::width; first += 2) {
-        if constexpr (narrow == 1) {
-            add_signed_sums<Format, n>(source, scales, first, q, sums);
-        } else if constexpr (narrow > 2) {
-            add_wide_sums<Format, narrow, n>(source, scales, first, q, sums);
-        } else {
-            add_pair_sums<Format, n>(source, scales, first, q, sums);
-            add_pair_sums<Format, n>(source, scales, first + 1, q, sums);
+    const int first = 2 * half;
+    __m256i sum[n][2];
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++)
+        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (int t = 0; t < gemm_k_tiles; t++, q += TB_TILE_K) {
+        source.prefetch(t, half);
+#pragma GCC unroll 8
+        for (int part = 0; part < 8; part += narrow) {
+            __m256i some[n][2];
+#pragma GCC unroll 8
+            for (int j = part; j < part + narrow; j++) {
+                const __m256i w0 = source.weights(t, j, first), w1 = source.weights(t, j, first + 1);
+#pragma GCC unroll 4
+                for (int m = 0; m < n; m++) {
+                    const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+                    const __m256i p0 = products<narrow == 1>(w0, x), p1 = products<narrow == 1>(w1, x);
+                    some[m][0] = j == part ? p0 : _mm256_add_epi16(some[m][0], p0);
+                    some[m][1] = j == part ? p1 : _mm256_add_epi16(some[m][1], p1);
+                    asm("" : "+x"(some[m][0]), "+x"(some[m][1])); // keeps the order: another needs more registers
+                }
+            }
+            const int s = part * Format::scales / 8;
+            const __m256i s0 = source.scale(t, s, first), s1 = source.scale(t, s, first + 1);
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(some[m][0], s0));
+                sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(some[m][1], s1));
+                asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
+            }
         }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < n; m++) {
+        lanes::store_sums(sums[m] + lanes::width * first, sum[m][0]);
+        lanes::store_sums(sums[m] + lanes::width * (first + 1), sum[m][1]);
     }
 }
 
 template <class Format, int most, class Source>
-void at_most(const Source & source, const uint8_t * scales, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+void at_most(const Source & source, int half, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
     if (rows == most) {
-        some_rows<Format, most>(source, scales, q, sums);
+        some_rows<Format, most>(source, half, q, sums);
     } else if constexpr (most > 1) {
-        at_most<Format, most - 1>(source, scales, q, rows, sums);
+        at_most<Format, most - 1>(source, half, q, rows, sums);
     }
 }
 
+// Rows at a time. With few quads in a sum its registers are soon free again, and three rows need no other place.
+template <class Format> constexpr int block_rows = k_narrow<Format>() > 2 ? 4 : 3;
+
 // In blocks that differ by one row at most.
 template <class Format, class Source>
-void all_rows(const Source & source, const uint8_t * scales, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
-    int blocks = (rows + block_rows - 1) / block_rows;
-    for (int row = 0; row < rows; blocks--) {
-        const int n = (rows - row) / blocks;
-        at_most<Format, block_rows>(source, scales, q + TB_K_BLOCK * row, n, sums + row);
-        row += n;
+void all_rows(const Source & source, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+    for (int half = 0; half < halves; half++) {
+        int blocks = (rows + block_rows<Format> - 1) / block_rows<Format>;
+        for (int row = 0; row < rows; blocks--) {
+            const int n = (rows - row) / blocks;
+            at_most<Format, block_rows<Format>>(source, half, q + TB_K_BLOCK * row, n, sums + row);
+            row += n;
+        }
     }
 }
 
 struct unit : lanes {
     static constexpr bool signed_weights = true; // those that fill eight bits
     template <class Format>
-    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
-                     int32_t (*sums)[gemm_panel]) {
-        if (rows <= block_rows) return all_rows<Format>(tile, scales, q, rows, sums);
-        alignas(32) uint8_t quads[1024];
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-#pragma GCC unroll 4
-            for (int i = 0; i < gemm_panel / width; i++)
-                _mm256_store_si256(reinterpret_cast<__m256i *>(quads + 128 * j + 32 * i), tile.weights(j, i));
-        }
-        all_rows<Format>(unpacked{quads}, scales, q, rows, sums);
+    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                      int32_t (*sums)[gemm_panel]) {
+        const packed<Format> source{panel, scales};
+        if (rows <= (Format::plain ? 2 : 1) * block_rows<Format>) return all_rows<Format>(source, q, rows, sums);
+        all_rows<Format>(unpacked<Format>(source), q, rows, sums);
     }
 };
 

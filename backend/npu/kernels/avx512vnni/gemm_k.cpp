@@ -13,9 +13,9 @@ struct k_unit : unit {
     static constexpr bool signed_weights = false;
     static void dot(ints & sum, ints w, ints x) { sum = _mm512_dpbusd_epi32(sum, w, x); }
     template <class Format>
-    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
-                     int32_t (*sums)[gemm_panel]) {
-        k_tile_of_dots<k_unit>(tile, scales, q, rows, sums);
+    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                      int32_t (*sums)[gemm_panel]) {
+        k_block_of_dots<k_unit, Format>(panel, scales, q, rows, sums);
     }
 };
 

@@ -12,9 +12,9 @@ namespace {
 struct k_unit : unit {
     static constexpr bool signed_weights = false;
     template <class Format>
-    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
-                     int32_t (*sums)[gemm_panel]) {
-        k_tile_of_dots<k_unit>(tile, scales, q, rows, sums);
+    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                      int32_t (*sums)[gemm_panel]) {
+        k_block_of_dots<k_unit, Format>(panel, scales, q, rows, sums);
     }
 };
 

@@ -180,6 +180,15 @@ struct k_unit : float_lanes {
         for (; m < rows; m++)
             some_rows<Format, 1>(w, scale, q + TB_K_BLOCK * m, sums + m);
     }
+
+    template <class Format>
+    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                      int32_t (*sums)[gemm_panel]) {
+        k_tile_by_tile<Format>(panel, scales, q, rows, sums,
+                               [&](const Format & at, const uint8_t * its_scales, const uint8_t * its_q) {
+                                   tile(at, its_scales, its_q, rows, sums);
+                               });
+    }
 };
 
 template <> HVX_Vector k_code_book<k_unit>(HVX_Vector nibbles) {

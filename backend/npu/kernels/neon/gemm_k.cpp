@@ -83,9 +83,9 @@ struct unit {
         sum = vdotq_s32(sum, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
     }
     template <class Format>
-    static void tile(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
-                     int32_t (*sums)[gemm_panel]) {
-        k_tile_of_dots<unit>(tile, scales, q, rows, sums);
+    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+                      int32_t (*sums)[gemm_panel]) {
+        k_block_of_dots<unit, Format>(panel, scales, q, rows, sums);
     }
 };
 
