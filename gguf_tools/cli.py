@@ -31,7 +31,7 @@ from .repack import pack as pack_file
 from .repack import unpack as unpack_file
 from .stream import Progress
 from .verification import verify as verify_file
-from .whole_file import check_target, os_error
+from .whole_file import check_target, end_output, os_error
 
 app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
 
@@ -308,6 +308,7 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
         typer.echo(f"{program}: {e}", err=True)
     except OSError as e:
         typer.echo(f"{program}: {os_error(e)}", err=True)
+        end_output(e)
     except MemoryError:
         typer.echo(f"{program}: out of memory", err=True)
     except KeyboardInterrupt:

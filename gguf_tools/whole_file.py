@@ -45,6 +45,15 @@ def os_error(error: OSError) -> str:
     return f"standard output: {reason}" if error.errno in NO_ROOM else reason  # files have their names, see `naming`
 
 
+def end_output(error: OSError) -> None:
+    """After an error of standard output: what is left in its buffer is dropped, where Python would try it again at exit
+    and end with a status of its own."""
+    if error.filename is None and error.errno in NO_ROOM:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+
+
 def check_target(path: str | os.PathLike[str]) -> None:
     """Whether a file can be written there, before the work that fills it.
 

@@ -104,8 +104,9 @@ def _warnings_as_sentences() -> Iterator[None]:
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        from tilebeam.gguf.whole_file import os_error
+        from tilebeam.gguf.whole_file import end_output, os_error
 
+        end_output(error)
         return f"{os_error(error)}."
     if isinstance(error, (TilebeamError, OSError, ValueError, ImportError)) and str(error):
         return str(error)
