@@ -22,6 +22,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The pin stands in pyproject.toml alone.
 LLAMA_CPP_PYTHON := $(shell sed -n 's/.*"llama-cpp-python==\([^"]*\)".*/\1/p' pyproject.toml)
 PYTEST_ARGS ?=
+# Files of tests that run side by side; each may take 2 GB.
+TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 DATA ?=
@@ -119,16 +122,16 @@ test: $(VENV)/.tilebeam $(VENV)/.demo
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize)
 	@echo "== all tests"
 	@TILEBEAM_LIB_DIR="$(CURDIR)/build/sanitize/lib" TILEBEAM_SANITIZE=1 LD_PRELOAD="$(SANITIZE_LIBS)" \
-	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest --timeout=3600 $(PYTEST_ARGS)
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 $(PYTEST) --timeout=3600 $(PYTEST_ARGS)
 else
 test: $(VENV)/.tilebeam $(VENV)/.demo
 	@echo "== all tests (up to 15 minutes on 2 CPUs)"
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 endif
 
 test-quick: $(VENV)/.tilebeam
 	@echo "== tests that load no model (up to 2 minutes on 2 CPUs)"
-	@$(BIN)/pytest -m quick $(PYTEST_ARGS)
+	@$(PYTEST) -m quick $(PYTEST_ARGS)
 
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"
