@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +34,11 @@ class BatchedBench:
         counts = ("-npp", prompt, "-ntg", case.n_gen or 1, "-npl", case.n_parallel)
         room = case.n_parallel * (prompt + max(case.n_gen, 1))
         usual = ("-c", room + 32, "-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-t", threads, "-tb", threads)
-        command = [self.program, "-m", model, *counts, *usual, *self.arguments]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-        rows = [line.strip("| ").split("|") for line in done.stdout.splitlines() if line.startswith("|")]
+        command = [self.program.resolve(), "-m", model.resolve(), *counts, *usual, *self.arguments]
+        with tempfile.TemporaryDirectory() as folder:  # ik_llama.cpp's leaves a log where it runs
+            done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
+        printed = (done.stdout + "\n" + done.stderr).splitlines()  # ik_llama.cpp's table goes to standard error
+        rows = [line.strip("| ").split("|") for line in printed if line.startswith("|")]
         measured = [row for row in rows if len(row) == _COLUMNS and row[0].strip().isdigit()]
         if done.returncode != 0 or len(measured) != 1:
             tail = " ".join(done.stderr.split()[-40:])

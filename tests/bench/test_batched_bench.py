@@ -22,17 +22,18 @@ main: n_kv_max = 64
 """
 
 
-def program(folder: Path, output: str, status: int = 0) -> Path:
-    """It writes its arguments beside itself, prints the output, and ends with the status."""
+def program(folder: Path, output: str, status: int = 0, stream: int = 1) -> Path:
+    """It writes its arguments beside itself, prints the output on a stream, and ends with the status."""
     path = folder / "llama-batched-bench"
     (folder / "output").write_text(output)
-    path.write_text(f'#!/bin/sh\necho "$@" > "{folder}/arguments"\ncat "{folder}/output"\nexit {status}\n')
+    path.write_text(f'#!/bin/sh\necho "$@" > "{folder}/arguments"\ncat "{folder}/output" >&{stream}\nexit {status}\n')
     path.chmod(0o755)
     return path
 
 
-def test_a_prompt_has_its_own_time(tmp_path: Path) -> None:
-    engine = BatchedBench(program(tmp_path, TABLE), ("-rtr",))
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_prompt_has_its_own_time(tmp_path: Path, stream: int) -> None:
+    engine = BatchedBench(program(tmp_path, TABLE, stream=stream), ("-rtr",))
     assert engine.seconds(Path("m.gguf"), Case(128), 2) == 2.5
     assert engine.seconds(Path("m.gguf"), Case(0, 16, 8, n_depth=128), 2) == 0.25
     arguments = (tmp_path / "arguments").read_text().split()
