@@ -6,8 +6,8 @@ Each load has a process of its own and is timed from the call until the first to
 nothing shows that the weights are there; the files are in the page cache. "mapped" is a file that was read through
 before (tilebeam/model/file_check.py), "verified" one whose digests are compared now. Anonymous memory is what the load
 added beyond pages of files: copies of weights, KV cache, compute buffers; of the process, and in the row "process
-executor" of tilebeam-npud too. Without -m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of
-Qwen2.5-0.5B).
+executor" of tilebeam-npud too. Peak memory is the most that was resident, pages of files included, which count once for
+each mapping of them. Without -m it writes a random model with the shape of Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B).
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ tilebeam.register()
 def anonymous(*pids):
     sizes = (line.split() for pid in pids for line in open(f"/proc/{pid}/smaps_rollup"))
     return sum(int(x[1]) for x in sizes if x[0] in ("Anonymous:", "Pss_Shmem:")) * 1024
-before = anonymous(os.getpid())
+def peak(*pids):
+    return sum(int(x.split()[1]) for pid in pids for x in open(f"/proc/{pid}/status") if x[:6] == "VmHWM:") * 1024
+before, peak_before = anonymous(os.getpid()), peak(os.getpid())
 start = time.perf_counter()
 with tilebeam.load(path, device=device, n_ctx=256, n_seq_max=1, threads=threads, executor=executor) as lm:
     ready = time.perf_counter() - start
     lm.generate(["a"], SamplingParams(max_tokens=1, temperature=0))
     first = time.perf_counter() - start
     npu = control().status()["npu_pid"] if device == "npu" else 0
-    used = anonymous(*{os.getpid(), npu or os.getpid()}) - before
-    print(json.dumps({"ready": ready, "first": first, "anonymous": used}))
+    both = {os.getpid(), npu or os.getpid()}
+    grown = {"anonymous": anonymous(*both) - before, "peak": peak(*both) - peak_before}
+    print(json.dumps({"ready": ready, "first": first, **grown}))
 """
 
 
@@ -81,11 +84,11 @@ def files(model: Path | None, quick: bool) -> tuple[Path, Path]:
     return model, repacked
 
 
-def memory_row(way: str, used: Sequence[float], size: int) -> dict[str, Any]:
-    """A row on anonymous memory, with the file's size in the place of a baseline and of a limit."""
+def memory_row(what: str, used: Sequence[float], size: int) -> dict[str, Any]:
+    """A row on memory, with the file's size in the place of a baseline and of a limit."""
     value = round(median(used) / 1e6, 1)
     ratios = [size / u for u in used]
-    return report.figures(f"anonymous memory, {way}", size / 1e6, value, "MB", ratios, median(used) / size)
+    return report.figures(what, size / 1e6, value, "MB", ratios, median(used) / size)
 
 
 def main() -> None:
@@ -117,8 +120,9 @@ def main() -> None:
             seconds = {"seconds": median(pairs.ours), "seconds_baseline": median(pairs.baseline)}
             name = f"load until {label}, against {against}"
             rows.add(report.row(name, pairs, 1.0, "loads/s", **{k: round(v, 4) for k, v in seconds.items()}))
-    for name in ways:
-        rows.add(memory_row(name, [r["anonymous"] for r in seen[name]], size))
+    for kind, what in (("anonymous", "anonymous memory"), ("peak", "peak memory")):
+        for name in ways:
+            rows.add(memory_row(f"{what}, {name}", [r[kind] for r in seen[name]], size))
     rows.finish({"file_bytes": size})
 
 
