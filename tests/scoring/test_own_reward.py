@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lm(path: Path) -> Iterator[LM]:
-    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, **engine_kit.EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, lookup=False, **engine_kit.EXACT) as model:
         yield model
 
 
@@ -113,11 +113,11 @@ class _Repeated(StepScorer):
         return [rating.scores for rating in next(self._said)]
 
 
-def search(lm: LM, name: str, scorer: StepScorer, budget: int = 4) -> list[SearchResult]:
+def search(lm: LM, name: str, scorer: StepScorer, n: int = 2) -> list[SearchResult]:
     options: dict[str, Any] = {"max_steps": 4, "step_stop": STEP, "max_step_tokens": 6}
     options |= {"beam_width": 2} if name != "adaptive" else {"extract": "text", "give_up": 0.1}
-    prompts = [PROMPT, PROMPT + " and the other"]
-    return methods.create(name, scorer=scorer, **options).run(lm, prompts, budget, sampling=PARAMS)
+    prompts = [PROMPT, PROMPT + " and the other"][:n]
+    return methods.create(name, scorer=scorer, **options).run(lm, prompts, 4, sampling=PARAMS)
 
 
 @pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
@@ -126,12 +126,15 @@ def test_searches_by_steps(lm: LM, name: str, aggregate: Any, monkeypatch: pytes
     """Every step's score is that of the text up to there; a search that is told the same scores decodes as much."""
     head = head_of(lm)
     decoded = Decoded(lm, monkeypatch)
-    scorer = _Noted(lm, head, aggregate=aggregate, step_stop=STEP)
-    results, own = decoded.of(lambda: search(lm, name, scorer))
-    if aggregate == "last":
-        replayed, told = decoded.of(lambda: search(lm, name, _Repeated(scorer.said)))
-        assert [r.the_one.text for r in replayed] == [r.the_one.text for r in results]
-        assert told == own
+    for n in (1, 2):
+        scorer = _Noted(lm, head, aggregate=aggregate, step_stop=STEP)
+        results, own = decoded.of(lambda: search(lm, name, scorer, n))  # noqa: B023
+        if aggregate == "last":
+            replayed, told = decoded.of(lambda: search(lm, name, _Repeated(scorer.said), n))  # noqa: B023
+            assert [r.the_one.text for r in replayed] == [r.the_one.text for r in results]
+            # A prompt that comes while others decode takes turns with them.
+            assert own[0] - told[0] in range(n)
+            assert own[1] == told[1]
     rated = 0
     for result in results:
         assert (result.usage.scored_tokens, result.usage.full_scoring_tokens) == (0, 0)
@@ -234,6 +237,10 @@ def test_from_the_shell(path: Path, lm: LM, tmp_path: Path) -> None:
         assert found.exit_code == 0, (command, found.output, found.exception)
         report = json.loads(found.stdout)
         assert "best-of-n[head]" in found.stdout if command[0] == "eval" else report["usage"]["scored_tokens"] == 0
+    two = ["eval", "-m", path, "-m", f"other={path}", *work, "--reward-head", head, "--out", tmp_path / "two"]
+    refused = CliRunner().invoke(app, [str(part) for part in two])
+    assert refused.exit_code == 1
+    assert "for one model" in refused.stderr
 
 
 def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:

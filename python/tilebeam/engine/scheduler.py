@@ -327,12 +327,11 @@ class Scheduler:
         prompts = self._prompts()
         room = min(PREFILL_CHUNK, self.kv.free - len(decoding)) if decoding else self._context.n_batch
         hidden = any(s.request.params.hidden for s in decoding)
-        if hidden and prompts:
-            self._prompts_next = not self._prompts_next
-            if self._prompts_next and room > 0:
-                decoding, hidden = [], False
-            else:
-                prompts = []
+        self._prompts_next = hidden and bool(prompts) and room > 0 and not self._prompts_next
+        if self._prompts_next:
+            decoding, hidden, self._guesses = [], False, {}
+        elif hidden:
+            prompts = []
         drafted, self._guesses = self._guesses, {}
         asked = bool(drafted) or (drafts and self._wants_drafts(len(decoding)))
         if asked and not drafted:
