@@ -3,10 +3,12 @@ what does not pay stops."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT, equal_logits, separate_logits
@@ -15,6 +17,7 @@ from tilebeam.engine.request import Request, Sample
 from tilebeam.engine.speculation import Balance, Chances, Speculation, StepCosts
 from tilebeam.outputs import Progress
 
+from bench.lib import gemma
 from bench.lib.synth import preset, write_model
 
 CHAIN = [(5 + 97 * i) % 1024 for i in range(1024)]  # what separate_logits writes after token 5
@@ -93,6 +96,61 @@ def test_few_samples_are_looked_up_unasked(chain: Path) -> None:
         assert both[0].usage.accepted_tokens > 4 * 30  # once the fifth has ended
         lm.speculate(lookup=True)
         assert lm.generate(prompt, replace(GREEDY, n=5))[0].usage.accepted_tokens > 5 * 40
+
+
+def test_draws_are_distributed_as_the_model_says(tmp_path: Path) -> None:
+    """Of texts with guesses: each token's share of all draws is its probability, summed over the texts before them."""
+    path = write_model(tmp_path / "m.gguf", preset("tiny", arch="llama", type="f32", n_layer=2))
+    params = replace(FEW, n=200, max_tokens=8, logit_bias=only(3))
+    with tilebeam.load(path, "cpu", n_seq_max=4, lookup=True, **OPTIONS) as lm:
+        [output] = lm.generate([[5, 6]], params)
+        assert output.usage.drafted_tokens > output.usage.accepted_tokens > 200
+        expected = []
+        for s in output.outputs:
+            logits = lm.logits([5, 6, *s.token_ids])[1:-1, 100:103].astype(np.float64)
+            weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+            expected.append(weights / weights.sum(axis=1, keepdims=True))
+    p = np.concatenate(expected)
+    drawn = np.array([t for s in output.outputs for t in s.token_ids]) - 100
+    z = (np.bincount(drawn, minlength=3) - p.sum(0)) / np.sqrt((p * (1 - p)).sum(0))
+    assert np.abs(z).max() < 4
+    assert np.ptp(p.mean(0)) > 0.01  # the three are not equally likely, so that a wrong one would show
+
+
+@pytest.mark.skipif(importlib.util.find_spec(gemma.PACKAGE) is None, reason="pip install 'tilebeam[demo]'")
+def test_greedy_texts_of_a_real_model() -> None:
+    """gemma-3-270m at 1, 4 and 16 sequences: the same tokens, unless two logits are as near as rounding."""
+    words = [
+        "apple",
+        "river",
+        "stone",
+        "cloud",
+        "bread",
+        "mouse",
+        "light",
+        "grass",
+        "chair",
+        "paper",
+        "music",
+        "green",
+        "water",
+        "horse",
+        "north",
+        "table",
+    ]
+    prompts = [f"Twice the same list.\n1. {', '.join(words[i:] + words[:i])}\n2. {words[i]}," for i in range(16)]
+    params = SamplingParams(max_tokens=12, temperature=0)
+    with tilebeam.load(gemma.model(), "npu", n_ctx=4096, n_seq_max=16, threads=2, lookup=False) as lm:
+        plain = texts(lm.generate(prompts, params))
+        lm.speculate(lookup=True)
+        for n in (1, 4, 16):
+            outputs = lm.generate(prompts[:n], params)
+            assert sum(o.usage.accepted_tokens for o in outputs) > 3 * n
+            for prompt, got, expected in zip(prompts, texts(outputs), plain, strict=False):
+                at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
+                if at is not None:
+                    logits = lm.logits([*lm.tokenize(prompt), *got[:at]])[-1]
+                    assert abs(logits[got[at]] - logits[expected[at]]) < 0.3
 
 
 def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:
