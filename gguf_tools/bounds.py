@@ -2,7 +2,8 @@
 
 Round to nearest keeps every value of a group of 32 within a fixed share of the group's largest magnitude, see
 ``LARGEST``. A search for better scales may move one value further, but not the group's root mean square error, unless
-it weighs the inputs: then only the whole tensor's error is bounded.
+it weighs the inputs, and a calibration makes up for one value's error with others: then only the whole tensor's error
+is bounded.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ TINY = 2.0**-24  # half a step of FP16's subnormals, times two
 #   IQ4_NL: the extreme is -127, its opposite is stored as 113; the widest gap elsewhere is 24, half of it less
 LARGEST = {Q.Q4_0: 1 / 8, Q.Q8_0: 0.5 / 127, Q.IQ4_NL: 14 / 127}
 STEPS = {Q.Q4_0: 8, Q.Q8_0: 127, Q.IQ4_NL: 127}
-# With an importance matrix: root mean square error of a whole tensor over its own root mean square. Without one the
-# bounds on groups keep it below 0.35 and 0.025 whatever the weights are.
+# With an importance matrix or a calibration: root mean square error of a whole tensor over its own root mean square.
+# Without them the bounds on groups keep it below 0.35 and 0.025 whatever the weights are.
 TENSOR = {Q.Q4_0: 0.5, Q.Q8_0: 0.05, Q.IQ4_NL: 0.5}
 
 
@@ -46,7 +47,7 @@ def worst(x: Floats, y: Floats, type: gguf.GGMLQuantizationType, tile: bool, sca
         y: values as stored.
         type: ggml type they are stored in.
         tile: 2 x 16 blocks share a scale, not 32 of a row.
-        scales: "nearest", "search" or "imatrix".
+        scales: "nearest", "search", "imatrix" or "calibrate".
     """
     a: Doubles = x.astype(np.float64)
     error = np.abs(a - y)
@@ -56,6 +57,8 @@ def worst(x: Floats, y: Floats, type: gguf.GGMLQuantizationType, tile: bool, sca
         return 0.0 if not error.any() else float("inf")
     if type == Q.F16:
         return float((error / (np.abs(a) * HALF + TINY)).max(initial=0.0))
+    if scales == "calibrate":
+        return 0.0
     amax = np.abs(_groups(a, tile)).max(axis=1)
     grouped = _groups(error, tile)
     if scales == "imatrix":

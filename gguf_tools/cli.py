@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from .byte_bar import byte_bars
+from .byte_bar import Shown, byte_bars
+from .calibration import Calibration
 from .contents import fidelity
 from .conversion import TYPES as CONVERT_TYPES
 from .conversion import convert as convert_file
@@ -33,6 +34,10 @@ from .stream import Progress
 from .verification import verify as verify_file
 from .whole_file import check_target, end_output, os_error
 
+WINDOW = 512  # tokens
+CHUNKS = 64
+MEMORY = 1024
+
 app = App(help="Rewrite GGUF files into the tile layout of Tilebeam, and back.", no_args_is_help=True)
 
 
@@ -41,10 +46,12 @@ if TYPE_CHECKING:
     Grouping = str
     PackType = str
     ConvertType = str
+    EmbeddingType = str
 else:
     Grouping = Literal[GROUPINGS]
     PackType = Literal[(KEEP, *TYPES)]
     ConvertType = Literal[tuple(CONVERT_TYPES)]
+    EmbeddingType = Literal[(KEEP, *CONVERT_TYPES)]
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF file to read.", show_default=False)]
 Target = Annotated[Path | None, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)]
@@ -52,6 +59,30 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT", he
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=64, help="Worker threads.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite OUT if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
+Search = Annotated[
+    bool,
+    typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight."),
+]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Run the model on this text and quantize for the smallest error of the matrices' results (GPTQ). What is "
+        "done is kept in OUT.calibration: the same command resumes a run that was stopped.",
+    ),
+]
+CalibrateChunks = Annotated[
+    int, typer.Option("--calibrate-chunks", min=-1, help=f"Windows of {WINDOW} tokens of the text to read; -1: all.")
+]
+CalibrateMemory = Annotated[
+    int,
+    typer.Option(
+        "--calibrate-memory",
+        metavar="MIB",
+        min=1,
+        help="Memory for what is collected in one pass over the text; less memory, more passes.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
 MIB = 1 << 20
@@ -71,15 +102,36 @@ def _target(target: Path | None, output: Path | None) -> Path:
     return path
 
 
+def _part(what: str, show: Shown | None) -> Progress | None:
+    """The progress of one part, on a bar of its own."""
+    return None if show is None else lambda done, total: show(what, done, total)
+
+
 @contextlib.contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[Progress | None]:
     """A progress bar of one part."""
-    if quiet:
-        yield None
-        return
-    with byte_bars() as show:
-        assert show is not None
-        yield lambda done, total: show(what, done, total)
+    with byte_bars(quiet) as show:
+        yield _part(what, show)
+
+
+def _calibration(
+    context: typer.Context,
+    source: Path,
+    text: Path | None,
+    chunks: int,
+    memory: int,
+    threads: int | None,
+    show: Shown | None,
+) -> Calibration | None:
+    """What `--calibrate` asks for."""
+    if text is None:
+        return None
+    if context.obj is None:
+        raise typer.BadParameter("--calibrate runs the model: start gguf-repack, or python -m tilebeam.cli.repack")
+    if chunks == 0:
+        raise typer.BadParameter("--calibrate-chunks: at least 1 window is needed, or -1 for all")
+    made: Calibration = context.obj(source, text, WINDOW, chunks, threads, memory * MIB, show)
+    return made
 
 
 def _say(report: Report, quiet: bool, as_json: bool) -> None:
@@ -99,6 +151,7 @@ def _say(report: Report, quiet: bool, as_json: bool) -> None:
 
 @app.command()
 def pack(
+    context: typer.Context,
     source: Source,
     target: Target = None,
     output: Output = None,
@@ -135,10 +188,7 @@ def pack(
     token_embedding_type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of the token embeddings, which are never tiled.")
     ] = None,
-    search: Annotated[
-        bool,
-        typer.Option("--search", help="Choose every scale for the smallest squared error, not by the largest weight."),
-    ] = False,
+    search: Search = False,
     imatrix: Annotated[
         Path | None,
         typer.Option(
@@ -146,6 +196,9 @@ def pack(
             help="Importance matrix of llama-imatrix (GGUF): --search, with each input's error weighted by it.",
         ),
     ] = None,
+    calibrate: Calibrate = None,
+    calibrate_chunks: CalibrateChunks = CHUNKS,
+    calibrate_memory: CalibrateMemory = MEMORY,
     threads: Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     force: Force = False,
@@ -172,16 +225,20 @@ def pack(
         )
     except ValueError as e:
         raise typer.BadParameter(str(e)) from None
+    if imatrix is not None and calibrate is not None:
+        raise typer.BadParameter("--imatrix and --calibrate are two ways to weigh errors: choose one")
     importance = load_imatrix(imatrix) if imatrix is not None else None
-    with _bar("pack", quiet or dry_run) as progress:
+    with byte_bars(quiet or dry_run) as show:
+        calibration = _calibration(context, source, calibrate, calibrate_chunks, calibrate_memory, threads, show)
         report = pack_file(
             source,
             path,
             policy=policy,
             search=search,
             importance=importance,
+            calibration=calibration,
             threads=threads,
-            progress=progress,
+            progress=_part("pack", show),
             dry_run=dry_run,
             overwrite=force,
         )
@@ -276,12 +333,21 @@ def inspect(
 
 @app.command()
 def convert(
+    context: typer.Context,
     source: Source,
     target: Target = None,
     output: Output = None,
     type: Annotated[
         ConvertType, typer.Option(help="Type of all weight matrices and embeddings.", show_default=False)
     ] = ...,  # type: ignore[assignment]
+    embedding_type: Annotated[
+        EmbeddingType | None,
+        typer.Option(help="Another type of the token embeddings and the output matrix; keep: leave them."),
+    ] = None,
+    search: Search = False,
+    calibrate: Calibrate = None,
+    calibrate_chunks: CalibrateChunks = CHUNKS,
+    calibrate_memory: CalibrateMemory = MEMORY,
     threads: Threads = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -289,11 +355,24 @@ def convert(
 ) -> None:
     """Write an ordinary GGUF whose weight matrices all have one type.
 
-    Example: gguf-repack convert model-q8_0.gguf model-f16.gguf --type f16
+    Example: gguf-repack convert model-f16.gguf model-q4_0.gguf --type q4_0 --embedding-type q8_0 --calibrate text.txt
     """
     path = _target(target, output)
-    with _bar("convert", quiet) as progress:
-        report = convert_file(source, path, type=type, threads=threads, progress=progress, overwrite=force)
+    if (calibrate is not None or search) and type in ("f16", "f32"):
+        raise typer.BadParameter(f"--calibrate and --search choose scales, and {type} has none")
+    with byte_bars(quiet) as show:
+        calibration = _calibration(context, source, calibrate, calibrate_chunks, calibrate_memory, threads, show)
+        report = convert_file(
+            source,
+            path,
+            type=type,
+            embedding_type=embedding_type,
+            search=search,
+            calibration=calibration,
+            threads=threads,
+            progress=_part("convert", show),
+            overwrite=force,
+        )
     _say(report, quiet, as_json)
 
 
@@ -319,10 +398,15 @@ def run(call: Callable[[], object], program: str = "gguf-repack") -> int:
     return 1
 
 
-def main() -> None:
-    """Entry point of the console script."""
+def main(calibration: Callable[..., Calibration] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        calibration: makes a `Calibration` of (model, text file, tokens per window, windows, threads, bytes of memory,
+            progress), for `--calibrate`.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
-    sys.exit(run(app))
+    sys.exit(run(lambda: app(obj=calibration)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ from tilebeam._ext import layout_version
 
 from . import contents as m
 from . import gguf_write as w
+from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .imatrix import importance_of
@@ -26,7 +28,7 @@ from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Job, Piece, Progress, run, write_at
-from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, unpack_rows
+from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, to_float, unpack_rows
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
@@ -74,12 +76,25 @@ class Report:
 class Maker:
     """Makes a target's bytes, piece by piece, and sums up the error."""
 
-    def __init__(self, target: Target, *, search: bool = False, weights: Floats | None = None) -> None:
-        """``weights``: importance of the inputs, (M, K) for a stack of M matrices."""
+    def __init__(
+        self,
+        target: Target,
+        *,
+        search: bool = False,
+        weights: Floats | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
+        """``weights``: importance of the inputs, (M, K) for a stack of M matrices; ``prepared``: its tiles, if made."""
         self.target = target
+        self._prepared = prepared
         self.error = ErrorSum()
         error = self.error if target.quantizes else None
         self._roundings = [Rounding(search, w, error) for w in (weights if weights is not None else [None])]
+
+    @property
+    def is_prepared(self) -> bool:
+        """Are its tiles there?"""
+        return self._prepared is not None
 
     @property
     def job(self) -> Job:
@@ -92,6 +107,8 @@ class Maker:
 
     def _make(self, p: Piece) -> Bytes:
         t = self.target
+        if self._prepared is not None:
+            return self._take(self._prepared, p)
         s, each, n = t.source, self._roundings, t.source.rows // len(self._roundings)
         if p.first // n == (p.first + p.rows - 1) // n:
             return make_rows(s.type, p.data, p.k, p.rows, t.type, t.tiled, each[p.first // n], p.out)
@@ -102,6 +119,13 @@ class Maker:
             data = p.data[(a - p.first) * s.row_bytes : (b - p.first) * s.row_bytes]
             parts.append(make_rows(s.type, data, p.k, b - a, t.type, t.tiled, each[a // n]))
         return np.concatenate(parts)
+
+    def _take(self, prepared: Prepared, p: Piece) -> Bytes:
+        """Tiles that were made before, as they are or as plain rows."""
+        tiles = prepared.rows(p.first, p.rows)
+        values = ggml_ext.dequantize(prepared.tiled, tiles, p.k, p.rows)
+        self.error.add_values(to_float(self.target.source.type, p.data, p.k, p.rows), values)
+        return tiles if self.target.tiled is not None else unpack_rows(prepared.tiled, tiles, p.k, p.rows)
 
     @property
     def report(self) -> TensorReport:
@@ -141,6 +165,12 @@ def added_error(makers: Sequence[Maker]) -> str:
     return f" It changed the weights by {100 * total.relative_rms:.2g} % (root mean square)." if total.count else ""
 
 
+def uncalibrated(makers: Sequence[Maker]) -> str | None:
+    """A note on what a calibration left out."""
+    n = sum(x.target.quantizes and not x.is_prepared and x.target.type not in FLOAT_TYPES for x in makers)
+    return f"{n} of the quantized tensors are not calibrated: their scales are searched." if n else None
+
+
 def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> list[str]:
     notes = []
     again = [x for x in makers if x.target.quantizes and x.target.source.type not in FLOAT_TYPES]
@@ -178,6 +208,7 @@ def pack(
     grouping: str = "column",
     search: bool = False,
     importance: Importance | None = None,
+    calibration: Calibration | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
@@ -191,6 +222,8 @@ def pack(
             "tile" (one scale per 2 x 16 block; quantizes again).
         search: choose scales for the smallest error instead of rounding to nearest.
         importance: of each input, by tensor name (:func:`tilebeam.gguf.load_imatrix`); implies ``search``.
+        calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
+            that the text says nothing of. Not together with ``importance``.
         threads: worker threads; one per CPU if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
@@ -203,7 +236,9 @@ def pack(
     """
     policy = policy or Policy(type, grouping)
     dst = Path(dst)
-    with open_gguf(src) as f:
+    if importance is not None and calibration is not None:
+        raise ValueError("importance and calibration are two ways to weigh errors: choose one")
+    with open_gguf(src) as f, ExitStack() as stack:
         require_ordinary(f)
         if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
             raise GGUFError(f"{f.path} is not a model (general.type is {f.kv['general.type'].value!r})")
@@ -215,9 +250,17 @@ def pack(
         unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
         if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
             raise GGUFError(f"the importance matrix knows none of the tensors of {f.path} that are to be quantized")
-        searched = search or importance is not None
-        makers = [Maker(t, search=searched, weights=x) for t, x in zip(targets, of_inputs, strict=True)]
         scales = "imatrix" if importance is not None else "search" if search else "nearest"
+        prepared: Mapping[str, Prepared] = {}
+        if calibration is not None:
+            scales = "calibrate"
+            if not dry_run:
+                w.check_output(dst, f.paths, overwrite)
+                prepared = stack.enter_context(calibrated(f, dst, targets, calibration, threads))
+        makers = [
+            Maker(t, search=scales != "nearest", weights=x, prepared=prepared.get(t.name))
+            for t, x in zip(targets, of_inputs, strict=True)
+        ]
         write = _Writer(f, targets, scales)
         blank, offsets, size = write.head(None)
         if not dry_run:
@@ -226,6 +269,8 @@ def pack(
                 digests = run(f, [x.job for x in makers], write_at(out, offsets), threads=threads, progress=progress)
                 out.seek(0)
                 out.write(write.head(digests)[0])
+    notes = _notes(makers, unweighted if importance is not None else 0, write.difference)
+    left_out = uncalibrated(makers) if prepared else None
     return Report(
         path=dst,
         size=size,
@@ -235,7 +280,7 @@ def pack(
         tiled_bytes=sum(t.nbytes for t in targets if t.tiled is not None),
         lossless=write.lossless,
         same_contents=write.same_contents,
-        notes=tuple(_notes(makers, unweighted if importance is not None else 0, write.difference)),
+        notes=(*notes, *([left_out] if left_out else [])),
         tensors=tuple(x.report for x in makers),
         written=not dry_run,
     )

@@ -21,6 +21,7 @@ from .stream import Job, Piece, Progress, run
 from .weights import TB_TYPE, has_values, to_float, unpack_rows
 
 NOTHING = np.empty(0, np.uint8)
+WHOLE = ("imatrix", "calibrate")  # scales whose error is bounded for a whole tensor
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class _Comparison:
 
     def finish(self) -> None:
         """Check what only the whole tensor shows."""
-        limit = bounds.TENSOR.get(self._made.type) if self._scales == "imatrix" and not self.exact else None
+        limit = bounds.TENSOR.get(self._made.type) if self._scales in WHOLE and not self.exact else None
         if limit is not None and self.error.relative_rms > limit:
             raise self._refuse()
 

@@ -20,7 +20,7 @@ def command(program: str, *args: str | Path) -> list[str]:
     """How to run `tilebeam`, `gguf-repack` or `gguf-trim-vocab` with the Python of the tests."""
     modules = {
         "tilebeam": "tilebeam.cli.main",
-        "gguf-repack": "tilebeam.gguf.cli",
+        "gguf-repack": "tilebeam.cli.repack",
         "gguf-trim-vocab": "tilebeam.gguf.trim_vocab_cli",
     }
     return [sys.executable, "-m", modules[program], *map(str, args)]

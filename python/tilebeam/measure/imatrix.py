@@ -74,11 +74,13 @@ def _array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
 
 @dataclass
 class Collector:
-    """Sums of squares by weight tensor, through the scheduler's callback; `error` is what went wrong in there."""
+    """Sums of squares by weight tensor, through the scheduler's callback; `error` is what went wrong in there, `enough`
+    ends a window before its last op."""
 
     process_output: bool = False
     sums: dict[str, Sums] = field(default_factory=dict)
     error: BaseException | None = None
+    enough: bool = False
 
     def __post_init__(self) -> None:
         self._mul_mat, self._mul_mat_id = _operation("MUL_MAT"), _operation("MUL_MAT_ID")
@@ -97,10 +99,10 @@ class Collector:
             if ask:
                 return self._wants(t)
             self._add(t)
+            return not self.enough
         except BaseException as e:  # nothing may leave a callback of C
             self.error = e
             return False
-        return True
 
     def _wants(self, t: Any) -> bool:
         if t.op not in (self._mul_mat, self._mul_mat_id):
@@ -189,6 +191,19 @@ def collect(
         TilebeamError: decoding fails, or an activation is not a number.
     """
     collector = Collector(process_output)
+    decode(lm, windows, collector, threads=threads, progress=progress)
+    return collector.sums
+
+
+def decode(
+    lm: LM,
+    windows: Windows,
+    collector: Collector,
+    *,
+    threads: int,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Decode windows of text under the eyes of a collector; all positions have outputs. As `collect`."""
     context = _context(lm, windows.n_ctx, threads, collector)
     try:
         for i in range(len(windows)):
@@ -198,14 +213,14 @@ def collect(
             context.pos[:n] = np.arange(n)
             context.seq[:n] = 0
             context.output[:n] = 1
+            collector.enough = False
             status = context.decode(n)
             if collector.error is not None:
                 raise collector.error
-            if status != 0:
+            if status != 0 and not collector.enough:
                 raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
             if progress:
                 progress(i + 1)
     finally:
         with log_router().capture():
             context.close()
-    return collector.sums
