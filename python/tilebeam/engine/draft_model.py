@@ -1,5 +1,6 @@
-"""A small model of the same vocabulary that guesses for a large one: its likeliest token, one after the other, for many
-samples in one batch. Each sample has a sequence in the small model's own KV cache, forked where texts begin alike."""
+"""A small model of the same vocabulary, or a part of it, that guesses for a large one: its likeliest token, one after
+the other, for many samples in one batch. Each sample has a sequence in the small model's own KV cache, forked where
+texts begin alike."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from tilebeam.engine.draft_vocabulary import DraftVocabulary
 from tilebeam.engine.drafter import MOST
 from tilebeam.engine.kv_cache import Limits, PrefixCache, common_prefix
 from tilebeam.engine.kv_cache import Sequence as CachedSequence
@@ -31,11 +33,12 @@ class DraftModel:
         target: of the model that it guesses for.
 
     Raises:
-        TilebeamError: the vocabularies differ, or the draft model's cache cannot go back to an earlier token.
+        TilebeamError: the draft model has tokens that the model does not have, or its cache cannot go back to an
+            earlier token.
     """
 
     def __init__(self, context: Context, target: Context) -> None:
-        self._check_vocabulary(context, target)
+        self.vocabulary = DraftVocabulary(context.model.vocab, target.model.vocab)
         self._context = context
         self._kv = PrefixCache(context, Limits.of(context, context.n_seq_max))
         if reason := self._kv.uncuttable():
@@ -44,17 +47,6 @@ class DraftModel:
         self._draws = BatchSampler(context)
         self._likeliest = Sampler(SamplingParams(temperature=0), 0, context.model.vocab)
         self._seconds: dict[int, float] = {}  # of a pass, by its samples
-
-    @staticmethod
-    def _check_vocabulary(context: Context, target: Context) -> None:
-        ours, theirs = context.model.vocab, target.model.vocab
-        size = min(ours.size, theirs.size)  # some pad the matrix behind the last token
-        differs = next((t for t in range(size) if ours.entry(t) != theirs.entry(t)), None)
-        if differs is not None:
-            raise TilebeamError(
-                "The draft model has another vocabulary than the model: token "
-                f"{differs} is {ours.spelling(differs)!r} there and {theirs.spelling(differs)!r} here."
-            )
 
     def close(self) -> None:
         """Free what it has besides the context."""
@@ -83,7 +75,9 @@ class DraftModel:
         """A sample's sequence, cut back to what its text still has, and the tokens it lacks, at least one; None where
         `room` cells are too few for it, or its text will be too short to pay for reading the prompt. A prompt is
         decoded at once: its other samples fork from it."""
-        text = sample.target()
+        text = self.vocabulary.read(sample.target())
+        if not text:
+            return None
         seq = self._sequences.get(sample)
         if seq is None:
             for idle in [s for s in self._sequences if s.kv is None]:  # preempted
@@ -176,4 +170,5 @@ class Drafting:
         for i, (token, _) in zip(active, drawn, strict=True):
             self._spans[i] = self._spans[i][0], [token]
         signs = [min(_SIGNS - 1, int(p * _SIGNS)) for _, p in drawn]
-        return [(token, sign, (sign + 0.5) / _SIGNS) for (token, _), sign in zip(drawn, signs, strict=True)]
+        written = self._model.vocabulary.written
+        return [(written(token), sign, (sign + 0.5) / _SIGNS) for (token, _), sign in zip(drawn, signs, strict=True)]

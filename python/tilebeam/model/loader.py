@@ -85,7 +85,8 @@ def load(
             (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to.
-        draft: a small model of the same vocabulary that guesses tokens ahead (speculative decoding), a GGUF file.
+        draft: a small model that guesses tokens ahead (speculative decoding), a GGUF file. Its vocabulary is the
+            model's or a part of it.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
             token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
