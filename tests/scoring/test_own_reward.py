@@ -17,7 +17,7 @@ import tilebeam
 from tilebeam import LM, OwnReward, Rating, SamplingParams, SearchResult, StepScorer, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.own_reward import maker_of
+from tilebeam.scoring.own_reward import _plain, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
 from tilebeam.search import registry as methods
 from tilebeam.text_state import TextState
@@ -193,6 +193,11 @@ def test_heads_of_other_models_are_refused(lm: LM) -> None:
             OwnReward(lm, replace(head, maker=head.maker | maker))
     OwnReward(lm, replace(head, maker=head.maker | {"name": lm.metadata["general.name"].upper() + "_"}))
     OwnReward(lm, replace(head, maker={}))
+    of = "Qwen2.5 Coder 0.5B Instruct"
+    assert _plain(of) == _plain("qwen2.5-coder-0.5b-instruct-q4_k_m") == _plain(of + " GGUF") == _plain(of + "_IQ4_XS")
+    assert _plain(of) not in map(
+        _plain, ("Qwen2.5 Coder 0.5B", "Qwen3 Coder 0.5B Instruct", "Qwen2.5 Coder 1.5B Instruct")
+    )
     narrow = Head(((np.zeros((1, 7), np.float32), np.zeros(1, np.float32)),), features=("last",))
     with pytest.raises(TilebeamError, match="made for another model"):
         OwnReward(lm, narrow)

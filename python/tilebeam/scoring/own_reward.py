@@ -107,6 +107,10 @@ class OwnReward(StepScorer):
         self.close()
 
 
+# Words for how a file's weights are stored.
+_FORMATS = re.compile(r"(?<![a-z0-9.])(gguf|awq|gptq|hf|i?q\d(_[a-z0-9]+)*|(fp|f|bf|int)\d+)(?![a-z0-9.])")
+
+
 def check_own(head: Head) -> None:
     """Raise `TilebeamError` if a head does not read the states of whole texts."""
     if not head.features:
@@ -137,5 +141,6 @@ def check_maker(head: Head, lm: LM) -> None:
 
 
 def _plain(name: str) -> str:
-    """Of a name, what does not differ between files of one model."""
-    return re.sub(r"[^a-z0-9.]", "", name.lower())
+    """Of a name, what does not differ between files of one model: neither how words are joined nor the format."""
+    words = re.split(r"[^a-z0-9.]+", _FORMATS.sub("", name.lower()))
+    return "".join(words)

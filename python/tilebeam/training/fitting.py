@@ -28,7 +28,7 @@ Doubles = npt.NDArray[np.float64]
 Loss = Callable[[Array], tuple[float, Array]]
 
 PARTS = ("train", "choose", "report")
-_SHARES = (0.7, 0.85)  # where the parts end
+_TURNS = ("train", "choose", "train", "report", "train", "train", "train")
 _SETS: tuple[tuple[Feature, ...], ...] = (
     ("mean", "length"),
     ("recent", "length"),
@@ -67,10 +67,17 @@ class Samples:
         return [np.flatnonzero(self.problem == p).tolist() for p in np.unique(self.problem)]
 
 
-def parts_of(names: Sequence[str], seed: int) -> dict[str, str]:
-    """The part of each problem, in an order that the seed decides, whatever theirs is."""
-    order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
-    return {name: PARTS[sum(i >= end * len(order) for end in _SHARES)] for i, name in enumerate(order)}
+def parts_of(records: Sequence[Record], seed: int) -> dict[str, str]:
+    """The part of each problem: in an order that the seed decides, problems that were solved now and then, always or
+    never each by themselves, so that all parts have their share of them."""
+
+    def order(record: Record) -> tuple[int, bytes]:
+        kinds = {s["correct"] >= 0.5 for s in record["samples"]}
+        return -len(kinds), hashlib.sha256(f"{seed}/{record['unit']}".encode()).digest()
+
+    solved = [[r for r in records if (max(s["correct"] for s in r["samples"]) >= 0.5) is is_] for is_ in (True, False)]
+    ordered = [r for group in solved for r in sorted(group, key=order)]
+    return {r["unit"]: _TURNS[i % len(_TURNS)] for i, r in enumerate(ordered)}
 
 
 def split(records: Sequence[Record], seed: int) -> dict[str, Samples]:
@@ -79,7 +86,7 @@ def split(records: Sequence[Record], seed: int) -> dict[str, Samples]:
     Raises:
         TilebeamError: a part has no right or no wrong samples.
     """
-    found, of = {}, parts_of([r["unit"] for r in records], seed)
+    found, of = {}, parts_of(records, seed)
     for part in PARTS:
         chosen = [(i, r) for i, r in enumerate(records) if of[r["unit"]] == part]
         samples: list[Record] = []
@@ -324,15 +331,17 @@ def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
 
 
 def calibrated(head: Head, states: npt.NDArray[np.float16], samples: Samples) -> Head:
-    """The head whose logits are stretched and moved so that its scores are probabilities on these samples (Platt)."""
+    """The head whose logits are stretched and moved so that its scores are probabilities on these samples (Platt 1999,
+    with his targets, which few samples do not drive to 0 and 1)."""
     scores = np.clip(head(inputs(states, samples.ends, head.features)), 1e-7, 1 - 1e-7)
     z = np.log(scores / (1 - scores)).astype(np.float32)
     one = _Network(1, 0, 0)
-    seen = _Best(lambda w: cross_entropy(one.logits(w, z[:, None]).astype(np.float64), samples.correct))
+    right = samples.correct.sum()
+    low, high = 1 / (len(z) - right + 2), (right + 1) / (right + 2)
+    targets = low + (high - low) * samples.correct
+    seen = _Best(lambda w: cross_entropy(one.logits(w, z[:, None]).astype(np.float64), targets))
     row_weights = np.full(len(z), 1 / len(z), np.float32)
-    minimize(
-        one.loss(z[:, None], samples.correct.astype(np.float32), row_weights, 1e-4), np.array([1, 0], np.float32), seen
-    )
+    minimize(one.loss(z[:, None], targets.astype(np.float32), row_weights, 1e-4), np.array([1, 0], np.float32), seen)
     stretch, move = seen.weights
     stretch = max(stretch, np.float32(0.05))  # the order stays
     (*below, (w, b)) = head.layers

@@ -160,6 +160,23 @@ def write(found: Report, stem: Path) -> list[Path]:
     return written + _draw(found, stem)
 
 
+def _name_lines(axes: Any, ends: list[float]) -> None:
+    """The methods' names right of where their lines end, apart from each other."""
+    low, high = axes.get_ylim()
+    above = low - (high - low)
+    for i in sorted(range(len(ends)), key=lambda i: ends[i]):
+        above = max(ends[i], above + 0.06 * (high - low))
+        share = (above - low) / (high - low)
+        axes.annotate(
+            list(quality.METHODS)[i],
+            (1.02, share),
+            xycoords="axes fraction",
+            va="center",
+            color=f"C{i}",
+            annotation_clip=False,
+        )
+
+
 def _plain(value: Any) -> Any:
     """Without NaN, which JSON does not have."""
     if isinstance(value, dict):
@@ -191,12 +208,11 @@ def _draw(found: Report, stem: Path) -> list[Path]:
             x = [row["budget"] for row in f["budgets"]]
             y = [100 * row[name] for row in f["budgets"]]
             middle.plot(x, y, marker="o", ms=3, ls=":" if name == "any right" else "-", color=f"C{i}")
-            middle.annotate(name, (x[-1], y[-1]), (5, 0), textcoords="offset points", va="center", color=f"C{i}")
+        _name_lines(middle, [100 * f["budgets"][-1][name] for name in quality.METHODS] if f["budgets"] else [])
         middle.set(xlabel="samples", ylabel="problems solved, %", xscale="log")
         ticks = [row["budget"] for row in f["budgets"]]
         middle.set_xticks(ticks, [str(t) for t in ticks], minor=False)
         middle.minorticks_off()
-        middle.margins(x=0.35)
         for axes in (left, middle):
             axes.grid(alpha=0.3)
         for path in written:
