@@ -32,7 +32,7 @@ class TextState:
         count: hidden states.
         total: their sum, float32 [n_embd].
         recent: their sum with weights: 1 for the last, `DECAY` for the one before, and so on; float32 [n_embd].
-        last: the last of them, zeros if there is none; float32 [n_embd].
+        last: the last of them, zeros before the first; float32 [n_embd].
     """
 
     count: int
