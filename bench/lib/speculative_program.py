@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _DECODED = re.compile(r"decoded +(\d+) tokens in +([0-9.]+) seconds")
@@ -49,14 +50,13 @@ class SpeculativeProgram:
 
         Args:
             prompt: in the chat template, unless `of_ik`.
-            draft: for programs that use a draft model; llama-lookup uses none.
+            draft: for programs that use a draft model: not llama-lookup, nor one that is given another --spec-type.
 
         Raises:
             RuntimeError: the program failed, or printed no figures.
         """
         command: list[object] = [self.program, "-m", model, "-n", n, "-c", n_ctx, "-t", threads, "-tb", threads]
-        if draft is not None and "lookup" not in self.program.name:
-            command += ["-md", draft]
+        command += self._drafting(draft)
         command += [*_USUAL_IK, "--output-format", "jsonl"] if self.of_ik else [*_USUAL, "--no-escape"]
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.write(prompt)
@@ -68,6 +68,13 @@ class SpeculativeProgram:
             tail = " ".join(done.stderr.split()[-40:])
             raise RuntimeError(f"{self.program} ended with status {done.returncode} and no figures: {tail}")
         return found
+
+    def _drafting(self, draft: Path | None) -> list[object]:
+        types = [b for a, b in pairwise(self.arguments) if a == "--spec-type"]
+        if draft is None or "lookup" in self.program.name or not all("draft" in t for t in types):
+            return []
+        wanted = "simple" in self.program.name and not types
+        return ["-md", draft, *(["--spec-type", "draft-simple"] if wanted else [])]
 
     def _figures(self, stdout: str, stderr: str) -> tuple[int, float] | None:
         if not self.of_ik:

@@ -58,9 +58,12 @@ def test_figures_of_other_programs(tmp_path: Path) -> None:
     simple = SpeculativeProgram.parse(f"'{program(tmp_path, 'llama-speculative-simple', DECODED)}' --draft-max 4")
     assert simple.run(Path("m.gguf"), Path("d.gguf"), "a \\n prompt", 40, 2, 512) == (40, 2.0)
     arguments = (tmp_path / "arguments").read_text().split()
-    assert arguments[arguments.index("-md") + 1] == "d.gguf"
+    assert arguments[arguments.index("-md") :][:4] == ["-md", "d.gguf", "--spec-type", "draft-simple"]
     assert arguments[-2:] == ["--draft-max", "4"]
     assert (tmp_path / "prompt").read_text() == "a \\n prompt"
+    ngrams = SpeculativeProgram(simple.program, ("--spec-type", "ngram-simple"))
+    assert ngrams.run(Path("m.gguf"), Path("d.gguf"), "p", 40, 2, 512) == (40, 2.0)
+    assert "-md" not in (tmp_path / "arguments").read_text().split()
     lookup = SpeculativeProgram(program(tmp_path, "llama-lookup", DECODED))
     assert lookup.run(Path("m.gguf"), Path("d.gguf"), "p", 40, 2, 512) == (40, 2.0)
     assert "-md" not in (tmp_path / "arguments").read_text().split()
