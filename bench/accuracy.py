@@ -38,7 +38,17 @@ from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
 
 from bench.lib import CACHE, gemma
-from bench.lib.accuracy_variants import AS_IS, BATCH, LAYOUTS, Comparison, Group, Variant, model_file
+from bench.lib.accuracy_variants import (
+    AS_IS,
+    BATCH,
+    CALIBRATION_TEXT,
+    FOUR_BITS,
+    LAYOUTS,
+    Comparison,
+    Group,
+    Variant,
+    model_file,
+)
 from bench.lib.document import put_into
 from bench.lib.options import Parser
 from bench.lib.report import Rows, figures, start
@@ -369,17 +379,25 @@ def main() -> None:
     p.add_argument(
         "--as-is", action="store_true", help="the file in its own types on both devices, instead of types made of it"
     )
+    p.add_argument(
+        "--calibrate", type=Path, metavar="TEXT", help="compare ways to 4 bits; calibrate on this text, not on --file"
+    )
     p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     p.add_argument("--mark", default="tables", help="name of these marks (default: tables)")
     args = p.parse()
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("matplotlib is not installed: pip install 'tilebeam[plot]'")
-    comparison = AS_IS if args.as_is else LAYOUTS
-    args.out = args.out or CACHE / f"accuracy{'-as-is' * args.as_is}{'-quick' * args.quick}"
+    if args.as_is and args.calibrate:
+        p.error("--as-is and --calibrate are two comparisons: choose one")
+    comparison = AS_IS if args.as_is else FOUR_BITS if args.calibrate else LAYOUTS
+    kind = "-as-is" if args.as_is else "-four-bits" if args.calibrate else ""
+    args.out = args.out or CACHE / f"accuracy{kind}{'-quick' * args.quick}"
     if args.fresh:
         shutil.rmtree(args.out / "scores", ignore_errors=True)
     folder = args.out / "models"
     folder.mkdir(parents=True, exist_ok=True)
+    if args.calibrate:
+        shutil.copyfile(args.calibrate, folder / CALIBRATION_TEXT)
     source = args.model or gemma.model()
     text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
     with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:

@@ -118,6 +118,7 @@ class _Matrix:
         self._rows_of_scale = 1 if self._width == TILE else 16
         self._h32 = inputs.h.astype(np.float32)
         self._codes = np.zeros((k // self._width, n, self._width), np.float32)
+        self._slope: Floats = np.zeros_like(self._w)  # (w - v) H: how the error would fall with each weight
         self._scales = np.zeros((k // self._width, -(-n // self._rows_of_scale)), np.float32)
 
     def _values(self, block: int) -> Floats:
@@ -157,10 +158,11 @@ class _Matrix:
                 change[:, at.start - panel.start : at.stop - panel.start] = error
                 carried[:, at.stop : panel.stop] += error @ r32[at, at.stop : panel.stop]
             carried[:, panel.stop :] += change @ r32[panel, panel.stop :]
+        self._slope = ((self._w - self._dense()) @ self._h32).astype(np.float32, copy=False)
 
     def sweep(self) -> None:
         """Every block again, given all others."""
-        slope = (self._w - self._dense()) @ self._h32
+        slope = self._slope
         for panel, blocks in self._panels():
             change = np.zeros((len(self._w), panel.stop - panel.start), np.float32)
             for block, at in blocks:
@@ -178,8 +180,7 @@ class _Matrix:
 
     def error(self) -> float:
         """(w - v) H (w - v)^T, summed over rows."""
-        left = self._w - self._dense()
-        return float(np.einsum("nk,nk->", left @ self._h32, left, dtype=np.float64))
+        return float(np.einsum("nk,nk->", self._slope, self._w - self._dense(), dtype=np.float64))
 
     def tiles(self) -> Bytes:
         """The result, columns where they were."""

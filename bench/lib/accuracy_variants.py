@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
+import numpy as np
 from tilebeam import gguf as gguf_tools
+from tilebeam.gguf.byte_bar import byte_bars
 from tilebeam.gguf.policy import Policy
+from tilebeam.measure.imatrix import collect
+from tilebeam.measure.moments import calibration_of
+from tilebeam.measure.perplexity import windows_of
+from tilebeam.model.load_options import default_threads
+from tilebeam.model.loader import load
+from tilebeam.native.llama import errors_in, log_router
+from tilebeam.text_files import read_corpus
 
 # Tokens per batch: many models are loaded at a time, and each has room for a batch's logits twice.
 BATCH = 128
@@ -155,6 +166,33 @@ AS_IS = Comparison(
     ),
 )
 
+# Ways to 4 bits, a text to calibrate on given.
+_NEAREST = cpu("Q4_0, nearest", "q4_0-column-plain")
+_SEARCH = cpu("Q4_0 --search", "q4_0-search")
+_IMATRIX = cpu("Q4_0 --imatrix", "q4_0-imatrix")
+_CALIBRATE = cpu("Q4_0 --calibrate", "q4_0-calibrate")
+_NL_CALIBRATE = cpu("IQ4_NL --calibrate", "iq4_nl-calibrate")
+_TILE_CALIBRATE = Variant("Q4_0 tile --calibrate, int8", "q4_0-tile-calibrate")
+_Q4_K = cpu("Q4_K_S of llama.cpp's quantizer", "q4_k_s")
+
+FOUR_BITS = Comparison(
+    "dequantized",
+    (
+        Group(
+            "Against the unquantized source",
+            SOURCE,
+            (_NEAREST, _SEARCH, _IMATRIX, _CALIBRATE, _NL_CALIBRATE, TILE, _TILE_CALIBRATE, _Q4_K),
+        ),
+    ),
+    (
+        Pair("calibrated against nearest", _CALIBRATE, _NEAREST),
+        Pair("calibrated against an importance matrix of the same text", _CALIBRATE, _IMATRIX),
+        Pair("calibrated against nearest, tile groups", _TILE_CALIBRATE, TILE),
+        Pair("calibrated against Q4_K_S", _CALIBRATE, _Q4_K),
+    ),
+)
+CALIBRATION_TEXT = "calibration.txt"  # beside the models
+
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
@@ -166,6 +204,51 @@ def packing(**options: Any) -> Callable[[Path, Path], object]:
     return lambda source, target: gguf_tools.pack(source, target, policy=policy, search=search)
 
 
+def calibrated(make: Callable[..., object], **options: Any) -> Callable[[Path, Path], object]:
+    """A file quantized with the text beside it; a run that was stopped is resumed."""
+
+    def made(source: Path, target: Path) -> object:
+        text = read_corpus(target.parent / CALIBRATION_TEXT)
+        threads = default_threads()
+        with byte_bars() as show:
+            calibration = calibration_of(
+                source, text, ctx_size=512, chunks=64, threads=threads, memory=1 << 30, show=show
+            )
+            return make(source, target, calibration=calibration, **options)
+
+    return made
+
+
+def weighted(source: Path, target: Path) -> object:
+    """Q4_0 with the importance matrix of the same text."""
+    with load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
+        windows = windows_of(lm, read_corpus(target.parent / CALIBRATION_TEXT), 512)
+        sums = collect(lm, windows.part(0, 64), threads=default_threads())
+    importance = {name: (s.squares[0] / s.counts[0]).astype(np.float32) for name, s in sums.items()}
+    tiles = target.with_suffix(".tiles")
+    policy = Policy.make(type="q4_0", output_weight="runtime")
+    gguf_tools.pack(source, tiles, policy=policy, importance=importance, overwrite=True)
+    gguf_tools.unpack(tiles, target)
+    tiles.unlink()
+    return target
+
+
+def k_quantized(source: Path, target: Path) -> object:
+    """Q4_K_S by llama.cpp; rows that are not whole blocks of 256 get the types that it falls back to."""
+    options = C.llama_model_quantize_default_params()
+    options.ftype, options.allow_requantize = C.LLAMA_FTYPE_MOSTLY_Q4_K_S, True
+    with gguf_tools.GGUFFile(source) as f:
+        options.token_embedding_type = f.tensors["token_embd.weight"].type
+        if "output.weight" in f.tensors:
+            options.output_tensor_type = f.tensors["output.weight"].type
+    with log_router().capture() as lines:
+        if C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options)) != 0:
+            raise RuntimeError(f"llama.cpp cannot quantize {source}: {errors_in(lines)}")
+    return target
+
+
+KEPT: dict[str, Any] = {"embedding_type": "keep"}
+TILES = Policy.make(type="q4_0", grouping="tile", output_weight="runtime")
 MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "source-f32": ("source", lambda source, target: gguf_tools.convert(source, target, type="f32")),
     "q4_0-column": ("source", packing(type="q4_0", grouping="column")),
@@ -177,6 +260,15 @@ MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "paper-tile": ("source", packing(preset="paper")),
     "paper-column": ("source", packing(preset="paper", grouping="column")),
     "q8_0-column": ("source", packing(type="q8_0", grouping="column")),
+    "q4_0-search": (
+        "source",
+        lambda source, target: gguf_tools.convert(source, target, type="q4_0", search=True, **KEPT),
+    ),
+    "q4_0-imatrix": ("source", weighted),
+    "q4_0-calibrate": ("source", calibrated(gguf_tools.convert, type="q4_0", **KEPT)),
+    "iq4_nl-calibrate": ("source", calibrated(gguf_tools.convert, type="iq4_nl", **KEPT)),
+    "q4_0-tile-calibrate": ("source", calibrated(gguf_tools.pack, policy=TILES)),
+    "q4_k_s": ("source", k_quantized),
     "iq4_nl-column": ("source", packing(type="iq4_nl", grouping="column")),
 }
 

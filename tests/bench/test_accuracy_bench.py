@@ -104,3 +104,20 @@ def test_the_bench_goes_on_where_it_was_killed(
     monkeypatch.setattr(sys, "argv", [str(text.with_name("other.txt") if a == text else a) for a in arguments])
     with pytest.raises(ValueError, match="another model, text or context"):
         bench.main()
+
+
+def test_ways_to_four_bits_are_compared_with_a_text_of_their_own(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=1, type="f32", arch="qwen2"))
+    calibration = tmp_path / "c.txt"
+    calibration.write_text(TEXT * 4)
+    out = tmp_path / "out"
+    arguments = ["accuracy.py", "--out", out, "-m", model, "-f", text, "-c", N_CTX, "--chunks", 1, "-t", 1, "--json"]
+    monkeypatch.setattr(sys, "argv", list(map(str, [*arguments, "--calibrate", calibration])))
+    accuracy.main()
+    (group,) = json.loads((out / "accuracy.json").read_text())["groups"]
+    assert [row["variant"] for row in group["rows"]] == [v.name for v in variants.FOUR_BITS.groups[0].variants]
+    assert all(0 < row["figures"]["kld"]["value"] < 1 for row in group["rows"])
+    assert not list((out / "models").glob("*.calibration"))
