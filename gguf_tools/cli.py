@@ -80,7 +80,7 @@ CalibrateMemory = Annotated[
         "--calibrate-memory",
         metavar="MIB",
         min=1,
-        help="Memory for what is collected in one pass over the text; less memory, more passes.",
+        help="Memory for what one pass over the text collects; less memory means more passes.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
@@ -342,7 +342,7 @@ def convert(
     ] = ...,  # type: ignore[assignment]
     embedding_type: Annotated[
         EmbeddingType | None,
-        typer.Option(help="Another type of the token embeddings and the output matrix; keep: leave them."),
+        typer.Option(help="Type of the token embeddings and the output matrix, if not --type; keep: leave them."),
     ] = None,
     search: Search = False,
     calibrate: Calibrate = None,

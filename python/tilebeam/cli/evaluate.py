@@ -70,9 +70,10 @@ def evaluate(
         str | None,
         typer.Option(
             "--scorer",
-            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (of "
-            "those in a program's docstring, how many pass), prm, orm, head, or FILE.py:function of prompt and text. "
-            "Default: logprob (humaneval: examples, too) and the reward model that is given.",
+            help="Comma separated: logprob, logprob-sum, verifier (the task's checker, an upper bound), examples (the "
+            "share of the examples in the question's docstring that a program passes), prm, orm, head (--reward-head "
+            "alone), or FILE.py:function of prompt and text. Default: logprob (humaneval: examples, too) and the "
+            "reward model that is given.",
         ),
     ] = None,
     items: Annotated[
@@ -83,7 +84,7 @@ def evaluate(
         int,
         typer.Option(
             "--item-seed",
-            help="Seed of generated items, and of the draw of --items from choices.",
+            help="Seed of generated items, and of the --items that are drawn from a file of mmlu or choice.",
             rich_help_panel=_TASK,
         ),
     ] = TaskOptions.item_seed,
@@ -104,7 +105,8 @@ def evaluate(
         Path | None,
         typer.Option(
             "--shots-file",
-            help="File of examples, lines as the task's own; without --shots: all of jsonl's, 8 of GSM8K's.",
+            help="File of examples, lines as the task's own. Without --shots the first 8 (gsm8k), 4 (math) or 2 "
+            "(humaneval), 5 of each subject (mmlu), or all (jsonl, choice).",
             rich_help_panel=_TASK,
         ),
     ] = None,
@@ -189,7 +191,7 @@ def evaluate(
         bool,
         typer.Option(
             "--lookup/--no-lookup",
-            help="Guess tokens ahead by look-up; texts are then not the same bit for bit when a run is repeated.",
+            help="Guess tokens ahead by look-up; a repeated run may then give other texts, as with --draft.",
             rich_help_panel=_RUNNING,
         ),
     ] = False,
@@ -222,7 +224,7 @@ def evaluate(
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 
     One run of N samples per item gives every budget of best-of-n and self-consistency; beam, dvts and the others run
-    at each budget. Killed or interrupted, the same command goes on where it was.
+    at each budget. If a run is killed or interrupted, the same command resumes it.
 
     Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
     --items 200 --out eval/chain-sum --latency-items 10

@@ -106,7 +106,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         "-md",
-        help="Small GGUF model of the same vocabulary that guesses tokens ahead.",
+        help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
         show_default=False,
         rich_help_panel=_MODEL,
     ),
@@ -115,8 +115,8 @@ Lookup = Annotated[
     bool | None,
     typer.Option(
         "--lookup/--no-lookup",
-        help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: where few samples "
-        "decode together.",
+        help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: while at most four "
+        "samples decode together, without --draft.",
         show_default=False,
         rich_help_panel=_MODEL,
     ),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TASK = "Task"
 _FIT = "Fit"
 
-app = App(name="reward", help="Reward heads of a model's own.", no_args_is_help=True)
+app = App(name="reward", help="Train a reward head on a model's own hidden states.", no_args_is_help=True)
 
 
 @grouped
@@ -37,18 +37,22 @@ def train(
     model: ModelOptions,
     task: Annotated[
         str,
-        typer.Option("--task", help="Problems to learn from, as in tilebeam eval: gsm8k:FILE, jsonl:FILE .."),
+        typer.Option(
+            "--task", help="Problems to learn from, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE .."
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Where samples are kept, .jsonl and .states; default: beside --out."),
+        typer.Option("--data", help="Where samples are kept (.jsonl and .states are added); default: beside --out."),
     ] = None,
-    seed: Annotated[int, typer.Option("-s", "--seed", min=0, help="Of samples, split and fit.")] = FitOptions.seed,
+    seed: Annotated[
+        int, typer.Option("-s", "--seed", min=0, help="Of the samples, the split and the fit.")
+    ] = FitOptions.seed,
     items: Annotated[
         int | None,
-        typer.Option("--items", min=1, help="Problems, the first of the file; default: all.", rich_help_panel=_TASK),
+        typer.Option("--items", min=1, help="The first N problems of a file; default: all.", rich_help_panel=_TASK),
     ] = None,
     template: Annotated[
         str | None,
@@ -102,11 +106,11 @@ def train(
     ] = FitOptions.hidden,
     json_: Json = False,
 ) -> None:
-    """Train a reward head on what a model thinks while it writes: samples of a task, judged by the task's checker.
+    """Train a reward head on a model's own hidden states, from samples of a task that the task's checker judges.
 
-    The head goes with --reward-head into best-of-n, vote, beam, dvts, adaptive, eval and serve, and costs no token
-    there. Interrupted or killed, the same command goes on where it was; more --items or other fit options take what is
-    there. The report is about problems that nothing was learnt from.
+    Give the head to best-of-n, vote, beam, dvts, adaptive, eval or serve with --reward-head: its ratings decode no
+    token. If a run is killed or interrupted, the same command resumes it; with more --items or other fit options it
+    uses the samples that exist. The report is about problems that the head has not seen.
 
     Example: tilebeam reward train -m model.gguf --task gsm8k:train.jsonl --items 1000 --samples 8 -o head.gguf
     """

@@ -62,8 +62,8 @@ RewardHead = Annotated[
     Path | None,
     typer.Option(
         "--reward-head",
-        help="Weights of its head: .gguf (from tilebeam reward-head), .npz or .npy; default: MODEL.head.*. Without "
-        "--prm and --orm: a head for the model's own hidden states, from tilebeam reward train.",
+        help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
+        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train.",
         rich_help_panel=_PANEL,
     ),
 ]

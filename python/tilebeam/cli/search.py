@@ -190,8 +190,9 @@ def best_of_n(
         typer.Option(
             "--scorer",
             help="logprob: the model's own mean log-probability (default); logprob-sum: of the whole text; majority: "
-            "the share of candidates with the same answer; examples: of those in the docstring of the Python function "
-            "that is asked for, how many the program passes; judge: a model is asked. Instead: --prm or --orm.",
+            "the share of candidates with the same answer; examples: the share of the examples in the docstring of the "
+            "Python function that is asked for which the program passes; judge: a model is asked. Instead of a scorer: "
+            "--prm, --orm or --reward-head.",
         ),
     ] = None,
     extract: Annotated[
@@ -239,8 +240,8 @@ def vote(
         Literal[Weighting, "judge"] | None,
         typer.Option(
             "--weighting",
-            help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm or --orm "
-            "(default with one of them); judge: by what a judge says.",
+            help="plain: one vote each; logprob: by the model's mean probability per token; reward: by --prm, --orm or "
+            "--reward-head (default with one of them); judge: by what a judge says.",
         ),
     ] = None,
 ) -> None:
@@ -302,13 +303,15 @@ def adaptive(
     give_up: Annotated[
         float | None,
         typer.Option(
-            "--give-up", help="With --prm: give up a candidate that is rated below this.", show_default=str(GIVE_UP)
+            "--give-up",
+            help="With --prm or --reward-head: give up a candidate that is rated below this.",
+            show_default=str(GIVE_UP),
         ),
     ] = None,
 ) -> None:
     """Vote, but stop when the vote is settled: up to N candidates, as many as the question needs.
 
-    With --prm, candidates grow step by step, and those that look hopeless are given up.
+    With --prm or --reward-head, candidates grow step by step, and those that look hopeless are given up.
 
     Example: tilebeam adaptive -m model.gguf -f questions.jsonl -N 32
 

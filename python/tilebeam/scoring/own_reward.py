@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OwnReward(StepScorer):
-    """Rates texts by what the model that wrote them thought while it did.
+    """Rates texts by the hidden states that the model computed while it wrote them.
 
     A text is rated by the hidden states of its tokens (`tilebeam.text_state.TextState`), which samples carry if they
     are drawn with ``SamplingParams(hidden=True)``; searches ask for them. No token is decoded for it. Several threads
