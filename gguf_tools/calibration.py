@@ -167,6 +167,7 @@ def _quantize_group(
         key = id(found), c.group_width(tiled)
         try:
             if inputs is None or inputs[0] != key:
+                inputs = None  # two of them would take twice the memory
                 inputs = key, c.Inputs.of(found, key[1])
             data = np.empty(s.nbytes, np.uint8)
             f.read_tensor(s, 0, data)

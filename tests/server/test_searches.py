@@ -131,6 +131,12 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
         assert answer.status_code == 200, answer.text
 
 
+def test_a_request_cannot_have_programs_run(server: Running) -> None:
+    answer = server.post(TEXT, {"prompt": "a", "search": {"method": "best-of-n", "scorer": "examples"}})
+    assert answer.status_code == 400
+    assert "scorer must be one of" in answer.json()["error"]["message"]
+
+
 def test_a_beam_needs_a_reward_model(lm: LM) -> None:
     with running(lm) as server:
         for scorer in ({}, {"scorer": "reward"}):

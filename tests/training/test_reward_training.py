@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tilebeam import OwnReward, SamplingParams, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.options import TaskOptions
-from tilebeam.evaluation.tasks.base import Item
+from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.scoring.reward_heads import load_head
 from tilebeam.training import fitting, quality
 from tilebeam.training.collection import Collection, CollectionSetting
@@ -191,14 +192,17 @@ def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
     """A process died between the two files; more problems are no other setting, another temperature is one."""
     item = Item("a", "q", "1", "q", "q")
     rows = np.ones((2, 3 * 4 + 1), np.float16)
+    task, other = (cast(Task, SimpleNamespace(judges=lambda _, digest=digest: [digest])) for digest in "ab")
     with Collection(tmp_path / "d", setting(), 4) as data:
-        data.add(item, "q", [{"states": 2}], rows)
+        data.add(task, item, "q", [{"states": 2}], rows)
         data._file.write(b"torn")
     with Collection(tmp_path / "d", setting(task=TaskOptions("jsonl:b/f.jsonl", items=7)), 4) as data:
-        assert data.has(item, "q")
+        assert data.has(task, item, "q")
         assert np.array_equal(data.states(), rows)
         with pytest.raises(TilebeamError, match="another problem a"):
-            data.has(item, "q2")
+            data.has(task, item, "q2")
+        with pytest.raises(TilebeamError, match="another problem a"):
+            data.has(other, item, "q")
         with pytest.raises(TilebeamError, match="Another process"):
             Collection(tmp_path / "d", setting(), 4)
     with pytest.raises(TilebeamError, match=r"sampling\.temperature was null, is 0\.5"):

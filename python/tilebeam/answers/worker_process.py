@@ -9,12 +9,12 @@ import os
 import select
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from tilebeam.errors import TilebeamError
+from tilebeam.fork_locks import free_in_children
 
 _START_SECONDS = 120.0  # large libraries are imported; on a busy machine that takes a while
 
@@ -34,7 +34,7 @@ class WorkerProcess:
         self._module = module
         self._purpose = purpose
         self._environment = environment
-        self._lock = threading.Lock()
+        self._lock = free_in_children()
         self._process: subprocess.Popen[bytes] | None = None
         self._greeting: dict[str, Any] = {}
         self._owner = 0  # a fork has the pipes, but they are its parent's
@@ -52,10 +52,12 @@ class WorkerProcess:
             try:
                 process.stdin.write(request)
                 process.stdin.flush()
+                line = self._line(seconds)
             except OSError:  # it died meanwhile
                 line = None
-            else:
-                line = self._line(seconds)
+            except BaseException:  # interrupted: the late reply would pass for the next request's
+                self._end()
+                raise
             if line is None:
                 self._end()
                 return None
@@ -95,7 +97,11 @@ class WorkerProcess:
             start_new_session=True,  # Ctrl-C is the asker's business
         )
         self._owner = os.getpid()
-        line = self._line(_START_SECONDS)
+        try:
+            line = self._line(_START_SECONDS)
+        except BaseException:
+            self._end()
+            raise
         if line is None:
             self._end()
             raise TilebeamError(f"The process for {self._purpose} did not start: try python -m {self._module}.")

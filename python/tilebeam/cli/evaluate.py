@@ -271,6 +271,8 @@ def evaluate(
                 "--stop": bool(stop),
                 "--extract": extract is not None,
                 "--checker": checker is not None,
+                "--lookup": bool(lookup),
+                "--draft": draft is not None,
             }
         )
     scorers = () if is_choice else _scorers(scorer, opened, reward)

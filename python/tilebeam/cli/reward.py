@@ -192,7 +192,7 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
     from tilebeam.training.collection import collect
 
     bars = Bars()
-    done = sum(collection.has(item, task.prompt(item, lm)) for item in task.items)
+    done = sum(collection.has(task, item, task.prompt(item, lm)) for item in task.items)
     with bars.phase("collect", len(task.items), done):
         collect(lm, task, collection, progress=lambda state: bars.batch(state), finished=bars.finished)
 

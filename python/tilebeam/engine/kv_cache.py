@@ -138,9 +138,7 @@ class KvCache:
     def extend(self, seq: Sequence, tokens: list[int]) -> None:
         """Take cells for tokens that the next batch decodes."""
         if len(tokens) > len(self._free_cells):
-            raise TilebeamError(
-                f"No room for {len(tokens)} tokens: {self.free} of {self.limits.n_cells} KV cells are free."
-            )
+            raise self._no_room(len(tokens))
         if tokens:
             cells = self._free_cells[-len(tokens) :]
             del self._free_cells[-len(tokens) :]

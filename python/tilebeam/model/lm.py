@@ -232,7 +232,7 @@ class LM:
         one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
 
         Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
-        give the same texts.
+        give the same texts, where no tokens are guessed ahead.
         """
         with self._dispatcher.using():
             self._keep(1)

@@ -93,7 +93,8 @@ class OwnReward(StepScorer):
             return [candidate.hidden]
         if candidate.hidden_steps is None:
             raise TilebeamError("A candidate has no states of its steps: sample with SamplingParams(hidden_steps=..).")
-        return [s for s in candidate.hidden_steps if s.count < candidate.hidden.count] + [candidate.hidden]
+        begun = [s for s in candidate.hidden_steps if 0 < s.count < candidate.hidden.count]
+        return [*begun, candidate.hidden]
 
     def close(self) -> None:
         """Nothing to close: the model is the caller's."""

@@ -24,7 +24,7 @@ def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) 
         unsafe_code: let "examples" run programs even where they cannot be confined.
 
     Raises:
-        TilebeamError: there is none of that name, or no judge.
+        TilebeamError: no scorer has that name, or there is no judge.
     """
     known: dict[ScorerName, Callable[[], Scorer]] = {
         "logprob": LogProb,

@@ -155,7 +155,8 @@ class Algorithm(ABC, Generic[Result]):
       No call to the model ever asks for more samples of a prompt. What it came to is in `SearchResult.usage`, in
       tokens and seconds.
     - ``sampling`` says how to draw. Its ``n`` is the algorithm's; ``max_tokens`` and ``stop`` bound a whole candidate,
-      however many steps it has; ``seed`` decides all: the same seeds and calls give the same results.
+      however many steps it has; ``seed`` decides all: the same seeds and calls give the same results, with tokens
+      guessed ahead up to the last bits of logits.
     - An instance keeps nothing between calls. Scorers it shares with others may be used by several threads only if
       they say so.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # A regular expression out of a request could keep a thread busy for ever.
 _EXTRACTORS = ("last-number", "text", "choice", "boxed")
+_SCORERS = ("logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
 
 
 class Questions:
@@ -134,6 +135,8 @@ def _scorer(
             raise TilebeamError("this server has no reward model (--prm, --orm, --reward-head).")
         return reward
     if search.scorer is not None:
+        if search.scorer not in _SCORERS:
+            raise TilebeamError(f"scorer must be one of reward, {', '.join(_SCORERS)}, not {search.scorer!r}.")
         return search.scorer
     votes_plainly = name == "self-consistency" and given.get("weighting", "plain") != "reward"
     return None if votes_plainly else reward

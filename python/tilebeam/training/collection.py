@@ -120,27 +120,29 @@ class Collection:
         """A record for each problem."""
         return list(self._log.records.values())
 
-    def has(self, item: Item, prompt: str) -> bool:
+    def has(self, task: Task, item: Item, prompt: str) -> bool:
         """Whether a problem is there.
 
         Raises:
             TilebeamError: it is, with another prompt or answer.
         """
         record = self._log.records.get(item.id)
-        if record is not None and record["problem"] != _digest(item, prompt):
+        if record is not None and record["problem"] != _digest(task, item, prompt):
             raise TilebeamError(
-                f"{self._log.path} has samples of another problem {item.id}: the task's file or template has changed. "
-                "Use another --data, or the old task."
+                f"{self._log.path} has samples of another problem {item.id}: the task's file, template or judge has "
+                "changed. Use another --data, or the old task."
             )
         return record is not None
 
-    def add(self, item: Item, prompt: str, samples: Sequence[Record], states: npt.NDArray[np.float16]) -> None:
+    def add(
+        self, task: Task, item: Item, prompt: str, samples: Sequence[Record], states: npt.NDArray[np.float16]
+    ) -> None:
         """Keep a problem's samples: they are on the disk when this returns."""
         with naming(self._path):
             self._file.write(states.tobytes())
             self._file.flush()
             os.fsync(self._file.fileno())
-        record = {"unit": item.id, "problem": _digest(item, prompt), "row": self._rows, "samples": list(samples)}
+        record = {"unit": item.id, "problem": _digest(task, item, prompt), "row": self._rows, "samples": list(samples)}
         self._log.add(record)
         self._rows += len(states)
 
@@ -179,7 +181,7 @@ def collect(
     """
     setting = collection.setting
     problems = [(item, task.prompt(item, lm)) for item in task.items]
-    todo = [(item, prompt) for item, prompt in problems if not collection.has(item, prompt)]
+    todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt)]
     together = max(1, -(-2 * lm.n_seq_max // setting.samples))
     for first in range(0, len(todo), together):
         part = todo[first : first + together]
@@ -203,7 +205,7 @@ def collect(
                 states = _kept(candidate, setting.steps)
                 rows += [s.features(FEATURES) for s in states]
                 samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
-            collection.add(item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
+            collection.add(task, item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
         finished(len(part))
 
 
@@ -229,5 +231,5 @@ def _kept(candidate: CompletionOutput, steps: int) -> list[TextState]:
     return [*(begun[i] for i in some), end]
 
 
-def _digest(item: Item, prompt: str) -> str:
-    return hashlib.sha256(json.dumps([prompt, item.answer]).encode()).hexdigest()[:16]
+def _digest(task: Task, item: Item, prompt: str) -> str:
+    return hashlib.sha256(json.dumps([prompt, item.answer, *task.judges(item)]).encode()).hexdigest()[:16]

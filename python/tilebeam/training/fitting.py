@@ -175,11 +175,12 @@ def _path(
     """Decay, loss and head for each decay; each fit goes on from the one before."""
     train, choose = parts["train"], parts["choose"]
     x = inputs(states, train.rows, names)
-    mean, scale = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    mean = x.mean(0, dtype=np.float64)
+    x -= mean.astype(np.float32)
+    scale = np.sqrt(np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x))
     # What differs by less than the states were rounded by says nothing.
     scale = np.maximum(scale, _ROUNDED * np.abs(mean) + 1e-6).astype(np.float32)
     mean = mean.astype(np.float32)
-    x -= mean
     x /= scale
     y = train.correct[train.owner].astype(np.float32)
     held, held_y = (inputs(states, choose.ends, names) - mean) / scale, choose.correct

@@ -134,6 +134,10 @@ class Task(ABC):
         except TilebeamError as error:
             raise TilebeamError(f"{error} Or evaluate it without a chat template: --no-chat.") from None
 
+    def judges(self, item: Item) -> list[str]:  # noqa: ARG002
+        """Digests of the functions of the user's that find and judge an item's answer."""
+        return [x for x in (self._extract_source, source_digest(self._check) if self._check else "") if x]
+
     def verdict(self, item: Item, text: str) -> float:
         """How right a text is, 0 to 1.
 

@@ -33,7 +33,7 @@ class FileTask(Task):
 
     @property
     def name(self) -> str:
-        """Kind and file name; where the file lies does not matter."""
+        """Kind and file name; its folder does not matter."""
         return f"{self.options.spec.partition(':')[0]}:{self.path.name}"
 
     @abstractmethod

@@ -7,6 +7,7 @@ bound. The examples in the docstrings are part of the question; the scorer "exam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -57,6 +58,14 @@ class HumanEvalTask(FileTask):
             "solution": (prompt + solution).strip("\n"),
             "answer": solution,
         }
+
+    def _sources(self) -> list[str]:
+        """The hidden tests judge."""
+        return [json.dumps([[i.data["test"], i.data["entry_point"]] for i in self.items])]
+
+    def judges(self, item: Item) -> list[str]:
+        """The digest of a checker of the user's, or the hidden tests."""
+        return super().judges(item) or [item.data["test"]]
 
     def _judge(self, item: Item, text: str) -> bool:
         question = Question(item.data["prompt"], item.data["entry_point"])

@@ -42,6 +42,11 @@ class JsonlTask(FileTask):
             raise TilebeamError(f'{where}: checker must be "module:function".')
         self._checkers[name] = load_function(name, f"{where}: checker")
 
+    def judges(self, item: Item) -> list[str]:
+        """The digests, the item's own checker's included."""
+        own = self._checkers.get(item.data.get("checker", ""))
+        return [*super().judges(item), *([source_digest(own)] if own else [])]
+
     def _judge(self, item: Item, text: str) -> float | bool:
         checker = item.data.get("checker")
         return super()._judge(item, text) if checker is None else self._checkers[checker](item.data, text)
