@@ -24,7 +24,7 @@ LLAMA_CPP_PYTHON := $(shell sed -n 's/.*"llama-cpp-python==\([^"]*\)".*/\1/p' py
 PYTEST_ARGS ?=
 # Files of tests that run side by side; each may take 2 GB.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
-PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile
+PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 DATA ?=
