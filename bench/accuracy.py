@@ -414,7 +414,7 @@ def main() -> None:
     about = {
         "source": source.name,
         "description": description,
-        "text": str(args.file or f"pydoc_data.topics of Python {sys.version.split()[0]}"),
+        "text": args.file.name if args.file else f"pydoc_data.topics of Python {sys.version.split()[0]}",
         "tokens": int(windows.tokens.size),
         "windows": len(windows),
         "n_ctx": windows.n_ctx,
