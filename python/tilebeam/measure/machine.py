@@ -62,7 +62,8 @@ class OtherLoad:
         user, nice, system, idle, iowait, irq, softirq, steal = [int(w) / _TICKS for w in words] or [0.0] * 8
         busy = user + nice + system + irq + softirq + steal
         times = os.times()
-        return times.user + times.system, busy, busy + idle + iowait
+        own = times.user + times.system + times.children_user + times.children_system
+        return own, busy, busy + idle + iowait
 
 
 def busy_note(share: float) -> str | None:
