@@ -88,7 +88,7 @@ struct backend {
         if (!g) return false;
         for (const auto & health : g->buffers) {
             if (health->bad) {
-                why = "a device buffer is not valid: " + health->reason;
+                why = health->complaint();
                 return false;
             }
         }

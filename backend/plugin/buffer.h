@@ -44,6 +44,7 @@ struct buffer_health {
     std::shared_ptr<load_counts> load;
 
     void spoil(const std::string & why);
+    std::string complaint() const { return "a device buffer is not valid: " + reason; } // of one that is bad
 };
 
 class buffer {

@@ -311,6 +311,10 @@ struct lowering {
             why = forked_text;
             return nullptr;
         }
+        if (b->health->bad) { // else what it lacks would be said, and not why
+            why = b->health->complaint();
+            return nullptr;
+        }
         if (std::find(out.buffers.begin(), out.buffers.end(), b->health) == out.buffers.end()) {
             out.buffers.push_back(b->health);
         }

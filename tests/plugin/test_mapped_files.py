@@ -72,6 +72,13 @@ def mapped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapped]:
     m.close()
 
 
+@pytest.fixture(params=[0, 1 << 30], ids=["unlimited", "limited"])
+def limited(request: pytest.FixtureRequest, device: Device) -> Iterator[None]:
+    """With a limit, tensors are mapped one by one."""
+    with kit.options(device, memory_limit=request.param):
+        yield
+
+
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_mapped_tiles_compute_without_a_copy(device: Device, mapped: Mapped, executor: str) -> None:
     k, n = mapped.K, mapped.N
@@ -131,6 +138,7 @@ def test_tiles_read_instead_of_mapped(device: Device, mapped: Mapped) -> None:
     assert np.array_equal(*results)
 
 
+@pytest.mark.usefixtures("limited")
 def test_mapping_fails_closed(device: Device, mapped: Mapped, tmp_path: Path) -> None:
     k, n = mapped.K, mapped.N
     control = device.control
@@ -259,6 +267,7 @@ def test_a_truncated_file_is_not_mapped(device: Device, mapped: Mapped) -> None:
     assert "truncated" in device.control.last_error()
 
 
+@pytest.mark.usefixtures("limited")
 def test_a_mapped_tensor_must_not_begin_inside_an_element(device: Device, mapped: Mapped) -> None:
     for kind, odd in ((F32, 2), (F16, 1), (Q4_0, 1)):
         with Context() as cw, Context() as c:
