@@ -397,7 +397,10 @@ def main() -> None:
     folder = args.out / "models"
     folder.mkdir(parents=True, exist_ok=True)
     if args.calibrate:
-        shutil.copyfile(args.calibrate, folder / CALIBRATION_TEXT)
+        kept = folder / CALIBRATION_TEXT
+        if kept.exists() and kept.read_bytes() != args.calibrate.read_bytes():
+            raise ValueError(f"{args.out} holds models that were calibrated on another text: choose another --out")
+        shutil.copyfile(args.calibrate, kept)
     source = args.model or gemma.model()
     text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
     with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:

@@ -121,3 +121,6 @@ def test_ways_to_four_bits_are_compared_with_a_text_of_their_own(
     assert [row["variant"] for row in group["rows"]] == [v.name for v in variants.FOUR_BITS.groups[0].variants]
     assert all(0 < row["figures"]["kld"]["value"] < 1 for row in group["rows"])
     assert not list((out / "models").glob("*.calibration"))
+    calibration.write_text(TEXT)
+    with pytest.raises(ValueError, match="calibrated on another text"):
+        accuracy.main()
