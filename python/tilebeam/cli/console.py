@@ -72,7 +72,9 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             with _warnings_as_sentences():
-                return command(*args, **kwargs)
+                result = command(*args, **kwargs)
+                sys.stdout.flush()  # at exit its error would have no sentence
+                return result
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
