@@ -46,11 +46,6 @@ class TextState:
         zeros = np.zeros(n_embd, np.float32)
         return cls(0, zeros, zeros, zeros)
 
-    @property
-    def n_embd(self) -> int:
-        """Elements of a hidden state."""
-        return len(self.total)
-
     def then(self, later: TextState) -> TextState:
         """Of a text in two parts: this one's and a later one's."""
         if not later.count:

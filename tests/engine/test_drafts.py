@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT, ScriptedDrafter, equal_logits, separate_logits
+from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, separate_logits
 from sampler_kit import Witness, check
 from tilebeam import LM, RequestOutput, SamplingParams
 from tilebeam.engine.drafter import Drafter
@@ -40,21 +40,6 @@ def no_drafter_is_left(equal: LM) -> Iterator[None]:
     equal._engine.use_drafter(None)
     assert not equal._engine.kv.live
     assert equal._engine.kv.free == equal.n_ctx
-
-
-class Count:
-    """Batches of a model, and the tokens in them."""
-
-    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches = self.tokens = 0
-        real = lm._context.decode
-
-        def decode(n: int) -> int:
-            self.batches += 1
-            self.tokens += n
-            return real(n)
-
-        monkeypatch.setattr(lm._context, "decode", decode)
 
 
 def told(outputs: list[RequestOutput]) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT, ScriptedDrafter, equal_logits
+from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
 from tilebeam.text_state import DECAY, TextState
 
@@ -29,21 +29,6 @@ def lm(path: Path) -> Iterator[LM]:
     """Four slots, few cells, small batches."""
     with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, n_batch=64, lookup=False, **EXACT) as model:
         yield model
-
-
-class Count:
-    """Batches of a model, and the tokens in them."""
-
-    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches = self.tokens = 0
-        real = lm._context.decode
-
-        def decode(n: int) -> int:
-            self.batches += 1
-            self.tokens += n
-            return real(n)
-
-        monkeypatch.setattr(lm._context, "decode", decode)
 
 
 def read(lm: LM, prompt: list[int], tokens: list[int]) -> TextState:

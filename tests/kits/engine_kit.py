@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tilebeam import RequestOutput
+import pytest
+from tilebeam import LM, RequestOutput
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.request import Sample
@@ -88,3 +89,18 @@ class ScriptedDrafter(Drafter):
             return []
         right = {"right": 4, "wrong": 0, "partly": turn}[mode]
         return coming[:right] + [(t + 1) % 500 for t in coming[right:4]]
+
+
+class Count:
+    """Batches of a model, and the tokens in them."""
+
+    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches = self.tokens = 0
+        real = lm._context.decode
+
+        def decode(n: int) -> int:
+            self.batches += 1
+            self.tokens += n
+            return real(n)
+
+        monkeypatch.setattr(lm._context, "decode", decode)
