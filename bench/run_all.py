@@ -62,6 +62,7 @@ BENCHES = (
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
     Bench("best_of_n", "Best-of-N, wall time", sliced=True),
     Bench("speculation", "Guessing tokens ahead", sliced=True),
+    Bench("llama_lookup", "llama_cpp.Llama's own guesses, registered and not", sliced=True),
     Bench("engine_overhead", "A step of the engine outside llama_decode"),
     Bench("graph_overhead", "A decode step beside its arithmetic"),
     Bench("scoring", "Scoring a growing beam"),

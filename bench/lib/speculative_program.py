@@ -14,7 +14,7 @@ from pathlib import Path
 
 _DECODED = re.compile(r"decoded +(\d+) tokens in +([0-9.]+) seconds")
 _USUAL = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "--temp", 0)
-_USUAL_IK = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "--temp", 0)
+_USUAL_IK = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "--temp", 0)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ SHORTER: dict[str, list[str]] = {
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
     "speculation": [*TINY, "--only", "extract,noise", "-npl", "2", "-n", "6"],
+    "llama_lookup": [*TINY, "--only", "extract", "-n", "6"],
     "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
     "graph_overhead": [*TINY, "-npl", "2"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
