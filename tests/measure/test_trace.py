@@ -18,6 +18,7 @@ from npu_ops import BF16, F16, F32, I32, Q4_0, Q8_0, Arena, Tensor, make_op
 from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
 from tilebeam.cli.main import app
+from tilebeam.engine.speculation import StepCosts
 from tilebeam.errors import TilebeamError
 from tilebeam.measure import trace
 from typer.testing import CliRunner
@@ -339,3 +340,23 @@ def test_tracer_leaves_the_model_as_it_was(model: Path) -> None:
         assert lm.generate("hello", params)[0].outputs[0].token_ids == plain
     with tilebeam.load(model, device="cpu", n_ctx=256) as stock, pytest.raises(TilebeamError, match="on the NPU"):
         trace.Tracer(stock)
+
+
+def test_guessing_ahead_is_on_the_timeline(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are made before a step is decoded, and checked after it: within the step, around llama_decode."""
+    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)  # a row more never costs time: guesses are always worth it
+    params = tilebeam.SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    with tilebeam.load(model, n_ctx=256, threads=1, lookup=True) as lm:
+        with trace.tracing(lm) as traced:
+            usage = lm.generate([[5, 6, 7, 8] * 4], params)[0].usage
+        events = traced.timeline()["traceEvents"]
+    assert usage.drafted_tokens > 0
+    spans = defaultdict(list)
+    for e in events:
+        if e["ph"] == "X":
+            spans[e["name"]].append((e["ts"], e["ts"] + e["dur"]))
+    guessed, checked = spans["guess ahead"], spans["check guesses"]
+    assert 0 < len(checked) <= len(guessed) <= len(spans["step"])
+    for begin, end in guessed + checked:
+        assert any(first <= begin and end <= last for first, last in spans["step"])
+        assert all(end <= first or last <= begin for first, last in spans["llama_decode"])

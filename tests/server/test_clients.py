@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tilebeam
+from engine_kit import EXACT
 from tilebeam import LM
+from tilebeam.engine.speculation import StepCosts
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
@@ -135,3 +139,22 @@ def test_figures_of_requests(lm: LM) -> None:
         assert told["tilebeam_kv_cells"] == 1024
         assert told["tilebeam_ready"] == 1
         assert told['tilebeam_seconds_total{kind="decode"}'] > 0
+
+
+def test_guessed_tokens_are_counted(path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)  # a row more never costs time: guesses are always worth it
+    ask = {"model": "tiny", "prompt": "one two one two one", "max_tokens": 32, "temperature": 0}
+    plain = client.completions.create(**ask, extra_body={"ignore_eos": True})
+    with (
+        tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=2, threads=1, lookup=True, **EXACT) as lm,
+        running(lm) as server,
+    ):
+        answers = [server.client().completions.create(**ask, extra_body={"ignore_eos": True}) for _ in range(2)]
+        told = server.metrics()
+    assert [texts(a.choices) for a in answers] == [texts(plain.choices)] * 2
+    details = [a.usage.completion_tokens_details for a in answers]
+    right = sum(d.accepted_prediction_tokens for d in details)
+    wrong = sum(d.rejected_prediction_tokens for d in details)
+    assert details[1].accepted_prediction_tokens > 0  # the second text is what the first request wrote
+    assert told["tilebeam_drafted_tokens_total"] == right + wrong
+    assert told["tilebeam_accepted_tokens_total"] == right
