@@ -20,7 +20,7 @@ from tilebeam import LM, SamplingParams
 from tilebeam.grammars import ranges
 from tilebeam.grammars.combining import SchemaError
 from tilebeam.grammars.json_schema import grammar_of_schema
-from tilebeam.grammars.patterns import FORMATS, string_rule
+from tilebeam.grammars.patterns import FORMATS, PatternError, string_rule, text_grammar
 from tilebeam.grammars.ranges import Bound
 
 from bench.lib.synth import preset, write_model
@@ -359,3 +359,28 @@ def test_patterns(pattern: str, good: list[str], bad: list[str]) -> None:
         assert grammar.matches(json.dumps(text, ensure_ascii=False)), text
     for text in bad:
         assert not grammar.matches(json.dumps(text, ensure_ascii=False)), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("a|bc+", ["a", "bc", "bccc"], ["", "ab", "b", "xa"]),  # as a whole, anchors or not
+        ("^(yes|no)$", ["yes", "no"], ["maybe", "yes no"]),
+        (r'"\w+"\n', ['"a"\n', '"b_9"\n'], ['\\"a\\"', '"a"']),
+        (r"[^\d\\]{2}", ["é\t", '"x'], ["1a", "a\\", "a"]),
+        ("(?:x|y){0,2}", ["", "x", "yx"], ["xyx"]),
+        ("", [""], ["a"]),
+    ],
+)
+def test_patterns_of_plain_text(pattern: str, good: list[str], bad: list[str]) -> None:
+    grammar = Gbnf(text_grammar(pattern))
+    for text in good:
+        assert grammar.matches(text), text
+    for text in bad:
+        assert not grammar.matches(text), text
+
+
+@pytest.mark.parametrize("pattern", ["(a", "a)", "a**", "(?=a)b", "[]", r"\u00", "a{5,2}", r"\0"])
+def test_wrong_patterns_of_plain_text(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        text_grammar(pattern)

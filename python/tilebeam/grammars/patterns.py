@@ -1,14 +1,15 @@
-"""Regular expressions of JSON schemas (ECMA-262) as grammars of the JSON text of a string.
+"""Regular expressions (ECMA-262) as grammars: of JSON strings, as JSON schemas mean them, or of plain text.
 
 What is supported is what describes a set of texts by itself: characters, classes, groups, alternatives, repetitions,
-and the anchors at the ends. A pattern without anchors may match anywhere, as JSON Schema says.
+and the anchors at the ends. In a schema, a pattern without anchors may match anywhere, as JSON Schema says; of plain
+text it must match the whole.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilebeam.grammars.gbnf import either, in_class, literal, repeated
@@ -35,7 +36,21 @@ def string_rule(pattern: str) -> str:
     Raises:
         PatternError: with what is wrong.
     """
-    return _Parser(pattern).parse()
+    found = []
+    for sequence in _Parser(pattern, _as_json).parse():
+        parts = [*([] if sequence.from_start else ["char*"]), *sequence.parts]
+        parts += [] if sequence.to_end else ["char*"]
+        found.append(" ".join(parts) or '""')
+    return either(*found)
+
+
+def text_grammar(pattern: str) -> str:
+    """A GBNF grammar of the texts that match a pattern as a whole, whether it has anchors or not.
+
+    Raises:
+        PatternError: with what is wrong.
+    """
+    return f"root ::= {either(*[sequence.text for sequence in _Parser(pattern, _as_text).parse()])}\n"
 
 
 # --- sets of characters -----------------------------------------------------------------------------------------------
@@ -85,12 +100,7 @@ def _as_json(ranges: Sequence[Range]) -> str:
         PatternError: the set has none.
     """
     plain = _without(ranges, _NOT_PLAIN)
-    parts = []
-    if plain and plain[0][0] == plain[-1][1]:
-        parts.append(literal(chr(plain[0][0])))
-    elif plain:
-        inside = "".join(in_class(a) if a == b else f"{in_class(a)}-{in_class(b)}" for a, b in plain)
-        parts.append(f"[{inside}]")
+    parts = [_one_of(plain)] if plain else []
     escaped = [c for low, high in _union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]
     # Of a large set, such as all but a few, the rare control characters are left out.
     rare = [c for c in escaped if c not in _SHORT]
@@ -99,6 +109,24 @@ def _as_json(ranges: Sequence[Range]) -> str:
     if not parts:
         raise PatternError("a class that matches no character")
     return either(*parts)
+
+
+def _as_text(ranges: Sequence[Range]) -> str:
+    """One character of a set as it is. A text has no NUL.
+
+    Raises:
+        PatternError: the set has none.
+    """
+    plain = _without(ranges, [(0, 0), (0xD800, 0xDFFF)])
+    if not plain:
+        raise PatternError("a class that matches no character")
+    return _one_of(plain)
+
+
+def _one_of(ranges: Sequence[Range]) -> str:
+    if ranges[0][0] == ranges[-1][1]:
+        return literal(chr(ranges[0][0]))
+    return "[" + "".join(in_class(a) if a == b else f"{in_class(a)}-{in_class(b)}" for a, b in ranges) + "]"
 
 
 def _is_escaped(code: int) -> bool:
@@ -123,23 +151,25 @@ class _Sequence:
 
 
 class _Parser:
-    """Reads one pattern."""
+    """Reads one pattern.
 
-    def __init__(self, pattern: str) -> None:
+    Args:
+        pattern: the text.
+        write: makes grammar of one character of a set.
+    """
+
+    def __init__(self, pattern: str, write: Callable[[Sequence[Range]], str]) -> None:
         self._text = pattern
+        self._write = write
         self._at = 0
         self._depth = 0
 
-    def parse(self) -> str:
+    def parse(self) -> list[_Sequence]:
+        """The alternatives of the whole pattern."""
         alternatives = self._alternatives()
         if self._at < len(self._text):
             raise PatternError("an unmatched )")
-        found = []
-        for sequence in alternatives:
-            parts = [*([] if sequence.from_start else ["char*"]), *sequence.parts]
-            parts += [] if sequence.to_end else ["char*"]
-            found.append(" ".join(parts) or '""')
-        return either(*found)
+        return alternatives
 
     def _peek(self, count: int = 1) -> str:
         return self._text[self._at : self._at + count]
@@ -181,14 +211,14 @@ class _Parser:
         if char == "(":
             return self._group()
         if char == "[":
-            return _as_json(self._class())
+            return self._write(self._class())
         if char == ".":
-            return _as_json(_DOT)
+            return self._write(_DOT)
         if char == "\\":
-            return _as_json(self._escape(inside=False))
+            return self._write(self._escape(inside=False))
         if char in "*+?":
             raise PatternError(f"{char} with nothing to repeat")
-        return _as_json([(ord(char), ord(char))])
+        return self._write([(ord(char), ord(char))])
 
     def _group(self) -> str:
         if self._peek() == "?":
