@@ -418,6 +418,12 @@ class LM:
         with self._dispatcher.using():
             return self._model.vocab.piece(token)
 
+    def spelling(self, token: int) -> bytes:
+        """The bytes that stand for a token in a template or a dump: those of its text, of a control token its name."""
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            return vocab.spelling(token).encode() if vocab.is_control(token) else vocab.piece(token)
+
     def is_control(self, token: int) -> bool:
         """Whether a token is no text: BOS, the marks of chat templates .."""
         with self._dispatcher.using():

@@ -26,6 +26,7 @@ from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
+from tilebeam.server.tokens import add_token_routes
 
 log = logging.getLogger("tilebeam.server")
 
@@ -54,6 +55,7 @@ def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None 
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
     app.state.service = service
     _routes(app, service)
+    add_token_routes(app, service)
     _error_handlers(app)
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)

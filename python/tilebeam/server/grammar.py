@@ -1,14 +1,17 @@
-"""From a request's response_format to a GBNF grammar, with limits: grammars come from clients and llama.cpp's parser
-recurses."""
+"""From what a request says of its text's form to a GBNF grammar, with limits: grammars come from clients and
+llama.cpp's parser recurses."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tilebeam.grammars.combining import SchemaError
+from tilebeam.grammars.gbnf import either, literal
 from tilebeam.grammars.json_schema import grammar_of_schema
+from tilebeam.grammars.patterns import PatternError, text_grammar
 from tilebeam.server.errors import ApiError, bad_request
-from tilebeam.server.requests import MAX_GRAMMAR, Generation, ResponseFormat
+from tilebeam.server.requests import MAX_GRAMMAR, Generation
 
 _MAX_DEPTH = 64
 
@@ -21,6 +24,13 @@ def grammar_of(body: Generation) -> str | None:
     """
     if body.grammar is not None:
         return _checked(body.grammar, "grammar")
+    if body.guided_json is not None:
+        assert not isinstance(body.guided_json, str)  # it was parsed
+        return _checked(of_schema(body.guided_json, "guided_json"), "guided_json")
+    if body.guided_regex is not None:
+        return _checked(_of_pattern(body.guided_regex), "guided_regex")
+    if body.guided_choice is not None:
+        return _checked(f"root ::= {either(*map(literal, body.guided_choice))}\n", "guided_choice")
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -28,13 +38,17 @@ def grammar_of(body: Generation) -> str | None:
         return grammar_of_schema({"type": "object"})
     if wanted.grammar is not None:
         return _checked(wanted.grammar, "response_format.grammar")
-    return _checked(_of_schema(wanted), "response_format.json_schema")
-
-
-def _of_schema(wanted: ResponseFormat) -> str:
     assert wanted.json_schema is not None
-    param = "response_format.json_schema.schema"
-    schema = wanted.json_schema.schema_
+    grammar = of_schema(wanted.json_schema.schema_, "response_format.json_schema.schema")
+    return _checked(grammar, "response_format.json_schema")
+
+
+def of_schema(schema: dict[str, Any] | bool, param: str) -> str:
+    """The grammar of a JSON schema, whose own size is not checked.
+
+    Raises:
+        ApiError: 400, a schema that cannot be turned into one, or one beyond the limits.
+    """
     text = json.dumps(schema, ensure_ascii=False)
     if len(text) > MAX_GRAMMAR or _depth(text, "{[", "}]") > _MAX_DEPTH:
         raise bad_request(f"{param}: larger than {MAX_GRAMMAR} characters or deeper than {_MAX_DEPTH}.", param=param)
@@ -45,6 +59,13 @@ def _of_schema(wanted: ResponseFormat) -> str:
     except SchemaError as error:
         code = "unsupported_schema" if error.keyword else "invalid_value"
         raise bad_request(f"{param} cannot be turned into a grammar: {error}.", param=param, code=code) from None
+
+
+def _of_pattern(pattern: str) -> str:
+    try:
+        return text_grammar(pattern)
+    except PatternError as error:
+        raise _too_much("guided_regex", str(error)) from None
 
 
 def _checked(grammar: str, param: str) -> str:

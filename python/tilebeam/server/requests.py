@@ -5,6 +5,7 @@ Whatever is not listed is refused by name: a parameter that would change the res
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,9 @@ from tilebeam.search.choices import BUDGET
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_GRAMMAR = 64 << 10  # characters
+MAX_BIASES = 4096
+MAX_CHOICES = 1024
+MAX_PATTERN = 4096  # characters of a regular expression
 
 
 def _encodable(value: str) -> str:
@@ -111,9 +115,13 @@ class Generation(Strict):
     repeat_penalty: Number | None = Field(None, gt=0)
     ignore_eos: bool = False
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+    n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
     search: Search | None = None
-    # Named as vLLM names it:
+    # Named as vLLM names them:
     include_stop_str_in_output: bool = False
+    guided_json: dict[str, Any] | bool | Text | None = None
+    guided_regex: Text | None = Field(None, max_length=MAX_PATTERN)
+    guided_choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
 
     @model_validator(mode="before")
     @classmethod
@@ -159,6 +167,8 @@ class Generation(Strict):
     @field_validator("logit_bias")
     @classmethod
     def _biases(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and len(value) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} tokens, not {len(value)}")
         for token, bias in (value or {}).items():
             if not token.isascii() or not token.isdecimal() or len(token) > 9:
                 raise ValueError(f"keys must be token ids, not {token[:40]!r}")
@@ -166,10 +176,33 @@ class Generation(Strict):
                 raise ValueError(f"must be between -100 and 100, not {bias:g}")
         return value
 
+    @field_validator("guided_json")
+    @classmethod
+    def _parsed(cls, value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
+        """A schema may come as a text."""
+        if not isinstance(value, str):
+            return value
+        try:
+            schema = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is no JSON: {error}") from None
+        if not isinstance(schema, dict | bool):
+            raise ValueError("must be a JSON schema")
+        return schema
+
+    @field_validator("guided_choice")
+    @classmethod
+    def _said(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and (not all(value) or any("\0" in choice for choice in value)):
+            raise ValueError("a choice must not be empty, nor hold a NUL character")
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Generation:
-        if self.grammar is not None and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("grammar and response_format exclude each other")
+        if len(self.formats) > 1:
+            raise ValueError(f"{' and '.join(self.formats)} exclude each other")
+        if None not in (self.max_tokens, self.n_predict) and self.max_tokens != self.n_predict:
+            raise ValueError("max_tokens and n_predict are two names of one number, but differ")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
         if self.stream_options is not None and not self.stream:
@@ -190,9 +223,25 @@ class Generation(Strict):
         return {int(t): -math.inf if b <= -100 else b for t, b in self.logit_bias.items()}
 
     @property
+    def formats(self) -> list[str]:
+        """Which fields bind the text; one at most."""
+        given = ("grammar", "guided_json", "guided_regex", "guided_choice")
+        formatted = self.response_format is not None and self.response_format.type != "text"
+        return [*(n for n in given if getattr(self, n) is not None), *(["response_format"] if formatted else [])]
+
+    @property
     def restricted(self) -> bool:
         """Whether not every token may follow every text."""
-        return bool(self.grammar is not None or self.response_format is not None or self.logit_bias)
+        return bool(self.formats or self.logit_bias)
+
+    def limit(self, otherwise: int | None) -> int | None:
+        """Most tokens of a sample; None: until the context is full.
+
+        Args:
+            otherwise: where the request does not say.
+        """
+        given = self.n_predict if self.max_tokens is None else self.max_tokens
+        return otherwise if given is None else None if given < 0 else given
 
     @property
     def samples(self) -> int:
@@ -284,6 +333,12 @@ class ChatRequest(Generation):
             raise ValueError("add_generation_prompt is false with continue_final_message and true without")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs go with logprobs: true")
+        if self.n_predict == 0:
+            raise ValueError("n_predict: a chat generates at least one token")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
         return self
+
+    def limit(self, otherwise: int | None) -> int | None:
+        """See `Generation.limit`."""
+        return self.max_completion_tokens or super().limit(otherwise)

@@ -25,11 +25,12 @@ from tilebeam.server.errors import ApiError, bad_request, from_exception, unavai
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.responses import Json, Style, event
 from tilebeam.server.searches import SearchPool, algorithm_of
 from tilebeam.server.settings import Settings
-from tilebeam.server.streams import Plan, Prompt, Writer, merged
+from tilebeam.server.streams import Plan, Writer, merged
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -75,13 +76,13 @@ class Service:
         if body.echo and body.logprobs is not None:
             raise bad_request("echo with logprobs: log-probabilities of the prompt are not computed.", param="echo")
         wanted = body.logprobs is not None
-        params = self._params(body, body.max_tokens or _COMPLETION_TOKENS, wanted, body.logprobs or 0)
+        params = self._params(body, body.limit(_COMPLETION_TOKENS), wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
             raise bad_request("prompt is required.", param="prompt")
 
         def prompts(lm: LM) -> list[Prompt]:
-            return [_completion_prompt(lm, given) for given in body.prompts]
+            return [completion_prompt(lm, given) for given in body.prompts]
 
         return await self._answer(body, request, formats.CompletionStyle, wanted, params, count, prompts, body.echo)
 
@@ -91,8 +92,7 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
-        most = body.max_completion_tokens or body.max_tokens or self.settings.max_tokens
-        params = self._params(body, most, body.logprobs, body.top_logprobs or 0)
+        params = self._params(body, body.limit(self.settings.max_tokens), body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
             continued = bool(body.continue_final_message)
@@ -262,17 +262,6 @@ def _share_of_context(lm: LM, prompts: Sequence[Prompt], budget: int) -> int:
     longest = max(len(prompt.ids) for prompt in prompts)
     together = min(lm.n_seq_max, budget * len(prompts))
     return max(1, (lm.n_ctx - longest) // together)
-
-
-def _completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(given, lm.tokenize(given), given)
-    low, high = min(given, default=0), max(given, default=0)
-    if low < 0 or high >= lm.n_vocab:
-        wrong = low if low < 0 else high
-        raise bad_request(f"prompt: token {wrong} is not in the vocabulary (0 to {lm.n_vocab - 1}).", param="prompt")
-    text = lm.detokenize(given)
-    return Prompt(text, given, text)
 
 
 def _search_report(method: str, result: Any, candidates: bool) -> Json:

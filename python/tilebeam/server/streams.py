@@ -12,26 +12,13 @@ from tilebeam.outputs import Delta, RequestOutput
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
 from tilebeam.server.metrics import Metrics
+from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Head, Json, Style, TokenLedger, dumped, event
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
     from tilebeam.model.lm import LM
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt.
-
-    Attributes:
-        text, ids: what the model reads.
-        question: of a chat the last user's message, else the text.
-    """
-
-    text: str
-    ids: list[int]
-    question: str
 
 
 @dataclass(frozen=True)

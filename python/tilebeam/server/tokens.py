@@ -1,0 +1,107 @@
+"""Between texts and tokens, and what is served: /tokenize, /detokenize and /props, in llama-server's form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import Field
+
+from tilebeam._version import __version__
+from tilebeam.server.prompts import check_tokens
+from tilebeam.server.requests import Strict, Text
+from tilebeam.server.service import Service
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+# Of one request. A body of the default size holds no more.
+_MOST_TOKENS = 1 << 19
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize."""
+
+    content: Text | Annotated[list[Token | Text], Field(max_length=_MOST_TOKENS)]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    tokens: list[Token] = Field(max_length=_MOST_TOKENS)
+
+
+def add_token_routes(app: FastAPI, service: Service) -> None:
+    """Serve these paths."""
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The tokens of a text."""
+        with service.host.use() as loaded:
+            return await asyncio.to_thread(_tokenized, loaded.lm, body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of tokens, control tokens spelled out."""
+        with service.host.use() as loaded:
+            return await asyncio.to_thread(_detokenized, loaded.lm, body)
+
+    @app.get("/props")
+    async def props() -> dict[str, Any]:
+        """What is served, and how requests are sampled that do not say."""
+        return _props(service)
+
+
+def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
+    """Texts of a list follow each other; the first one alone may get BOS."""
+    parts = [body.content] if isinstance(body.content, str) else body.content
+    ids: list[int] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += lm.tokenize(part, add_special=body.add_special and i == 0, parse_special=body.parse_special)
+        else:
+            ids.append(part)
+    check_tokens(lm, ids, "content")
+    if not body.with_pieces:
+        return {"tokens": ids}
+    return {"tokens": [{"id": token, "piece": _piece(lm.spelling(token))} for token in ids]}
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """A text, or the bytes of what is none by itself."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+def _detokenized(lm: LM, body: DetokenizeRequest) -> dict[str, Any]:
+    check_tokens(lm, body.tokens, "tokens")
+    return {"content": b"".join(map(lm.spelling, body.tokens)).decode("utf-8", "replace")}
+
+
+def _props(service: Service) -> dict[str, Any]:
+    lm, settings = service.host.newest, service.settings
+    default = settings.sampling
+    sampling = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "penalty_last_n")
+    params = {name: getattr(default, name) for name in sampling}
+    return {
+        "default_generation_settings": {
+            "n_ctx": lm.n_ctx,
+            "params": params | {"n_predict": -1 if settings.max_tokens is None else settings.max_tokens},
+        },
+        "total_slots": lm.n_seq_max,
+        "model_alias": settings.names[0],
+        "model_path": lm.info.path,
+        "chat_template": settings.chat_template or lm.metadata.get("tokenizer.chat_template", ""),
+        "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
+        "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"tilebeam {__version__}",
+    }

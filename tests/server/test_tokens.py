@@ -1,0 +1,98 @@
+"""/tokenize, /detokenize and /props, llama-server's n_predict, and vLLM's guided texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from tilebeam import LM
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import PATIENCE, PROMPT, Running  # noqa: E402
+
+TEXT = "the <s>number é"
+
+
+def post(server: Running, path: str, body: Any) -> Any:
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_tokens_of_a_text(server: Running, lm: LM) -> None:
+    assert post(server, "/tokenize", {"content": TEXT})["tokens"] == lm.tokenize(TEXT, add_special=False)
+    plain = post(server, "/tokenize", {"content": TEXT, "parse_special": False, "add_special": True})["tokens"]
+    assert plain == lm.tokenize(TEXT, parse_special=False)
+    mixed = post(server, "/tokenize", {"content": [lm.bos, "the ", 7, "number"]})["tokens"]
+    assert mixed == [lm.bos, *lm.tokenize("the ", add_special=False), 7, *lm.tokenize("number", add_special=False)]
+
+
+def test_tokens_with_their_pieces(server: Running, lm: LM) -> None:
+    found = post(server, "/tokenize", {"content": TEXT, "with_pieces": True})["tokens"]
+    assert [entry["id"] for entry in found] == lm.tokenize(TEXT, add_special=False)
+    raw = [e["piece"].encode() if isinstance(e["piece"], str) else bytes(e["piece"]) for e in found]
+    assert b"".join(raw).decode().strip() == TEXT
+    assert any(isinstance(e["piece"], list) for e in found)  # bytes of a character that has no token
+    assert b"<s>" in raw
+
+
+def test_text_of_tokens(server: Running, lm: LM) -> None:
+    ids = lm.tokenize(TEXT, add_special=False)
+    assert post(server, "/detokenize", {"tokens": ids})["content"].strip() == TEXT
+    assert post(server, "/detokenize", {"tokens": []})["content"] == ""
+
+
+def test_props(server: Running, lm: LM) -> None:
+    told = httpx.get(f"{server.url}/props", timeout=PATIENCE).json()
+    assert told["total_slots"] == lm.n_seq_max
+    settings = told["default_generation_settings"]
+    assert settings["n_ctx"] == lm.n_ctx
+    assert (settings["params"]["temperature"], settings["params"]["n_predict"]) == (0.8, -1)
+    assert told["chat_template"] == "chatml"
+    assert (told["bos_token"], told["eos_token"]) == ("<s>", "</s>")
+    assert told["model_alias"] == "tiny"
+
+
+def test_n_predict_is_max_tokens(client: Any, lm: LM) -> None:
+    def count(**fields: Any) -> int:
+        asked = {"ignore_eos": True} | fields
+        answer = client.completions.create(model="tiny", prompt=PROMPT, seed=1, extra_body=asked)
+        return int(answer.usage.completion_tokens)
+
+    assert count(n_predict=5) == 5
+    assert count(n_predict=5, max_tokens=5) == 5
+    assert count(n_predict=-1) == lm.n_ctx - len(lm.tokenize(PROMPT))
+
+
+def test_guided_texts(server: Running) -> None:
+    body: dict[str, Any] = {
+        "prompt": PROMPT,
+        "n": 4,
+        "temperature": 50,
+        "top_k": 0,
+        "top_p": 1,
+        "max_tokens": 64,
+        "seed": 1,
+    }
+
+    def texts(**fields: Any) -> list[str]:
+        choices = post(server, "/v1/completions", body | fields)["choices"]
+        assert all(choice["finish_reason"] == "stop" for choice in choices)
+        return [choice["text"] for choice in choices]
+
+    found = texts(guided_choice=["yes", 'no "x"', "[é]"])
+    assert set(found) <= {"yes", 'no "x"', "[é]"}
+    assert len(set(found)) > 1
+    assert all(re.fullmatch(r"[A-C]{2}-\d{1,3}|none", text) for text in texts(guided_regex=r"^[A-C]{2}-\d{1,3}$|none"))
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 18, "maximum": 21}}}
+    schema["required"] = ["age"]
+    for given in (schema, json.dumps(schema)):
+        assert all(18 <= json.loads(text)["age"] <= 21 for text in texts(guided_json=given))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "guided_choice": ["one", "two"], "seed": 1}
+    answer = post(server, "/v1/chat/completions", chat)
+    assert answer["choices"][0]["message"]["content"] in ("one", "two")
