@@ -203,6 +203,34 @@ def test_heads_of_other_models_are_refused(lm: LM) -> None:
         OwnReward(lm, narrow)
 
 
+def test_several_models_have_a_head_each(path: Path, lm: LM, tmp_path: Path) -> None:
+    """An evaluation of two models finds the head that was made for each, in whatever order the files are given."""
+    small = tmp_path / "small.gguf"
+    write_model(small, preset("tiny", arch="qwen2", type="f32", n_layer=1))
+    heads = tmp_path / "h1.gguf", tmp_path / "h2.gguf"
+    with tilebeam.load(small, "cpu", n_ctx=256, threads=1, lookup=False) as other:
+        save_head(heads[0], head_of(other))
+        save_head(heads[1], head_of(lm))
+        spec = RewardSpec(None, head=heads)
+        assert spec.open(lm).head.maker == maker_of(lm)
+        assert spec.open(other).head.maker == maker_of(other)
+        with pytest.raises(TilebeamError, match="made for another model"):
+            RewardSpec(None, head=(heads[1], heads[1])).open(other)
+    with pytest.raises(TilebeamError, match="one head"):
+        RewardSpec(path, head=heads, kind="value-head").check()
+    (tmp_path / "items.jsonl").write_text('{"prompt": "the cat", "answer": "1"}\n')
+    work = ["eval", "-m", path, "-m", f"other={small}", "--task", f"jsonl:{tmp_path}/items.jsonl", "--budget", 2]
+    work += ["--method", "best-of-n", "--seeds", 1, "-n", 6, "--device", "cpu", "-t", 1, "--json"]
+    reports = []
+    for order in (heads, heads[::-1]):
+        flags = [part for head in order for part in ("--reward-head", head)]
+        found = CliRunner().invoke(app, [str(part) for part in (*work, *flags, "--out", tmp_path / "eval")])
+        assert found.exit_code == 0, (found.output, found.exception)  # the second time it is the same evaluation
+        reports.append(json.loads(found.stdout))
+    assert reports[0] == reports[1]
+    assert {r["model"] for r in reports[0]["accuracy"] if r["series"] == "best-of-n[head]"} == {"qwen2", "other"}
+
+
 def test_heads_in_the_wrong_place_are_refused(lm: LM, tmp_path: Path) -> None:
     """A head for single positions is no head for whole texts, and the other way round."""
     own, other = head_of(lm), Head(((np.zeros((1, lm.n_embd), np.float32), np.zeros(1, np.float32)),))

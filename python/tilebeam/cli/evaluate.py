@@ -398,7 +398,9 @@ def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
     from tilebeam.evaluation.config import fingerprint
 
     found = {} if spec is None else asdict(spec)
-    files = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}
+    files: dict[str, Any] = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}
+    if isinstance(several := found.get("head"), tuple):
+        files["head"] = sorted(fingerprint(file) for file in several)
     return found | files | {"step_stop": step_stop}
 
 

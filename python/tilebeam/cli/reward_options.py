@@ -59,11 +59,12 @@ RewardPreset = Annotated[
     ),
 ]
 RewardHead = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--reward-head",
         help="With --prm or --orm: weights of its head, .gguf (from tilebeam reward-head), .npz or .npy; default: "
-        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train.",
+        "MODEL.head.*. Without them: a head on the model's own hidden states, from tilebeam reward train; repeat for "
+        "several models.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -116,9 +117,9 @@ class RewardModelOptions:
             if self == RewardModelOptions():
                 return None
             known = RewardModelOptions(reward_head=self.reward_head, aggregate=self.aggregate)
-            if self != known or self.reward_head is None:
+            if self != known or not self.reward_head:
                 raise TilebeamError("Reward model options need a reward model: use --prm or --orm.")
-            own = RewardSpec(None, head=self.reward_head, aggregate=self.aggregate)
+            own = RewardSpec(None, head=self._head, aggregate=self.aggregate)
             own.check()
             return own
         if self.prm is not None and self.orm is not None:
@@ -128,13 +129,18 @@ class RewardModelOptions:
             outcome=self.orm is not None,
             kind=self.reward_kind,
             preset=self.reward_preset,
-            head=self.reward_head,
+            head=self._head,
             tag=None if self.reward_tag is None else unescaped(self.reward_tag),
             labels=None if self.reward_labels is None else _labels(self.reward_labels),
             aggregate=self.aggregate,
         )
         spec.check()
         return spec
+
+    @property
+    def _head(self) -> Path | tuple[Path, ...] | None:
+        several = tuple(self.reward_head or ())
+        return several if len(several) > 1 else several[0] if several else None
 
 
 def _labels(text: str) -> tuple[str, ...]:

@@ -79,8 +79,8 @@ def check(job: Job) -> None:
     reward = scoring.reward_name(job.reward)
     if job.reward is not None:
         job.reward.check()
-        if job.reward.own and len(setting.models) > 1:
-            raise TilebeamError("A reward head without --prm is for one model: evaluate the models one by one.")
+        if job.reward.own and len(setting.models) > len(job.reward.own_heads):
+            raise TilebeamError("A reward head without --prm is for one model: give one for each, with --reward-head.")
     for name in setting.scorers:
         scoring.check_scorer(name, reward, unsafe_code=setting.task.unsafe_code)
     if "cpu" in setting.devices:

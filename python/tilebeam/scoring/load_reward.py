@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,8 @@ class RewardSpec:
         outcome: it rates whole texts, not steps.
         kind: how it gives its verdict, None to find out.
         preset: a name of `tilebeam.scoring.reward_formats.PRESETS`, None to find out.
-        head: its head's file, None to find it.
+        head: its head's file, None to find it. Without `path`: of the generator's own head, or the files of several
+            generators' heads.
         tag: instead of the preset's.
         labels: good and bad label, instead of the preset's.
         aggregate: of the steps' scores.
@@ -47,7 +49,7 @@ class RewardSpec:
     outcome: bool = False
     kind: Kind | None = None
     preset: str | None = None
-    head: str | os.PathLike[str] | None = None
+    head: str | os.PathLike[str] | tuple[str | os.PathLike[str], ...] | None = None
     tag: str | None = None
     labels: Sequence[str] | None = None
     aggregate: Aggregation = AGGREGATION
@@ -59,15 +61,15 @@ class RewardSpec:
 
     def check(self) -> None:
         """Raise `TilebeamError` if this cannot work, as far as the files tell without the model being loaded."""
-        if self.own:
-            self._own_head()
-        else:
+        if not self.own:
             _plan(self)
+        elif not self.own_heads:
+            raise TilebeamError("A reward model is required, or a reward head of the generator's own.")
 
     def load(self, **options: Any) -> RewardModel:
         """`load_reward_model` with these arguments, and others as keywords."""
         assert not self.own
-        return load_reward_model(**vars(self), **options)
+        return load_reward_model(**{f.name: getattr(self, f.name) for f in fields(self)}, **options)
 
     def open(self, lm: LM, *, step_stop: str = STEP_STOP, **options: Any) -> RewardModel | OwnReward:
         """The scorer: the generator's own head, or a reward model that is loaded with these options.
@@ -78,19 +80,21 @@ class RewardSpec:
         """
         if not self.own:
             return self.load(step_stop=step_stop, **options)
-        from tilebeam.scoring.own_reward import OwnReward
+        from tilebeam.scoring.own_reward import OwnReward, made_for
 
-        return OwnReward(lm, self._own_head(), aggregate=self.aggregate, step_stop=step_stop)
+        return OwnReward(lm, made_for(lm, self.own_heads), aggregate=self.aggregate, step_stop=step_stop)
 
-    def _own_head(self) -> Head:
+    @cached_property
+    def own_heads(self) -> tuple[Head, ...]:
+        """The generators' heads, read once."""
         from tilebeam.scoring.own_reward import check_own
         from tilebeam.scoring.reward_heads import load_head
 
-        if self.head is None:
-            raise TilebeamError("A reward model is required, or a reward head of the generator's own.")
-        head = load_head(self.head)
-        check_own(head)
-        return head
+        files = self.head if isinstance(self.head, tuple) else (self.head,)
+        heads = tuple(load_head(file) for file in files if file is not None)
+        for head in heads:
+            check_own(head)
+        return heads
 
 
 def load_reward_model(
@@ -177,6 +181,8 @@ def _plan(spec: RewardSpec) -> _Plan:
     assert spec.path is not None
     path = Path(spec.path)
     facts = _facts(path)
+    if isinstance(spec.head, tuple):
+        raise TilebeamError("A reward model has one head: several are for the generators' own hidden states.")
     beside = Path(spec.head) if spec.head is not None else _head_beside(path)
     name = spec.preset or facts.get("preset") or preset_of(f"{facts.get('name', '')} {path.name}") or _preset_in(beside)
     chosen = preset(name) if name else Preset("token", RewardFormat(), "plain text")

@@ -141,6 +141,22 @@ def check_maker(head: Head, lm: LM) -> None:
         )
 
 
+def made_for(lm: LM, heads: Sequence[Head]) -> Head:
+    """The head that was made for a model.
+
+    Raises:
+        TilebeamError: none of them was.
+    """
+    for head in heads[:-1]:
+        try:
+            check_maker(head, lm)
+        except TilebeamError:
+            continue
+        return head
+    check_maker(heads[-1], lm)
+    return heads[-1]
+
+
 def _plain(name: str) -> str:
     """Of a name, what does not differ between files of one model: neither how words are joined nor the format."""
     words = re.split(r"[^a-z0-9.]+", _FORMATS.sub("", name.lower()))
