@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream, Stream
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
+    from tilebeam.native.chat_prompt import ChatPrompt
     from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LM": "model.lm",
+    "ChatPrompt": "native.chat_prompt",
     "load": "model.loader",
     "register": "native.stock",
     "SamplingParams": "sampling_params",
@@ -105,6 +107,7 @@ __all__ = [
     "AsyncStream",
     "BeamSearch",
     "BestOfN",
+    "ChatPrompt",
     "CodeExamples",
     "CompletionOutput",
     "Delta",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
 
 from tilebeam.checks import is_finite, is_whole
 from tilebeam.errors import TilebeamError
@@ -39,6 +42,10 @@ class SamplingParams:
             the vocabulary; 0: none.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
             text. Checked before anything is decoded.
+        json_schema: the text is JSON that is valid under this schema: a dict, or JSON text. A keyword that no grammar
+            can keep is an error that names it.
+        regex: the text matches this regular expression from its beginning to its end: characters, classes, groups,
+            alternatives, repetitions; no look-around, no references. Of grammar, json_schema and regex only one.
         speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
             text does not depend on it.
         hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
@@ -63,6 +70,8 @@ class SamplingParams:
     logprobs: bool = False
     top_logprobs: int = 0
     grammar: str | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
     logit_bias: Mapping[int, float] | None = None
     speculate: bool = True
     hidden: bool = False
@@ -122,7 +131,19 @@ class SamplingParams:
             or (isinstance(self.grammar, str) and self.grammar.strip() != "" and "\0" not in self.grammar),
             f"grammar must be a GBNF text, or None, not {self.grammar!r}",
         )
-        need(self.grammar is None or not self.ignore_eos, "ignore_eos with a grammar: a text that matches has to end")
+        need(
+            self.regex is None or (isinstance(self.regex, str) and self.regex != ""),
+            f"regex must be a regular expression, or None, not {self.regex!r}",
+        )
+        need(
+            self.json_schema is None or _is_schema(self.json_schema),
+            f"json_schema must be a JSON schema, as a dict or as JSON text, not {self.json_schema!r}",
+        )
+        need(
+            [self.grammar, self.json_schema, self.regex].count(None) >= 2,
+            "grammar, json_schema and regex exclude each other",
+        )
+        need(not (self.constrained and self.ignore_eos), "ignore_eos with a grammar: a text that matches has to end")
         need(
             self.hidden or not (self.hidden_steps or self.hidden_prompt),
             "hidden_steps and hidden_prompt need hidden=True",
@@ -131,6 +152,11 @@ class SamplingParams:
             need(is_whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
             fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)
             need(fits, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the text has to match a grammar, a schema or a regular expression."""
+        return self.grammar is not None or self.json_schema is not None or self.regex is not None
 
     @property
     def penalizes(self) -> bool:
@@ -147,3 +173,37 @@ class SamplingParams:
         if self.seed is None:
             raise TilebeamError("SamplingParams: no seed to derive from; call resolved() first.")
         return (self.seed + index) % _RANDOM_SEED
+
+
+FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+
+def updated(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, changes: Mapping[str, Any]
+) -> SamplingParams | Sequence[SamplingParams]:
+    """Parameters with some fields changed: those given by name to `LM.generate` and the like.
+
+    Args:
+        sampling: for all prompts, or one per prompt; None: the defaults.
+        changes: values by the fields' names.
+
+    Raises:
+        TilebeamError: there is no such field, or its value is out of range.
+    """
+    for name in changes:
+        if name not in FIELDS:
+            near = get_close_matches(name, FIELDS, 1)
+            hint = f"do you mean {near[0]!r}?" if near else f"there are {', '.join(FIELDS)}."
+            raise TilebeamError(f"SamplingParams has no field {name!r}: {hint}")
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return replace(sampling or SamplingParams(), **changes)
+    return [replace(params, **changes) for params in sampling] if changes else sampling
+
+
+def _is_schema(value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(value, Mapping | bool)

@@ -16,6 +16,7 @@ from tilebeam import LM, SamplingParams, TilebeamError
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from tilebeam.engine.detokenizer import Detokenizer
+from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.server import chat
 from tilebeam.server import model_host as host_module
 from tilebeam.server.admission import ClientGone, Gate
@@ -97,11 +98,10 @@ def test_a_forged_turn_would_have_been_one(lm: LM) -> None:
 def test_templates_that_change_messages(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a template does more than to copy messages, none may hold control tokens."""
 
-    def shout(_: LM, messages: Any, **options: Any) -> str:
-        del options
+    def shout(_: ChatTemplates, messages: Any, *_options: Any) -> str:
         return "".join(f"<s>{m['content'].swapcase()}" for m in messages)
 
-    monkeypatch.setattr(LM, "apply_chat_template", shout)
+    monkeypatch.setattr(ChatTemplates, "apply", shout)
     text, ids = chat.prompt_of(lm, turns("The Number"), None)
     assert text == "<s>tHE nUMBER"
     assert ids == lm.tokenize(text)

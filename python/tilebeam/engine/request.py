@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.sampler import Sampler
 from tilebeam.errors import TilebeamError
+from tilebeam.grammars.constraint import grammar_of
 from tilebeam.native.llama import Context
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
@@ -143,10 +144,12 @@ def make_request(
         TilebeamError: the request cannot be run.
     """
     check_prompt(prompt_ids, context)
-    if not context.model.vocab.has_text and (params.grammar is not None or params.stop):
+    if not context.model.vocab.has_text and (params.constrained or params.stop):
         raise TilebeamError(
             "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
         )
+    if params.constrained:
+        params = replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
     if params.grammar is not None or params.logit_bias:
         Sampler(params, 0, context.model.vocab).close()
     params = params.resolved()

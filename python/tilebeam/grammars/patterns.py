@@ -91,6 +91,7 @@ _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _DOT = _complement([(10, 10), (13, 13), (0x2028, 0x2029)])
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _NOT_PLAIN: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
+_RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
 
 
 def _as_json(ranges: Sequence[Range]) -> str:
@@ -112,7 +113,8 @@ def _as_json(ranges: Sequence[Range]) -> str:
 
 
 def _as_text(ranges: Sequence[Range]) -> str:
-    """One character of a set as it is. A text has no NUL.
+    """One character of a set as it is. A text has no NUL; of sets with others in them, rare control characters are left
+    out.
 
     Raises:
         PatternError: the set has none.
@@ -120,7 +122,7 @@ def _as_text(ranges: Sequence[Range]) -> str:
     plain = _without(ranges, [(0, 0), (0xD800, 0xDFFF)])
     if not plain:
         raise PatternError("a class that matches no character")
-    return _one_of(plain)
+    return _one_of(_without(plain, _RARE) or plain)
 
 
 def _one_of(ranges: Sequence[Range]) -> str:
@@ -224,7 +226,7 @@ class _Parser:
         if self._peek() == "?":
             if self._peek(2) == "?:":
                 self._at += 2
-            elif found := re.compile(r"\?<[A-Za-z_$][\w$]*>").match(self._text, self._at):
+            elif found := re.compile(r"\?P?<[A-Za-z_$][\w$]*>").match(self._text, self._at):
                 self._at = found.end()
             else:
                 raise PatternError("look-around or another group that begins with (?")

@@ -187,7 +187,8 @@ class _Loader:
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
 
     def run(self) -> LM:
-        from tilebeam.model.lm import LM, LoadInfo
+        from tilebeam.model.core import LoadInfo
+        from tilebeam.model.lm import LM
 
         if self._backend == "npu":
             from tilebeam.native.plugin import register

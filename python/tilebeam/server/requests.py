@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tilebeam.grammars.constraint import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.choices import BUDGET
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_GRAMMAR = 64 << 10  # characters
 MAX_BIASES = 4096
 MAX_CHOICES = 1024
 MAX_PATTERN = 4096  # characters of a regular expression

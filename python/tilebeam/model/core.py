@@ -1,0 +1,299 @@
+"""What all parts of a loaded model share: its context, its engine, its vocabulary, and what it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from tilebeam.engine.dispatcher import Dispatcher
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.reading import Reader
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf import MatrixGroup, device_share
+from tilebeam.native.chat_prompt import ChatPrompt, prompt_of
+from tilebeam.native.chat_template import ChatTemplates
+from tilebeam.native.llama import Context, Model, errors_in, log_router
+from tilebeam.outputs import Figures
+
+Prompt = str | Sequence[int] | ChatPrompt
+
+
+@dataclass(frozen=True)
+class LoadInfo:
+    """How a model was loaded.
+
+    Attributes:
+        path: the file.
+        device: "npu" or "cpu".
+        repacked: whether the file holds tiles.
+        tiled_tensors: tensors that the device holds as tiles.
+        n_ctx, n_batch, n_ubatch, n_seq_max, threads: as in force.
+        executor: "thread" or "process", None on the CPU.
+        layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
+        divided: matrices that are cut over several devices.
+        lora: LoRA adapters in force: files and scales.
+        matrices: the weight matrices by type and place, the most bytes first.
+    """
+
+    path: str
+    device: str
+    repacked: bool
+    tiled_tensors: int
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    threads: int
+    executor: str | None
+    layers: tuple[int, ...] = ()
+    divided: tuple[str, ...] = ()
+    lora: tuple[tuple[str, float], ...] = ()
+    matrices: tuple[MatrixGroup, ...] = ()
+
+    @property
+    def device_share(self) -> float:
+        """The part of the weight matrices' bytes that the device multiplies by: 1 for all, 0 on the CPU."""
+        return device_share(self.matrices)
+
+
+class Core:
+    """A model with one context and an engine over it; see `LM`."""
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        info: LoadInfo,
+        on_failure: Callable[[int, str], TilebeamError],
+        resources: ExitStack,
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._context = context
+        self._resources = resources
+        self._failure = on_failure
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        self._reader = Reader(context, self._engine.kv, self._engine.fail)
+        self._dispatcher = Dispatcher(self._engine)
+        self._templates = ChatTemplates(model.vocab, model.chat_template())
+        self._lock = threading.Lock()  # of what is counted below
+        self._kept_for = 0  # keep_prefixes() in force
+
+    @contextmanager
+    def raw_decode(self) -> Iterator[Context]:
+        """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
+
+        What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
+        """
+        with self._dispatcher.exclusive():
+            self._engine.abort()
+            try:
+                yield self._context
+            finally:
+                self._engine.abort()
+
+    def check_decode(self, code: int) -> None:
+        """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
+        if code != 0:
+            self._engine.fail(code)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt."""
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        return [int(t) for t in (prompt.token_ids if isinstance(prompt, ChatPrompt) else prompt)]
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text.
+            add_special: add the BOS (and EOS) token where the model asks for it.
+            parse_special: read control tokens spelled out in the text as such. Turn it off for untrusted text.
+        """
+        with self._dispatcher.using():
+            return self._model.vocab.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; control tokens are left out."""
+        with self._dispatcher.using():
+            return self._model.vocab.text([int(t) for t in tokens])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, which need not be whole characters; of control tokens none."""
+        with self._dispatcher.using():
+            return self._model.vocab.piece(token)
+
+    def spelling(self, token: int) -> bytes:
+        """The bytes that stand for a token in a template or a dump: those of its text, of a control token its name."""
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            return vocab.spelling(token).encode() if vocab.is_control(token) else vocab.piece(token)
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is no text: BOS, the marks of chat templates .."""
+        with self._dispatcher.using():
+            return self._model.vocab.is_control(token)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
+    ) -> str:
+        """A prompt from messages like {"role": "user", "content": "..."}.
+
+        Args:
+            messages: the turns.
+            add_assistant: end where the assistant speaks.
+            template: a Jinja template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
+
+        Raises:
+            TilebeamError: the model has no template (a base model), the template cannot be run, or it does not take
+                these messages.
+        """
+        with self._dispatcher.using():
+            return self._templates.apply(messages, add_assistant, template)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        continue_final_message: bool = False,
+    ) -> ChatPrompt:
+        """The prompt of a conversation, for `generate`, `stream` and the like; `chat` makes and answers one.
+
+        Other than `apply_chat_template` with `tokenize`, it keeps control tokens that are spelled out in a message from
+        being read as such.
+
+        Args:
+            messages: the turns, like {"role": "user", "content": "..."}.
+            template: see `apply_chat_template`.
+            continue_final_message: the last message is the assistant's, and is continued.
+
+        Raises:
+            TilebeamError: as `apply_chat_template`.
+        """
+        with self._dispatcher.using():
+            return prompt_of(self._model.vocab, self._templates, messages, template, continued=continue_final_message)
+
+    # --- facts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> TilebeamError | None:
+        """Why decoding failed for good, so that the model can only be closed; None: it did not."""
+        return self._engine.broken
+
+    def figures(self) -> Figures:
+        """What the model is doing now. Never waits."""
+        return self._engine.figures()
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._model.vocab.size
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of a hidden state."""
+        return self._model.n_embd
+
+    @property
+    def n_layer(self) -> int:
+        """Layers."""
+        return self._model.n_layer
+
+    @property
+    def n_ctx(self) -> int:
+        """KV cells, shared by all sequences."""
+        return self._context.n_ctx
+
+    @property
+    def n_seq_max(self) -> int:
+        """Samples that decode at the same time."""
+        return self.info.n_seq_max
+
+    @property
+    def device(self) -> str:
+        """ "npu" or "cpu"."""
+        return self.info.device
+
+    @property
+    def eos(self) -> int:
+        """The end-of-text token, -1 if the model has none."""
+        return self._model.vocab.eos
+
+    @property
+    def bos(self) -> int:
+        """The begin-of-text token, -1 if the model has none."""
+        return self._model.vocab.bos
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model wants its texts to begin with `bos`."""
+        return self._model.vocab.adds_bos
+
+    @property
+    def max_outputs(self) -> int:
+        """Most positions of one batch that may have logits."""
+        return self._context.max_outputs
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's metadata as text."""
+        with self._dispatcher.using():
+            return self._model.metadata()
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's one-line description of the model."""
+        with self._dispatcher.using():
+            return self._model.description()
+
+    @property
+    def n_params(self) -> int:
+        """Parameters of the model."""
+        return self._model.n_params
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self._model.n_bytes
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model and all it holds. Calls that are under way in other threads or tasks end with an exception.
+        Idempotent."""
+        if self._dispatcher.close():
+            with log_router().capture():
+                self._engine.abort()
+                self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        dispatcher = getattr(self, "_dispatcher", None)
+        if dispatcher is not None and not dispatcher.closed:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = (
+            "closed"
+            if self._dispatcher.closed
+            else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
+        )
+        return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def _failed(self, code: int) -> TilebeamError:
+        return self._failure(code, errors_in(self._dispatcher.log))

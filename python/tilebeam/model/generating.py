@@ -1,0 +1,163 @@
+"""Prompts in, samples out: the part of a loaded model that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tilebeam.engine.dispatcher import Call
+from tilebeam.engine.request import Request, check_prompt, make_request
+from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
+from tilebeam.errors import TilebeamError
+from tilebeam.model.core import Core, Prompt
+from tilebeam.native.chat_prompt import ChatPrompt
+from tilebeam.outputs import Progress, ProgressHook, RequestOutput
+from tilebeam.sampling_params import SamplingParams, updated
+
+
+class Generating(Core):
+    """`generate` and its kin."""
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+        **fields: Any,
+    ) -> list[RequestOutput]:
+        """Generate samples for one or several prompts.
+
+        Args:
+            prompts: texts, lists of token ids (taken as they are, without a BOS token being added), or what
+                `chat_prompt` returned.
+            sampling: for all prompts, or one per prompt.
+            progress: called after every batch; returning False cancels what is not finished.
+            fields: of `SamplingParams`, by name, in place of those of `sampling`: max_tokens=64, temperature=0.
+
+        Returns:
+            One result per prompt, in their order.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context, a field is unknown, or the grammar is none
+                (before anything is decoded); decoding failed; or the model was closed meanwhile. NpuError: the NPU
+                failed; the model must be loaded again.
+        """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, updated(sampling, fields))
+        return run(self._dispatcher, call, progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: ProgressHook | None = None,
+        **fields: Any,
+    ) -> list[RequestOutput]:
+        """`generate` for coroutines: the event loop goes on meanwhile. Calls of different tasks share batches.
+
+        Cancelling the task aborts the call and frees its KV cells. `progress` is called in the event loop's thread;
+        after several batches at once, if it was busy.
+        """
+        call = Call(watched=progress is not None)
+        self._fill(call, prompts, updated(sampling, fields))
+        return await run_async(self, self._dispatcher, call, progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> Stream:
+        """Generate samples for one prompt and get them as they grow.
+
+        Args:
+            prompt: a text, a list of token ids, or what `chat_prompt` returned.
+            sampling, fields: as for `generate`. With n above 1 the deltas of all samples come, each with its index.
+
+        Returns:
+            An iterator of `Delta`; the texts of a sample's deltas make up its text. Also a context manager.
+
+        Raises:
+            TilebeamError: as `generate`; what goes wrong while decoding is raised by the iterator.
+        """
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], updated(sampling, fields))
+        self._dispatcher.submit(call)
+        return Stream(self, self._dispatcher, call)
+
+    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> AsyncStream:
+        """`stream` for coroutines: to be called in one, an async iterator and context manager. The samples grow at
+        once, whether it is read or not."""
+        call = Call(streams=True, watched=True)
+        self._fill(call, [prompt], updated(sampling, fields))
+        stream = AsyncStream(self, self._dispatcher, call)
+        self._dispatcher.submit(call, background=self)
+        return stream
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        template: str | None = None,
+        continue_final_message: bool = False,
+        progress: ProgressHook | None = None,
+        **fields: Any,
+    ) -> RequestOutput:
+        """Answer in a conversation: the chat template and `generate`.
+
+            lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).outputs[0].text
+
+        Args:
+            messages, template, continue_final_message: see `chat_prompt`.
+            sampling, progress, fields: as for `generate`.
+
+        Raises:
+            TilebeamError: as `chat_prompt` and `generate`.
+        """
+        prompt = self.chat_prompt(messages, template=template, continue_final_message=continue_final_message)
+        return self.generate([prompt], sampling, progress=progress, **fields)[0]
+
+    def _fill(
+        self,
+        call: Call,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams],
+    ) -> None:
+        """Make requests of prompts, all of them checked before any is submitted."""
+        items = _as_list(prompts)
+        if isinstance(sampling, SamplingParams):
+            params = [sampling] * len(items)
+        else:
+            params = list(sampling)
+            if len(params) != len(items):
+                raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
+        for prompt, p in zip(items, params, strict=True):
+            call.add(self._request(prompt, p, call.progress))
+
+    def _request(self, prompt: Prompt, params: SamplingParams, progress: Progress) -> Request:
+        """A request of a prompt, checked."""
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            if isinstance(prompt, ChatPrompt):
+                text, ids = prompt.text, prompt.token_ids
+            elif isinstance(prompt, str):
+                text, ids = prompt, vocab.tokenize(prompt, True, True)
+            else:
+                ids = [int(t) for t in prompt]
+                check_prompt(ids, self._context)
+                text = vocab.text(ids)
+            return make_request(self._context, text, ids, params, progress)
+
+    def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
+        with self._dispatcher.using():
+            make_request(self._context, "", list(prompt), sampling, Progress())
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | ChatPrompt):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, (int, np.integer)) for item in items):
+        return [cast(Sequence[int], items)]
+    return cast(list[Prompt], items)

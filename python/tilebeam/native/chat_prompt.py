@@ -1,0 +1,129 @@
+"""From the messages of a chat to the tokens of a prompt, without letting a message pass itself off as control tokens.
+
+A template is text, and so are the control tokens in it: `<|im_end|>` typed by a user looks like the template's own.
+llama-server tokenizes the whole text with control tokens on. Here that is done only if no message holds any: otherwise
+the template's own pieces are tokenized with control tokens and every message as plain text, and the pieces are joined.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.native.chat_template import ChatTemplates, MessagesRefused
+from tilebeam.native.llama import Vocab
+
+
+class ControlTokensInMessage(TilebeamError):
+    """A message holds a control token, and cannot be told from the template's own text."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as a model reads it.
+
+    Attributes:
+        text: with the template's control tokens spelled out.
+        token_ids: in which no message passes itself off as control tokens.
+    """
+
+    text: str
+    token_ids: list[int]
+
+
+def prompt_of(
+    vocab: Vocab,
+    templates: ChatTemplates,
+    messages: Sequence[Mapping[str, Any]],
+    template: str | None = None,
+    *,
+    continued: bool = False,
+) -> ChatPrompt:
+    """The prompt of a chat, up to where the assistant speaks.
+
+    Args:
+        vocab, templates: the model's.
+        messages: the turns, each with "role" and "content", which is a text.
+        template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
+        continued: the last message is the beginning of what the assistant says.
+
+    Raises:
+        MessagesRefused: a message holds what cannot be part of one, or the template does not take them.
+        ControlTokensInMessage: see there.
+        TilebeamError: there is no template, or it cannot be run.
+    """
+    _check(messages)
+    if continued:
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
+            raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
+        before = prompt_of(vocab, templates, messages[:-1], template)
+        return _continued(vocab, before, messages[-1]["content"])
+
+    def render(contents: Sequence[str]) -> str:
+        turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
+        return templates.apply(turns, True, template)
+
+    contents = [m["content"] for m in messages]
+    text = render(contents)
+    if not any(_has_control(vocab, content) for content in contents):
+        ids = vocab.tokenize(text, True, True)
+        marked, pieces = _pieces(render, len(contents))
+        if pieces is None or _controls(vocab, ids) == _controls(vocab, vocab.tokenize(marked, True, True)):
+            return ChatPrompt(text, ids)
+    else:
+        _, pieces = _pieces(render, len(contents))
+    if pieces is None:
+        raise ControlTokensInMessage(
+            "A message contains a control token of this model, and the chat template changes messages, so that their "
+            "text cannot be separated from the template's own."
+        )
+    ids = []
+    for i, (piece, content) in enumerate(zip(pieces, [*contents, ""], strict=True)):
+        if piece:
+            ids += vocab.tokenize(piece, i == 0, True)
+        if content:
+            ids += vocab.tokenize(content, i == 0 and not piece, False)
+    return ChatPrompt(text, ids)
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise MessagesRefused("A conversation needs at least one message.")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise MessagesRefused(f'messages[{i}] must be a dict with "role" and "content".')
+        if not isinstance(message["content"], str):
+            raise MessagesRefused(f"messages[{i}].content must be a text, not {type(message['content']).__name__}.")
+        if "\0" in message["content"]:
+            raise MessagesRefused(f"messages[{i}].content: must not hold a NUL character.")
+
+
+def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:
+    """A prompt and what was said behind it already. They are tokenized as one text where the prompt's tokens are those
+    of its text and nothing said looks like a control token; else apart."""
+    text = prompt.text + said
+    if not _has_control(vocab, said) and vocab.tokenize(prompt.text, True, True) == prompt.token_ids:
+        return ChatPrompt(text, vocab.tokenize(text, True, True))
+    return ChatPrompt(text, prompt.token_ids + vocab.tokenize(said, False, False))
+
+
+def _has_control(vocab: Vocab, text: str) -> bool:
+    return vocab.tokenize(text, False, True) != vocab.tokenize(text, False, False)
+
+
+def _controls(vocab: Vocab, ids: Sequence[int]) -> list[int]:
+    return [token for token in ids if vocab.is_control(token)]
+
+
+def _pieces(render: Callable[[Sequence[str]], str], count: int) -> tuple[str, list[str] | None]:
+    """The template with marks for messages, and its own text before, between and behind them; None: the template
+    does more with a message than to copy it."""
+    marks = [f"m{secrets.token_hex(16)}m" for _ in range(count)]
+    text = render(marks)
+    pieces = re.split("|".join(marks), text)
+    in_order = re.findall("|".join(marks), text) == marks
+    return text, pieces if in_order else None
