@@ -34,6 +34,7 @@ QUICK = (
     "npu/test_gemm.py",
     "npu/test_sampling_ops.py",
     "npu/test_vector_ops.py",
+    "pages/test_search_page.py",
     "project/test_documents.py",
     "project/test_layers.py",
     "project/test_rooms.py",

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from html_kit import Page
 from rich.cells import cell_len
 from tilebeam import CompletionOutput, SearchResult, TilebeamError, Trajectory, Usage, VoteResult
 from tilebeam.cli import main as cli
 from tilebeam.cli import search_view
 from tilebeam.cli.options import grouped
 from tilebeam.search.adaptive import AdaptiveResult
+from tilebeam.search.base import Pruned
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -111,6 +113,23 @@ def test_adaptive_stops_and_gives_up(model: Path) -> None:
     assert "settled after 4 of 12 candidates, confidence 0.969" in " ".join(ok(*greedy).out.split())
     steps = ["--prm", model, *PRM, "--step-stop", "e", "--max-step-tokens", 2, "--give-up", 1.0]
     assert {c["finish_reason"] for c in record(*flags, *steps)["candidates"]} == {"aborted"}
+
+
+@pytest.mark.parametrize("command", SEARCHES)
+def test_pages(command: str, model: Path, tmp_path: Path) -> None:
+    """The page says what --json says."""
+    file = tmp_path / "out.html"
+    flags = [command, "-m", model, "-p", "the <cat>", "-N", 4, "--html", file, *QUICK]
+    if command in ("beam", "dvts"):
+        flags += ["--prm", model, *PRM, "--beam-width", 2, "--max-steps", 3, "--step-stop", "e"]
+    found = record(*flags)
+    page = Page(file.read_text())
+    assert page.texts["pre"][0] == "the <cat>"
+    assert page.texts["pre"][1].strip() in ("(empty)", found["text"].replace("\0", "\ufffd").strip())
+    assert len(page.named("details")) == len(found["candidates"])
+    assert {model.name, "cpu", str(found["seed"])} <= set(page.texts["dd"])
+    flags[flags.index(file)] = tmp_path / "no" / "out.html"
+    Ran(*flags).fails_with("No such file or directory", "no")
 
 
 @pytest.mark.parametrize("verdict", ["probability", "number"])
@@ -241,7 +260,7 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
             Trajectory(("a\n", "c\n"), (0.7, 0.5)),
             Trajectory(("a\n", "c\n", "d"), (0.7, 0.5, 0.9)),
         ],
-        pruned=[Trajectory(("[x]\n",), (0.1,), False)],
+        pruned=[Pruned(("[x]\n",), (0.1,), False, round=1, score=0.1, bar=0.7, tokens=2)],
     )
     assert shown(result) == [
         "what [is] 1+1?",

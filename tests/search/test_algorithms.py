@@ -5,6 +5,7 @@ The oracles know nothing of batches, caches or accounts: they draw texts one by 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from search_kit import END, Drawn, ScriptedLM, ScriptedPRM
 from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
 from tilebeam.search import registry as methods
 from tilebeam.search.adaptive import AdaptiveResult, majority_confidence
+from tilebeam.search.beam import StepResult
+from tilebeam.search.reports import read_report
 
 PROMPTS = ["a", "b1", "2 a"]
 STOPS = st.sampled_from([(), ("#",), ("\n\n",), ("a\n",), ("b1", "2\n1"), ("\n",)])
@@ -311,8 +314,24 @@ def test_beam_search_and_dvts(
         assert [t.finished for t in result.trajectories] == [n.ended for n in nodes]
         assert result.scores == worth
         assert result.best_index == best
-        assert all(len(t.scores) == len(t.steps) for t in result.trajectories + result.pruned)
+        assert all(len(t.scores) == len(t.steps) for t in [*result.trajectories, *result.pruned])
+        check_pruned(result, prm, options, one_tree=name == "beam")
+        assert read_report(json.loads(json.dumps(result.as_dict()))).as_dict() == result.as_dict()
     assert sum(r.usage.scored_tokens for r in results) == prm.rated
+
+
+def check_pruned(result: SearchResult, prm: ScriptedPRM, options: StepOptions, one_tree: bool) -> None:
+    """Each was worth no more than any that stayed, and every beam is either a candidate or dropped."""
+    assert isinstance(result, StepResult)
+    for beam in result.pruned:
+        assert beam.score == prm.total(list(beam.scores)) <= beam.bar
+        assert 1 <= beam.round < options.max_steps
+        assert beam.tokens > 0
+        assert not beam.finished
+    trees = {t.tree for t in result.trajectories}
+    assert trees <= set(range(result.budget // options.width))
+    if not one_tree:
+        assert {p.tree for p in result.pruned} <= trees  # the best of each tree stays
 
 
 @given(models(), samplings(), st.sampled_from(["beam", "dvts"]), st.integers(1, 3))

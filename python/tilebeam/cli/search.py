@@ -24,6 +24,7 @@ from tilebeam.cli.options import (
 from tilebeam.cli.prompts import wrap
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop, open_scorer
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import check_target, whole_file
 from tilebeam.scoring.choices import VERDICT, ScorerName, Verdict
 from tilebeam.search.choices import (
     BEAM_WIDTH,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.load_reward import RewardSpec
     from tilebeam.scoring.scorers import Scorer
+    from tilebeam.search.base import SearchResult
 
 _JUDGE = "Judge"
 _STEPS = "Steps"
@@ -62,6 +64,10 @@ class SearchOptions:
     reward: RewardModelOptions
     budget: Annotated[int, typer.Option("-N", "--n-samples", "--budget", min=1, help="Candidates per prompt.")] = BUDGET
     json_: Json = False
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write a page to this file: answer, votes, tree of steps, candidates."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,6 +423,16 @@ class _Search:
             for result in results:
                 search_view.show(screen, result)
         search_view.account([r.usage for r in results], self.params.seed)
+        if self.options.html is not None:
+            self._write_page(self.options.html, algorithm.name, results)
+
+    def _write_page(self, file: Path, method: str, results: list[SearchResult]) -> None:
+        from tilebeam.pages.search import search_page
+
+        details = {"Model": self.options.model.model.name, "Device": self.lm.device}
+        page = search_page(method, results, [self.asked.get(r.prompt, r.prompt) for r in results], details)
+        with whole_file(file) as partial:
+            partial.write_text(page, encoding="utf-8")
 
 
 @contextmanager
@@ -424,6 +440,8 @@ def _opened(name: str, options: SearchOptions) -> Iterator[_Search]:
     """Loads the model once the prompts are read."""
     prompts = options.prompts
     asked = prompts.read()
+    if options.html is not None:
+        check_target(options.html)
     params = options.drawing.params(escape=prompts.escape)
     with ExitStack() as stack:
         lm = stack.enter_context(options.model.load(options.budget * len(asked)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,7 +14,8 @@ from rich.tree import Tree
 from tilebeam.cli import console
 from tilebeam.outputs import Usage
 from tilebeam.search.adaptive import AdaptiveResult
-from tilebeam.search.base import SearchResult, Trajectory, VoteResult
+from tilebeam.search.base import SearchResult, VoteResult
+from tilebeam.search.tree import StepNode, step_tree
 
 if TYPE_CHECKING:
     from tilebeam.outputs import CompletionOutput
@@ -94,62 +94,30 @@ def _table(result: SearchResult) -> Table:
     return table
 
 
-@dataclass
-class _Node:
-    """A step that some trajectories share, and what follows it."""
-
-    step: str
-    score: float | None = None
-    children: list[_Node] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    best: bool = False
-
-    def child(self, step: str) -> _Node:
-        """The node of a next step."""
-        known = next((c for c in self.children if c.step == step), None)
-        if known is None:
-            known = _Node(step)
-            self.children.append(known)
-        return known
-
-
 def _tree(result: SearchResult) -> Tree:
     """All steps that were drawn: those of candidates, and those that made room for better ones."""
-    root = _Node("")
-    for i, (candidate, trajectory) in enumerate(zip(result.candidates, result.trajectories, strict=True)):
-        best = i == result.best_index
-        path = _walk(root, trajectory)
-        note = f"{'> ' if best else ''}{i}: {result.scores[i]:.3f}, {_end(candidate)}"
-        answer = result.answers[i] if isinstance(result, VoteResult) else None
-        path[-1].notes.append(note if answer is None else f"{note}, {one_line(answer, 20)}")
-        for node in path if best else []:
-            node.best = True
-    for trajectory in result.pruned:
-        _walk(root, trajectory)[-1].notes.append("pruned")
     tree = Tree(Text(one_line(result.prompt, 90), style="bold"), guide_style="dim")
-    _plant(tree, root)
+    _plant(tree, step_tree(result), result)
     return tree
 
 
-def _walk(root: _Node, trajectory: Trajectory) -> list[_Node]:
-    """The nodes of a trajectory, made where they are new."""
-    path = [root]
-    for step, score in zip(trajectory.steps, trajectory.scores, strict=True):
-        node = path[-1].child(step)
-        node.score = score
-        path.append(node)
-    return path
-
-
-def _plant(tree: Tree, node: _Node) -> None:
-    for child in sorted(node.children, key=lambda c: not c.best):
+def _plant(tree: Tree, node: StepNode, result: SearchResult) -> None:
+    for child in node.children:
         score = "" if child.score is None else f"{child.score:.3f} "
         label = Text.assemble((score, "cyan"), one_line(child.step, 300) or "(empty)")
-        for note in child.notes:
+        for note in [*(_note(result, i) for i in child.candidates), *("pruned" for _ in child.pruned)]:
             label.append(f"  [{note}]", style="dim")
         if child.best:
             label.stylize("bold green")
-        _plant(tree.add(label), child)
+        _plant(tree.add(label), child, result)
+
+
+def _note(result: SearchResult, i: int) -> str:
+    """What became of a candidate."""
+    mark = "> " if i == result.best_index else ""
+    note = f"{mark}{i}: {result.scores[i]:.3f}, {_end(result.candidates[i])}"
+    answer = result.answers[i] if isinstance(result, VoteResult) else None
+    return note if answer is None else f"{note}, {one_line(answer, 20)}"
 
 
 def _end(candidate: CompletionOutput) -> str:

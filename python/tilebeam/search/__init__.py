@@ -5,6 +5,7 @@ sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
 adaptive   votes that stop once they are settled
 registry   algorithms by name, with options by keyword
+tree       the steps that a search drew, those that texts share once; reports: results back from their JSON
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilebeam.errors import SearchCancelled
     from tilebeam.search.adaptive import Adaptive, AdaptiveResult
-    from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
+    from tilebeam.search.base import Algorithm, Pruned, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.choices import Weighting
     from tilebeam.search.sampled import BestOfN, SelfConsistency
@@ -27,6 +28,7 @@ _HOME = {
     "BeamSearch": "search.beam",
     "BestOfN": "search.sampled",
     "DVTS": "search.beam",
+    "Pruned": "search.base",
     "SearchCancelled": "errors",
     "SearchResult": "search.base",
     "SelfConsistency": "search.sampled",
@@ -43,6 +45,7 @@ __all__ = [
     "Algorithm",
     "BeamSearch",
     "BestOfN",
+    "Pruned",
     "SearchCancelled",
     "SearchResult",
     "SelfConsistency",

@@ -42,14 +42,20 @@ class AdaptiveResult(VoteResult):
     Attributes:
         confidence: that the winner would stay ahead, by the Beta criterion.
         settled: the vote was decided before the budget was spent.
+        give_up: the aggregate below which candidates were given up; None without a reward model.
     """
 
     confidence: float
     settled: bool
+    give_up: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; see `SearchResult.as_dict`."""
-        return super().as_dict() | {"confidence": self.confidence, "settled": self.settled}
+        return super().as_dict() | {
+            "confidence": self.confidence,
+            "settled": self.settled,
+            "give_up": self.give_up,
+        }
 
 
 @dataclass(eq=False)
@@ -252,6 +258,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             answer=winner,
             confidence=majority_confidence(*_leaders(votes)),
             settled=poll.settled,
+            give_up=self.give_up if self._expander else None,
         )
 
 

@@ -65,11 +65,31 @@ class Trajectory:
         steps: its pieces, in order; a text that was drawn in one go is one step.
         scores: of the steps, under a process reward model; empty where nothing rated steps.
         finished: whether it came to an end by itself: not cut by a limit, not given up.
+        tree: number of the prompt's tree that it grew in. DVTS grows several; beam search numbers the groups of first
+            steps so, but lets all of them compete.
     """
 
     steps: tuple[str, ...]
     scores: tuple[float, ...] = ()
     finished: bool = True
+    tree: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned(Trajectory):
+    """A beginning that made room for better ones.
+
+    Attributes:
+        round: after which it was dropped, counted from 1.
+        score: its aggregate then.
+        bar: the lowest aggregate of those that it competed with and that stayed.
+        tokens: sampled for it, its shared beginning included.
+    """
+
+    round: int
+    score: float
+    bar: float
+    tokens: int
 
 
 @dataclass
@@ -98,7 +118,7 @@ class SearchResult:
     seed: int
     budget: int
     trajectories: list[Trajectory]
-    pruned: list[Trajectory] = field(default_factory=list, kw_only=True)
+    pruned: list[Pruned] = field(default_factory=list, kw_only=True)
 
     @property
     def the_one(self) -> CompletionOutput:

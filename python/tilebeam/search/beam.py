@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
@@ -21,10 +21,10 @@ from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.search.base import (
     Algorithm,
+    Pruned,
     SearchProgress,
     SearchResult,
     StepGenerator,
-    Trajectory,
     checked_budget,
     sampling_for,
 )
@@ -38,9 +38,11 @@ class StepResult(SearchResult):
 
     Attributes:
         rounds: steps taken.
+        duplicates: continuations that repeated a sibling, token by token, and were dropped unrated.
     """
 
     rounds: int
+    duplicates: int = 0
 
     @property
     def steps(self) -> list[list[str]]:
@@ -56,6 +58,10 @@ class StepResult(SearchResult):
     def finished(self) -> list[bool]:
         """Of each candidate: whether it came to an end by itself."""
         return [t.finished for t in self.trajectories]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; see `SearchResult.as_dict`."""
+        return super().as_dict() | {"rounds": self.rounds, "duplicates": self.duplicates}
 
 
 def width_for(beam_width: int, budget: int) -> int:
@@ -77,8 +83,9 @@ class _Search:
     task: Task
     beams: list[Beam]
     pool: list[Beam] = field(default_factory=list)
-    pruned: list[Trajectory] = field(default_factory=list)
+    pruned: list[Pruned] = field(default_factory=list)
     rounds: int = 0
+    duplicates: int = 0
 
 
 class _StepSearch(Algorithm[StepResult]):
@@ -151,6 +158,7 @@ class _StepSearch(Algorithm[StepResult]):
         done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
         expanded = self._expander.expand(lm, branches, tell.call(done))
         fresh: dict[Task, list[Beam]] = {}
+        repeated: dict[Task, int] = {}
         for branch, children in zip(branches, expanded, strict=True):
             if round == 0:
                 for i, child in enumerate(children):
@@ -159,17 +167,37 @@ class _StepSearch(Algorithm[StepResult]):
             for child in children:
                 different.setdefault((child.tree, *child.tokens), child)
             fresh.setdefault(branch.task, []).extend(different.values())
+            repeated[branch.task] = repeated.get(branch.task, 0) + len(children) - len(different)
         self._expander.rate(lm, fresh, tell)
         for search in searches:
             if search.task not in fresh:
                 continue
             children = fresh[search.task]
             search.rounds += 1
+            search.duplicates += repeated[search.task]
             search.pool += [b for b in children if b.done]
             rivals = [b for b in search.beams if b.done] + children
             # In the last round nobody has to make room.
             search.beams = rivals if round + 1 == self.max_steps else self._survivors(rivals, budget // width)
-            search.pruned += [b.trajectory() for b in children if not b.done and b not in search.beams]
+            search.pruned += [self._pruned(search, b) for b in children if not b.done and b not in search.beams]
+        return True
+
+    def _pruned(self, search: _Search, beam: Beam) -> Pruned:
+        """A beam that was dropped after the present round."""
+        bar = min(self._expander.total(b) for b in search.beams if self._compete(b, beam))
+        return Pruned(
+            tuple(beam.steps),
+            tuple(beam.scores),
+            tree=beam.tree,
+            finished=False,
+            round=search.rounds,
+            score=self._expander.total(beam),
+            bar=bar,
+            tokens=len(beam.tokens),
+        )
+
+    def _compete(self, one: Beam, other: Beam) -> bool:  # noqa: ARG002
+        """Whether one of these beams can make the other give way."""
         return True
 
     @abstractmethod
@@ -194,6 +222,7 @@ class _StepSearch(Algorithm[StepResult]):
             trajectories=[b.trajectory() for b in beams],
             pruned=search.pruned,
             rounds=search.rounds,
+            duplicates=search.duplicates,
         )
 
 
@@ -211,6 +240,9 @@ class DVTS(_StepSearch):
     out."""
 
     name: ClassVar[str] = "dvts"
+
+    def _compete(self, one: Beam, other: Beam) -> bool:
+        return one.tree == other.tree
 
     def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:  # noqa: ARG002
         trees: dict[int, list[Beam]] = {}

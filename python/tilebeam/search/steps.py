@@ -58,7 +58,7 @@ class Beam:
 
     def trajectory(self) -> Trajectory:
         """For the result."""
-        return Trajectory(tuple(self.steps), tuple(self.scores), self.ended)
+        return Trajectory(tuple(self.steps), tuple(self.scores), self.ended, self.tree)
 
     def candidate(self, index: int, *, given_up: bool = False) -> CompletionOutput:
         """For the result."""

@@ -1,0 +1,329 @@
+"""The page of a search: the answer, what it cost, the votes, the tree of steps and every candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tilebeam.outputs import CompletionOutput, Usage
+from tilebeam.pages.document import document, facts, number
+from tilebeam.pages.markup import Html, join, table, tag
+from tilebeam.search.adaptive import AdaptiveResult
+from tilebeam.search.base import Pruned, SearchResult, VoteResult
+from tilebeam.search.beam import StepResult
+from tilebeam.search.tree import StepNode, step_tree
+
+_ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
+_PREVIEW = 160  # characters of a candidate in its row
+_METHODS = {
+    "best-of-n": "Best of N",
+    "self-consistency": "Vote",
+    "beam": "Beam search",
+    "dvts": "Diverse verifier tree search",
+    "adaptive": "Adaptive vote",
+}
+
+
+def search_page(
+    method: str,
+    results: Sequence[SearchResult],
+    questions: Sequence[str] | None = None,
+    details: Mapping[str, object] | None = None,
+) -> str:
+    """An HTML file that shows results.
+
+    Args:
+        method: the algorithm's name.
+        results: one for each prompt.
+        questions: what to show as the prompts; by default the prompts as the model read them.
+        details: names and values to show besides, such as the model.
+    """
+    name = _METHODS.get(method, method)
+    asked = list(questions) if questions is not None else [r.prompt for r in results]
+    sections = [_section(i, method, r, q, details or {}) for i, (r, q) in enumerate(zip(results, asked, strict=True))]
+    contents = _contents(asked) if len(results) > 1 else None
+    header = tag("header", tag("p", "Tilebeam", class_="brand"), tag("h1", name))
+    body = join(header, tag("main", contents, sections))
+    return document(
+        f"{name} - {one_line(asked[0], 60) if asked else 'no prompts'}", "search", body, _data(method, results)
+    )
+
+
+def one_line(said: str, limit: int) -> str:
+    """The beginning of a text, in one line."""
+    flat = " ".join(said[: 8 * limit].split())
+    return flat if len(flat) <= limit and len(said) <= 8 * limit else flat[: limit - 1].rstrip() + "…"
+
+
+def _contents(asked: Sequence[str]) -> Html:
+    links = [tag("li", tag("a", one_line(q, 100) or "(empty)", href=f"#q{i}")) for i, q in enumerate(asked)]
+    return tag("nav", tag("h2", "Prompts"), tag("ol", links), aria_label="Prompts")
+
+
+def _section(i: int, method: str, result: SearchResult, asked: str, details: Mapping[str, object]) -> Html:
+    """All of one prompt's result."""
+    by_steps = any(t.scores for t in result.trajectories)
+    return tag(
+        "article",
+        tag("h2", "Prompt" if i == 0 else f"Prompt {i + 1}", id=f"q{i}"),
+        tag("pre", asked, class_="prompt", tabindex=0),
+        _answer(result),
+        facts(_figures(result, details)),
+        _votes(result) if isinstance(result, VoteResult) else None,
+        _steps(i, method, result) if by_steps else None,
+        _candidates(i, result),
+        aria_labelledby=f"q{i}",
+    )
+
+
+def _answer(result: SearchResult) -> Html:
+    """What was chosen, and why."""
+    chosen = result.the_one
+    headline: Html | None = None
+    reason = f"Candidate {result.best_index}, score {number(result.scores[result.best_index])}"
+    if isinstance(result, VoteResult):
+        headline = tag(
+            "p", result.answer if result.answer is not None else "No candidate has an answer.", class_="answer"
+        )
+        winning = sum(a is not None and a == result.answer for a in result.answers)
+        reason = f"{winning} of {len(result.candidates)} candidates; shown is candidate {result.best_index}"
+    return tag(
+        "section",
+        tag("h3", "Answer"),
+        headline,
+        tag("pre", chosen.text or "(empty)", class_="text", tabindex=0),
+        tag("p", f"{reason}, {_ENDS[chosen.finish_reason]}.", class_="note"),
+        class_="card",
+    )
+
+
+def _figures(result: SearchResult, details: Mapping[str, object]) -> dict[str, object]:
+    usage = result.usage
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
+    shown: dict[str, object] = {
+        "Candidates": f"{len(result.candidates):,} of {result.budget:,}",
+        "Tokens sampled": f"{usage.completion_tokens:,}",
+        "Tokens of the prompt": f"{usage.prompt_tokens:,}{cached}" if usage.prompt_tokens else None,
+        "Tokens scored": f"{usage.scored_tokens:,}" if usage.scored_tokens else None,
+        "Seconds": _seconds(usage) if usage.seconds else None,
+    }
+    if isinstance(result, StepResult):
+        shown["Rounds"] = result.rounds
+        shown["Beams dropped"] = f"{len(result.pruned):,}"
+        shown["Repeated steps"] = result.duplicates or None
+    if isinstance(result, AdaptiveResult):
+        shown["Confidence"] = number(result.confidence)
+        shown["Vote"] = "settled before the budget was spent" if result.settled else "not settled early"
+        shown["Given up below"] = result.give_up
+    return shown | {"Seed": result.seed} | dict(details)
+
+
+def _seconds(usage: Usage) -> str:
+    scoring = f" ({usage.scoring_seconds:.2f} scoring)" if usage.scoring_seconds >= 0.005 else ""
+    return f"{usage.seconds:.2f}{scoring}"
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def _votes(result: VoteResult) -> Html:
+    """The answers, the heaviest first."""
+    total = sum(w for w in result.votes.values() if math.isfinite(w)) or 1.0
+    rows = []
+    for answer, weight in result.votes.items():
+        chosen = answer == result.answer
+        count = sum(a == answer for a in result.answers)
+        cells = (
+            tag("th", one_line(answer, 200), scope="row"),
+            tag("td", count, class_="n"),
+            tag("td", f"{weight:.4g}", class_="n"),
+            tag("td", bar(weight / total), class_="bar"),
+            tag("td", f"{100 * weight / total:.1f} %", class_="n"),
+            tag("td", "chosen" if chosen else ""),
+        )
+        rows.append(tag("tr", cells, class_="best" if chosen else None))
+    without = sum(a is None for a in result.answers)
+    columns = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n"), ("", "")]
+    note = f"{without} of {len(result.answers)} candidates have no answer and no vote." if without else None
+    return tag(
+        "section",
+        tag("h3", "Votes"),
+        table("Answers with their votes", columns, [tag("tbody", rows)]) if rows else None,
+        tag("p", note, class_="note") if note else None,
+    )
+
+
+def bar(share: float) -> Html:
+    """A share between 0 and 1 as a bar. The number stands beside it, so it is hidden from screen readers."""
+    wide = f"{100 * min(1.0, max(0.0, share)):.1f}" if math.isfinite(share) else "0"
+    back = tag("rect", class_="back", width="100", height="8")
+    front = tag("rect", class_="front", width=wide, height="8")
+    return tag("svg", back, front, viewBox="0 0 100 8", preserveAspectRatio="none", aria_hidden="true")
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _steps(i: int, method: str, result: SearchResult) -> Html:
+    """Where the script puts the tree, and what became of beams in each round."""
+    adaptive = method == "adaptive"
+    says = (
+        "Every candidate grew step by step; the number is the reward model's score of the step."
+        if adaptive
+        else "Steps that beams share stand once. The number is the reward model's score of the step; a dropped beam shows its "
+        "aggregate and the lowest one that stayed."
+    )
+    keys = "Arrow keys move through the tree and open branches, Enter shows a step in full, * opens all branches."
+    return tag(
+        "section",
+        tag("h3", "Tree of steps", id=f"q{i}-tree"),
+        tag("p", says, class_="note"),
+        tag("p", keys, class_="note script"),
+        tag("noscript", tag("p", "The tree needs JavaScript. The candidates below show their steps without it.")),
+        tag("div", class_="tree", role="tree", data_result=i, aria_labelledby=f"q{i}-tree"),
+        _rounds(result.pruned) if result.pruned else None,
+    )
+
+
+def _rounds(pruned: Sequence[Pruned]) -> Html:
+    rows = []
+    for number_ in sorted({p.round for p in pruned}):
+        died = [p for p in pruned if p.round == number_]
+        scores = [p.score for p in died]
+        cells = (
+            tag("th", number_, scope="row", class_="n"),
+            tag("td", len(died), class_="n"),
+            tag("td", number(min(scores)), class_="n"),
+            tag("td", number(max(scores)), class_="n"),
+            tag("td", number(min(p.bar for p in died)), class_="n"),
+            tag("td", f"{sum(p.tokens for p in died):,}", class_="n"),
+        )
+        rows.append(tag("tr", cells))
+    heads = ("Round", "Beams dropped", "Worst", "Best", "Lowest that stayed", "Tokens in them")
+    return join(
+        tag("h4", "Beams dropped in each round"),
+        table("Beams dropped in each round", [(h, "n") for h in heads], [tag("tbody", rows)], class_="narrow"),
+    )
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def _candidates(i: int, result: SearchResult) -> Html:
+    """All of them; of a vote in groups by answer."""
+    weight = "Weight" if isinstance(result, VoteResult) and not isinstance(result, AdaptiveResult) else "Score"
+    columns = [("#", "n"), (weight, "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
+    digits = 0 if all(math.isfinite(s) and s == int(s) for s in result.scores) else 3
+    bodies = [tag("tbody", head, [_row(i, result, at, digits) for at in numbers]) for head, numbers in _groups(result)]
+    return tag(
+        "section",
+        tag("h3", "Candidates"),
+        table("Candidates", columns, bodies, class_="candidates"),
+    )
+
+
+def _groups(result: SearchResult) -> Iterator[tuple[Html | None, list[int]]]:
+    """Candidates in the order of the page: best first, of a vote answer by answer."""
+
+    def order(at: int) -> tuple[bool, float, int]:
+        score = result.scores[at]
+        return at != result.best_index, math.inf if math.isnan(score) else -score, at
+
+    everything = sorted(range(len(result.candidates)), key=order)
+    if not isinstance(result, VoteResult):
+        yield None, everything
+        return
+    for answer in [*result.votes, None]:
+        own = [at for at in everything if result.answers[at] == answer]
+        if own:
+            name = "No answer" if answer is None else one_line(answer, 200)
+            said = f"{name} · {len(own)} {'candidate' if len(own) == 1 else 'candidates'}"
+            yield tag("tr", tag("th", said, colspan=5, scope="rowgroup"), class_="group"), own
+
+
+def _row(i: int, result: SearchResult, at: int, digits: int) -> Html:
+    candidate = result.candidates[at]
+    best = at == result.best_index
+    end = _ENDS[candidate.finish_reason]
+    tokens = f"{len(candidate.token_ids):,}"
+    preview = one_line(candidate.text, _PREVIEW) or "(empty)"
+    chosen = tag("span", "chosen", class_="tag best") if best else None
+    said = tag(
+        "details",
+        tag("summary", chosen, tag("span", preview, class_="preview")),
+        tag("p", f"{tokens} tokens, {end}, seed {candidate.seed}", class_="note"),
+        _full(candidate, result, at),
+    )
+    cells = (
+        tag("th", at, scope="row", class_="n"),
+        tag("td", number(result.scores[at], digits), class_="n"),
+        tag("td", tokens, class_="n wide"),
+        tag("td", end, class_="wide"),
+        tag("td", said, class_="t"),
+    )
+    return tag("tr", cells, id=f"q{i}-c{at}", class_="best" if best else None)
+
+
+def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
+    """The whole text; where steps were rated, step by step with their scores."""
+    path = result.trajectories[at]
+    if not path.scores:
+        return tag("pre", candidate.text or "(empty)", class_="text", tabindex=0)
+    steps = [
+        tag("li", tag("span", number(score), class_="score"), tag("pre", step.rstrip("\n"), class_="text"))
+        for step, score in zip(path.steps, path.scores, strict=True)
+    ]
+    return tag("ol", steps, class_="steps")
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _data(method: str, results: Sequence[SearchResult]) -> list[Any]:
+    """For the script: of each result the nodes of its tree, parents before children; empty where nothing rated steps."""
+    found = []
+    for result in results:
+        if not any(t.scores for t in result.trajectories):
+            found.append([])
+            continue
+        nodes: list[dict[str, Any]] = []
+        if method == "dvts":
+            for tree in sorted({t.tree for t in [*result.trajectories, *result.pruned]}):
+                root = step_tree(result, tree)
+                nodes.append({"p": -1, "t": f"Tree {tree + 1}", "b": int(root.best), "head": 1})
+                _flatten(root, len(nodes) - 1, nodes, result)
+        else:
+            _flatten(step_tree(result), -1, nodes, result)
+        found.append(nodes)
+    return found
+
+
+def _flatten(root: StepNode, parent: int, nodes: list[dict[str, Any]], result: SearchResult) -> None:
+    waiting = [(root, parent)]
+    while waiting:
+        node, above = waiting.pop()
+        if node is root:
+            here = above
+        else:
+            here = len(nodes)
+            nodes.append({"p": above, "t": node.step, "s": node.score, "b": int(node.best), "n": _notes(node, result)})
+        waiting += [(child, here) for child in reversed(node.children)]
+
+
+def _notes(node: StepNode, result: SearchResult) -> list[list[object]]:
+    """What became of beams at a node: a word for the style, what to show, and the candidate's number or -1."""
+    notes: list[list[object]] = []
+    for at in node.candidates:
+        chosen = at == result.best_index
+        end = _ENDS[result.candidates[at].finish_reason]
+        answer = result.answers[at] if isinstance(result, VoteResult) else None
+        said = f"{'chosen: ' if chosen else ''}candidate {at}, {number(result.scores[at])}, {end}"
+        if isinstance(result, AdaptiveResult) and end == "given up" and result.give_up is not None:
+            said += f" below {result.give_up:g}"
+        said += "" if answer is None else f", answer {one_line(answer, 40)}"
+        notes.append(["best" if chosen else "lost" if end == "given up" else "kept", said, at])
+    for beam in node.pruned:
+        said = f"dropped in round {beam.round}: {number(beam.score)}, lowest that stayed {number(beam.bar)}"
+        notes.append(["lost", said, -1])
+    return notes

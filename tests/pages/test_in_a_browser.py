@@ -1,0 +1,117 @@
+"""Pages in a real browser: no errors, no requests, the keyboard, what a screen reader is told, narrow and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import browser_kit
+import pages_kit as kit
+import pytest
+from tilebeam import SearchResult
+from tilebeam.pages.search import search_page
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser_kit.Tab]:
+    with browser_kit.tab(tmp_path_factory.mktemp("browser")) as it:
+        yield it
+
+
+def shown(tab: browser_kit.Tab, folder: Path, method: str, result: SearchResult, **options: object) -> None:
+    """Open the page of a result; it runs without an error and asks for nothing."""
+    file = folder / "page.html"
+    file.write_text(search_page(method, [result]), encoding="utf-8")
+    tab.open(file.as_uri(), **options)  # type: ignore[arg-type]
+    assert tab.problems == []
+    assert tab.requests == [file.as_uri()]
+
+
+def test_the_tree_by_keyboard(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.beams(8, 4, 3)
+    shown(tab, tmp_path, "beam", result)
+    (count,) = (len([n for n in tab.roles() if n[0] == "treeitem"]),)
+    nodes = len({t.steps[: i + 1] for t in [*result.trajectories, *result.pruned] for i in range(len(t.steps))})
+    assert count == nodes  # few enough to be shown at once
+    tab.run("document.querySelector('.step').focus()")
+    at = "document.activeElement"
+    text = f"{at}.querySelector('.said').textContent"
+    best = result.trajectories[result.best_index].steps
+    assert tab.run(text) == best[0].strip()
+    tab.press("ArrowRight")
+    assert tab.run(text) == best[1].strip()
+    assert tab.run(f"{at}.getAttribute('aria-level')") == "2"
+    tab.press("Enter")
+    assert tab.run(f"{at}.classList.contains('open')")
+    tab.press("ArrowLeft")  # closes the branch
+    assert tab.run(f"{at}.getAttribute('aria-expanded')") == "false"
+    assert tab.run("document.querySelectorAll('.step').length") < nodes
+    tab.press("ArrowLeft", "ArrowLeft")
+    assert tab.run(text) == best[0].strip()
+    tab.press("ArrowDown", "Home", "End", "ArrowUp", "*")
+    assert tab.run("document.querySelectorAll('.step').length") == nodes
+    assert tab.run("document.querySelectorAll('.step[tabindex=\"0\"]').length") == 1
+
+
+def test_a_large_tree_opens_where_it_matters(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.beams(256)
+    shown(tab, tmp_path, "beam", result)
+    rows = tab.run("document.querySelectorAll('.step').length")
+    assert len(result.trajectories[result.best_index].steps) <= rows < 256 + 40
+    assert tab.run("document.querySelectorAll('.fate.best').length") == 1
+    tab.run("document.querySelector('.fate.best').click()")
+    tab.until(f"document.querySelector('#q0-c{result.best_index} details').open")
+
+
+@pytest.mark.parametrize("n", [4, 256])
+@pytest.mark.parametrize("dark", [False, True])
+def test_narrow_and_wide(tab: browser_kit.Tab, tmp_path: Path, n: int, dark: bool) -> None:
+    """Nothing runs off the side, and text stands out from its ground in both schemes."""
+    for width in (360, 1100):
+        shown(tab, tmp_path, "adaptive", kit.adaptive(n), width=width, dark=dark)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    colors = tab.run(
+        "['--text', '--dim', '--accent', '--lost'].map(n => getComputedStyle(document.documentElement)"
+        ".getPropertyValue(n)).concat(getComputedStyle(document.documentElement).getPropertyValue('--back'))"
+    )
+    *front, back = map(luminance, colors)
+    for light in front:
+        assert (max(light, back) + 0.05) / (min(light, back) + 0.05) >= 4.5, colors
+
+
+def luminance(color: str) -> float:
+    """Relative, of #rrggbb, as WCAG 2 defines it."""
+    parts = [int(color.strip()[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def test_a_screen_reader_is_told(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.adaptive(6)
+    shown(tab, tmp_path, "adaptive", result)
+    told = tab.roles()
+    assert ("tree", "Tree of steps") in told
+    assert ("table", "Answers with their votes") in told
+    assert ("table", "Candidates") in told
+    assert ("heading", "Answer") in told
+    assert [name for role, name in told if role == "rowheader" and name.startswith(f"{result.answer} ·")]
+
+
+def test_without_scripts_the_answer_and_all_candidates_are_there(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.beams(8, 4, 3)
+    file = tmp_path / "page.html"
+    file.write_text(search_page("beam", [result]), encoding="utf-8")
+    tab.open(file.as_uri(), scripts=False)
+    told = tab.roles()
+    assert len([r for r, _ in told if r == "row"]) >= len(result.candidates)
+    assert any("needs JavaScript" in name for _, name in told)
+    assert any(result.the_one.text.splitlines()[0] in name for _, name in told)
+
+
+def test_hostile_texts_run_nothing(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.vote(4)
+    for candidate in result.candidates:
+        candidate.text = "</pre></script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+    shown(tab, tmp_path, "self-consistency", result)
+    assert tab.run("window.ran === undefined")
+    assert tab.run("document.querySelectorAll('img').length") == 0

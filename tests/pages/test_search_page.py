@@ -1,0 +1,213 @@
+"""The page of a search as a file: its structure, what it says without a script, hostile texts, its size."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pages_kit as kit
+import pytest
+from html_kit import Page
+from tilebeam import SearchResult, TilebeamError, Trajectory
+from tilebeam.pages import document
+from tilebeam.pages.markup import Html, join, tag
+from tilebeam.pages.search import one_line, search_page
+from tilebeam.search.reports import read_report
+
+MADE: dict[str, tuple[str, SearchResult]] = {
+    "vote": ("self-consistency", kit.vote(12)),
+    "best": ("best-of-n", kit.best_of(5)),
+    "beam": ("beam", kit.beams(8, 4, 4)),
+    "dvts": ("dvts", kit.beams(8, 4, 4, dvts=True)),
+    "adaptive": ("adaptive", kit.adaptive(9)),
+    "one": ("best-of-n", kit.best_of(1)),
+}
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "]]></pre><img src=x onerror=alert(1)>",
+    "\"' onmouseover='alert(1)'",
+    "line\u2028separator\u2029end",
+    "$title ${policy} $$ {data}",
+    "&lt;b&gt; &amp; &#60;",
+    "nul \0 bell \a escape \x1b lone \ud800 surrogate",
+    "\u202eright to left\u202c",
+    "\\u003c/script\\u003e",
+    "",
+)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_is_well_formed_and_complete(name: str) -> None:
+    method, result = MADE[name]
+    page = Page(search_page(method, [result], None, {"Model": "m.gguf"}))
+    assert page.named("html") == [{"lang": "en"}]
+    assert len(page.named("h1")) == 1
+    for i, candidate in enumerate(result.candidates):
+        (row,) = (a for a in page.named("tr") if a.get("id") == f"q0-c{i}")
+        assert (row.get("class") == "best") == (i == result.best_index)
+        whole = "".join(page.texts["pre"])
+        assert all(step.rstrip("\n") in whole for step in result.trajectories[i].steps) or candidate.text in whole
+    assert len(page.named("details")) == len(result.candidates)
+    assert page.texts["dd"][0] == f"{len(result.candidates)} of {result.budget}"
+    assert "m.gguf" in page.texts["dd"]
+    trees = [a for a in page.named("div") if a.get("role") == "tree"]
+    assert bool(trees) == any(t.scores for t in result.trajectories) == bool(page.data[0])
+    if hasattr(result, "votes"):
+        assert page.texts["p"][1] == result.answer
+        shown = [a for a in page.texts["th"] if a in result.votes]
+        assert shown == list(result.votes)
+
+
+def paths(nodes: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+    """Of each node of a page's tree: the texts that lead to it."""
+    found: dict[int, tuple[str, ...]] = {-1: ()}
+    for i, node in enumerate(nodes):
+        assert node["p"] < i
+        found[i] = () if node.get("head") else (*found[node["p"]], node["t"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["beam", "dvts", "adaptive"])
+def test_the_tree_has_every_beam_and_what_became_of_it(name: str) -> None:
+    method, result = MADE[name]
+    (nodes,) = Page(search_page(method, [result])).data
+    where = paths(nodes)
+    ends = {note[2]: i for i, node in enumerate(nodes) for note in node.get("n", ()) if note[2] >= 0}
+    for i, path in enumerate(result.trajectories):
+        assert where[ends[i]] == path.steps
+        assert nodes[ends[i]]["s"] == path.scores[-1]
+    dropped = [note for node in nodes for note in node.get("n", ()) if note[1].startswith("dropped")]
+    assert len(dropped) == len(result.pruned)
+    for pruned in result.pruned:
+        at = [i for i, steps in where.items() if steps == pruned.steps]
+        assert any(f"dropped in round {pruned.round}: {pruned.score:.3f}" in n[1] for i in at for n in nodes[i]["n"])
+    best = result.trajectories[result.best_index].steps
+    lit = [where[i] for i, node in enumerate(nodes) if node["b"] and not node.get("head")]
+    assert lit == [best[: k + 1] for k in range(len(best))]
+    assert sum(1 for node in nodes if node.get("head")) == (2 if name == "dvts" else 0)
+    if name == "adaptive":
+        assert any("given up below 0.1" in note[1] for node in nodes for note in node["n"])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_of_the_model_is_never_markup(text: str) -> None:
+    calm = {name: Page(search_page(method, [result])) for name, (method, result) in MADE.items()}
+    for name, (method, made) in MADE.items():
+        given = made.as_dict()
+        given["prompt"] = text
+        for candidate in given["candidates"]:
+            candidate["text"] = text
+        for path in [*given["trajectories"], *given["pruned"]]:
+            path["steps"] = (*path["steps"][:-1], text)
+        if "answers" in given:
+            renamed = {old: text + old for old in given["votes"]}
+            given["votes"] = {renamed[a]: w for a, w in given["votes"].items()}
+            given["answers"] = [renamed.get(a) for a in given["answers"]]
+            given["answer"] = renamed[given["answer"]]
+        source = search_page(method, [read_report(given)], None, {text: text})
+        assert source.count("</script>") == 2
+        assert "\0" not in source
+        source.encode("utf-8")
+        page = Page(source)
+        ours = [t for t, _ in calm[name].elements if t not in ("dt", "dd", "div")]
+        assert [t for t, _ in page.elements if t not in ("dt", "dd", "div")] == ours
+        known = text.replace("\0", "\ufffd").replace("\ud800", "?")
+        assert known in page.texts["pre"][0]
+        data = re.search(r'<script type="application/json" id="data">(.*)</script>\n<script>', source, re.DOTALL)
+        assert data is not None
+        assert not set(data[1]) & set("<>&\u2028\u2029")
+
+
+def test_256_candidates_stay_small() -> None:
+    assert len(search_page("self-consistency", [kit.vote(256)])) < 300_000
+    beams = kit.beams(256)
+    assert len(beams.pruned) > 900
+    assert len(search_page("beam", [beams])) < 700_000
+
+
+def test_a_long_candidate_is_whole_and_stands_once() -> None:
+    long = "<word> & " * 120_000
+    result = kit.best_of(3)
+    result.candidates[1] = replace(result.candidates[1], text=long)
+    result.trajectories[1] = Trajectory((long,))
+    result.best_index = 0
+    source = search_page("best-of-n", [result])
+    assert long in Page(source).texts["pre"]
+    assert len(source) < 2.5 * len(long)
+
+
+def test_several_prompts_have_contents() -> None:
+    page = Page(search_page("self-consistency", [kit.vote(3), kit.vote(4)], ["first <question>", "second"]))
+    assert page.texts["a"] == ["first <question>", "second"]
+    assert [a["id"] for a in page.named("h2") if "id" in a] == ["q0", "q1"]
+
+
+def test_scores_without_a_number() -> None:
+    result = kit.best_of(3)
+    result.scores = [float("-inf"), 1.0, float("nan")]
+    result.best_index = 1
+    page = Page(search_page("best-of-n", [result]))
+    assert page.texts["td"].count("–") == 2
+
+
+def test_the_policy_allows_the_page_itself_only() -> None:
+    source = search_page("self-consistency", [kit.vote(3)])
+    page = Page(source)
+    (policy,) = (a["content"] for a in page.named("meta") if a.get("http-equiv"))
+    assert policy == document.policy("search")
+    for kind, text in (("script", page.texts["script"][1]), ("style", page.texts["style"][0])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+
+
+def test_only_made_markup_is_markup() -> None:
+    assert tag("p", "<b>", Html("<i></i>"), ["&", None, 1.5], class_='"x"', hidden=True, title=None) == (
+        '<p class="&quot;x&quot;" hidden>&lt;b&gt;<i></i>&amp;1.5</p>'
+    )
+    assert join("a<", tag("b", "c")) == "a&lt;<b>c</b>"
+    assert one_line("a\n b  c" + "d" * 9, 8) == "a b cdd…"
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_report_is_read_back(name: str) -> None:
+    result = MADE[name][1]
+    again = read_report(json.loads(json.dumps(result.as_dict())))
+    assert type(again) is type(result)
+    assert again.as_dict() == result.as_dict()
+    short = {k: v for k, v in result.as_dict().items() if k not in ("prompt", "text", "usage", "seed")}
+    assert read_report(short).scores == result.scores
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"candidates": None},
+        {"candidates": []},
+        {"candidates": [1]},
+        {"scores": ["1"]},
+        {"scores": [1.0]},
+        {"best_index": 99},
+        {"best_index": True},
+        {"trajectories": [{"steps": "abc", "scores": [], "finished": True, "tree": 0}]},
+        {"votes": [1]},
+        {"answers": [None]},
+        {"prompt": 3},
+        {"pruned": [{}]},
+        {"usage": {"prompt_tokens": "x"}},
+    ],
+)
+def test_a_report_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(TilebeamError, match="Invalid report of a search"):
+        read_report(kit.vote(5).as_dict() | change)
+    with pytest.raises(TilebeamError, match="Invalid report of a search"):
+        read_report({})
