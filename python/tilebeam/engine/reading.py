@@ -61,10 +61,13 @@ class TokenReading(Reading):
     Attributes:
         logprobs: float64 [positions], natural log-probabilities of the tokens asked about.
         likeliest: bool [positions], whether no token is likelier; of equals the lower.
+        top: for each position the likeliest tokens and their log-probabilities, likeliest first; empty unless asked
+            for.
     """
 
     logprobs: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     likeliest: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    top: list[dict[int, float]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -127,12 +130,14 @@ class _Hidden:
 
 
 class _LogProbs:
-    """Log-probabilities of one token for each row of each text, whose readings are `TokenReading`s."""
+    """Log-probabilities of one token for each row of each text, whose readings are `TokenReading`s, and of the `top`
+    likeliest ones."""
 
     hidden = False
 
-    def __init__(self, wanted: dict[_Job, SequenceOf[int]], n_vocab: int) -> None:
+    def __init__(self, wanted: dict[_Job, SequenceOf[int]], n_vocab: int, top: int) -> None:
         self._wanted = wanted
+        self._top = min(top, n_vocab)
         self._work = np.empty(n_vocab, np.float32)
 
     def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:
@@ -143,6 +148,13 @@ class _LogProbs:
             token = self._wanted[job][row]
             job.out.logprobs[row] = float(logits[token]) - log_sum
             job.out.likeliest[row] = token == top
+            if self._top:
+                job.out.top[row] = self._best(logits, log_sum)
+
+    def _best(self, logits: Floats, log_sum: float) -> dict[int, float]:
+        found = np.argpartition(logits, -self._top)[-self._top :]
+        found = found[np.lexsort((found, -logits[found]))]
+        return {int(token): float(logits[token]) - log_sum for token in found}
 
 
 def log_sum_exp(row: Floats, work: Floats) -> tuple[int, float]:
@@ -208,11 +220,13 @@ class Reader:
         positions: SequenceOf[SequenceOf[int]],
         tokens: SequenceOf[SequenceOf[int]],
         hook: ReadHook | None = None,
+        top: int = 0,
     ) -> list[TokenReading]:
         """As `logits`, but of one token for each position, and normalized over the vocabulary.
 
         Args:
             tokens: for each text and position the token whose probability is asked for.
+            top: how many of the likeliest tokens to tell at each position.
         """
         size = self._context.model.vocab.size
         if any(not 0 <= token < size for some in tokens for token in some):
@@ -222,7 +236,8 @@ class Reader:
         for job, out, where in zip(jobs, outs, positions, strict=True):
             job.out = out
             out.logprobs, out.likeliest = np.empty(len(where)), np.empty(len(where), np.bool_)
-        self._answers(jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size), hook)
+            out.top = [{} for _ in where] if top else []
+        self._answers(jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size, top), hook)
         return outs
 
     def _jobs(

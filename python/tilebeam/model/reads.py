@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids, continued_text
-from tilebeam.engine.reading import ReadHook, Reading
+from tilebeam.engine.reading import ReadHook, Reading, TokenReading
 from tilebeam.errors import TilebeamError
 from tilebeam.model.core import Core, Prompt
 from tilebeam.native.chat_prompt import ChatPrompt
@@ -134,6 +134,27 @@ class Reads(Core):
         plan = LikelihoodPlan([self._continued(*pair, parse_special) for pair in prompts], self._context.n_ctx)
         with self._dispatcher.exclusive():
             return plan.results(self._reader.logprobs(plan.targets, plan.positions, plan.tokens, progress))
+
+    def token_logprobs(
+        self, prompts: Sequence[Prompt], *, top: int = 0, progress: ReadHook | None = None
+    ) -> list[TokenReading]:
+        """How likely each token of some texts is after those before it.
+
+        Args:
+            prompts: texts, or lists of token ids, taken as they are.
+            top: how many of the likeliest tokens to tell at each place.
+            progress: called after every batch with (tokens decoded, tokens to decode).
+
+        Returns:
+            One `TokenReading` per prompt, an entry for each token but the first.
+
+        Raises:
+            TilebeamError: a prompt is empty or longer than the context, or decoding failed.
+        """
+        ids = [self._ids(p) for p in prompts]
+        places = [list(range(len(i) - 1)) for i in ids]
+        with self._dispatcher.exclusive():
+            return self._reader.logprobs(ids, places, [i[1:] for i in ids], progress, top)
 
     def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:
         if isinstance(continuations, str):

@@ -244,6 +244,11 @@ class Generation(Strict):
         return otherwise if given is None else None if given < 0 else given
 
     @property
+    def draws_nothing(self) -> bool:
+        """Whether the prompt alone is asked about."""
+        return self.limit(None) == 0
+
+    @property
     def samples(self) -> int:
         """Texts to draw for each prompt."""
         return self.search.budget if self.search is not None else max(self.n, self.best_of or 1)
@@ -253,6 +258,7 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -260,6 +266,13 @@ class CompletionRequest(Generation):
     @classmethod
     def _echo_default(cls, value: object) -> object:
         return False if value is None else value
+
+    @model_validator(mode="after")
+    def _completion_fits_together(self) -> CompletionRequest:
+        scored = self.echo and self.logprobs is not None
+        if self.search is not None and (scored or self.draws_nothing):
+            raise ValueError("a search tells nothing of its prompt: no max_tokens 0, no echo with logprobs")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -68,12 +68,26 @@ def finish_of(reason: str | None) -> str | None:
 
 
 class Shown(NamedTuple):
-    """A token that a text shows: the character at which it starts, and what is known of it."""
+    """A token that a text shows: the character at which it starts, and what is known of it; of a prompt's first token
+    nothing is."""
 
     start: int
     token: int
-    logprob: float
+    logprob: float | None
     top: dict[int, float] | None
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that its answer begins with.
+
+    Attributes:
+        text: as it came.
+        tokens: with their log-probabilities, if these are wanted.
+    """
+
+    text: str
+    tokens: Sequence[Shown] = ()
 
 
 class TokenLedger:
@@ -108,6 +122,11 @@ class TokenLedger:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
+    def rest(self) -> list[Shown]:
+        """The tokens that `take` did not return, at the end of the text that was told."""
+        taken, self._waiting = self._waiting, []
+        return [shown._replace(start=min(shown.start, self._told)) for shown in taken]
+
 
 def token_text(piece: bytes) -> str:
     """A token's bytes as a text; OpenAI writes those that are no text by themselves as bytes:\\x.."""
@@ -117,7 +136,7 @@ def token_text(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _chat_entry(piece: bytes, logprob: float) -> Json:
+def _chat_entry(piece: bytes, logprob: float | None) -> Json:
     return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
@@ -129,34 +148,45 @@ class Style(ABC):
 
     Args:
         piece: the bytes of a token.
+        spelling: the same, with names of control tokens.
         logprobs: whether they are wanted.
         top: how many of the likeliest tokens to list at each position.
+        scored: the prompt's tokens are listed, too, and all that were drawn: clients count them from both ends.
     """
 
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, piece: Piece, logprobs: bool, top: int) -> None:
+    def __init__(self, piece: Piece, spelling: Piece, logprobs: bool, top: int, scored: bool = False) -> None:
         self.piece = piece
+        self.spelling = spelling
         self.logprobs = logprobs
         self.top = top
+        self.scored = scored
 
-    def choice(self, index: int, sample: CompletionOutput, echo: str = "") -> Json:
+    def choice(self, index: int, sample: CompletionOutput, echo: Echo | None = None) -> Json:
         """A complete one."""
         logprobs = None
+        before = echo.text if echo else ""
         if self.logprobs:
             ledger = TokenLedger(self.piece)
             ledger.feed(sample.token_ids, sample.logprobs, sample.top_logprobs)
-            logprobs = self.told(ledger.take(sample.text), len(echo))
-        return self.whole(index, echo + sample.text, logprobs, finish_of(sample.finish_reason))
+            tokens = ledger.take(sample.text)
+            if self.scored and not sample.stop_reason:
+                tokens += ledger.rest()
+            logprobs = self.told(tokens, len(before), echo.tokens if echo else ())
+        return self.whole(index, before + sample.text, logprobs, finish_of(sample.finish_reason))
 
-    def chunk(self, index: int, text: str, delta: Delta | None, ledger: TokenLedger, offset: int) -> Json:
+    def chunk(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> Json:
         """A piece of one: `text` told now because of `delta`; `offset` characters of a prompt went before."""
-        logprobs = self.told(ledger.take(text), offset) if self.logprobs and text else None
-        return self.part(index, text, logprobs, finish_of(delta.finish_reason) if delta else None)
+        tokens = ledger.take(text)
+        if self.scored and delta.finish_reason and not delta.stop_reason:
+            tokens += ledger.rest()
+        logprobs = self.told(tokens, offset) if self.logprobs and (text or tokens) else None
+        return self.part(index, text, logprobs, finish_of(delta.finish_reason))
 
     @abstractmethod
-    def opening(self, index: int, echo: str) -> Json | None:
+    def opening(self, index: int, echo: Echo | None) -> Json | None:
         """A chunk that goes before a sample's first token, None: there is none."""
 
     @abstractmethod
@@ -168,8 +198,8 @@ class Style(ABC):
         """A piece of one, in a stream."""
 
     @abstractmethod
-    def told(self, tokens: list[Shown], offset: int) -> Json:
-        """Log-probabilities; `offset` characters went before the text."""
+    def told(self, tokens: list[Shown], offset: int, before: Sequence[Shown] = ()) -> Json:
+        """Log-probabilities; `offset` characters went before the text, and in them the tokens `before`."""
 
 
 class CompletionStyle(Style):
@@ -177,9 +207,11 @@ class CompletionStyle(Style):
 
     kind = chunk_kind = "text_completion"
 
-    def opening(self, index: int, echo: str) -> Json | None:
+    def opening(self, index: int, echo: Echo | None) -> Json | None:
         """The prompt, if it was to be echoed."""
-        return self.whole(index, echo, None, None) if echo else None
+        if echo is None:
+            return None
+        return self.whole(index, echo.text, self.told([], 0, echo.tokens) if self.scored else None, None)
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
         """A choice of a text completion; in a stream a piece of one looks alike."""
@@ -187,19 +219,20 @@ class CompletionStyle(Style):
 
     part = whole
 
-    def told(self, tokens: list[Shown], offset: int) -> Json:
+    def told(self, tokens: list[Shown], offset: int, before: Sequence[Shown] = ()) -> Json:
         """Lists side by side, an entry per token; offsets are in characters of the whole text."""
-        tops = []
-        for shown in tokens:
+        listed = [*before, *tokens]
+        tops: list[Json | None] = []
+        for shown in listed:
             named: dict[str, float] = {}
             for token, logprob in (shown.top or {}).items():
-                named.setdefault(token_text(self.piece(token)), logprob)  # the likeliest of those that look alike
-            tops.append(named)
+                named.setdefault(token_text(self.spelling(token)), logprob)  # the likeliest of those that look alike
+            tops.append(None if shown.logprob is None else named)
         return {
-            "tokens": [token_text(self.piece(shown.token)) for shown in tokens],
-            "token_logprobs": [shown.logprob for shown in tokens],
+            "tokens": [token_text(self.spelling(shown.token)) for shown in listed],
+            "token_logprobs": [shown.logprob for shown in listed],
             "top_logprobs": tops if self.top else None,
-            "text_offset": [offset + shown.start for shown in tokens],
+            "text_offset": [shown.start for shown in before] + [offset + shown.start for shown in tokens],
         }
 
 
@@ -209,7 +242,7 @@ class ChatStyle(Style):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def opening(self, index: int, echo: str) -> Json | None:  # noqa: ARG002 - a chat has nothing to echo
+    def opening(self, index: int, echo: Echo | None) -> Json | None:  # noqa: ARG002 - a chat has nothing to echo
         """Who speaks."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -224,12 +257,12 @@ class ChatStyle(Style):
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def told(self, tokens: list[Shown], offset: int) -> Json:  # noqa: ARG002
+    def told(self, tokens: list[Shown], offset: int, before: Sequence[Shown] = ()) -> Json:  # noqa: ARG002
         """An entry per token, each with its bytes; OpenAI counts no offsets in chats."""
         content = []
         for shown in tokens:
-            entry = _chat_entry(self.piece(shown.token), shown.logprob)
-            entry["top_logprobs"] = [_chat_entry(self.piece(t), p) for t, p in (shown.top or {}).items()]
+            entry = _chat_entry(self.spelling(shown.token), shown.logprob)
+            entry["top_logprobs"] = [_chat_entry(self.spelling(t), p) for t, p in (shown.top or {}).items()]
             content.append(entry)
         return {"content": content, "refusal": None}
 

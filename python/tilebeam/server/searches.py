@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.errors import SearchCancelled, TilebeamError
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tilebeam.scoring.reward_model import RewardModel
     from tilebeam.scoring.scorers import Scorer
     from tilebeam.server.requests import Search
+
+T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
 _EXTRACTORS = ("last-number", "text", "choice", "boxed")
@@ -180,16 +182,19 @@ class SearchPool:
                 texts = [text for text, _, _ in prompts]
                 return algorithm.run(model, texts, budget, sampling=sampling, progress=hook)
 
-        return await _in_thread(self._pool, work, cancelled)
+        return await in_thread(self._pool, work, cancelled)
 
     def close(self) -> None:
         """End the threads, which are idle."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-async def _in_thread(
-    pool: ThreadPoolExecutor, work: Callable[[], list[SearchResult]], cancelled: threading.Event
-) -> list[SearchResult]:
+async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[[], T], cancelled: threading.Event) -> T:
+    """What a thread's work returns. Cancelling sets the event and waits until the work has ended.
+
+    Args:
+        pool: of threads; None: the event loop's own.
+    """
     future = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
         return await asyncio.shield(future)

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.outputs import Usage
+from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server import chat
+from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
@@ -27,7 +27,7 @@ from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
-from tilebeam.server.responses import Json, Style, event
+from tilebeam.server.responses import Echo, Json, Style, event
 from tilebeam.server.searches import SearchPool, algorithm_of
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
@@ -73,10 +73,9 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
-        if body.echo and body.logprobs is not None:
-            raise bad_request("echo with logprobs: log-probabilities of the prompt are not computed.", param="echo")
         wanted = body.logprobs is not None
-        params = self._params(body, body.limit(_COMPLETION_TOKENS), wanted, body.logprobs or 0)
+        most = max(1, limit) if (limit := body.limit(_COMPLETION_TOKENS)) is not None else None
+        params = self._params(body, most, wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
             raise bad_request("prompt is required.", param="prompt")
@@ -210,18 +209,22 @@ class Service:
         prompts, params = await self._prepared(loaded.lm, plan)
         if plan.body.search is not None:
             return await self._searched(loaded, plan, prompts, params)
-        outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
+        echoes, scoring = await echo.of(loaded.lm, plan, prompts)
+        if plan.body.draws_nothing:
+            outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
+        else:
+            outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
             raise unavailable("The model was stopped.", code="aborted", retry_after=2)
         style = plan.style(loaded.lm)
         choices = []
-        for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        for i, (before, output) in enumerate(zip(echoes, outputs, strict=True)):
             for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
                 index = i * plan.body.n + j
                 if plan.body.include_stop_str_in_output:
                     sample = replace(sample, text=sample.text + (sample.stop_reason or ""))
-                choices.append(style.choice(index, sample, prompt.text if plan.echo else ""))
-        usage = sum((o.usage for o in outputs), Usage())
+                choices.append(style.choice(index, sample, before))
+        usage = echo.added(formats.total_of(outputs), scoring)
         return self._finished(plan, choices, usage)
 
     async def _searched(self, loaded: Loaded, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> Json:
@@ -242,8 +245,8 @@ class Service:
         for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
             chosen = result.the_one
             wanted = plan.logprobs and chosen.logprobs is not None
-            style = plan.endpoint(loaded.lm.piece, wanted, plan.top if chosen.top_logprobs else 0)
-            choice = style.choice(i, chosen, prompt.text if plan.echo else "")
+            style = plan.endpoint(loaded.lm.piece, loaded.lm.spelling, wanted, plan.top if chosen.top_logprobs else 0)
+            choice = style.choice(i, chosen, Echo(prompt.text) if plan.echo else None)
             choices.append(choice | {"search": _search_report(algorithm.name, result, search.candidates)})
         usage = sum((r.usage for r in results), Usage())
         return self._finished(plan, choices, usage)
@@ -328,15 +331,17 @@ class EventStream(Response):
         """Generate, and send what comes."""
         service, plan, lm = self._service, self._plan, loaded.lm
         prompts, params = await service._prepared(lm, plan)
+        echoes, scoring = await echo.of(lm, plan, prompts)
         async with AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in prompts]
+            drawn = [] if plan.body.draws_nothing else prompts
+            streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in drawn]
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._started = True
             writer = Writer(plan, plan.style(lm), service.metrics, self._began)
 
-            text = writer.opening(prompts)
+            text = writer.opening(echoes)
             async for deltas in merged(streams):
                 if any(delta.finish_reason == "aborted" for _, delta in deltas):
                     raise unavailable("The model was stopped.", code="aborted", retry_after=2)
@@ -347,5 +352,10 @@ class EventStream(Response):
                     self._sending = None
                 text = b""
             outputs = [stream.output for stream in streams]
-        service.metrics.observe(formats.total_of(outputs))
-        await send({"type": "http.response.body", "body": writer.closing(outputs), "more_body": False})
+        if plan.body.draws_nothing:
+            outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
+            ends = [Delta(sample.index, "", [], finish_reason="length") for sample in outputs[0].outputs]
+            text += b"".join(writer.delta(i, end) for i in range(len(prompts)) for end in ends)
+        usage = echo.added(formats.total_of(outputs), scoring)
+        service.metrics.observe(usage)
+        await send({"type": "http.response.body", "body": text + writer.closing(usage), "more_body": False})

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilebeam.outputs import Delta, RequestOutput
+from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
-from tilebeam.server.responses import Head, Json, Style, TokenLedger, dumped, event
+from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, event
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
@@ -53,7 +53,12 @@ class Plan:
 
     def style(self, lm: LM) -> Style:
         """Writes the answer of this model."""
-        return self.endpoint(lm.piece, self.logprobs, self.top)
+        return self.endpoint(lm.piece, lm.spelling, self.logprobs, self.top, self.scored)
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of the prompt are told."""
+        return self.echo and self.logprobs
 
     def head(self, kind: str) -> Head:
         """The beginning of an answer, with a new id."""
@@ -80,13 +85,11 @@ class Writer:
         self._offsets: list[int] = []
         self._first: dict[int, tuple[float, int]] = {}  # of each sample: when its first token came, tokens since
 
-    def opening(self, prompts: Sequence[Prompt]) -> bytes:
+    def opening(self, echoes: Sequence[Echo | None]) -> bytes:
         """What goes before the first token."""
-        style, n, echo = self._style, self._plan.body.n, self._plan.echo
-        self._offsets = [len(p.text) if echo else 0 for p in prompts]
-        chunks = [
-            style.opening(i * n + j, prompt.text if echo else "") for i, prompt in enumerate(prompts) for j in range(n)
-        ]
+        style, n = self._style, self._plan.body.n
+        self._offsets = [len(echo.text) if echo else 0 for echo in echoes]
+        chunks = [style.opening(i * n + j, echo) for i, echo in enumerate(echoes) for j in range(n)]
         return b"".join(self._event(chunk) for chunk in chunks if chunk is not None)
 
     def delta(self, i: int, delta: Delta) -> bytes:
@@ -117,9 +120,8 @@ class Writer:
             if count > 0:
                 self._metrics.token_seconds.observe((now - first) / count)
 
-    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+    def closing(self, usage: Usage) -> bytes:
         """What goes behind the last token."""
-        usage = formats.total_of(outputs)
         last = b""
         if self._usage:
             extras = formats.extras(usage, self._plan.params.seed or 0)

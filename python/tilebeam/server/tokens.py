@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tilebeam._version import __version__
 from tilebeam.server.prompts import check_tokens
@@ -23,12 +23,20 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize."""
+    """POST /tokenize: `content` with llama-server's options, or `prompt` with vLLM's."""
 
-    content: Text | Annotated[list[Token | Text], Field(max_length=_MOST_TOKENS)]
+    content: Text | Annotated[list[Token | Text], Field(max_length=_MOST_TOKENS)] | None = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    prompt: Text | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _one_form(self) -> TokenizeRequest:
+        if (self.content is None) == (self.prompt is None):
+            raise ValueError("content is required, or prompt as in vLLM's form, not both")
+        return self
 
 
 class DetokenizeRequest(Strict):
@@ -52,6 +60,11 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
         with service.host.use() as loaded:
             return await asyncio.to_thread(_detokenized, loaded.lm, body)
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What vLLM tells of its tokenizer."""
+        return _names(service)
+
     @app.get("/props")
     async def props() -> dict[str, Any]:
         """What is served, and how requests are sampled that do not say."""
@@ -60,8 +73,12 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 
 def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
     """Texts of a list follow each other; the first one alone may get BOS."""
+    if body.prompt is not None:
+        ids = lm.tokenize(body.prompt, add_special=body.add_special_tokens)
+        return {"count": len(ids), "max_model_len": lm.n_ctx, "tokens": ids}
+    assert body.content is not None
     parts = [body.content] if isinstance(body.content, str) else body.content
-    ids: list[int] = []
+    ids = []
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += lm.tokenize(part, add_special=body.add_special and i == 0, parse_special=body.parse_special)
@@ -83,7 +100,17 @@ def _piece(raw: bytes) -> str | list[int]:
 
 def _detokenized(lm: LM, body: DetokenizeRequest) -> dict[str, Any]:
     check_tokens(lm, body.tokens, "tokens")
-    return {"content": b"".join(map(lm.spelling, body.tokens)).decode("utf-8", "replace")}
+    text = b"".join(map(lm.spelling, body.tokens)).decode("utf-8", "replace")
+    return {"content": text, "prompt": text}  # as llama-server and as vLLM name it
+
+
+def _names(service: Service) -> dict[str, Any]:
+    lm = service.host.newest
+    return {
+        "chat_template": service.settings.chat_template or lm.metadata.get("tokenizer.chat_template", ""),
+        "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
+        "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
+    }
 
 
 def _props(service: Service) -> dict[str, Any]:
@@ -99,9 +126,7 @@ def _props(service: Service) -> dict[str, Any]:
         "total_slots": lm.n_seq_max,
         "model_alias": settings.names[0],
         "model_path": lm.info.path,
-        "chat_template": settings.chat_template or lm.metadata.get("tokenizer.chat_template", ""),
-        "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
-        "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
+        **_names(service),
         "modalities": {"vision": False, "audio": False},
         "build_info": f"tilebeam {__version__}",
     }
