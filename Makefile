@@ -3,7 +3,7 @@
 #   make test-quick        tests that load no model, in under two minutes; without the demo's extras
 #   make test SANITIZE=1   the same tests with the C and C++ built by AddressSanitizer and UBSan
 #   make bench             all benches, one report with plots in build/bench/report; shorter with BENCH_ARGS=--quick
-#   make real DATA=FOLDER  two Qwen models on GSM8K, MATH and HumanEval, small; docs/evaluation.md says what FOLDER holds
+#   make real DATA=FOLDER  two Qwen models on real benchmarks, small; docs/evaluation.md says what FOLDER holds
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make wheel             dist/*.whl with the plugin inside

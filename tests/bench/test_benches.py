@@ -3,9 +3,11 @@ each other. Each runs once as a user runs it; what it measures is not judged her
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,8 @@ import pytest
 
 from bench import run_all
 from bench.lib import hvx_guest, synth
+from bench.real import __main__ as real
+from bench.real.rows import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit"}
@@ -115,3 +119,15 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.startswith("devices: ")
     assert len(done.stderr.splitlines()) == 1
     assert "none.gguf" in done.stderr
+
+
+def test_make_real_reads_a_text_on_both_backends(model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "wiki.test.raw"
+    text.write_text("the people of the city said that all of this was one more day of the year. " * 200)
+    options = argparse.Namespace(threads=1, quick=True)
+    said = real.read(TEXT, model, text, options)
+    assert re.fullmatch(
+        r"WikiText-2, 0.5B, 1 windows of 512 tokens: perplexity [\d.]+ on the NPU, [\d.]+ on the stock backend; KL "
+        r"divergence [\d.]+ \+- [\d.]+, same token likeliest [\d.]+ %\.",
+        said,
+    ), said

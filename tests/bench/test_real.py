@@ -157,9 +157,16 @@ def test_commands_are_those_of_the_program(tmp_path: Path) -> None:
 
     commands: Any = get_command(app)
     evaluate: Any = commands.commands["eval"]
+    train: Any = commands.commands["reward"].commands["train"]
+    model, data = tmp_path / "m.gguf", tmp_path / "d.jsonl"
     for row in ROWS:
-        options = SimpleNamespace(threads=2, quick=False, out=tmp_path)
-        words = real.command(row, tmp_path / "m.gguf", tmp_path / "d.jsonl", options)  # type: ignore[arg-type]
+        options: Any = SimpleNamespace(threads=2, quick=False, out=tmp_path)
+        words = real.command(row, model, data, options, data if row.examples else None, bool(row.learn))
         parse: Callable[..., Any] = evaluate.make_context
         context = parse("eval", words[1:], resilient_parsing=True)
         assert context.params["items"] == row.items
+        if row.learn:
+            words = real.learning(row, model, data, options)
+            parse = train.make_context
+            context = parse("train", words[2:], resilient_parsing=True)
+            assert context.params["out"].parent == real.out_of(row, True, options)
