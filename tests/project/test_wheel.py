@@ -51,6 +51,9 @@ def test_everything_is_inside(installed: Path) -> None:
     for name in ("libggml-tilebeam.so", "libtilebeam_npu.so", "libtilebeam_sampling.so", "tilebeam-npud"):
         assert f"tilebeam/lib/{name}" in names
     assert "tilebeam/lib/libtilebeam_ext.so" in names
+    parts = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python/tilebeam/pages/parts").iterdir()}
+    assert parts
+    assert parts <= names
     assert not [n for n in names if n.endswith((".cpp", ".c"))]
 
 

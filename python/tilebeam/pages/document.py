@@ -47,10 +47,8 @@ def policy(*scripts: Script, more: str = "") -> str:
         more: further directives.
     """
     runs = " ".join(_hashed(f"{script}.js") for script in scripts)
-    return (
-        f"default-src 'none'; script-src {runs}; style-src {_hashed('page.css')}; base-uri 'none'; form-action 'none'"
-        + (f"; {more}" if more else "")
-    )
+    allowed = f"default-src 'none'; script-src {runs}; style-src {_hashed('page.css')}"
+    return f"{allowed}; base-uri 'none'; form-action 'none'" + (f"; {more}" if more else "")
 
 
 def embedded(data: object) -> Html:

@@ -171,8 +171,8 @@ def _steps(i: int, method: str, result: SearchResult) -> Html:
     says = (
         "Every candidate grew step by step; the number is the reward model's score of the step."
         if adaptive
-        else "Steps that beams share stand once. The number is the reward model's score of the step; a dropped beam shows its "
-        "aggregate and the lowest one that stayed."
+        else "Steps that beams share stand once. The number is the reward model's score of the step; a dropped beam "
+        "shows its aggregate and the lowest one that stayed."
     )
     keys = "Arrow keys move through the tree and open branches, Enter shows a step in full, * opens all branches."
     return tag(
@@ -281,8 +281,8 @@ def _full(candidate: CompletionOutput, result: SearchResult, at: int) -> Html:
 
 
 def _data(method: str, results: Sequence[SearchResult]) -> list[Any]:
-    """For the script: of each result the nodes of its tree, parents before children; empty where nothing rated steps."""
-    found = []
+    """For the script: of each result the nodes of its tree, parents before children; none where nothing rated steps."""
+    found: list[Any] = []
     for result in results:
         if not any(t.scores for t in result.trajectories):
             found.append([])

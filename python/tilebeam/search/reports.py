@@ -14,8 +14,8 @@ from tilebeam.search.beam import StepResult
 
 
 def read_report(report: Mapping[str, Any]) -> SearchResult:
-    """The result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an answer
-    of the server; a score that is null (JSON has no infinities) becomes nan.
+    """The result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an
+    answer of the server; a score that is null (JSON has no infinities) becomes nan.
 
     Raises:
         TilebeamError: it is no report with candidates, or its parts do not fit together.
@@ -24,8 +24,8 @@ def read_report(report: Mapping[str, Any]) -> SearchResult:
         return _result(report)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise TilebeamError(
-            f"Invalid report of a search ({type(error).__name__}: {str(error)[:200]}). It needs what --json prints, or the "
-            '"search" of an answer to a request with "candidates": true.'
+            f"Invalid report of a search ({type(error).__name__}: {str(error)[:200]}). It needs what --json prints, or "
+            'the "search" of an answer to a request with "candidates": true.'
         ) from None
 
 
@@ -85,8 +85,9 @@ def _path(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pruned(given: Mapping[str, Any]) -> Pruned:
-    figures = {"round": _whole(given["round"]), "tokens": _whole(given["tokens"])}
-    return Pruned(**_path(given), **figures, score=_score(given["score"]), bar=_score(given["bar"]))
+    path = _path(given)
+    path |= {"round": _whole(given["round"]), "tokens": _whole(given["tokens"])}
+    return Pruned(**path, score=_score(given["score"]), bar=_score(given["bar"]))
 
 
 def _usage(given: Mapping[str, Any]) -> Usage:
