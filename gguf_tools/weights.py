@@ -14,6 +14,7 @@ from . import ggml_values
 from .errors import GGUFError
 from .gguf_file import Bytes, Q, TensorInfo
 from .quantize import ErrorSum, quantize_rows
+from .split import Source
 
 Floats = npt.NDArray[np.float32]
 
@@ -95,6 +96,19 @@ def to_float(type: gguf.GGMLQuantizationType, data: Bytes, k: int, rows: int) ->
     if type in TB_TYPE:
         return ggml_ext.dequantize(TB_TYPE[type], data, k, rows)
     return ggml_values.to_float(type, data, k * rows).reshape(rows, k)
+
+
+def tensor_values(f: Source, tensor: TensorInfo) -> Floats:
+    """All values of a tensor of a file, float32, shaped with the longest stride first as numpy has it.
+
+    Raises:
+        GGUFError: its type holds no weights.
+    """
+    if not has_values(tensor.type):
+        raise GGUFError(f"{f.path}: {tensor.name} has the type {tensor.type.name}, which holds no weights")
+    data = np.empty(tensor.nbytes, np.uint8)
+    f.read_tensor(tensor, 0, data)
+    return to_float(tensor.type, data, tensor.k, tensor.rows).reshape(tensor.ne[::-1])
 
 
 @dataclass(frozen=True)

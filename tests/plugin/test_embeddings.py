@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import process_kit
 import pytest
-import tilebeam
 from encoder_kit import ENCODERS, write_encoder
-from tilebeam import TilebeamError
 from tilebeam import gguf as gguf_tools
 
 from bench.lib.synth import preset, write_model
@@ -122,18 +120,6 @@ def test_repacked_encoders_give_the_same_bits(models: dict[str, Path], tmp_path:
     for plain, tiled in zip(found[: len(names)], found[len(names) :], strict=True):
         assert np.array_equal(plain[0], tiled[0])
         assert np.array_equal(plain[1], tiled[1])
-
-
-@pytest.mark.parametrize("device", ["npu", "cpu"])
-@pytest.mark.parametrize("name", ["bert-mean", "nomic-bert-mean", "gemma-embedding-mean"])
-def test_an_embedding_model_does_not_generate(models: dict[str, Path], tmp_path: Path, name: str, device: str) -> None:
-    """It has no logits: llama.cpp would give what is in their memory."""
-    with pytest.raises(TilebeamError, match=r"embedding model .*llama_cpp\.Llama\(path, embedding=True"):
-        tilebeam.load(models[name], device, n_ctx=256, n_seq_max=1, threads=1)  # type: ignore[arg-type]
-    if device == "npu":
-        packed = gguf_tools.pack(models[name], tmp_path / "packed.gguf").path
-        with pytest.raises(TilebeamError, match="embedding model"):
-            tilebeam.load(packed, n_ctx=256, n_seq_max=1, threads=1)
 
 
 def test_of_an_encoder_all_matrices_and_no_table_count(models: dict[str, Path]) -> None:

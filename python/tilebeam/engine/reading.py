@@ -21,6 +21,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.encoder import Pooling, pooled_positions
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.request import check_prompt
 from tilebeam.errors import TilebeamError
@@ -129,6 +130,15 @@ class _Hidden:
         job.out.hidden[job.rows[position]] = context.hidden(entry)
 
 
+class _Pooled:
+    """Hidden states of all positions asked for, averaged."""
+
+    hidden = True
+
+    def answer(self, context: Context, entry: int, job: _Job, position: int) -> None:  # noqa: ARG002
+        job.out.hidden[0] += context.hidden(entry) / len(job.rows)
+
+
 class _LogProbs:
     """Log-probabilities of one token for each row of each text, whose readings are `TokenReading`s, and of the `top`
     likeliest ones."""
@@ -213,6 +223,14 @@ class Reader:
         """See `LM.hidden`."""
         jobs = self._jobs(targets, positions, 0, self._context.model.n_embd)
         return self._answers(jobs, _Hidden(), hook)
+
+    def pooled(self, targets: SequenceOf[list[int]], pooling: Pooling, hook: ReadHook | None = None) -> list[Reading]:
+        """One hidden state for each text, float32 [1, n_embd]: see `LM.embed`."""
+        jobs = self._jobs(targets, [[0]] * len(targets), 0, self._context.model.n_embd)
+        for job in jobs:
+            job.out.hidden[:] = 0
+            job.rows = {position: [0] for position in pooled_positions(len(job.target), pooling)}
+        return self._answers(jobs, _Pooled(), hook)
 
     def logprobs(
         self,

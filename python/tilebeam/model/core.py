@@ -37,6 +37,10 @@ class LoadInfo:
         divided: matrices that are cut over several devices.
         lora: LoRA adapters in force: files and scales.
         matrices: the weight matrices by type and place, the most bytes first.
+        architecture: llama.cpp's name of the model's family.
+        generates: whether the model writes texts; of embedding models only `LM.embed` or `LM.rerank` can be asked.
+        pooling: how the file says that a text's hidden states become one: "mean", "cls", "last", or "rank" for a model
+            that ranks; None: it does not say.
     """
 
     path: str
@@ -53,6 +57,9 @@ class LoadInfo:
     divided: tuple[str, ...] = ()
     lora: tuple[tuple[str, float], ...] = ()
     matrices: tuple[MatrixGroup, ...] = ()
+    architecture: str = ""
+    generates: bool = True
+    pooling: str | None = None
 
     @property
     def device_share(self) -> float:
@@ -84,12 +91,24 @@ class Core:
         self._kept_for = 0  # keep_prefixes() in force
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """The engine, idle, for this thread only, of a model that generates."""
+        self._check_generates()
+        with self._dispatcher.exclusive():
+            yield
+
+    def _check_generates(self) -> None:
+        if not self.info.generates:
+            what = "rerank" if self.info.pooling == "rank" else "embed"
+            raise TilebeamError(f"{self.info.path} is an embedding model, which gives no next token: use LM.{what}.")
+
+    @contextmanager
     def raw_decode(self) -> Iterator[Context]:
         """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
 
         What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
         """
-        with self._dispatcher.exclusive():
+        with self._reading():
             self._engine.abort()
             try:
                 yield self._context

@@ -38,6 +38,9 @@ _MOST = 512  # records kept; the oldest go first
 # A file that was written to this recently may be written to again without its times changing: clocks have ticks.
 _SETTLED_NS = 2_000_000_000
 
+# llama.cpp's pooling types by number.
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
 _here: set[str] = set()  # found sound by this process
 
 
@@ -56,6 +59,10 @@ class CheckedFile:
         aligned: llama.cpp can map it.
         repacked: the tiles that it holds, None for an ordinary file.
         adapters: LoRA adapters that fit it.
+        pooling: how the file says that a text's hidden states become one value, a name of llama.cpp's pooling types;
+            None: it does not say.
+        causal: a token sees those before it only.
+        n_ctx_train: tokens of a text that it was trained for, 0 if it does not say.
     """
 
     path: str
@@ -65,13 +72,17 @@ class CheckedFile:
     aligned: bool
     repacked: RepackedFile | None = None
     adapters: list[Adapter] = field(default_factory=list)
+    pooling: str | None = None
+    causal: bool = True
+    n_ctx_train: int = 0
 
     @property
     def generates(self) -> bool:
-        """Whether the model has logits: embedding models have none, and llama.cpp gives what is in the memory."""
+        """Whether the model writes one token after the other. Embedding models have no logits, and llama.cpp gives what
+        is in the memory, or see texts in both directions."""
         from tilebeam.gguf import WITHOUT_OUTPUT
 
-        return self.architecture not in WITHOUT_OUTPUT
+        return self.causal and self.architecture not in WITHOUT_OUTPUT
 
 
 def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[str, float]] = ()) -> CheckedFile:
@@ -101,6 +112,9 @@ def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[
                 gguf_tools.check_model(gguf, real, vocabulary=needed)
             matrices, weights = gguf_tools.matrices_of(gguf), weights_of(gguf, real)
             file = CheckedFile(str(path), gguf.architecture, matrices, weights, _aligned(gguf))
+            file.pooling, file.causal = _pooling(gguf, real), _value(gguf, f"{real}.attention.causal") is not False
+            trained = _value(gguf, f"{real}.context_length")
+            file.n_ctx_train = trained if isinstance(trained, int) else 0
             file.adapters = read_adapters(lora, gguf, real)
             file.weights = adapted(file.weights, [pair for adapter in file.adapters for pair in adapter.pairs])
             if gguf.architecture != gguf_tools.ARCHITECTURE:
@@ -121,6 +135,16 @@ def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[
         raise TilebeamError(f"{path} cannot be loaded: {error}") from None
     file.repacked, file.architecture = RepackedFile.of(manifest), manifest.architecture
     return file
+
+
+def _value(gguf: Source, key: str) -> object:
+    found = gguf.kv.get(key)
+    return None if found is None else found.value
+
+
+def _pooling(gguf: Source, architecture: str) -> str | None:
+    number = _value(gguf, f"{architecture}.pooling_type")
+    return POOLINGS[number] if isinstance(number, int) and 0 < number < len(POOLINGS) else None
 
 
 @contextmanager

@@ -136,6 +136,7 @@ class Generating(Core):
 
     def _request(self, prompt: Prompt, params: SamplingParams, progress: Progress) -> Request:
         """A request of a prompt, checked."""
+        self._check_generates()
         with self._dispatcher.using():
             vocab = self._model.vocab
             if isinstance(prompt, ChatPrompt):

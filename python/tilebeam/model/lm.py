@@ -9,11 +9,12 @@ from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.errors import TilebeamError
+from tilebeam.model.embeddings import Embeddings
 from tilebeam.model.generating import Generating
 from tilebeam.model.reads import Reads
 
 
-class LM(Generating, Reads):
+class LM(Generating, Reads, Embeddings):
     """A model with one context, ready to decode many sequences at a time.
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
@@ -30,6 +31,7 @@ class LM(Generating, Reads):
         Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
         give the same texts, where no tokens are guessed ahead.
         """
+        self._check_generates()
         with self._dispatcher.using():
             self._keep(1)
         try:
@@ -55,7 +57,7 @@ class LM(Generating, Reads):
             TilebeamError: this model's memory cannot go back to an earlier token, or the draft model does not fit it;
                 the draft model is closed then.
         """
-        with self._dispatcher.exclusive(), ExitStack() as stack:
+        with self._reading(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
             reason = self._engine.drafting_off

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import PlacementWarning, TilebeamError
@@ -122,10 +123,10 @@ def load(
     ).checked()
     file = inspect(model, options.verify, files_and_scales(lora))
     if not file.generates:
-        raise TilebeamError(
-            f"{file.path} is an embedding model ({file.architecture}), which gives no next token: use "
-            "llama_cpp.Llama(path, embedding=True, n_gpu_layers=-1) after tilebeam.register()."
-        )
+        if draft is not None or lookup:
+            raise TilebeamError(f"{file.path} is an embedding model, which gives no next token: nothing to guess.")
+        n_ctx = min(options.n_ctx, (file.n_ctx_train + 255) // 256 * 256 or options.n_ctx)
+        options, lookup = replace(options, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx), False  # one graph for a text
     backend = device_choice.choose(file, options)
     if backend == "cpu" and file.repacked:
         raise TilebeamError(
@@ -217,6 +218,9 @@ class _Loader:
             divided=tuple(d.name for d in self._placement.divisions),
             lora=tuple((a.path, a.scale) for a in self._file.adapters),
             matrices=self._matrices,
+            architecture=self._file.architecture,
+            generates=self._file.generates,
+            pooling=self._file.pooling,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -229,14 +233,15 @@ class _Loader:
             )
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
-        if model.kind_refused:
+        if model.kind_refused and (self._file.generates or model.kind_refused == "a diffusion model"):
             raise TilebeamError(
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
             )
         tiled = self._check_loaded()
         adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        self._check_memory(model)
+        if self._file.generates:
+            self._check_memory(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
         self._stack.callback(context.close)
         if adapters:
@@ -387,9 +392,10 @@ class _Loader:
         params.n_threads = params.n_threads_batch = self._cpu_threads()
         params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if o.flash_attn else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.type_k, params.type_v = _KV_TYPES[o.type_k], _KV_TYPES[o.type_v]
-        params.embeddings = False
-        # Hidden states of tokens (`LM.hidden`), also from files that ask for one pooled value per sequence.
-        params.pooling_type = c.LLAMA_POOLING_TYPE_NONE
+        params.embeddings = not self._file.generates
+        # Hidden states of tokens (`LM.hidden`, `LM.embed`), also from files that ask for one value per sequence.
+        ranks = self._file.pooling == "rank" and not self._file.generates
+        params.pooling_type = c.LLAMA_POOLING_TYPE_RANK if ranks else c.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = True
         # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
         params.swa_full = True
@@ -399,6 +405,8 @@ class _Loader:
 
     def _n_outputs(self, n_vocab: int) -> int:
         """Positions of one batch that may have logits."""
+        if not self._file.generates:
+            return max(self._n_ids(), self._o.n_batch)
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
     def _n_ids(self) -> int:

@@ -74,7 +74,7 @@ class Reads(Core):
             TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
         """
         ids = [self._ids(p) for p in prompts]
-        with self._dispatcher.exclusive():
+        with self._reading():
             return self._reader.logits(ids, positions, tokens, progress)
 
     def hidden(
@@ -85,7 +85,7 @@ class Reads(Core):
         As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
         """
         ids = [self._ids(p) for p in prompts]
-        with self._dispatcher.exclusive():
+        with self._reading():
             return self._reader.hidden(ids, positions, progress)
 
     def loglikelihood(
@@ -132,7 +132,7 @@ class Reads(Core):
             TilebeamError: prompt and continuation do not fit the context, a continuation is empty, or decoding failed.
         """
         plan = LikelihoodPlan([self._continued(*pair, parse_special) for pair in prompts], self._context.n_ctx)
-        with self._dispatcher.exclusive():
+        with self._reading():
             return plan.results(self._reader.logprobs(plan.targets, plan.positions, plan.tokens, progress))
 
     def token_logprobs(

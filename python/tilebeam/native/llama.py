@@ -103,8 +103,10 @@ class Vocab:
         self.size: int = C.llama_vocab_n_tokens(pointer)
         self.bos: int = C.llama_vocab_bos(pointer)
         self.eos: int = C.llama_vocab_eos(pointer)
+        self.sep: int = C.llama_vocab_sep(pointer)
         self.adds_bos: bool = C.llama_vocab_get_add_bos(pointer)
         self.adds_eos: bool = C.llama_vocab_get_add_eos(pointer)
+        self.adds_sep: bool = C.llama_vocab_get_add_sep(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._going: set[int] = set()  # known not to end
@@ -196,6 +198,8 @@ class Model:
         self.n_swa: int = C.llama_model_n_swa(pointer)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(pointer)
         self.n_embd: int = C.llama_model_n_embd(pointer)
+        self.n_embd_out: int = C.llama_model_n_embd_out(pointer)  # of an embedding
+        self.n_labels: int = C.llama_model_n_cls_out(pointer)  # outputs of its classifier
         self.n_layer: int = C.llama_model_n_layer(pointer)
         self.n_head_kv: int = C.llama_model_n_head_kv(pointer)
         self.n_params: int = C.llama_model_n_params(pointer)
@@ -238,9 +242,9 @@ class Model:
         length = self.metadata().get(f"{architecture}.attention.key_length", "")
         return int(length) if length.isdigit() else self.n_embd // max(1, C.llama_model_n_head(self.pointer))
 
-    def chat_template(self) -> str | None:
-        """The file's chat template, None if it has none (a base model)."""
-        text = C.llama_model_chat_template(self.pointer, None)
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The file's chat template, or another one by its name; None if it has none (a base model)."""
+        text = C.llama_model_chat_template(self.pointer, name.encode() if name else None)
         return text.decode("utf-8", "replace") if text else None
 
     def adapter(self, path: str) -> Adapter | None:
@@ -400,6 +404,20 @@ class Context:
         for i in (0, count - 1):
             self.hidden(i)
         return np.ctypeslib.as_array(C.llama_get_embeddings_ith(self.pointer, 0), (count, self.model.n_embd))
+
+    def pooled(self, seq: int, width: int) -> F32:
+        """A copy of what a pooling context made of a sequence of the last batch, shape [width]."""
+        pointer = C.llama_get_embeddings_seq(self.pointer, seq)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp has no embedding of sequence {seq} of the last batch.")
+        return np.ctypeslib.as_array(pointer, (width,)).copy()
+
+    def embedding(self, i: int) -> F32:
+        """As `hidden`, of a context that always gives them, shape [n_embd_out]."""
+        pointer = C.llama_get_embeddings_ith(self.pointer, i)
+        if not pointer:
+            raise TilebeamError(f"llama.cpp has no embedding of entry {i} of the last batch.")
+        return np.ctypeslib.as_array(pointer, (self.model.n_embd_out,))
 
     def logit(self, i: int, token: int) -> float:
         """One logit of batch entry i."""

@@ -255,7 +255,8 @@ def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | 
 def _facts(path: Path) -> dict[str, Any]:
     """What a model's file says of itself as a reward model."""
     from tilebeam import gguf as gguf_tools
-    from tilebeam.scoring.reward_heads import CLASSIFIER, PREFIX
+    from tilebeam.model.classifier import CLASSIFIER
+    from tilebeam.scoring.reward_heads import PREFIX
 
     if not path.is_file():
         raise TilebeamError(f"The reward model {path} does not exist.")

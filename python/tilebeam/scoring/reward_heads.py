@@ -11,27 +11,23 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
+from tilebeam.model.classifier import read_classifier
 from tilebeam.scoring.choices import HeadOutput
 from tilebeam.text_state import Feature
 from tilebeam.text_state import width as width_of
-
-if TYPE_CHECKING:
-    from tilebeam import gguf as gguf_tools
-    from tilebeam.gguf.split import Source
 
 Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
 PREFIX = "reward."
 FINAL = "the final norm"  # where the hidden states of whole texts come from
-CLASSIFIER = "cls.output.weight"  # ggml's name (LLM_TENSOR_CLS_OUT)
 
 
 @dataclass(frozen=True)
@@ -163,6 +159,7 @@ def load_head(path: str | os.PathLike[str], output: str | None = None, label: in
 
 def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
     from tilebeam import gguf as gguf_tools
+    from tilebeam.gguf.weights import tensor_values
 
     try:
         with gguf_tools.GGUFFile(file) as gguf:
@@ -171,7 +168,7 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
                     f"{file} holds a model of the architecture {gguf.architecture!r}, not a reward head; "
                     "`tilebeam reward-head` writes one."
                 )
-            arrays = {name: _values(gguf, t) for name, t in gguf.tensors.items()}
+            arrays = {name: tensor_values(gguf, t) for name, t in gguf.tensors.items()}
             facts = {k.removeprefix(PREFIX): v.value for k, v in gguf.kv.items() if k.startswith(PREFIX)}
     except gguf_tools.GGUFError as error:
         raise TilebeamError(f"{file} is not a reward head: {error}") from None
@@ -186,16 +183,6 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
     features = cast(tuple[Feature, ...], tuple(filter(None, facts.get("features", "").split(","))))
     maker = {name: facts[f"model.{name}"] for name in ("name", "shape") if facts.get(f"model.{name}")}
     return replace(head, features=features, maker=maker)
-
-
-def _values(gguf: Source, tensor: gguf_tools.TensorInfo) -> Floats:
-    from tilebeam.gguf.weights import has_values, to_float
-
-    if not has_values(tensor.type):
-        raise TilebeamError(f"{gguf.path}: {tensor.name} has the type {tensor.type.name}, which holds no weights.")
-    data = np.empty(tensor.nbytes, np.uint8)
-    gguf.read_tensor(tensor, 0, data)
-    return to_float(tensor.type, data, tensor.k, tensor.rows).reshape(tensor.ne[::-1])
 
 
 def _in_order(
@@ -249,11 +236,4 @@ def classifier_of(path: str | os.PathLike[str]) -> Head:
     Raises:
         TilebeamError: there is none.
     """
-    from tilebeam import gguf as gguf_tools
-
-    with gguf_tools.open_gguf(path) as gguf:
-        weight = gguf.tensors.get(CLASSIFIER)
-        if weight is None:
-            raise TilebeamError(f"{path} holds no classifier ({CLASSIFIER}).")
-        bias = gguf.tensors.get(CLASSIFIER.replace("weight", "bias"))
-        return make_head([(_values(gguf, weight), None if bias is None else _values(gguf, bias))], label=0)
+    return make_head([read_classifier(path)], label=0)

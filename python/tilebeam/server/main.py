@@ -106,7 +106,7 @@ def loader(
     def make() -> Loaded:
         with ExitStack() as stack:
             lm = stack.enter_context(load_model(model, **(own or {}), **load))
-            if cache_prompt:
+            if cache_prompt and lm.info.generates:
                 stack.enter_context(lm.keep_prefixes())
             scorer: RewardModel | OwnReward | None = None
             if reward is not None:

@@ -1,0 +1,162 @@
+"""Texts as vectors, and documents by their relevance: what embedding models and rerankers are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine.encoder import POOLINGS, Encoder, Pooling
+from tilebeam.engine.reading import ReadHook
+from tilebeam.errors import TilebeamError
+from tilebeam.model.classifier import Classifier
+from tilebeam.model.core import Core, Prompt
+
+Floats = npt.NDArray[np.float32]
+
+
+class Embeddings(Core):
+    """`embed` and `rerank`."""
+
+    @property
+    def pooling(self) -> Pooling:
+        """How `embed` makes one vector of a text's hidden states unless told: as the file says, else "mean"."""
+        own = self.info.pooling
+        return own if own in POOLINGS else "mean"
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that `embed` and `rerank` take at most."""
+        return self.n_ctx - 1 if self.info.generates else self._encoder.longest
+
+    @overload
+    def embed(
+        self,
+        texts: str,
+        *,
+        pooling: Pooling | None = ...,
+        normalize: bool = ...,
+        truncate: bool = ...,
+        progress: ReadHook | None = ...,
+    ) -> Floats: ...
+    @overload
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        pooling: Pooling | None = ...,
+        normalize: bool = ...,
+        truncate: bool = ...,
+        progress: ReadHook | None = ...,
+    ) -> Floats: ...
+    def embed(
+        self,
+        texts: str | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        progress: ReadHook | None = None,
+    ) -> Floats:
+        """Texts as vectors: their tokens' hidden states behind the final norm, made one. Texts share batches.
+
+        Args:
+            texts: one text, or several texts or lists of token ids. Control tokens that are spelled out in a text are
+                read as plain text.
+            pooling: "mean", "cls" (the first token) or "last"; None: as the model's file says, else "mean".
+            normalize: to length 1, so that the product of two is the cosine of their angle.
+            truncate: of a text that is longer than the model takes, use the beginning; else it is an error.
+            progress: called after every batch with (tokens seen, tokens of all texts).
+
+        Returns:
+            float32 [texts, elements]; of one text [elements].
+
+        Raises:
+            TilebeamError: a text is empty or too long, the model ranks instead, or decoding failed.
+        """
+        if pooling is not None and pooling not in POOLINGS:
+            raise TilebeamError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}.")
+        many = [texts] if isinstance(texts, str) else list(texts)
+        ids = [self.tokenize(t, parse_special=False) if isinstance(t, str) else self._ids(t) for t in many]
+        if truncate:
+            ids = [text[: self.longest_text] for text in ids]
+        found = self._embedded(ids, pooling or self.pooling, progress)
+        if normalize:
+            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            found /= np.where(lengths > 0, lengths, 1)
+        return found[0] if isinstance(texts, str) else found
+
+    def _embedded(self, ids: list[list[int]], pooling: Pooling, progress: ReadHook | None) -> Floats:
+        with self._dispatcher.exclusive():
+            if self.info.generates:
+                readings = self._reader.pooled(ids, pooling, progress)
+                found = np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
+            elif self.info.pooling == "rank":
+                raise TilebeamError(f"{self.info.path} ranks documents and gives no embeddings: use LM.rerank.")
+            else:
+                found = self._encoder.embed(ids, pooling, progress)
+        if not np.isfinite(found).all():
+            raise TilebeamError("The model computed embeddings that are not numbers: its weights are damaged.")
+        return found
+
+    def rerank(self, query: str, documents: Sequence[str], *, progress: ReadHook | None = None) -> Floats:
+        """How relevant documents are to a query, by a model made for it (its file says pooling by rank).
+
+        Args:
+            query: what is asked for.
+            documents: texts. Query and document are written as the model's file says (its chat template "rerank"), or
+                one after the other with the model's own separators.
+            progress: called after every batch with (tokens seen, tokens of all texts).
+
+        Returns:
+            float32 [documents], in their order; the larger the more relevant. What llama.cpp computes: of a classifier
+            with one output its value, of Qwen 3 the probability of the first label.
+
+        Raises:
+            TilebeamError: the model is no reranker, a text is too long, or decoding failed.
+        """
+        if self.info.pooling != "rank":
+            raise TilebeamError(
+                f"{self.info.path} is no rerank model: its file does not say pooling by rank. Compare embeddings "
+                "(LM.embed) instead."
+            )
+        ids = [self.rerank_prompt(query, document) for document in documents]
+        with self._dispatcher.exclusive():
+            if self.info.generates:
+                readings = self._reader.pooled(ids, "last", progress)
+                hidden = np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
+                found = self._classifier(hidden)
+            else:
+                found = self._encoder.ranks(ids, progress)
+        if not np.isfinite(found).all():
+            raise TilebeamError("The model computed scores that are not numbers: its weights are damaged.")
+        return found[:, 0]
+
+    def rerank_prompt(self, query: str, document: str) -> list[int]:
+        """The tokens that `rerank` reads of a query and a document."""
+        with self._dispatcher.using():
+            vocab, template = self._model.vocab, self._model.chat_template("rerank")
+            if template is not None:
+                before, _, rest = template.partition("{query}")
+                between, _, after = rest.partition("{document}")
+                whole = before + query + between + document + after
+                if all(vocab.tokenize(t, False, True) == vocab.tokenize(t, False, False) for t in (query, document)):
+                    return vocab.tokenize(whole, False, True)
+                parts = ((before, True), (query, False), (between, True), (document, False), (after, True))
+                return [token for text, special in parts for token in vocab.tokenize(text, False, special)]
+            eos = [vocab.sep if vocab.eos < 0 else vocab.eos] if vocab.adds_eos else []
+            sep = [vocab.sep] if vocab.adds_sep else []
+            bos = [vocab.bos] if vocab.adds_bos else []
+            asked, said = (vocab.tokenize(text, False, False) for text in (query, document))
+            return [*bos, *asked, *eos, *sep, *said, *eos]
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self._context, self._engine.fail)
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return Classifier(self.info.path, self.info.architecture)
