@@ -235,3 +235,5 @@ class Progress:
 
 # Called after every batch; returning False cancels what is not finished.
 ProgressHook = Callable[[Progress], "bool | None"]
+# Called with the number of a prompt and each of its samples that has ended, without its hidden states.
+SampleHook = Callable[[int, CompletionOutput], None]

@@ -16,7 +16,7 @@ from engine_kit import EXACT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampler_kit import Witness, check
-from tilebeam import LM, NpuError, Progress, SamplingParams, TilebeamError
+from tilebeam import LM, CompletionOutput, NpuError, Progress, SamplingParams, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.native.llama import Context
 
@@ -361,6 +361,30 @@ def test_any_mix_of_requests_gives_each_its_own_text(
 
 
 # --- life -------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_told_as_they_end(lm: LM) -> None:
+    told: list[tuple[int, CompletionOutput]] = []
+    when: list[int] = []
+
+    def watch(state: Progress) -> None:
+        when.append(len(told))
+        assert len(told) == state.finished  # a sample is told before the progress that counts it
+
+    params = [SamplingParams(n=6, max_tokens=m, seed=1, logprobs=True, ignore_eos=True) for m in (3, 9)]
+    outputs = lm.generate([PROMPT, PROMPT], params, progress=watch, on_sample=lambda i, s: told.append((i, s)))
+    assert len(set(when)) > 1  # not all at the end
+    assert len(told) == 12
+    assert sorted(told, key=lambda t: (t[0], t[1].index)) == [(i, s) for i, o in enumerate(outputs) for s in o.outputs]
+    told.clear()
+    cancelled = lm.generate(
+        PROMPT,
+        SamplingParams(n=6, max_tokens=40, ignore_eos=True),
+        progress=lambda _: False,
+        on_sample=lambda i, s: told.append((i, s)),
+    )[0]
+    assert all(o.finish_reason == "aborted" for o in cancelled.outputs)
+    assert not told
 
 
 def test_progress_is_told_and_can_cancel(lm: LM) -> None:

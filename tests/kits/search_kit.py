@@ -89,6 +89,7 @@ class ScriptedLM:
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: Any = None,
+        on_sample: Any = None,
     ) -> list[RequestOutput]:
         many = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in prompts]
@@ -123,6 +124,9 @@ class ScriptedLM:
             self.drawn += tokens
             usage = Usage(prompt_tokens=len(prompt), cached_tokens=len(prompt) // 2, completion_tokens=tokens)
             results.append(RequestOutput(self.detokenize(prompt), prompt, outputs, usage, params.seed))
+        for number, output in enumerate(results if on_sample is not None and not aborted else ()):
+            for sample in reversed(output.outputs):  # they end in any order
+                on_sample(number, sample)
         if progress is not None:
             progress(Progress(total, total, 0, sum(o.usage.completion_tokens for o in results)))
         return results

@@ -30,7 +30,7 @@ from tilebeam.engine.request import Request, Sample
 from tilebeam.errors import TilebeamError
 from tilebeam.fork_locks import renew
 from tilebeam.native.llama import log_router
-from tilebeam.outputs import Delta, Progress, RequestOutput
+from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput
 
 
 class Call:
@@ -60,6 +60,7 @@ class Call:
         self.ready: Callable[[], bool] | None = None  # what the thread in `Dispatcher.wait` waits for
         self.waiter: threading.Condition | None = None
         self._reported: dict[Sample, tuple[int, int]] = {}  # tokens and characters that deltas have reported
+        self._told: set[Sample] = set()  # whom `ended` has returned
 
     def add(self, request: Request) -> None:
         """Make a request part of the call, before it is submitted."""
@@ -70,6 +71,17 @@ class Call:
     def snapshot(self) -> Progress:
         """The progress by now, for a hook."""
         return replace(self.progress, seconds=time.perf_counter() - self.started)
+
+    def ended(self) -> list[tuple[int, CompletionOutput]]:
+        """The samples that have ended since this was asked last, with the numbers of their prompts; not those that were
+        aborted."""
+        found = []
+        for number, request in enumerate(self.requests):
+            for sample in request.samples:
+                if sample.finish not in (None, "aborted") and sample not in self._told:
+                    self._told.add(sample)
+                    found.append((number, sample.output()))
+        return found
 
     def outputs(self) -> list[RequestOutput]:
         """The results of a call that is done.

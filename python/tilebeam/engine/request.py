@@ -47,6 +47,22 @@ class Sample:
         """Whether its text is looked at while it grows, so that tokens must become text at once."""
         return bool(self.request.params.stop) or self.request.on_change is not None
 
+    def output(self) -> CompletionOutput:
+        """What came of it, complete once it has ended, without its hidden states."""
+        params = self.request.params
+        logprobs = self.logprobs if params.logprobs else None
+        return CompletionOutput(
+            index=self.index,
+            text=self.detokenizer.text if self.detokenizer else "",
+            token_ids=self.tokens,
+            finish_reason=self.finish or "aborted",
+            seed=self.seed,
+            cumulative_logprob=sum(logprobs) if logprobs is not None else None,
+            logprobs=logprobs,
+            stop_reason=self.detokenizer.stop_string if self.detokenizer else None,
+            top_logprobs=self.top_logprobs if params.top_logprobs else None,
+        )
+
     def target(self) -> list[int]:
         """The tokens that must be in the cache before the next token can be drawn."""
         return self.request.prompt_ids + self.tokens
@@ -97,24 +113,10 @@ class Request:
 
     def output(self) -> RequestOutput:
         """The result, complete once all samples are."""
-        outputs = []
-        for s in self.samples:
-            logprobs = s.logprobs if self.params.logprobs else None
-            outputs.append(
-                CompletionOutput(
-                    index=s.index,
-                    text=s.detokenizer.text if s.detokenizer else "",
-                    token_ids=s.tokens,
-                    finish_reason=s.finish or "aborted",
-                    seed=s.seed,
-                    cumulative_logprob=sum(logprobs) if logprobs is not None else None,
-                    logprobs=logprobs,
-                    stop_reason=s.detokenizer.stop_string if s.detokenizer else None,
-                    top_logprobs=s.top_logprobs if self.params.top_logprobs else None,
-                    hidden=s.hidden,
-                    hidden_steps=s.hidden_steps if self.params.hidden_steps else None,
-                )
-            )
+        outputs = [
+            replace(s.output(), hidden=s.hidden, hidden_steps=s.hidden_steps if self.params.hidden_steps else None)
+            for s in self.samples
+        ]
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.usage, self.seed)
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from tilebeam.engine.dispatcher import Call, Dispatcher
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import Delta, ProgressHook, RequestOutput
+from tilebeam.outputs import Delta, ProgressHook, RequestOutput, SampleHook
 
 
 class _Streaming:
@@ -166,21 +166,34 @@ async def run_async(
     return call.outputs()
 
 
-def run(dispatcher: Dispatcher, call: Call, progress: ProgressHook | None) -> list[RequestOutput]:
+def run(
+    dispatcher: Dispatcher, call: Call, progress: ProgressHook | None, on_sample: SampleHook | None = None
+) -> list[RequestOutput]:
     """Submit a call and wait for its results in this thread; see `LM.generate`."""
     dispatcher.submit(call)
     try:
-        while progress is not None and not call.done:
+        while (progress is not None or on_sample is not None) and not call.done:
             seen = call.steps
             dispatcher.wait(call, partial(_has_stepped, call, seen))
-            if call.steps > seen and call.error is None and progress(call.snapshot()) is False:
-                progress = None
+            if call.steps == seen or call.error is not None:
+                continue
+            _tell_ended(call, on_sample)
+            if progress is not None and progress(call.snapshot()) is False:
+                progress = on_sample = None
                 dispatcher.cancel(call)
         dispatcher.wait(call, lambda: False)
+        if call.error is None:
+            _tell_ended(call, on_sample)
     except BaseException:
         dispatcher.cancel(call)
         raise
     return call.outputs()
+
+
+def _tell_ended(call: Call, on_sample: SampleHook | None) -> None:
+    if on_sample is not None:
+        for number, sample in call.ended():
+            on_sample(number, sample)
 
 
 def _has_stepped(call: Call, seen: int) -> bool:

@@ -13,7 +13,7 @@ from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
 from tilebeam.errors import TilebeamError
 from tilebeam.model.core import Core, Prompt
 from tilebeam.native.chat_prompt import ChatPrompt
-from tilebeam.outputs import Progress, ProgressHook, RequestOutput
+from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.sampling_params import SamplingParams, updated
 
 
@@ -26,6 +26,7 @@ class Generating(Core):
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: ProgressHook | None = None,
+        on_sample: SampleHook | None = None,
         **fields: Any,
     ) -> list[RequestOutput]:
         """Generate samples for one or several prompts.
@@ -35,6 +36,8 @@ class Generating(Core):
                 `chat_prompt` returned.
             sampling: for all prompts, or one per prompt.
             progress: called after every batch; returning False cancels what is not finished.
+            on_sample: called after the batch in which a sample ended, in this thread, with the number of its prompt and
+                the sample without its hidden states.
             fields: of `SamplingParams`, by name, in place of those of `sampling`: max_tokens=64, temperature=0.
 
         Returns:
@@ -45,9 +48,9 @@ class Generating(Core):
                 (before anything is decoded); decoding failed; or the model was closed meanwhile. NpuError: the NPU
                 failed; the model must be loaded again.
         """
-        call = Call(watched=progress is not None)
+        call = Call(watched=progress is not None or on_sample is not None)
         self._fill(call, prompts, updated(sampling, fields))
-        return run(self._dispatcher, call, progress)
+        return run(self._dispatcher, call, progress, on_sample)
 
     async def agenerate(
         self,

@@ -5,6 +5,7 @@ sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
 adaptive   votes that stop once they are settled
 registry   algorithms by name, with options by keyword
+events     what happens in a search, told while it runs
 tree       the steps that a search drew, those that texts share once; reports: results back from their JSON
 """
 

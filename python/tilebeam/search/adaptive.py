@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
@@ -31,7 +32,8 @@ from tilebeam.search.base import (
     sampling_for,
 )
 from tilebeam.search.choices import BUDGET, CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
-from tilebeam.search.sampled import heaviest, tally, whole_trajectories
+from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
+from tilebeam.search.sampled import heaviest, whole_trajectories
 from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
 
@@ -63,6 +65,8 @@ class _Poll:
     """One prompt's vote so far."""
 
     task: Task
+    number: int
+    vote: RunningVote  # for events
     candidates: list[CompletionOutput] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
@@ -142,28 +146,38 @@ class Adaptive(Algorithm[AdaptiveResult]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
+        events: EventHook | None = None,
     ) -> list[AdaptiveResult]:
         """See `Algorithm.run`."""
         checked_budget(budget)
         params = sampling_for(prompts, sampling)
-        polls = []
+        polls: list[_Poll] = []
         for prompt, own in zip(prompts, params, strict=True):
             ids = lm.tokenize(prompt)
-            polls.append(_Poll(Task(prompt, ids, own, Usage(prompt_tokens=len(ids)))))
+            vote = RunningVote(self.extract, self.equal)
+            polls.append(_Poll(Task(prompt, ids, own, Usage(prompt_tokens=len(ids))), len(polls), vote))
         tell = SearchProgress(progress, budget * len(polls))
         with ExitStack() as stack:
             stack.enter_context(self._expander.session(lm) if self._expander else lm.keep_prefixes())
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
                 drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
                 if self._expander:
-                    self._wave_by_steps(lm, self._expander, open_polls, budget, tell, drawn)
+                    self._wave_by_steps(lm, self._expander, open_polls, budget, tell, drawn, events)
                 else:
-                    self._wave(lm, open_polls, budget, tell, drawn)
+                    self._wave(lm, open_polls, budget, tell, drawn, events)
                 for poll in open_polls:
                     self._count(poll, budget)
         return [self._result(p, budget) for p in polls]
 
-    def _wave(self, lm: StepGenerator, polls: list[_Poll], budget: int, tell: SearchProgress, drawn: int) -> None:
+    def _wave(
+        self,
+        lm: StepGenerator,
+        polls: list[_Poll],
+        budget: int,
+        tell: SearchProgress,
+        drawn: int,
+        events: EventHook | None,
+    ) -> None:
         """A wave of whole candidates for each prompt."""
         params = [
             replace(
@@ -173,7 +187,12 @@ class Adaptive(Algorithm[AdaptiveResult]):
             )
             for p in polls
         ]
-        outputs = lm.generate([p.task.prompt_ids for p in polls], params, progress=tell.call(drawn))
+        asked = [p.task.prompt_ids for p in polls]
+        if events is None:
+            outputs = lm.generate(asked, params, progress=tell.call(drawn))
+        else:
+            hook = partial(_tell_ended, events, polls)
+            outputs = lm.generate(asked, params, progress=tell.call(drawn), on_sample=hook)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
             poll.task.account(output.usage)
@@ -191,6 +210,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         budget: int,
         tell: SearchProgress,
         drawn: int,
+        events: EventHook | None,
     ) -> None:
         """A wave of candidates for each prompt that grow until they end or look hopeless."""
         grown: dict[_Poll, list[Beam]] = {}
@@ -219,12 +239,37 @@ class Adaptive(Algorithm[AdaptiveResult]):
                 grown[poll][at : at + len(beams)] = beams
                 fresh.setdefault(poll.task, []).extend(beams)
             expander.rate(lm, fresh, tell)
+            if events is not None:
+                self._tell_steps(events, expander, polls, fresh, round + 1)
         for poll, beams in grown.items():
             first = len(poll.candidates)
             for i, beam in enumerate(beams):
                 poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(expander, beam)))
             poll.trajectories += [beam.trajectory() for beam in beams]
             poll.totals += [expander.total(beam) for beam in beams]
+            if events is not None:
+                for candidate, total in zip(poll.candidates[first:], poll.totals[first:], strict=True):
+                    _tell_candidate(events, poll, candidate, total)
+
+    def _tell_steps(
+        self, events: EventHook, expander: StepExpander, polls: list[_Poll], fresh: dict[Task, list[Beam]], round: int
+    ) -> None:
+        """What became of a round's continuations."""
+        for poll in polls:
+            for beam in fresh.get(poll.task, ()):
+                fate: Fate = "given up" if self._hopeless(expander, beam) else "kept"
+                if beam.done or round == self.max_steps:
+                    fate = "ended" if beam.ended else "cut"
+                step = SearchEvent(
+                    event="step",
+                    prompt=poll.number,
+                    fate=fate,
+                    round=round,
+                    text=beam.steps[-1],
+                    tokens=len(beam.tokens),
+                    score=expander.total(beam),
+                )
+                events(step)
 
     def _hopeless(self, expander: StepExpander, beam: Beam) -> bool:
         return not beam.done and expander.total(beam) < self.give_up
@@ -260,6 +305,20 @@ class Adaptive(Algorithm[AdaptiveResult]):
             settled=poll.settled,
             give_up=self.give_up if self._expander else None,
         )
+
+
+def _tell_ended(events: EventHook, polls: list[_Poll], which: int, sample: CompletionOutput) -> None:
+    """A candidate of a wave is complete."""
+    poll = polls[which]
+    _tell_candidate(events, poll, replace(sample, index=len(poll.candidates) + sample.index), 1.0)
+
+
+def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput, total: float) -> None:
+    answer: str | None = None
+    votes: dict[str, float] | None = poll.vote.votes()
+    if candidate.finish_reason != "aborted":
+        answer, votes = poll.vote.add(candidate, 1.0)
+    events(candidate_event(poll.number, candidate, score=total, answer=answer, votes=votes))
 
 
 def _best(poll: _Poll, winner: str | None) -> int:

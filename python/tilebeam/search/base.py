@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
-from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, Usage
+from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.choices import BUDGET
+from tilebeam.search.events import EventHook
 
 
 class Generator(Protocol):
@@ -31,8 +32,9 @@ class Generator(Protocol):
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: ProgressHook | None = None,
+        on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
-        """Samples for each prompt."""
+        """Samples for each prompt. ``on_sample`` is given only by a search whose events are wanted."""
         ...
 
 
@@ -195,6 +197,7 @@ class Algorithm(ABC, Generic[Result]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
+        events: EventHook | None = None,
     ) -> list[Result]:
         """Search for all prompts.
 
@@ -205,6 +208,7 @@ class Algorithm(ABC, Generic[Result]):
             sampling: how to draw; for all prompts, or one per prompt.
             progress: called after every batch with the state of the whole search; returning False cancels it.
                 ``finished`` of ``total`` are candidates, or in searches by steps continuations.
+            events: called when something happens in the search: see `tilebeam.search.events`.
 
         Returns:
             One result per prompt, in their order.
@@ -223,6 +227,7 @@ class Algorithm(ABC, Generic[Result]):
         *,
         sampling: SamplingParams | None = ...,
         progress: ProgressHook | None = ...,
+        events: EventHook | None = ...,
     ) -> Result: ...
     @overload
     def infer(
@@ -233,6 +238,7 @@ class Algorithm(ABC, Generic[Result]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
         progress: ProgressHook | None = ...,
+        events: EventHook | None = ...,
     ) -> list[Result]: ...
     def infer(
         self,
@@ -242,11 +248,12 @@ class Algorithm(ABC, Generic[Result]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
+        events: EventHook | None = None,
     ) -> Result | list[Result]:
         """`run` for one prompt or for several: one result for one prompt, a list for a list."""
         if isinstance(prompt, str):
-            return self.run(lm, [prompt], budget, sampling=sampling, progress=progress)[0]
-        return self.run(lm, list(prompt), budget, sampling=sampling, progress=progress)
+            return self.run(lm, [prompt], budget, sampling=sampling, progress=progress, events=events)[0]
+        return self.run(lm, list(prompt), budget, sampling=sampling, progress=progress, events=events)
 
 
 # --- for those who write algorithms -----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tilebeam.search.base import (
     sampling_for,
 )
 from tilebeam.search.choices import BEAM_WIDTH, BUDGET, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
+from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
 from tilebeam.search.steps import Beam, Branch, StepExpander, Task
 
 
@@ -82,6 +83,7 @@ class _Search:
 
     task: Task
     beams: list[Beam]
+    number: int
     pool: list[Beam] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
     rounds: int = 0
@@ -123,16 +125,17 @@ class _StepSearch(Algorithm[StepResult]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
+        events: EventHook | None = None,
     ) -> list[StepResult]:
         """See `Algorithm.run`. The budget is N, a multiple of beam_width or less than it. `the_one` is the candidate
         with the best aggregate, those that ended before those that did not."""
         width = width_for(self.beam_width, budget)
         tasks = [self._expander.task(lm, t, p) for t, p in zip(prompts, sampling_for(prompts, sampling), strict=True)]
-        searches = [_Search(task, [Beam()]) for task in tasks]
+        searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
         tell = SearchProgress(progress, self.max_steps * budget * len(prompts))
         with self._expander.session(lm):
             for round in range(self.max_steps):
-                if not self._advance(lm, searches, round, budget, width, tell):
+                if not self._advance(lm, searches, round, budget, width, tell, events):
                     break
         return [self._result(search, budget) for search in searches]
 
@@ -144,6 +147,7 @@ class _StepSearch(Algorithm[StepResult]):
         budget: int,
         width: int,
         tell: SearchProgress,
+        events: EventHook | None,
     ) -> bool:
         """One round for all prompts. False: nothing is left to do."""
         active = [(search, i) for search in searches for i, beam in enumerate(search.beams) if not beam.done]
@@ -180,7 +184,33 @@ class _StepSearch(Algorithm[StepResult]):
             # In the last round nobody has to make room.
             search.beams = rivals if round + 1 == self.max_steps else self._survivors(rivals, budget // width)
             search.pruned += [self._pruned(search, b) for b in children if not b.done and b not in search.beams]
+            if events is not None:
+                self._tell(events, search, children, last=round + 1 == self.max_steps)
         return True
+
+    def _tell(self, events: EventHook, search: _Search, children: list[Beam], last: bool) -> None:
+        """What became of a round's continuations. Their candidates are numbered as in the result: those that are done
+        in the order in which they were, then those that the last round cut."""
+        cut = [b for b in search.beams if not b.done] if last else []
+        order = search.pool + cut
+        for beam in children:
+            total = self._expander.total(beam)
+            fate: Fate = "kept" if beam in search.beams else "dropped"
+            if beam.done or last:
+                fate = "ended" if beam.ended else "cut"
+            step = SearchEvent(
+                event="step",
+                prompt=search.number,
+                fate=fate,
+                round=search.rounds,
+                text=beam.steps[-1],
+                tokens=len(beam.tokens),
+                score=total,
+            )
+            events(step)
+            if beam in order:
+                candidate = beam.candidate(order.index(beam))
+                events(candidate_event(search.number, candidate, round=search.rounds, score=total))
 
     def _pruned(self, search: _Search, beam: Beam) -> Pruned:
         """A beam that was dropped after the present round."""

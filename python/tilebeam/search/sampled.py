@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from tilebeam.answers.extract import Extractor, equality_of, last_number
@@ -26,6 +26,7 @@ from tilebeam.search.base import (
     sampling_for,
 )
 from tilebeam.search.choices import BUDGET, Weighting
+from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
 
 
 class _WholeSearch(Algorithm[Result]):
@@ -42,6 +43,7 @@ class _WholeSearch(Algorithm[Result]):
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
+        events: EventHook | None = None,
     ) -> list[Result]:
         """See `Algorithm.run`; of the model, only `generate` is asked."""
         checked_budget(budget)
@@ -51,7 +53,11 @@ class _WholeSearch(Algorithm[Result]):
         if not prompts:
             return []
         hook = SearchProgress(progress, budget * len(prompts)).call(0)
-        outputs = lm.generate(list(prompts), params, progress=hook)
+        teller = self._teller(events, len(prompts))
+        if teller is None:
+            outputs = lm.generate(list(prompts), params, progress=hook)
+        else:
+            outputs = lm.generate(list(prompts), params, progress=hook, on_sample=teller.ended)
         check_complete(outputs)
         scores: Sequence[list[float] | None] = [None] * len(outputs)
         if self.scorer is not None:
@@ -59,11 +65,46 @@ class _WholeSearch(Algorithm[Result]):
             for output, rating in zip(outputs, ratings, strict=True):
                 output.usage += rating.usage
             scores = [rating.scores for rating in ratings]
+            if teller is not None:
+                teller.rated(outputs, [rating.scores for rating in ratings])
         return [self._choose(output, s) for output, s in zip(outputs, scores, strict=True)]
+
+    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
+        """Who tells what happens, if it is wanted."""
+        return None if events is None else _Teller(events, [None] * prompts, lambda _: None)
 
     @abstractmethod
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> Result:
         """The result, out of a prompt's candidates and, with a scorer, their scores."""
+
+
+@dataclass
+class _Teller:
+    """Tells what happens to candidates that are drawn in one go.
+
+    Attributes:
+        votes: of each prompt; None where nothing votes.
+        weight: of a candidate in a vote, None while a scorer has not rated it.
+    """
+
+    events: EventHook
+    votes: Sequence[RunningVote | None]
+    weight: Callable[[CompletionOutput], float | None]
+
+    def ended(self, prompt: int, candidate: CompletionOutput) -> None:
+        """A candidate is complete."""
+        vote, weight = self.votes[prompt], self.weight(candidate)
+        answer, votes = vote.add(candidate, weight) if vote is not None else (None, None)
+        self.events(candidate_event(prompt, candidate, score=weight, answer=answer, votes=votes))
+
+    def rated(self, outputs: Sequence[RequestOutput], scores: Sequence[Sequence[float]]) -> None:
+        """All candidates have their scores."""
+        for prompt, (output, own) in enumerate(zip(outputs, scores, strict=True)):
+            for candidate, score in zip(output.outputs, own, strict=True):
+                vote = self.votes[prompt]
+                answer, votes = vote.rate(candidate.index, score) if vote is not None else (None, None)
+                ended = candidate_event(prompt, candidate, score=score, answer=answer, votes=votes)
+                self.events(replace(ended, event="score", text="", tokens=0))
 
 
 class BestOfN(_WholeSearch[SearchResult]):
@@ -129,16 +170,25 @@ class SelfConsistency(_WholeSearch[VoteResult]):
         self.scorer = as_scorer(scorer) if scorer is not None else None
         self.needs_logprobs = weighting == "logprob"
 
+    def _teller(self, events: EventHook | None, prompts: int) -> _Teller | None:
+        if events is None:
+            return None
+        return _Teller(events, [RunningVote(self.extract, self.equal) for _ in range(prompts)], self._weight)
+
+    def _weight(self, candidate: CompletionOutput) -> float | None:
+        """Of a vote, as far as the candidate itself tells."""
+        if self.weighting == "logprob":
+            return math.exp(log_probability(candidate, per_token=True))
+        return 1.0 if self.scorer is None else None
+
     def _choose(self, output: RequestOutput, scores: list[float] | None) -> VoteResult:
         candidates = output.outputs
         if scores is not None:
             if any(s < 0 or math.isinf(s) for s in scores):
                 raise TilebeamError(f"Reward-weighted votes need finite scores >= 0, not {min(scores)}.")
             weights = scores
-        elif self.weighting == "logprob":
-            weights = [math.exp(log_probability(c, per_token=True)) for c in candidates]
         else:
-            weights = [1.0] * len(candidates)
+            weights = [w for c in candidates if (w := self._weight(c)) is not None]
         answers = merged([self.extract(c.text) for c in candidates], self.equal)
         votes = tally(answers, weights)
         winner = next(iter(votes), None)
@@ -155,15 +205,6 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             votes,
             winner,
         )
-
-
-def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
-    """Total weight per answer, heaviest first, of equals the one seen first."""
-    totals: dict[str, float] = {}
-    for answer, weight in zip(answers, weights, strict=True):
-        if answer is not None:
-            totals[answer] = totals.get(answer, 0.0) + weight
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))  # sorted() is stable
 
 
 def heaviest(answers: Sequence[str | None], weights: Sequence[float], winner: str | None) -> int:

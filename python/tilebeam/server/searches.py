@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilebeam.errors import SearchCancelled, TilebeamError
-from tilebeam.outputs import Progress, ProgressHook, RequestOutput
+from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
@@ -82,9 +82,10 @@ class _Prompted:
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         progress: ProgressHook | None = None,
+        on_sample: SampleHook | None = None,
     ) -> list[RequestOutput]:
         asked = [self._tokens.get(p, p) if isinstance(p, str) else p for p in prompts]
-        outputs = self._lm.generate(asked, sampling, progress=progress)
+        outputs = self._lm.generate(asked, sampling, progress=progress, on_sample=on_sample)
         return [
             replace(output, prompt=prompt) if isinstance(prompt, str) else output
             for prompt, output in zip(prompts, outputs, strict=True)
