@@ -28,6 +28,11 @@ class Embeddings(Core):
         return own if own in POOLINGS else "mean"
 
     @property
+    def embedding_size(self) -> int:
+        """Elements of an embedding."""
+        return self.n_embd if self.info.generates else self._model.n_embd_out
+
+    @property
     def longest_text(self) -> int:
         """Tokens of a text that `embed` and `rerank` take at most."""
         return self.n_ctx - 1 if self.info.generates else self._encoder.longest

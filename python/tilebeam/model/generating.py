@@ -154,6 +154,7 @@ class Generating(Core):
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
+        self._check_generates()
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
 

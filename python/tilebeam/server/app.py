@@ -18,10 +18,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilebeam.server.admission import ClientGone
+from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import ModelHost
 from tilebeam.server.requests import ChatRequest, CompletionRequest
+from tilebeam.server.scores import add_score_routes
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.service import Service
@@ -56,6 +58,8 @@ def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None 
     app.state.service = service
     _routes(app, service)
     add_token_routes(app, service)
+    add_embedding_routes(app, service)
+    add_score_routes(app, service)
     _error_handlers(app)
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)

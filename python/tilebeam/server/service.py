@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -28,7 +30,7 @@ from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.responses import Echo, Json, Style, event
-from tilebeam.server.searches import SearchPool, algorithm_of
+from tilebeam.server.searches import SearchPool, algorithm_of, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
 
@@ -36,9 +38,12 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 log = logging.getLogger("tilebeam.server")
+T = TypeVar("T")
 
 # A client that does not take what is sent to it for so long counts as gone.
 _READ_SECONDS = 60.0
+# Requests that read texts at the same time; the model reads one after the other.
+_READERS = 4
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
 
@@ -51,6 +56,7 @@ class Service:
         self.host = host
         self.metrics = Metrics()
         self.searches = searches
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="tilebeam-read")
         self.gate = Gate(host.newest.n_seq_max, settings.max_waiting, settings.max_samples, self.metrics)
         self.metrics.watch(self._snapshot)
 
@@ -63,6 +69,7 @@ class Service:
         self.gate.close()
         await self.gate.drain(0)
         self.searches.close()
+        self._readers.shutdown(wait=True, cancel_futures=True)
         await self.host.close()
 
     # --- endpoints --------------------------------------------------------------------------------------------------
@@ -104,14 +111,7 @@ class Service:
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _params(self, body: Generation, max_tokens: int | None, logprobs: bool, top: int) -> SamplingParams:
-        name = body.model
-        if name is not None and name not in self.settings.names:
-            raise ApiError(
-                404,
-                f"The model {name[:200]!r} is not served here; this server serves {self.settings.names[0]!r}.",
-                param="model",
-                code="model_not_found",
-            )
+        self.check_model(body.model)
         default = self.settings.sampling
 
         def chosen(value: Any, otherwise: Any) -> Any:
@@ -157,11 +157,42 @@ class Service:
         if body.stream:
             return EventStream(self, plan)
         with self.gate.enter(body.samples * count) as job, self.host.use() as loaded:
-            answer: Json = await self._guarded(job, self._whole(loaded, plan), request.receive, plan)
+            answer: Json = await self._guarded(job, self._whole(loaded, plan), request.receive, body.restricted)
             return answer
 
-    async def _guarded(self, job: Job, work: Coroutine[Any, Any, Any], receive: Receive, plan: Plan) -> Any:
-        """The result of work that ends with its client; its errors as `ApiError`."""
+    async def in_thread(self, request: Request, work: Callable[[Loaded, threading.Event], T]) -> T:
+        """Let a request in that does not generate: what a function gives that reads texts with the model, in a thread.
+
+        Args:
+            work: called with the model, and an event that tells it to end because the client is gone.
+
+        Raises:
+            ApiError: what is wrong.
+        """
+        stopped = threading.Event()
+        with self.gate.enter(1) as job, self.host.use() as loaded:
+            reading = in_thread(self._readers, lambda: work(loaded, stopped), stopped)
+            result: T = await self._guarded(job, reading, request.receive)
+            return result
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` if a request asks for another model than the one served."""
+        if name is not None and name not in self.settings.names:
+            raise ApiError(
+                404,
+                f"The model {name[:200]!r} is not served here; this server serves {self.settings.names[0]!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _guarded(
+        self, job: Job, work: Coroutine[Any, Any, Any], receive: Receive, restricted: bool = False
+    ) -> Any:
+        """The result of work that ends with its client; its errors as `ApiError`.
+
+        Args:
+            restricted: not every token may follow every text.
+        """
         try:
             return await job.run(work, receive)
         except (ApiError, ClientGone):
@@ -172,7 +203,7 @@ class Service:
             self.host.look()
             if self.host.state != "ready":
                 raise unavailable(str(error), code="model_failed", retry_after=2) from error
-            if plan.body.restricted:
+            if restricted:
                 # The only failure of a sound model: nothing that may follow is in its vocabulary.
                 raise bad_request(str(error), code="nothing_allowed") from error
             raise from_exception(error) from error
@@ -308,7 +339,7 @@ class EventStream(Response):
             with service.gate.enter(plan.body.samples * plan.count) as job, service.host.use() as loaded:
                 watcher = asyncio.create_task(self._watch(job))
                 try:
-                    await service._guarded(job, self._send(loaded, send), receive, plan)
+                    await service._guarded(job, self._send(loaded, send), receive, plan.body.restricted)
                 finally:
                     watcher.cancel()
         except ClientGone:
