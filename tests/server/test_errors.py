@@ -138,7 +138,8 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "search": {"method": "vote", "extract": 5}}, 400, None, "last-number"),
     (CHAT, {"messages": HI, "search": {"method": "vote", "equal": "x"}}, 400, None, "equal"),
     (CHAT, {"messages": HI, "search": {"method": "best-of-n", "scorer": "oracle"}}, 400, "invalid_search", "oracle"),
-    (CHAT, {"messages": HI, "search": {"method": "beam"}, "stream": True}, 400, None, "no stream"),
+    (CHAT, {"messages": HI, "search": {"method": "beam"}, "n": 2}, 400, None, "no n or best_of"),
+    (CHAT, {"messages": HI, "search": {"method": "no"}, "stream": True}, 400, "invalid_search", "Unknown search"),
     (CHAT, {"messages": HI, "search": {"method": "beam", "budget": 256}}, 400, "too_many_samples", "256"),
 ]
 

@@ -211,8 +211,8 @@ class Generation(Strict):
             raise ValueError("the best of several cannot be streamed: they are compared when all are complete")
         if self.search is not None and self.include_stop_str_in_output:
             raise ValueError("a search returns texts without stop strings: no include_stop_str_in_output")
-        if self.search is not None and (self.stream or self.n > 1 or (self.best_of or 1) > 1):
-            raise ValueError("a search returns one text when it is complete: no stream, n or best_of; set its budget")
+        if self.search is not None and (self.n > 1 or (self.best_of or 1) > 1):
+            raise ValueError("a search returns one text: no n or best_of; set its budget")
         return self
 
     @property

@@ -16,6 +16,7 @@ from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
+from tilebeam.search.events import EventHook
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -163,9 +164,11 @@ class SearchPool:
         prompts: Sequence[tuple[str, list[int], str]],
         budget: int,
         sampling: SamplingParams,
+        events: EventHook | None = None,
     ) -> list[SearchResult]:
         """Results, one for each prompt (text, tokens, question). Cancelling ends the search after its present batch;
-        this returns only then, because the search uses the model until then.
+        this returns only then, because the search uses the model until then. ``events`` is called in the search's
+        thread.
 
         Raises:
             TilebeamError: what goes wrong.
@@ -181,7 +184,7 @@ class SearchPool:
             with self.questions.of({text: question for text, _, question in prompts}):
                 model = _Prompted(lm, {text: ids for text, ids, _ in prompts})
                 texts = [text for text, _, _ in prompts]
-                return algorithm.run(model, texts, budget, sampling=sampling, progress=hook)
+                return algorithm.run(model, texts, budget, sampling=sampling, progress=hook, events=events)
 
         return await in_thread(self._pool, work, cancelled)
 

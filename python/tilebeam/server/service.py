@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,8 +28,9 @@ from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
-from tilebeam.server.responses import Echo, Json, Style, event
-from tilebeam.server.searches import SearchPool, algorithm_of, in_thread
+from tilebeam.server.responses import Json, Style, event
+from tilebeam.server.search_answers import SearchAnswer
+from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
 
@@ -239,7 +239,8 @@ class Service:
         """The answer to a request that does not stream."""
         prompts, params = await self._prepared(loaded.lm, plan)
         if plan.body.search is not None:
-            return await self._searched(loaded, plan, prompts, params)
+            answer = SearchAnswer(self.searches, loaded, plan, self.metrics)
+            return self._finished(plan, *await answer.whole(prompts, params))
         echoes, scoring = await echo.of(loaded.lm, plan, prompts)
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
@@ -258,30 +259,6 @@ class Service:
         usage = echo.added(formats.total_of(outputs), scoring)
         return self._finished(plan, choices, usage)
 
-    async def _searched(self, loaded: Loaded, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> Json:
-        search = plan.body.search
-        assert search is not None
-        algorithm = algorithm_of(search, loaded.scorer)
-        asked = [(p.text, p.ids, p.question) for p in prompts]
-        try:
-            results = await self.searches.run(loaded.lm, algorithm, asked, search.budget, params)
-        except NpuError:
-            raise
-        except TilebeamError as error:
-            if loaded.failure is not None:
-                raise
-            raise bad_request(f"search: {error}", param="search", code="search_failed") from error
-        self.metrics.searches.labels(algorithm.name).inc()
-        choices = []
-        for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            chosen = result.the_one
-            wanted = plan.logprobs and chosen.logprobs is not None
-            style = plan.endpoint(loaded.lm.piece, loaded.lm.spelling, wanted, plan.top if chosen.top_logprobs else 0)
-            choice = style.choice(i, chosen, Echo(prompt.text) if plan.echo else None)
-            choices.append(choice | {"search": _search_report(algorithm.name, result, search.candidates)})
-        usage = sum((r.usage for r in results), Usage())
-        return self._finished(plan, choices, usage)
-
     def _finished(self, plan: Plan, choices: list[Json], usage: Usage) -> Json:
         self.metrics.observe(usage)
         answer = plan.head(plan.endpoint.kind).as_dict()
@@ -296,23 +273,6 @@ def _share_of_context(lm: LM, prompts: Sequence[Prompt], budget: int) -> int:
     longest = max(len(prompt.ids) for prompt in prompts)
     together = min(lm.n_seq_max, budget * len(prompts))
     return max(1, (lm.n_ctx - longest) // together)
-
-
-def _search_report(method: str, result: Any, candidates: bool) -> Json:
-    """What a search tells besides its text."""
-    report = result.as_dict()
-    hidden = {"prompt", "text", "usage", "seed"} | (set() if candidates else {"candidates", "trajectories", "pruned"})
-    shown: Json = _finite({key: value for key, value in report.items() if key not in hidden})
-    return {"method": method} | shown
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities: a score that is one becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(v) for key, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -358,18 +318,41 @@ class EventStream(Response):
             if self._sending is not None and time.monotonic() - self._sending > _READ_SECONDS:
                 job.stop(ClientGone())
 
+    async def _begin(self, send: Send) -> None:
+        """Send what goes before all events."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
+
+    async def _put(self, text: bytes, send: Send) -> None:
+        """Send events, while `_watch` sees whether the client takes them."""
+        self._sending = time.monotonic()
+        await send({"type": "http.response.body", "body": text, "more_body": True})
+        self._sending = None
+
+    async def _send_search(self, chunks: AsyncGenerator[bytes], send: Send) -> None:
+        """Search, and send what happens."""
+        await self._begin(send)
+        async with aclosing(chunks):
+            async for text in chunks:
+                if text:
+                    await self._put(text, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def _send(self, loaded: Loaded, send: Send) -> None:
         """Generate, and send what comes."""
         service, plan, lm = self._service, self._plan, loaded.lm
         prompts, params = await service._prepared(lm, plan)
+        if plan.body.search is not None:
+            answer = SearchAnswer(service.searches, loaded, plan, service.metrics)
+            await self._send_search(answer.stream(prompts, params, self._began), send)
+            return
         echoes, scoring = await echo.of(lm, plan, prompts)
         async with AsyncExitStack() as stack:
             drawn = [] if plan.body.draws_nothing else prompts
             streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in drawn]
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-            headers.append((b"x-accel-buffering", b"no"))  # nginx would hold events back
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            self._started = True
+            await self._begin(send)
             writer = Writer(plan, plan.style(lm), service.metrics, self._began)
 
             text = writer.opening(echoes)
@@ -378,9 +361,7 @@ class EventStream(Response):
                     raise unavailable("The model was stopped.", code="aborted", retry_after=2)
                 text += b"".join([writer.delta(i, delta) for i, delta in deltas])
                 if text:
-                    self._sending = time.monotonic()
-                    await send({"type": "http.response.body", "body": text, "more_body": True})
-                    self._sending = None
+                    await self._put(text, send)
                 text = b""
             outputs = [stream.output for stream in streams]
         if plan.body.draws_nothing:
