@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -192,6 +192,18 @@ class Dispatcher:
                 self._wait_until(lambda: call.done or ready(), call.waiter)
             finally:
                 call.waiter = call.ready = None
+
+    def wait_any(self, calls: Sequence[Call]) -> None:
+        """Return when one of several calls is done; as `wait`."""
+        with self._lock:
+            waiter = threading.Condition(self._lock)
+            for call in calls:
+                call.waiter = waiter
+            try:
+                self._wait_until(lambda: any(call.done for call in calls), waiter)
+            finally:
+                for call in calls:
+                    call.waiter = None
 
     def cancel(self, call: Call) -> None:
         """End what is not finished of a call; it is done soon. Never blocks for long."""

@@ -196,5 +196,40 @@ def _tell_ended(call: Call, on_sample: SampleHook | None) -> None:
             on_sample(number, sample)
 
 
+def run_each(dispatcher: Dispatcher, calls: Iterator[Call], samples: int) -> Iterator[tuple[int, RequestOutput]]:
+    """Results of calls of one prompt each, with their numbers, as they complete; see `LM.completed`.
+
+    Args:
+        calls: made as they are needed. One that cannot be made ends the iteration, after those before it.
+        samples: that are submitted at the same time, at least.
+    """
+    numbered = enumerate(calls)
+    running: dict[Call, int] = {}
+    refused: TilebeamError | None = None
+    try:
+        while True:
+            while refused is None and sum(len(r.samples) for call in running for r in call.requests) < samples:
+                try:
+                    i, call = next(numbered)
+                except StopIteration:
+                    break
+                except TilebeamError as error:
+                    refused = error
+                    break
+                dispatcher.submit(call)
+                running[call] = i
+            if not running:
+                break
+            dispatcher.wait_any(list(running))
+            for call in [call for call in running if call.done]:
+                output = call.outputs()[0]
+                yield running.pop(call), output
+    finally:
+        for call in running:
+            dispatcher.cancel(call)
+    if refused is not None:
+        raise refused
+
+
 def _has_stepped(call: Call, seen: int) -> bool:
     return call.steps > seen

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
 
 from tilebeam.engine.dispatcher import Call
 from tilebeam.engine.request import Request, check_prompt, make_request
-from tilebeam.engine.streams import AsyncStream, Stream, run, run_async
-from tilebeam.errors import TilebeamError
+from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
+from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.model.core import Core, Prompt
 from tilebeam.native.chat_prompt import ChatPrompt
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.sampling_params import SamplingParams, updated
+
+# `completed` submits so many times the samples that can decode together: the next ones wait in the queue.
+_AHEAD = 2
 
 
 class Generating(Core):
@@ -68,6 +72,52 @@ class Generating(Core):
         call = Call(watched=progress is not None)
         self._fill(call, prompts, updated(sampling, fields))
         return await run_async(self, self._dispatcher, call, progress)
+
+    def completed(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        **fields: Any,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Generate samples for many prompts and get each prompt's result as soon as it is complete.
+
+            for i, output in lm.completed(prompts, max_tokens=64):
+                file.write(json.dumps({"i": i, "text": output.outputs[0].text}) + "\n")
+
+        Prompts are taken as slots come free, so there may be any number of them. Nothing is decoded while the results
+        are not asked for. Leaving the loop cancels what is not finished.
+
+        Args:
+            prompts: as for `generate`, or an iterator of them.
+            sampling, fields: as for `generate`.
+
+        Returns:
+            An iterator of a prompt's number and its result; shorter texts overtake longer ones.
+
+        Raises:
+            TilebeamError: a field is unknown. By the iterator: as `generate`; of a prompt that is refused the number is
+                told, after all prompts before it are complete.
+        """
+        chosen = updated(sampling, fields)
+        items: Iterable[Prompt] = [prompts] if isinstance(prompts, str | ChatPrompt) else prompts
+        if isinstance(chosen, SamplingParams):
+            pairs = zip(items, repeat(chosen))
+        else:
+            items = list(items)
+            _check_count(items, chosen)
+            pairs = zip(items, chosen, strict=True)
+        calls = (self._numbered_call(i, *pair) for i, pair in enumerate(pairs))
+        return run_each(self._dispatcher, calls, _AHEAD * self.n_seq_max)
+
+    def _numbered_call(self, i: int, prompt: Prompt, params: SamplingParams) -> Call:
+        call = Call(watched=True)
+        try:
+            call.add(self._request(prompt, params, call.progress))
+        except NpuError:
+            raise
+        except TilebeamError as error:
+            raise TilebeamError(f"Prompt {i}: {error}") from None
+        return call
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> Stream:
         """Generate samples for one prompt and get them as they grow.
@@ -132,8 +182,7 @@ class Generating(Core):
             params = [sampling] * len(items)
         else:
             params = list(sampling)
-            if len(params) != len(items):
-                raise TilebeamError(f"{len(items)} prompts but {len(params)} SamplingParams.")
+            _check_count(items, params)
         for prompt, p in zip(items, params, strict=True):
             call.add(self._request(prompt, p, call.progress))
 
@@ -157,6 +206,11 @@ class Generating(Core):
         self._check_generates()
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
+
+
+def _check_count(prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> None:
+    if len(prompts) != len(sampling):
+        raise TilebeamError(f"{len(prompts)} prompts but {len(sampling)} SamplingParams.")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
