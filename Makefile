@@ -6,6 +6,7 @@
 #   make real DATA=FOLDER  two Qwen models on real benchmarks, small; docs/evaluation.md says what FOLDER holds
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
+#   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
 #   make wheel             dist/*.whl with the plugin inside
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
@@ -20,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The pin stands in pyproject.toml alone.
-LLAMA_CPP_PYTHON := $(shell sed -n 's/.*"llama-cpp-python==\([^"]*\)".*/\1/p' pyproject.toml)
+LLAMA_CPP_PYTHON := $(shell sed -n 's/^llama-cpp-python = \[.*"\([^"]*\)"\]$$/\1/p' pyproject.toml)
 PYTEST_ARGS ?=
 # Files of tests that run side by side; each may take 2 GB.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
@@ -43,7 +44,7 @@ quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick lint format wheel bench real clean check setup extras
+.PHONY: help demo test test-quick test-versions lint format wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 

@@ -1,24 +1,65 @@
-# ggml's headers come from the source distribution of the pinned llama-cpp-python, never from this repository: the
-# backend vtables in ggml-backend-impl.h are positional and are not part of the wheel.
+# ggml's headers come from source distributions of llama-cpp-python, never from this repository: the backend vtables in
+# ggml-backend-impl.h are positional and are not part of the wheel.
 #
-# Sets GGML_SOURCE_DIR (…/vendor/llama.cpp/ggml), GGML_SOURCE_VERSION, GGML_SOURCE_COMMIT and the target
-# ggml-base-soname, an empty library that leaves only "needs libggml-base.so.0" in whoever links it: at run time the
-# loader finds the copy that libllama has mapped, so that nothing of llama-cpp-python is needed to build.
+# add_plugin(TARGET RELEASE) makes the plugin for one release, and the target ggml-base-soname is an empty library that
+# leaves only "needs libggml-base.so.0" in whoever links it: at run time the loader finds the copy that libllama has
+# mapped, so that nothing of llama-cpp-python is needed to build.
 set(TILEBEAM_GGML_SOURCE "" CACHE PATH "unpacked llama-cpp-python source distribution; empty: fetched with pip")
+set(TILEBEAM_RELEASE "" CACHE STRING "release of llama-cpp-python to build the plugin for; empty: the newest known")
+set(TILEBEAM_RELEASES "" CACHE STRING "others to build it for, too, or: all")
 
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/pyproject.toml) # has the pin
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/pyproject.toml) # has the releases
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-execute_process(
-    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/ggml_source.py --source "${TILEBEAM_GGML_SOURCE}"
-            --cache ${CMAKE_SOURCE_DIR}/build/ggml-source
-    OUTPUT_VARIABLE GGML_SOURCE_INFO OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE GGML_SOURCE_RESULT)
-if(NOT GGML_SOURCE_RESULT EQUAL 0)
-    message(FATAL_ERROR "Tilebeam could not get ggml's headers (see above).")
+set(GGML_SOURCE_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/ggml_source.py)
+
+# What ggml_release.h asks: name, header, and what it holds where the name is true.
+set(GGML_DIFFERENCES
+    OPTIMIZE_PARAMS src/ggml-backend-impl.h "ggml_backend_graph_optimize_params"
+    MMAP_SUPPORT include/ggml-backend.h "bool mmap_support"
+    SCAN_SNAPSHOTS include/ggml.h "ids,[ \n]*int64_t +K"
+    LIGHTNING_INDEXER include/ggml.h "GGML_OP_LIGHTNING_INDEXER"
+    GATED_HYPER_CONNECTIONS include/ggml.h "ggml_dsv4_hc_pre_gated")
+
+function(add_plugin TARGET RELEASE)
+    set(SOURCE "")
+    if("${TARGET}" STREQUAL "ggml-tilebeam")
+        set(SOURCE ${TILEBEAM_GGML_SOURCE})
+    endif()
+    execute_process(
+        COMMAND ${Python3_EXECUTABLE} ${GGML_SOURCE_SCRIPT} --release "${RELEASE}" --source "${SOURCE}"
+                --cache ${CMAKE_SOURCE_DIR}/build/ggml-source
+        OUTPUT_VARIABLE INFO OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE RESULT)
+    if(NOT RESULT EQUAL 0)
+        message(FATAL_ERROR "Tilebeam could not get ggml's headers (see above).")
+    endif()
+    list(GET INFO 0 DIR)
+    list(GET INFO 1 VERSION)
+    list(GET INFO 2 COMMIT)
+    message(STATUS "llama-cpp-python ${RELEASE}: ggml ${VERSION} (${COMMIT}) at ${DIR}")
+    add_library(${TARGET} MODULE ${PLUGIN_SOURCES})
+    target_include_directories(${TARGET} PRIVATE plugin)
+    target_include_directories(${TARGET} SYSTEM PRIVATE ${DIR}/include ${DIR}/src)
+    target_compile_definitions(${TARGET} PRIVATE TILEBEAM_GGML_VERSION="${VERSION}" TILEBEAM_GGML_COMMIT="${COMMIT}")
+    set(LEFT ${GGML_DIFFERENCES})
+    while(LEFT)
+        list(POP_FRONT LEFT NAME HEADER PATTERN)
+        file(READ ${DIR}/${HEADER} TEXT)
+        if(TEXT MATCHES "${PATTERN}")
+            target_compile_definitions(${TARGET} PRIVATE TB_GGML_HAS_${NAME})
+        endif()
+    endwhile()
+    target_link_libraries(${TARGET} PRIVATE tilebeam_flags tilebeam_session ggml-base-soname)
+endfunction()
+
+execute_process(COMMAND ${Python3_EXECUTABLE} ${GGML_SOURCE_SCRIPT} --list OUTPUT_VARIABLE TILEBEAM_KNOWN_RELEASES
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+if(NOT TILEBEAM_RELEASE)
+    list(GET TILEBEAM_KNOWN_RELEASES -1 TILEBEAM_RELEASE)
 endif()
-list(GET GGML_SOURCE_INFO 0 GGML_SOURCE_DIR)
-list(GET GGML_SOURCE_INFO 1 GGML_SOURCE_VERSION)
-list(GET GGML_SOURCE_INFO 2 GGML_SOURCE_COMMIT)
-message(STATUS "ggml ${GGML_SOURCE_VERSION} (${GGML_SOURCE_COMMIT}) at ${GGML_SOURCE_DIR}")
+if(TILEBEAM_RELEASES STREQUAL "all")
+    set(TILEBEAM_RELEASES ${TILEBEAM_KNOWN_RELEASES})
+endif()
+list(REMOVE_ITEM TILEBEAM_RELEASES ${TILEBEAM_RELEASE})
 
 file(WRITE ${CMAKE_BINARY_DIR}/ggml_base_soname.c "")
 add_library(ggml-base-soname SHARED ${CMAKE_BINARY_DIR}/ggml_base_soname.c)

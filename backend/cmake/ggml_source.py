@@ -1,4 +1,7 @@
-"""Find or fetch the source distribution of the pinned llama-cpp-python and print "dir;version;commit" for CMake."""
+"""Find or fetch source distributions of llama-cpp-python; print "dir;version;commit" of their ggml for CMake.
+
+pyproject.toml has the releases that Tilebeam is made for: `[tool.tilebeam] llama-cpp-python`, oldest first.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,27 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
-def pinned() -> str:
-    """The version of llama-cpp-python that pyproject.toml depends on."""
-    found = re.search(r'"llama-cpp-python==([^"]+)"', PROJECT.read_text(encoding="utf-8"))
-    if found is None:
-        raise ValueError(f"{PROJECT} pins no version of llama-cpp-python")
-    return found[1]
+def releases() -> list[str]:
+    """The versions of llama-cpp-python that Tilebeam is made for, oldest first."""
+    with PROJECT.open("rb") as file:
+        return list(tomllib.load(file)["tool"]["tilebeam"]["llama-cpp-python"])
 
 
-def fetch(cache: Path) -> Path:
+def fetch(release: str, cache: Path) -> Path:
     """Unpack the source distribution into `cache` once; pip finds it by name and version."""
-    version = pinned()
-    root = cache / f"llama_cpp_python-{version}"
+    root = cache / f"llama_cpp_python-{release}"
     if (root / "vendor").is_dir():
         return root
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as tmp:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-binary", "llama-cpp-python", "--dest", tmp, f"llama-cpp-python=={version}"]
+        command += ["--no-binary", "llama-cpp-python", "--dest", tmp, f"llama-cpp-python=={release}"]
         subprocess.run(command, check=True, stdout=sys.stderr)
         (archive,) = Path(tmp).glob("llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as tar:
@@ -57,17 +58,22 @@ def version_of(ggml: Path) -> str:
 def main() -> int:
     """Find or fetch the source and print what CMake needs of it; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print the releases, semicolons between them")
+    parser.add_argument("--release", help="which (default: the newest)")
     parser.add_argument("--source", default="", help="an unpacked source distribution, to fetch nothing")
-    parser.add_argument("--cache", type=Path, required=True, help="where to keep a fetched one")
+    parser.add_argument("--cache", type=Path, help="where to keep a fetched one")
     args = parser.parse_args()
+    if args.list:
+        print(";".join(releases()))
+        return 0
     try:
-        root = Path(args.source) if args.source else fetch(args.cache)
+        root = Path(args.source) if args.source else fetch(args.release or releases()[-1], args.cache)
         ggml = root / "vendor/llama.cpp/ggml"
         for header in ("include/ggml-backend.h", "src/ggml-backend-impl.h"):
             if not (ggml / header).is_file():
                 print(f"tilebeam: {root} is no llama-cpp-python source: {header} is missing", file=sys.stderr)
                 return 1
-    except (OSError, subprocess.CalledProcessError, tarfile.TarError, ValueError) as err:
+    except (OSError, subprocess.CalledProcessError, tarfile.TarError, ValueError, KeyError) as err:
         print(f"tilebeam: cannot fetch the source of llama-cpp-python: {err}", file=sys.stderr)
         return 1
     print(f"{ggml};{version_of(ggml)};{commit_of(root)}")

@@ -42,7 +42,7 @@ int last_product(const ggml_cgraph * graph, int first) {
 
 } // namespace
 
-void keep_products_apart(ggml_backend_t, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+void keep_products_apart(ggml_backend_t, ggml_cgraph * graph, optimize_params * params) {
     for (int first = 0; first < graph->n_nodes; ++first) {
         if (!is_product(graph->nodes[first])) continue;
         const int last = last_product(graph, first);

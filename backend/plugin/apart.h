@@ -2,14 +2,14 @@
 #ifndef TILEBEAM_PLUGIN_APART_H
 #define TILEBEAM_PLUGIN_APART_H
 
-#include "ggml-backend-impl.h"
+#include "ggml_release.h"
 
 namespace tb::plugin {
 
 // A graph_optimize callback: products of the same activations (Q, K and V) get places of their own, so that the NPU can
 // run them at the same time, and what is done to each of them next. llama.cpp computes Q, rotates it, and then V, which
 // the allocator puts where Q was before it was rotated: V would have to wait for that.
-void keep_products_apart(ggml_backend_t backend, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params);
+void keep_products_apart(ggml_backend_t backend, ggml_cgraph * graph, optimize_params * params);
 
 } // namespace tb::plugin
 

@@ -8,6 +8,7 @@
 
 #include "apart.h"
 #include "ggml-impl.h"
+#include "ggml_release.h"
 #include "lower.h"
 #include "state.h"
 #include "trace.h"
@@ -155,7 +156,7 @@ ggml_backend_t new_backend(ggml_backend_dev_t dev, int index) {
     callbacks.free = free_backend;
     callbacks.synchronize = synchronize;
     callbacks.graph_compute = graph_compute;
-    callbacks.graph_optimize = keep_products_apart;
+    set_graph_optimize(callbacks, keep_products_apart);
     auto context = std::unique_ptr<backend>(new backend{index, std::move(session), {}});
     return new ggml_backend{guid(), callbacks, dev, context.release()};
 }

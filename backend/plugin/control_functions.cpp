@@ -10,7 +10,7 @@
 #include "build_id.h"
 #include "control.h"
 #include "device.h"
-#include "ggml_build.h"
+#include "ggml_release.h"
 #include "manifest.h"
 #include "state.h"
 #include "trace.h"

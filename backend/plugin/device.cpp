@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "buffer_type.h"
 #include "control.h"
+#include "ggml_release.h"
 #include "lower.h"
 #include "state.h"
 #include "tilebeam/layout.h"
@@ -80,7 +81,7 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
     props->caps.host_buffer = false;
     props->caps.buffer_from_host_ptr = true;
     props->caps.events = false;
-    props->caps.mmap_support = true;
+    set_mmap_support(props->caps);
 }
 
 ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) { return new_backend(dev, of(dev).index); }

@@ -8,6 +8,7 @@
 #include "buffer_type.h"
 #include "control.h"
 #include "ggml-impl.h"
+#include "ggml_release.h"
 #include "manifest.h"
 #include "tilebeam/layout.h"
 #include "types.h"
@@ -133,23 +134,8 @@ bool find_rule(ggml_op op, rule & r) {
     case GGML_OP_SSM_CONV:
         r = {TB_OP_SSM_CONV, 2};
         return true;
-    case GGML_OP_SSM_SCAN:
-        r = {TB_OP_SSM_SCAN, 7};
-        return true;
     case GGML_OP_GATED_DELTA_NET:
         r = {TB_OP_GATED_DELTA_NET, 6};
-        return true;
-    case GGML_OP_LIGHTNING_INDEXER:
-        r = {TB_OP_LIGHTNING_INDEXER, 4};
-        return true;
-    case GGML_OP_DSV4_HC_PRE:
-        r = {TB_OP_DSV4_HC_PRE, 2};
-        return true;
-    case GGML_OP_DSV4_HC_POST:
-        r = {TB_OP_DSV4_HC_POST, 4};
-        return true;
-    case GGML_OP_DSV4_HC_COMB:
-        r = {TB_OP_DSV4_HC_COMB, 3};
         return true;
     case GGML_OP_ARANGE:
         r = {TB_OP_ARANGE, 0};
@@ -161,7 +147,7 @@ bool find_rule(ggml_op op, rule & r) {
         r = {TB_OP_ROPE_BACK, 3};
         return true;
     default:
-        return false;
+        return find_newer_op(op, r.code, r.n_src);
     }
 }
 

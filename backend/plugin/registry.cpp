@@ -2,18 +2,20 @@
 // for.
 //
 // ggml's backend vtables are positional and its API number does not change with them: a plugin in another ggml would
-// call the wrong functions. So version and commit must both be those of the headers this was compiled with.
+// call the wrong functions. So version and commit must both be those of the headers this was compiled with, and what of
+// structs, enums and vtables can be tried is tried (abi.h).
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
 
+#include "abi.h"
 #include "backend.h"
 #include "control_functions.h"
 #include "device.h"
 #include "ggml-impl.h"
-#include "ggml_build.h"
+#include "ggml_release.h"
 #include "state.h"
 
 namespace tb::plugin {
@@ -101,6 +103,14 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void
         return nullptr;
     }
     tb::plugin::adopt_devices(&tb::plugin::the_registration);
+    std::string differs = tb::plugin::abi_difference();
+    if (differs.empty()) differs = tb::plugin::device_difference(tb::plugin::device(0));
+    if (!differs.empty()) {
+        GGML_LOG_ERROR("tilebeam: this process's ggml %s (%s) is not the one of its commit: %s differs; reinstall "
+                       "llama-cpp-python\n",
+                       ggml_version(), ggml_commit(), differs.c_str());
+        return nullptr;
+    }
     return &tb::plugin::the_registration;
 }
 

@@ -22,7 +22,7 @@ from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
 from tilebeam.measure.machine import OtherLoad, busy_note
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
-from tilebeam.native.plugin import pinned
+from tilebeam.native import releases
 from tilebeam.text_files import unescaped
 from typer.testing import CliRunner
 
@@ -549,7 +549,7 @@ def test_pairwise_ratio() -> None:
 def test_doctor_json() -> None:
     report = json.loads(ok("doctor", "--json").out)
     assert report["healthy"] is True
-    assert report["versions"]["llama-cpp-python"] == pinned()
+    assert report["versions"]["llama-cpp-python"] == releases.installed()
     assert report["abi"]["match"] is True
     assert [d["name"] for d in report["devices"]] == ["HMX0"]
     assert report["kernel_sets"][-1] == "portable"

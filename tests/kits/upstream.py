@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tilebeam.native import releases
+
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "HMX0"
 
@@ -26,29 +28,15 @@ def wheel_libs() -> Path:
     return Path(spec.origin).parent / "lib"
 
 
-def plugin_path() -> Path:
-    """libggml-tilebeam.so: from TILEBEAM_LIB_DIR, else from the installed package."""
-    override = os.environ.get("TILEBEAM_LIB_DIR")
-    if override:
-        return Path(override) / "libggml-tilebeam.so"
-    spec = importlib.util.find_spec("tilebeam")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("tilebeam is not installed and TILEBEAM_LIB_DIR is not set")
-    for place in spec.submodule_search_locations:
-        path = Path(place) / "lib" / "libggml-tilebeam.so"
-        if path.exists():
-            return path
-    raise RuntimeError("libggml-tilebeam.so is not in the installed package")
-
-
 def environment() -> dict[str, str]:
     """The environment in which an upstream program finds the plugin."""
-    return {**os.environ, "GGML_BACKEND_PATH": str(plugin_path())}
+    return {**os.environ, "GGML_BACKEND_PATH": str(releases.plugin_file())}
 
 
 def llama_cpp_source() -> Path:
-    """The llama.cpp source that belongs to the pinned llama-cpp-python, fetched once."""
+    """The llama.cpp source that belongs to the installed llama-cpp-python, fetched once."""
     command = [sys.executable, str(ROOT / "backend/cmake/ggml_source.py"), "--cache", str(ROOT / "build/ggml-source")]
+    command += ["--release", releases.installed()]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Path(out.strip().split(";")[0]).parent
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import struct
 import time
@@ -197,21 +196,6 @@ except tilebeam.TilebeamError as error:
     run = process_kit.python(code, TILEBEAM_LIB_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     assert "libggml-tilebeam.so is missing" in run.stdout
-
-
-def test_another_llama_cpp_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilebeam.native.plugin import ggml, pinned
-
-    monkeypatch.setattr(metadata, "version", lambda _: "0.0.1")
-    with pytest.raises(TilebeamError, match=rf"pip install llama-cpp-python=={re.escape(pinned())}"):
-        ggml.__wrapped__()
-
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(TilebeamError, match="not installed"):
-        ggml.__wrapped__()
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.fork_locks import free_in_children
-from tilebeam.native import paths as _paths
-
-PLUGIN = "libggml-tilebeam.so"
+from tilebeam.native import releases
 
 _lock = free_in_children()
 _registered: Registry | None = None
@@ -55,40 +51,13 @@ class Registry:
 
 
 @cache
-def pinned() -> str:
-    """The version of llama-cpp-python that this Tilebeam is built for: pyproject.toml has it, and the installed
-    package from there.
-
-    Raises:
-        TilebeamError: neither is there.
-    """
-    try:
-        text = "\n".join(metadata.requires("tilebeam") or [])
-    except metadata.PackageNotFoundError:
-        project = _paths.SOURCE / "pyproject.toml"
-        text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    found = re.search(r"\bllama-cpp-python==([\w.]+)", text)
-    if found is None:
-        raise TilebeamError("The tilebeam package lacks its metadata: reinstall tilebeam (pip install .).")
-    return found[1]
-
-
-@cache
 def ggml() -> ctypes.CDLL:
     """The libggml that libllama uses, with the functions needed here typed.
 
     Raises:
-        TilebeamError: llama-cpp-python is missing or of another version.
+        TilebeamError: llama-cpp-python is missing.
     """
-    try:
-        version = metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        raise TilebeamError(f"llama-cpp-python is not installed: pip install llama-cpp-python=={pinned()}") from None
-    if version != pinned():
-        raise TilebeamError(
-            f"llama-cpp-python is {version}, but this Tilebeam is built for {pinned()}: "
-            f"pip install llama-cpp-python=={pinned()}"
-        )
+    releases.installed()
     import llama_cpp  # noqa: F401  maps libllama and with it the right libggml
 
     try:
@@ -118,17 +87,14 @@ def register() -> Registry:
     """Load the plugin, once per process; later calls return the same registry.
 
     Raises:
-        TilebeamError: the plugin is missing, llama-cpp-python is of another version, or the plugin refuses its ggml.
+        TilebeamError: there is no plugin for this llama-cpp-python, or the plugin refuses its ggml.
     """
     global _registered
     with _lock:
         if _registered is not None:
             return _registered
         lib = ggml()
-        try:
-            path = str(_paths.native(PLUGIN))
-        except FileNotFoundError as error:
-            raise TilebeamError(f"The NPU plugin cannot be loaded: {error}") from None
+        path = str(releases.plugin_file())
         from tilebeam.native import llama
 
         with llama.log_router().capture() as log:

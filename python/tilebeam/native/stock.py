@@ -32,7 +32,7 @@ def register() -> Registry:
     ones and those that ``gguf-repack`` wrote.
 
     Raises:
-        TilebeamError: the plugin is missing, llama-cpp-python is of another version, or the plugin refuses its ggml.
+        TilebeamError: there is no plugin for this llama-cpp-python, or the plugin refuses its ggml.
     """
     registry = plugin.register()
     import llama_cpp
