@@ -24,7 +24,7 @@ struct optimize_params {
 #endif
 void set_graph_optimize(ggml_backend_i & callbacks, void (*optimize)(ggml_backend_t, ggml_cgraph *, optimize_params *));
 
-// Before 0.25, a backend that takes host memory takes mapped files, too.
+// Before 0.20, a backend that takes host memory takes mapped files, too.
 void set_mmap_support(ggml_backend_dev_caps & caps);
 
 // Ops that not all releases have, or whose parameters stood elsewhere in some: those are the CPU backend's there.
