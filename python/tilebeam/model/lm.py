@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
 
 from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.observer import Observer
+from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.errors import TilebeamError
+from tilebeam.model.core import Prompt
 from tilebeam.model.embeddings import Embeddings
+from tilebeam.model.fingerprint import fingerprint
 from tilebeam.model.generating import Generating
 from tilebeam.model.reads import Reads
 
@@ -44,6 +52,74 @@ class LM(Generating, Reads, Embeddings):
             before, self._kept_for = self._kept_for, self._kept_for + change
             if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
                 self._dispatcher.set_caching(self._kept_for > 0)
+
+    def save_state(self, path: str | os.PathLike[str], prompt: Prompt) -> int:
+        """Write the KV cells of a prompt to a file, for `load_state`; decodes what of it is not in the cache.
+
+        Args:
+            path: the file; it appears when it is complete.
+            prompt: a text, token ids, or what `chat_prompt` returned: a long beginning that many prompts share. All
+                but its last token is saved, which any continuation decodes again.
+
+        Returns:
+            How many tokens were saved.
+
+        Raises:
+            TilebeamError: the prompt has less than two tokens or more than the context, decoding failed, or the file
+                cannot be written.
+        """
+        ids = self._ids(prompt)[:-1]
+        if not ids:
+            raise TilebeamError("A prompt whose state is saved needs at least two tokens.")
+        with self._reading():
+            kv, caching = self._engine.kv, self._engine.kv.caching
+            try:
+                kv.set_caching(True)
+                if kv.longest_prefix(ids, len(ids))[1] < len(ids):
+                    self._reader.logits([ids], [[-1]], [0])
+                cells = cells_of(self._context, kv, ids)
+            finally:
+                kv.set_caching(caching)
+        SavedState(self._origin, np.asarray(ids, np.int32), cells).write(path)
+        return len(ids)
+
+    def load_state(self, path: str | os.PathLike[str]) -> int:
+        """Put the KV cells that `save_state` wrote into the cache, in this or another process: a prompt that begins
+        with their tokens decodes only what is new, and its `Usage.cached_tokens` tells so.
+
+        From then on finished prompts are kept while there is room, as within `keep_prefixes`. Load only files that you
+        trust: a digest tells damage, not intent.
+
+        Returns:
+            How many tokens were loaded.
+
+        Raises:
+            TilebeamError: the file is missing, damaged, of another model or another kind of cache, or there is no room
+                for its tokens.
+        """
+        self._check_generates()
+        state, origin = SavedState.read(path), self._origin
+        if state.origin.model != origin.model:
+            raise TilebeamError(f"{path} was saved by another model ({state.origin.name}), or with other adapters.")
+        if state.origin.cache != origin.cache:
+            raise TilebeamError(
+                f"{path} was saved from another kind of KV cache ({state.origin.cache}); this model's is "
+                f"{origin.cache}: load it with the same type_k, type_v and flash_attn."
+            )
+        self._keep_for_good()
+        with self._reading():
+            self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
+        return len(state.tokens)
+
+    @cached_property
+    def _origin(self) -> Origin:
+        info = self.info
+        return Origin(fingerprint(info.path, info.lora), Path(info.path).name, info.cache)
+
+    def _keep_for_good(self) -> None:
+        if not self._keeps:
+            self._keeps = True
+            self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:
         """Guess tokens ahead from now on, by look-up, by a draft model, or by both; by neither: stop guessing.

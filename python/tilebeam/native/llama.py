@@ -436,6 +436,25 @@ class Context:
         there (recurrent layers), and nothing was removed."""
         return bool(C.llama_memory_seq_rm(self._memory, seq, length, -1))
 
+    def save_sequence(self, seq: int) -> npt.NDArray[np.uint8]:
+        """The cells of a sequence as llama.cpp writes them.
+
+        Raises:
+            TilebeamError: it cannot write them.
+        """
+        size = int(C.llama_state_seq_get_size(self.pointer, seq))
+        data = np.empty(size, np.uint8)
+        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if not size or C.llama_state_seq_get_data(self.pointer, pointer, size, seq) != size:
+            raise TilebeamError("llama.cpp cannot save this model's KV cells.")
+        return data
+
+    def load_sequence(self, seq: int, cells: npt.NDArray[np.uint8]) -> bool:
+        """Give a sequence, an empty one, the cells that `save_sequence` returned; whether llama.cpp takes them. If not,
+        the sequence is to be dropped."""
+        pointer = np.ascontiguousarray(cells).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return int(C.llama_state_seq_set_data(self.pointer, pointer, len(cells), seq)) == len(cells)
+
     def clear(self) -> None:
         """Forget all sequences."""
         C.llama_memory_clear(self._memory, False)

@@ -1,0 +1,158 @@
+"""KV cells of a text on disk.
+
+A file is a head (magic, version, length), a description in JSON, token ids, llama.cpp's own bytes of the sequence, and
+a digest of all of that. Nothing of it reaches llama.cpp before the digest, the model and the kind of cache are found to
+be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine.kv_cache import PrefixCache, Sequence
+from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import whole_file
+from tilebeam.native.llama import Context
+
+_MAGIC, _VERSION = b"tilebeam state\n", 1
+_HEAD = struct.Struct("<15sBQ")
+_DIGEST = 32
+_LONGEST_DESCRIPTION = 1 << 16
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made the cells, and what alone can go on from them.
+
+    Attributes:
+        model: its fingerprint.
+        name: of its file, for messages.
+        cache: types of K and V and how they lie, such as "f16 f16 flash".
+    """
+
+    model: str
+    name: str
+    cache: str
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """Cells of a text.
+
+    Attributes:
+        origin: where they come from.
+        tokens: int32, one for each cell.
+        cells: uint8, llama.cpp's bytes of the sequence.
+    """
+
+    origin: Origin
+    tokens: npt.NDArray[np.int32]
+    cells: npt.NDArray[np.uint8]
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """The file appears when it is complete.
+
+        Raises:
+            TilebeamError: it cannot be written.
+        """
+        about = json.dumps(asdict(self.origin) | {"tokens": len(self.tokens), "bytes": len(self.cells)}).encode()
+        parts = (_HEAD.pack(_MAGIC, _VERSION, len(about)), about, self.tokens.data, self.cells.data)
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+        try:
+            with whole_file(path) as partial, partial.open("wb") as file:
+                for part in parts:
+                    digest.update(part)
+                    file.write(part)
+                file.write(digest.digest())
+        except OSError as error:
+            raise TilebeamError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SavedState:
+        """The file's content.
+
+        Raises:
+            TilebeamError: it is missing, no such file, or damaged.
+        """
+        try:
+            data = np.fromfile(Path(path), np.uint8)
+        except OSError as error:
+            raise TilebeamError(f"{path} cannot be read: {error.strerror or error}.") from None
+        about = _description(data, path)
+        start = _HEAD.size + about.pop("length")
+        n_tokens, n_bytes = about.pop("tokens"), about.pop("bytes")
+        end = start + 4 * n_tokens + n_bytes
+        if len(data) != end + _DIGEST:
+            raise TilebeamError(f"{path} is damaged: it has {len(data)} bytes of {end + _DIGEST}.")
+        if hashlib.blake2b(data[:end].data, digest_size=_DIGEST).digest() != data[end:].tobytes():
+            raise TilebeamError(f"{path} is damaged: its digest does not fit its content.")
+        tokens = data[start : start + 4 * n_tokens].copy().view(np.int32)
+        return cls(Origin(**about), tokens, data[start + 4 * n_tokens : end])
+
+
+def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file says of itself, and the length of that."""
+    head = data[: _HEAD.size].tobytes()
+    magic, version, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0)
+    if magic != _MAGIC:
+        raise TilebeamError(f"{path} is no saved state of Tilebeam.")
+    if version != _VERSION:
+        raise TilebeamError(f"{path} has the format {version}, this version reads {_VERSION}: save the state anew.")
+    kinds = {"model": str, "name": str, "cache": str, "tokens": int, "bytes": int}
+    try:
+        text = data[_HEAD.size : _HEAD.size + min(length, _LONGEST_DESCRIPTION)].tobytes()
+        about = json.loads(text)
+        sound = about.keys() == kinds.keys() and all(type(about[k]) is kind for k, kind in kinds.items())
+    except (ValueError, RecursionError, AttributeError):
+        sound = False
+    if not sound or about["tokens"] < 1 or about["bytes"] < 1:
+        raise TilebeamError(f"{path} is damaged: its description cannot be read.")
+    return {**about, "length": length}
+
+
+def cells_of(context: Context, kv: PrefixCache, tokens: list[int]) -> npt.NDArray[np.uint8]:
+    """llama.cpp's bytes of a text whose cells are in the cache.
+
+    Raises:
+        TilebeamError: they are not, or llama.cpp does not give them.
+    """
+    source, shared = kv.longest_prefix(tokens, len(tokens))
+    if source is None or shared < len(tokens):
+        raise TilebeamError("The text's cells did not stay in the cache; load the model with a larger n_ctx.")
+    while not kv.free_ids and kv.evict(spare=source):
+        pass
+    seq = kv.fork(source, len(tokens))
+    try:
+        return context.save_sequence(seq.id)
+    finally:
+        kv.close(seq)
+
+
+def put_cells(context: Context, kv: PrefixCache, state: SavedState) -> Sequence:
+    """Cells of a file as a sequence of the cache.
+
+    Raises:
+        TilebeamError: there is no room for them, or llama.cpp does not take them.
+    """
+    count = len(state.tokens)
+    while (not kv.free_ids or kv.free < count) and kv.evict():
+        pass
+    if not kv.free_ids or kv.free < count:
+        raise TilebeamError(
+            f"The saved text has {count} tokens, {kv.free} KV cells are free: load the model with a larger n_ctx."
+        )
+    seq = kv.open()
+    if not context.load_sequence(seq.id, state.cells):
+        kv.close(seq)
+        raise TilebeamError("llama.cpp does not take the saved cells: they were made by another kind of cache.")
+    kv.extend(seq, state.tokens.tolist())
+    return seq
