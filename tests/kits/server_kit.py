@@ -65,7 +65,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> Iterator[Running]:
     """A server for a model that outlives it."""
     loaded = Loaded(lm, reward)
-    chosen = Settings(names=("tiny", "other", "model"), port=0, chat_template="chatml", **settings)
+    chosen = Settings(**{"names": ("tiny", "other", "model"), "port": 0, "chat_template": "chatml"} | settings)
     app = create_app(ModelHost(lambda: loaded, loaded), chosen, SearchPool(chosen.max_searches))
     listener = listen(chosen.host, chosen.port)
     server = Server(app, chosen)

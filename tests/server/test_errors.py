@@ -16,6 +16,11 @@ from server_kit import CHAT, HI, TEXT, Running, running  # noqa: E402
 
 BANNED = {str(t): -100 for t in range(1024)}  # every token
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+ODD = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}]
+UNNAMED = {"type": "function", "function": {"name": "a b"}}
+CHOSEN = {"type": "function", "function": {"name": "g"}}
+BROKEN = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
@@ -114,7 +119,26 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
     (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": "a\0b"}]}, 400, "invalid_value", "NUL"),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "invalid_value", "tools"),
+    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
+    (CHAT, {"messages": HI, "tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
+    (CHAT, {"messages": HI, "tools": TOOLS * 2}, 400, "invalid_value", "two functions are named 'f'"),
+    (CHAT, {"messages": HI, "tools": TOOLS * 129}, 400, "invalid_value", "tools"),
+    (
+        CHAT,
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "a b"}}]},
+        400,
+        "invalid_value",
+        "name",
+    ),
+    (CHAT, {"messages": HI, "tool_choice": "required"}, 400, None, "goes with tools"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "some"}, 400, "invalid_value", "tool_choice"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": CHOSEN}, 400, None, "no function 'g'"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "guided_regex": "a"}, 400, None, "guided_regex with tools"),
+    (CHAT, {"messages": HI, "tools": TOOLS, "search": {"method": "vote"}}, 400, None, "search with tools"),
+    (CHAT, {"messages": HI, "tools": ODD, "tool_choice": "required"}, 400, "unsupported_schema", "tools[0].function"),
+    (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "invalid_value", "is no JSON"),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, 400, "invalid_value", "role tool"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
     (CHAT, {"messages": HI, "max_tokens": 1, "max_completion_tokens": 2}, 400, None, "differ"),
     (

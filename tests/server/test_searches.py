@@ -109,12 +109,12 @@ def test_searches_of_several_clients_run_together(server: Running, client: Any) 
 
 
 def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/server.md: its Python and its curl, as pasted but for the port and fewer tokens. What other libraries take
-    stands in test_other_libraries.py."""
+    """docs/server.md: its Python and its curl, as pasted but for the port and fewer tokens."""
     manual = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     all_examples = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
-    examples = [e for e in all_examples if "its_hub" not in e and "optillm" not in e]
+    elsewhere = ("its_hub", "optillm", "tools=")  # test_other_libraries.py, test_tools.py
+    examples = [e for e in all_examples if not any(word in e for word in elsewhere)]
     assert len(examples) == 2
     for example in examples:
         code = example.replace("http://localhost:8080", server.url).replace(

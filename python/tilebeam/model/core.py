@@ -186,6 +186,7 @@ class Core:
         *,
         template: str | None = None,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> ChatPrompt:
         """The prompt of a conversation, for `generate`, `stream` and the like; `chat` makes and answers one.
 
@@ -196,12 +197,14 @@ class Core:
             messages: the turns, like {"role": "user", "content": "..."}.
             template: see `apply_chat_template`.
             continue_final_message: the last message is the assistant's, and is continued.
+            tools: functions, as OpenAI's API describes them, that the template tells the model of.
 
         Raises:
             TilebeamError: as `apply_chat_template`.
         """
         with self._dispatcher.using():
-            return prompt_of(self._model.vocab, self._templates, messages, template, continued=continue_final_message)
+            vocab, templates = self._model.vocab, self._templates
+            return prompt_of(vocab, templates, messages, template, continued=continue_final_message, tools=tools)
 
     # --- facts ------------------------------------------------------------------------------------------------------
 
@@ -263,6 +266,11 @@ class Core:
     def max_outputs(self) -> int:
         """Most positions of one batch that may have logits."""
         return self._context.max_outputs
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template in the model's file, None if there is none."""
+        return self._templates.own
 
     @property
     def metadata(self) -> dict[str, str]:

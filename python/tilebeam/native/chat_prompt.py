@@ -7,6 +7,7 @@ the template's own pieces are tokenized with control tokens and every message as
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ def prompt_of(
     template: str | None = None,
     *,
     continued: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> ChatPrompt:
     """The prompt of a chat, up to where the assistant speaks.
 
@@ -50,6 +52,7 @@ def prompt_of(
         messages: the turns, each with "role" and "content", which is a text.
         template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         continued: the last message is the beginning of what the assistant says.
+        tools: functions that the template tells the model of.
 
     Raises:
         MessagesRefused: a message holds what cannot be part of one, or the template does not take them.
@@ -60,34 +63,42 @@ def prompt_of(
     if continued:
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
-        before = prompt_of(vocab, templates, messages[:-1], template)
+        before = prompt_of(vocab, templates, messages[:-1], template, tools=tools)
         return _continued(vocab, before, messages[-1]["content"])
 
     def render(contents: Sequence[str]) -> str:
         turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
-        return templates.apply(turns, True, template)
+        return templates.apply(turns, True, template, tools)
 
+    _check_calls(vocab, [*tools, *[call for m in messages for call in m.get("tool_calls", ())]])
     contents = [m["content"] for m in messages]
     text = render(contents)
     if not any(_has_control(vocab, content) for content in contents):
         ids = vocab.tokenize(text, True, True)
-        marked, pieces = _pieces(render, len(contents))
+        marked, pieces = _pieces(render, contents)
         if pieces is None or _controls(vocab, ids) == _controls(vocab, vocab.tokenize(marked, True, True)):
             return ChatPrompt(text, ids)
     else:
-        _, pieces = _pieces(render, len(contents))
+        _, pieces = _pieces(render, contents)
     if pieces is None:
         raise ControlTokensInMessage(
             "A message contains a control token of this model, and the chat template changes messages, so that their "
             "text cannot be separated from the template's own."
         )
     ids = []
-    for i, (piece, content) in enumerate(zip(pieces, [*contents, ""], strict=True)):
+    for i, (piece, content) in enumerate(zip(pieces, [*filter(None, contents), ""], strict=True)):
         if piece:
             ids += vocab.tokenize(piece, i == 0, True)
         if content:
             ids += vocab.tokenize(content, i == 0 and not piece, False)
     return ChatPrompt(text, ids)
+
+
+def _check_calls(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ControlTokensInMessage` for one in a function or a call: templates write these in ways of their own."""
+    text = json.dumps(given, ensure_ascii=False) if given else ""
+    if text and _has_control(vocab, text):
+        raise ControlTokensInMessage("A function, or a call in a message, contains a control token of this model.")
 
 
 def _check(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -119,11 +130,14 @@ def _controls(vocab: Vocab, ids: Sequence[int]) -> list[int]:
     return [token for token in ids if vocab.is_control(token)]
 
 
-def _pieces(render: Callable[[Sequence[str]], str], count: int) -> tuple[str, list[str] | None]:
-    """The template with marks for messages, and its own text before, between and behind them; None: the template
-    does more with a message than to copy it."""
-    marks = [f"m{secrets.token_hex(16)}m" for _ in range(count)]
+def _pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[str, list[str] | None]:
+    """The template with marks for messages that say something, and its own text before, between and behind them; None:
+    the template does more with a message than to copy it."""
+    marks = [f"m{secrets.token_hex(16)}m" if content else "" for content in contents]
     text = render(marks)
-    pieces = re.split("|".join(marks), text)
-    in_order = re.findall("|".join(marks), text) == marks
+    used = [mark for mark in marks if mark]
+    if not used:
+        return text, [text]
+    pieces = re.split("|".join(used), text)
+    in_order = re.findall("|".join(used), text) == used
     return text, pieces if in_order else None

@@ -5,6 +5,7 @@ As llama.cpp's server does, a BOS token that the template writes is taken off wh
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,39 +24,56 @@ def check_template(template: str) -> None:
         _compiled(template, "", "", True)
 
 
+def takes_tools(template: str) -> bool:
+    """Whether a template, which may be the name of one, tells the model of functions."""
+    return ("{{" in template or "{%" in template) and re.search(r"\btools\b", template) is not None
+
+
 class ChatTemplates:
     """Runs templates for one model. Any thread may ask.
 
     Args:
         vocab: the model's.
         own: the template in the model's file, None if there is none.
+
+    Attributes:
+        own: the same.
     """
 
     def __init__(self, vocab: Vocab, own: str | None) -> None:
-        self._own = own
+        self.own = own
         self._bos, self._eos = vocab.spelling(vocab.bos), vocab.spelling(vocab.eos)
         self._adds_bos = vocab.adds_bos
         self._known: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
 
-    def apply(self, messages: Sequence[Mapping[str, Any]], add_assistant: bool, template: str | None) -> str:
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_assistant: bool,
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The text of a conversation.
 
         Args:
             messages: with "role" and "content".
             add_assistant: end where the assistant speaks.
             template: Jinja, or the name of one of llama.cpp's; None: the model's own.
+            tools: functions that the template tells the model of.
 
         Raises:
             MessagesRefused: the template does not take these messages.
             TilebeamError: there is no template, or it cannot be run.
         """
-        template = template or self._own
+        template = template or self.own
         if template is None:
             raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
         if template in builtin_template_names():
+            if tools:
+                raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
-        text = _rendered(self._formatter(template, add_assistant), messages)
+        text = _rendered(self._formatter(template, add_assistant), messages, tools)
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
 
     def _formatter(self, template: str, add_assistant: bool) -> Any:
@@ -84,9 +102,9 @@ def _compiled(template: str, bos: str, eos: str, add_assistant: bool) -> Any:
         ) from None
 
 
-def _rendered(formatter: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+def _rendered(formatter: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
     try:
-        return str(formatter(messages=[dict(m) for m in messages]).prompt)
+        return str(formatter(messages=[dict(m) for m in messages], tools=[*tools] or None).prompt)
     except ValueError as error:  # what raise_exception raises
         raise MessagesRefused(f"The chat template does not take these messages: {error}") from None
     except Exception as error:  # whatever an expression of a template runs into, the sandbox among it

@@ -9,23 +9,29 @@ from tilebeam.errors import TilebeamError
 from tilebeam.native.chat_prompt import ControlTokensInMessage
 from tilebeam.native.chat_template import MessagesRefused
 from tilebeam.server.errors import bad_request
+from tilebeam.server.tools import turns_of
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-    from tilebeam.server.requests import Message
+    from tilebeam.server.requests import Message, Tool
 
 
 def prompt_of(
-    lm: LM, messages: Sequence[Message], template: str | None = None, *, continued: bool = False
+    lm: LM,
+    messages: Sequence[Message],
+    template: str | None = None,
+    *,
+    continued: bool = False,
+    tools: Sequence[Tool] = (),
 ) -> tuple[str, list[int]]:
     """Text and tokens of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
     """
-    turns = [{"role": m.role.replace("developer", "system"), "content": m.text} for m in messages]
+    turns, told = turns_of(messages, tools, template or lm.chat_template or "")
     try:
-        prompt = lm.chat_prompt(turns, template=template, continue_final_message=continued)
+        prompt = lm.chat_prompt(turns, template=template, continue_final_message=continued, tools=told)
         return prompt.text, prompt.token_ids
     except MessagesRefused as error:
         raise bad_request(f"messages: {error}", param="messages", code="invalid_value") from None

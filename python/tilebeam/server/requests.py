@@ -18,6 +18,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_BIASES = 4096
 MAX_CHOICES = 1024
+MAX_TOOLS = 128
 MAX_PATTERN = 4096  # characters of a regular expression
 
 
@@ -30,6 +31,7 @@ def _encodable(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -291,22 +293,107 @@ class TextPart(Strict):
     text: Text
 
 
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """What the model may use: functions, and nothing else."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of its arguments: an object, without members if nothing is said."""
+        given = self.function.parameters or {"properties": {}, "additionalProperties": False}
+        return {"type": "object"} | given
+
+    def as_dict(self) -> dict[str, Any]:
+        """For templates."""
+        told = {"name": self.function.name, "description": self.function.description or ""}
+        return {"type": "function", "function": told | {"parameters": self.arguments}}
+
+
+class CalledFunction(Strict):
+    """A call in an earlier turn."""
+
+    name: FunctionName
+    arguments: Text
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, value: str) -> str:
+        try:
+            found = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError("must be a JSON object, as a text")
+        return value
+
+
+class ToolCall(Strict):
+    """A call in an earlier turn, with its id."""
+
+    id: Text = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # as in a stream
+
+    def as_dict(self) -> dict[str, Any]:
+        """For templates, which want the arguments as an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class NamedFunction(Strict):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """A tool_choice of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class Message(Strict):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
-    name: str | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_call_id: Text | None = None
     # As in an answer that is sent back:
     refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id goes with role tool")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is required")
+        return self
 
     @property
     def text(self) -> str:
         """The content as one text."""
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -317,11 +404,11 @@ class ChatRequest(Generation):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     # Accepted as long as they ask for what is done anyway:
     modalities: list[Literal["text"]] | None = None
-    tools: list[Any] | None = Field(None, max_length=0)
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
     # Named as vLLM names them:
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -331,11 +418,12 @@ class ChatRequest(Generation):
     def _logprobs_default(cls, value: object) -> object:
         return False if value is None else value
 
-    @field_validator("tools", mode="before")
+    @field_validator("tools")
     @classmethod
-    def _no_tools(cls, value: object) -> object:
-        if value:
-            raise ValueError("this server does not call tools")
+    def _told_apart(cls, value: list[Tool] | None) -> list[Tool] | None:
+        names = [tool.function.name for tool in value or ()]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two functions are named {twice[0]!r}")
         return value
 
     @model_validator(mode="after")
@@ -346,11 +434,29 @@ class ChatRequest(Generation):
             raise ValueError("add_generation_prompt is false with continue_final_message and true without")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs go with logprobs: true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice goes with tools")
+        if self.calls and (self.formats or self.search is not None):
+            raise ValueError(f"{(self.formats or ['search'])[0]} with tools: set tool_choice to none")
+        if self.calls and self.continue_final_message:
+            raise ValueError("continue_final_message with tools: set tool_choice to none")
+        if self.continue_final_message and self.messages[-1].tool_calls:
+            raise ValueError("continue_final_message: a message that calls functions cannot be continued")
         if self.n_predict == 0:
             raise ValueError("n_predict: a chat generates at least one token")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens are two names of one number, but differ")
         return self
+
+    @property
+    def calls(self) -> bool:
+        """Whether the model may call functions."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def restricted(self) -> bool:
+        """See `Generation.restricted`."""
+        return super().restricted or (self.calls and self.tool_choice not in (None, "auto"))
 
     def limit(self, otherwise: int | None) -> int | None:
         """See `Generation.limit`."""

@@ -23,7 +23,6 @@ from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
-from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
@@ -33,6 +32,7 @@ from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
+from tilebeam.server.tools import ToolUse, use_of
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -98,15 +98,19 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
+        template = self.settings.chat_template
+        tools = use_of(body, self.host.newest, template)
         params = self._params(body, body.limit(self.settings.max_tokens), body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
             continued = bool(body.continue_final_message)
-            text, ids = chat.prompt_of(lm, body.messages, self.settings.chat_template, continued=continued)
+            text, ids = chat.prompt_of(
+                lm, body.messages, template, continued=continued, tools=(body.tools or ()) if body.calls else ()
+            )
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 
-        return await self._answer(body, request, formats.ChatStyle, body.logprobs, params, 1, prompts, False)
+        return await self._answer(body, request, formats.ChatStyle, body.logprobs, params, 1, prompts, False, tools)
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -150,10 +154,12 @@ class Service:
         count: int,
         prompts: Callable[[LM], list[Prompt]],
         echo: bool,
+        tools: ToolUse | None = None,
     ) -> Response | Json:
         """Let the request in, generate, answer."""
         params = params.resolved()
-        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, self.settings.names[0])
+        name = self.settings.names[0]
+        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, name, tools)
         if body.stream:
             return EventStream(self, plan)
         with self.gate.enter(body.samples * count) as job, self.host.use() as loaded:
@@ -213,7 +219,7 @@ class Service:
         schema takes its time."""
 
         def prepare() -> tuple[list[Prompt], SamplingParams]:
-            params = replace(plan.params, grammar=grammar_of(plan.body))
+            params = replace(plan.params, grammar=plan.grammar())
             prompts = plan.prompts(lm)
             for prompt in prompts:
                 if len(prompt.ids) >= lm.n_ctx:

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
+from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, event
+from tilebeam.server.tool_style import ToolStyle
+from tilebeam.server.tools import ToolUse
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
@@ -34,6 +37,7 @@ class Plan:
         prompts: makes them; takes its time.
         echo: the answer begins with the prompt.
         model: its name in the answer.
+        tools: the functions that the model may call, None: it calls none.
     """
 
     body: Generation
@@ -45,6 +49,15 @@ class Plan:
     prompts: Callable[[LM], list[Prompt]]
     echo: bool
     model: str
+    tools: ToolUse | None = None
+
+    def grammar(self) -> str | None:
+        """The grammar that the text has to match, None for any text.
+
+        Raises:
+            ApiError: 400, none can be made of what the request says.
+        """
+        return self.tools.grammar() if self.tools is not None and self.tools.forced else grammar_of(self.body)
 
     @property
     def prompt_field(self) -> str:
@@ -53,7 +66,8 @@ class Plan:
 
     def style(self, lm: LM) -> Style:
         """Writes the answer of this model."""
-        return self.endpoint(lm.piece, lm.spelling, self.logprobs, self.top, self.scored)
+        options = (lm.piece, lm.spelling, self.logprobs, self.top, self.scored)
+        return self.endpoint(*options) if self.tools is None else ToolStyle(self.tools, *options)
 
     @property
     def scored(self) -> bool:
@@ -106,7 +120,8 @@ class Writer:
         text = delta.text
         if self._plan.body.include_stop_str_in_output:
             text += delta.stop_reason or ""
-        return self._event(self._style.chunk(index, text, delta, ledger, self._offsets[i]))
+        chunks = self._style.chunks(index, text, delta, ledger, self._offsets[i])
+        return b"".join(map(self._event, chunks))
 
     def _time(self, index: int, delta: Delta) -> None:
         now = time.monotonic()

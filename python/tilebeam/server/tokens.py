@@ -107,7 +107,7 @@ def _detokenized(lm: LM, body: DetokenizeRequest) -> dict[str, Any]:
 def _names(service: Service) -> dict[str, Any]:
     lm = service.host.newest
     return {
-        "chat_template": service.settings.chat_template or lm.metadata.get("tokenizer.chat_template", ""),
+        "chat_template": service.settings.chat_template or lm.chat_template or "",
         "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
         "eos_token": lm.spelling(lm.eos).decode() if lm.eos >= 0 else "",
     }

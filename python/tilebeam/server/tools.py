@@ -1,0 +1,186 @@
+"""Functions that a request offers to the model: how the prompt tells of them, and the grammar of calls that must be.
+
+The model's own template gets them where it knows tools; else they are told in the first message, and calls and results
+of earlier turns as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.grammars import constraint
+from tilebeam.grammars.gbnf import literal
+from tilebeam.native.chat_template import takes_tools
+from tilebeam.server.errors import bad_request
+from tilebeam.server.grammar import made
+from tilebeam.server.requests import ChatRequest, Message, NamedTool, Tool
+from tilebeam.server.tool_calls import Family
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+
+# Calls of one answer that must call.
+_MOST_CALLS = 16
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The functions of a request, and what the model may or must do with them.
+
+    Attributes:
+        family: how this model writes calls.
+        tools: those that it may call.
+        forced: it must call.
+        several: more than one call is allowed.
+    """
+
+    family: Family
+    tools: Sequence[Tool]
+    forced: bool
+    several: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the functions."""
+        return frozenset(tool.function.name for tool in self.tools)
+
+    def grammar(self) -> str:
+        """The grammar of an answer that calls.
+
+        Raises:
+            ApiError: the parameters of a function cannot be turned into one.
+        """
+        return made("tools", lambda: constraint.checked(self._text()))
+
+    def _text(self) -> str:
+        schema, calls = _calls_schema(self.tools, "parameters" if self.family == "llama" else "arguments")
+        for i, tool in enumerate(self.tools):  # one by one, so that errors name the right one
+            made(f"tools[{i}].function.parameters", partial(constraint.of_schema, tool.arguments))
+        text = made("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
+        head, body = text.split("\n", 1)
+        call = f"call ::= {head.removeprefix('root ::= ')}"
+        return f"root ::= {self._answer()}\n{call}\n{body}"
+
+    def _answer(self) -> str:
+        most = _MOST_CALLS - 1 if self.several else 0
+        if self.family == "hermes":
+            one = f"{literal('<tool_call>' + chr(10))} call {literal(chr(10) + '</tool_call>')}"
+            return one + (f' ( "\\n" {one} ){{0,{most}}}' if most else "")
+        if self.family == "llama":
+            return "call" + (f' ( "; " call ){{0,{most}}}' if most else "")
+        listed = '"[" call' + (f' ( ", " call ){{0,{most}}}' if most else "") + ' "]"'
+        return f'"[TOOL_CALLS]" {listed}' if self.family == "mistral" else listed
+
+
+def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list[Any]]:
+    """Definitions of all parameters, and a schema for a call of each function."""
+    definitions = {f"f{i}": _moved(tool.arguments, f"#/$defs/f{i}") for i, tool in enumerate(tools)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, key: {"$ref": f"#/$defs/f{i}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    return {"$defs": definitions}, calls
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as a part of another document: references to its own parts are put right."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            found[key] = place + value[1:]
+        elif key in ("enum", "const", "default", "examples"):
+            found[key] = value
+        else:
+            found[key] = _moved(value, place)
+    return found
+
+
+def use_of(body: ChatRequest, lm: LM, template: str | None) -> ToolUse | None:
+    """What a request wants of its functions, None if the model is not to call any.
+
+    Raises:
+        ApiError: its function is not there.
+    """
+    choice = body.tool_choice
+    if not body.tools or choice == "none":
+        return None
+    tools = body.tools
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not tools:
+            name = choice.function.name
+            raise bad_request(f"tool_choice: there is no function {name!r} in tools.", param="tool_choice")
+    forced = choice == "required" or isinstance(choice, NamedTool)
+    several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return ToolUse(family_of(template or lm.chat_template or ""), tools, forced, several)
+
+
+def family_of(template: str) -> Family:
+    """How a model with this template writes calls."""
+    if not takes_tools(template):
+        return "json"
+    if "<tool_call>" in template and "<function=" not in template and "<arg_key>" not in template:
+        return "hermes"
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    return "llama" if "<|python_tag|>" in template or '"parameters": ' in template else "json"
+
+
+def turns_of(
+    messages: Sequence[Message], tools: Sequence[Tool], template: str
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages for the template, and the functions that it is to tell of."""
+    turns = [_turn(message) for message in messages]
+    if takes_tools(template):
+        return turns, [tool.as_dict() for tool in tools]
+    turns = [_told(turn) for turn in turns]
+    if tools:
+        text = _instructions(tools)
+        if turns[0]["role"] == "assistant":
+            turns.insert(0, {"role": "system", "content": text})
+        else:
+            turns[0]["content"] = f"{text}\n\n{turns[0]['content']}"
+    return turns, []
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role.replace("developer", "system"), "content": message.text}
+    if message.tool_calls:
+        turn["tool_calls"] = [call.as_dict() for call in message.tool_calls]
+    for name in ("tool_call_id", "name"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    return turn
+
+
+def _told(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn without calls and results: these are text in it."""
+    text = turn["content"]
+    if turn["role"] == "tool":
+        return {"role": "user", "content": f"Result of {turn.get('name') or 'the call'}: {text}"}
+    if "tool_calls" in turn:
+        calls = json.dumps([call["function"] for call in turn["tool_calls"]], ensure_ascii=False)
+        text = f"{text}\n{calls}" if text else calls
+    return {"role": turn["role"], "content": text}
+
+
+def _instructions(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool.as_dict()["function"], ensure_ascii=False) for tool in tools)
+    return (
+        f"You can call these functions, given as JSON:\n{listed}\n"
+        'To call functions, answer with nothing but a JSON list: [{"name": "NAME", "arguments": {..}}]. '
+        "You are then told the results. Otherwise answer in plain text."
+    )

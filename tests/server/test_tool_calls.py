@@ -1,0 +1,110 @@
+"""Calls read out of texts, by the family of the template, and however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from tilebeam.server.tool_calls import CallReader, Family
+
+NAMES = ("weather", "add_two", "a.b")
+W = '{"name": "weather", "arguments": {"city": "Bern }\\" [", "n": [1, {"x": 2}]}}'
+A = '{"name":"add_two","parameters":{"a":1,"b":-2}}'
+Z = '{"name": "a.b", "arguments": {}}'
+CITY = '{"city": "Bern }\\" [", "n": [1, {"x": 2}]}'
+TWO = '{"a":1,"b":-2}'
+
+CASES: list[tuple[Family, str, str, list[tuple[str, str]]]] = [
+    ("hermes", "just text <tool", "just text <tool", []),
+    ("hermes", f"<tool_call>\n{W}\n</tool_call>", "", [("weather", CITY)]),
+    ("hermes", f"Let me see.\n<tool_call>\n{W}\n</tool_call>\n<tool_call>{A}</tool_call>\n", "Let me see.",
+     [("weather", CITY), ("add_two", TWO)]),
+    ("hermes", f"<tool_call>\n{W}", "", [("weather", CITY)]),  # no closing mark
+    ("hermes", f"<tool_call>\n{A}\n</tool_call>\nDone.", "\nDone.", [("add_two", TWO)]),
+    ("hermes", '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>', None, []),  # type: ignore[list-item]
+    ("hermes", "<tool_call>\nno json\n</tool_call>", None, []),  # type: ignore[list-item]
+    ("hermes", '<tool_call>{"name": "weather", "arg', None, []),  # type: ignore[list-item]
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Be', "", [("weather", '{"city": "Be')]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add_two"}</tool_call>', "", [("add_two", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "add_two", "arguments": "{\\"a\\": 1}"}', "", [("add_two", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "a.b"}</tool_call>', "", [("a.b", "{}")]),
+    ("hermes", '<tool_call>{"name": "a.b", "arguments": {}, "id": "}"}</tool_call>', "", [("a.b", "{}")]),
+    ("hermes", W, W, []),
+    ("mistral", f"[TOOL_CALLS][{W}, {Z}]", "", [("weather", CITY), ("a.b", "{}")]),
+    ("mistral", f" [{W}]", "", [("weather", CITY)]),  # the mark is a control token, which is no text
+    ("mistral", f"Well: [TOOL_CALLS] [ {A} ]", "Well:", [("add_two", TWO)]),
+    ("mistral", f"[TOOL_CALLS]add_two[ARGS]{TWO}", "", [("add_two", TWO)]),
+    ("mistral", f"add_two{TWO}weather{CITY}", "", [("add_two", TWO), ("weather", CITY)]),
+    ("mistral", "add two numbers", "add two numbers", []),
+    ("mistral", "[1, 2]", "[1, 2]", []),
+    ("llama", A, "", [("add_two", TWO)]),
+    ("llama", f"<|python_tag|>{A}; {Z}", "", [("add_two", TWO), ("a.b", "{}")]),
+    ("llama", '{"type": "function", "name": "add_two", "parameters": {"a": 1}}', "", [("add_two", '{"a": 1}')]),
+    ("llama", '{"type": "function", "function": {"name": "a.b", "arguments": {}}}', "", [("a.b", "{}")]),
+    ("llama", '{"answer": 5}', '{"answer": 5}', []),
+    ("llama", f"See: {A}", f"See: {A}", []),
+    ("json", f"\n[{W},\n{A}]", "", [("weather", CITY), ("add_two", TWO)]),
+    ("json", f"```json\n{A}\n```", "", [("add_two", TWO)]),
+    ("json", '[{"a": 1}, 2]', '[{"a": 1}, 2]', []),
+    ("json", "  text with spaces \n", "  text with spaces \n", []),
+    ("json", "", "", []),
+    ("json", "{", "{", []),
+    ("json", " ", " ", []),
+]  # fmt: skip
+
+
+def read(family: Family, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    reader = CallReader(family, NAMES)
+    text, calls = "", []
+    for event in [e for piece in pieces for e in reader.feed(piece)] + reader.end():
+        if event.call is None:
+            text += event.text
+        elif event.name is not None:
+            assert event.call == len(calls)
+            calls.append([event.name, event.text])
+        else:
+            calls[event.call][1] += event.text
+    assert reader.calls == len(calls)
+    return text, [(name, arguments) for name, arguments in calls]
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), CASES)
+def test_calls_in_a_text(family: Family, text: str, said: str | None, calls: Any) -> None:
+    wanted = (text if said is None else said, calls)
+    assert read(family, [text]) == wanted
+    assert read(family, list(text)) == wanted
+    rng = random.Random(text)
+    for _ in range(5):
+        cuts = sorted(rng.sample(range(len(text) + 1), min(3, len(text) + 1)))
+        assert read(family, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]) == wanted
+
+
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json\n", "```", "<tool"]
+BITS = ["[", "]", "{", "}", ",", ";", " ", "\n", '{"name": "', '"', "\\", "é", '"arguments": ', "a.b", ":", "weather"]
+PARTS = st.sampled_from([*MARKS, *BITS, W, A, Z])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(PARTS, max_size=10), st.sampled_from(["hermes", "mistral", "llama", "json"]), st.integers(1, 7))
+def test_pieces_make_no_difference(parts: list[str], family: Family, size: int) -> None:
+    text = "".join(parts)
+    whole = read(family, [text])
+    assert read(family, [text[i : i + size] for i in range(0, len(text), size)]) == whole
+    assert all(name in NAMES for name, _ in whole[1])
+    if not whole[1]:
+        assert whole[0] == text
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = CallReader("hermes", NAMES)
+    events = [event for char in f"<tool_call>\n{W}\n</tool_call>" for event in reader.feed(char)]
+    arguments = [e.text for e in events if e.call == 0 and e.name is None]
+    assert len(arguments) > 20
+    assert json.loads("".join(arguments)) == json.loads(CITY)
