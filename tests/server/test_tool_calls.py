@@ -36,7 +36,10 @@ CASES: list[tuple[Family, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"name": "add_two", "arguments": "{\\"a\\": 1}"}', "", [("add_two", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "a.b"}</tool_call>', "", [("a.b", "{}")]),
     ("hermes", '<tool_call>{"name": "a.b", "arguments": {}, "id": "}"}</tool_call>', "", [("a.b", "{}")]),
-    ("hermes", W, W, []),
+    ("hermes", W, "", [("weather", CITY)]),  # small models leave the marks out
+    ("hermes", f"```json\n{A}\n```", "", [("add_two", TWO)]),
+    ("hermes", f"{A}\n{Z}\n", "", [("add_two", TWO), ("a.b", "{}")]),
+    ("hermes", '{"name": "Bern", "arguments": {}}', '{"name": "Bern", "arguments": {}}', []),
     ("mistral", f"[TOOL_CALLS][{W}, {Z}]", "", [("weather", CITY), ("a.b", "{}")]),
     ("mistral", f" [{W}]", "", [("weather", CITY)]),  # the mark is a control token, which is no text
     ("mistral", f"Well: [TOOL_CALLS] [ {A} ]", "Well:", [("add_two", TWO)]),

@@ -177,13 +177,17 @@ class Style(ABC):
             logprobs = self.told(tokens, len(before), echo.tokens if echo else ())
         return self.whole(index, before + sample.text, logprobs, finish_of(sample.finish_reason))
 
-    def chunks(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> list[Json]:
-        """Pieces of one: `text` told now because of `delta`; `offset` characters of a prompt went before."""
+    def chunk(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> Json:
+        """A piece of one: `text` told now because of `delta`; `offset` characters of a prompt went before."""
         tokens = ledger.take(text)
         if self.scored and delta.finish_reason and not delta.stop_reason:
             tokens += ledger.rest()
         logprobs = self.told(tokens, offset) if self.logprobs and (text or tokens) else None
-        return [self.part(index, text, logprobs, finish_of(delta.finish_reason))]
+        return self.part(index, text, logprobs, finish_of(delta.finish_reason))
+
+    def chunks(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> list[Json]:
+        """`chunk`, where one delta may be several pieces, or none yet."""
+        return [self.chunk(index, text, delta, ledger, offset)]
 
     @abstractmethod
     def opening(self, index: int, echo: Echo | None) -> Json | None:

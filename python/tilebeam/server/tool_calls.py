@@ -1,6 +1,7 @@
 """Calls of functions in what a model writes: a reader for each family of chat templates, fed piece by piece.
 
-    hermes    <tool_call>\\n{"name": .., "arguments": {..}}\\n</tool_call>, anywhere, several (Qwen, Hermes)
+    hermes    <tool_call>\\n{"name": .., "arguments": {..}}\\n</tool_call>, anywhere, several (Qwen, Hermes); and what
+              json takes: small models leave the marks out
     mistral   [TOOL_CALLS][{"name": .., "arguments": {..}}, ..], or [TOOL_CALLS]NAME[ARGS]{..}
     llama     {"name": .., "parameters": {..}}, the whole answer (Llama 3)
     json      {"name": .., "arguments": {..}}, or a list of them, the whole answer: what other models are told to write
@@ -21,11 +22,12 @@ Family = Literal["hermes", "mistral", "llama", "json"]
 # What begins a call: anywhere, or at the beginning of the answer. Control tokens may be missing from the text.
 _ANYWHERE: dict[Family, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}
 _AT_START: dict[Family, tuple[str, ...]] = {
-    "hermes": (),
+    "hermes": ("```json\n", "{", "["),
     "mistral": ("[",),
     "llama": ("<|python_tag|>", "{", "["),
     "json": ("```json\n", "{", "["),
 }
+_CLOSING = ("</tool_call>", "```", "]")
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
@@ -208,28 +210,20 @@ class CallReader:
     def _after(self) -> bool:
         """Behind a call: its closing mark, another one, or text."""
         rest = self._held.lstrip(_SPACE)
-        if self._family == "hermes":
-            mark = "</tool_call>"
+        for mark in _CLOSING:
             if mark.startswith(rest) and rest != mark and not self._final:
                 return False
-            self._held = rest.removeprefix(mark)
-            self._state = self._text
-            return True
-        if rest[:1] in (",", ";"):
-            following = rest[1:].lstrip(_SPACE)
+            if rest.startswith(mark):
+                self._held = rest[len(mark) :]
+                return True
+        if rest[:1] in (",", ";", "{"):
+            following = rest.lstrip(",;" + _SPACE)
             if following.startswith("{"):
                 return self._open(self._held[: len(self._held) - len(following)])
             if not following and not self._final:
                 return False
-        if not rest and not self._final:
-            return False
-        if self._family == "mistral" and self._named(rest) is not None:
-            return self._state != self._after
-        rest = rest[1:].lstrip(_SPACE) if rest.startswith("]") else rest
-        mark = "```" if self._family == "json" else ""
-        if (not rest or (mark.startswith(rest) and rest != mark)) and not self._final:
-            return False
-        self._held = rest.removeprefix(mark)
+        if self._family == "mistral" and (named := self._named(rest)) is not None:
+            return named
         self._state = self._text
         return True
 
