@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE = 60.0
+PATIENCE = 30.0
 
 _KEYS = {"Enter": "\r", " ": " ", "*": "*"}  # keys that write something
 
@@ -82,6 +82,12 @@ class Tab:
             self._events.clear()
             self.call("Page.navigate", url=address)
             self._wait("Page.loadEventFired")
+
+    def follow(self, address: str) -> None:
+        """Go where a script of the page would go: to the value of an expression; wait until that is loaded."""
+        self._events = [e for e in self._events if e.get("method") != "Page.loadEventFired"]
+        self.run(f"setTimeout((to) => location.assign(to), 0, {address}) && 0")
+        self._wait("Page.loadEventFired")
 
     def _wait(self, event: str) -> None:
         while not any(e.get("method") == event for e in self._events):

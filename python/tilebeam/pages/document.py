@@ -20,7 +20,7 @@ Script = Literal["search", "chart", "ask"]
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def document(title: str, script: Script, body: Html, data: object) -> str:
+def document(title: str, script: Script, body: Html, data: object, rules: str | None = None) -> str:
     """A page.
 
     Args:
@@ -28,10 +28,11 @@ def document(title: str, script: Script, body: Html, data: object) -> str:
         script: which script it runs.
         body: what it shows without a script.
         data: for the script; anything that JSON has. Infinities and nan become null.
+        rules: the policy of the page, if it is another than that of its script.
     """
     filled = {
         "title": text(title),
-        "policy": text(policy(script)),
+        "policy": text(rules or policy(script)),
         "style": _part("page.css"),
         "body": body,
         "data": embedded(data),

@@ -102,7 +102,8 @@ def _figures(result: SearchResult, details: Mapping[str, object]) -> dict[str, o
     usage = result.usage
     cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
     shown: dict[str, object] = {
-        "Candidates": f"{len(result.candidates):,} of {result.budget:,}",
+        "Candidates": f"{len(result.candidates):,}",
+        "Budget": f"{result.budget:,}",
         "Tokens sampled": f"{usage.completion_tokens:,}",
         "Tokens of the prompt": f"{usage.prompt_tokens:,}{cached}" if usage.prompt_tokens else None,
         "Tokens scored": f"{usage.scored_tokens:,}" if usage.scored_tokens else None,

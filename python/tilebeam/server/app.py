@@ -22,6 +22,7 @@ from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import ModelHost
+from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
 from tilebeam.server.scores import add_score_routes
 from tilebeam.server.searches import SearchPool
@@ -60,6 +61,7 @@ def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None 
     add_token_routes(app, service)
     add_embedding_routes(app, service)
     add_score_routes(app, service)
+    add_page_routes(app, service)
     _error_handlers(app)
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)

@@ -76,6 +76,12 @@ class ModelHost:
         """The model, usable or not, for figures and names."""
         return self._loaded.lm
 
+    @property
+    def rates_steps(self) -> bool:
+        """Whether there is a reward model for searches by steps."""
+        scorer = self._loaded.scorer
+        return scorer is not None and not getattr(scorer, "outcome", False)
+
     @contextmanager
     def use(self) -> Iterator[Loaded]:
         """The model, which is not freed before this ends.

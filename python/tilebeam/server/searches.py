@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # A regular expression out of a request could keep a thread busy for ever.
-_EXTRACTORS = ("last-number", "text", "choice", "boxed")
+EXTRACTORS = ("last-number", "text", "choice", "boxed")
 _SCORERS = ("logprob", "logprob-sum", "majority")  # "examples" would run programs for a request
 
 
@@ -123,8 +123,8 @@ def algorithm_of(search: Search, reward: RewardModel | OwnReward | None) -> Algo
                 raise bad_request(f"{param}: must be a number, a text or a boolean.", param=param)
             if key in known and "function" in known[key].type:
                 raise bad_request(f"{param}: cannot be given in a request.", param=param)
-            if key in known and "extractor" in known[key].type and value not in _EXTRACTORS:
-                raise bad_request(f"{param}: must be one of {', '.join(_EXTRACTORS)}.", param=param)
+            if key in known and "extractor" in known[key].type and value not in EXTRACTORS:
+                raise bad_request(f"{param}: must be one of {', '.join(EXTRACTORS)}.", param=param)
         return methods.create(name, scorer=_scorer(search, name, given, reward), **given)
     except TilebeamError as error:
         raise bad_request(f"search: {error}", param="search", code="invalid_search") from None

@@ -25,6 +25,8 @@ _SLOWEST_BODY = 64 << 10  # bytes a second
 _MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+# A page that a browser loads before anybody can give it a key. It holds nothing but the form.
+PUBLIC_PAGES = frozenset({"/", "/ui"})
 
 
 class ApiKeys:
@@ -116,7 +118,8 @@ class Guard:
                 code="host_not_allowed",
             )
         # A browser asks for permission (CORS) without the key.
-        if self._keys and path not in PUBLIC_PATHS and method != "OPTIONS":
+        public = path in PUBLIC_PATHS or (path in PUBLIC_PAGES and method in ("GET", "HEAD"))
+        if self._keys and not public and method != "OPTIONS":
             key = given_key(headers)
             if key is None:
                 return ApiError(401, "This server needs an API key: Authorization: Bearer KEY.", code="missing_api_key")

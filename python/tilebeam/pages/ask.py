@@ -1,0 +1,161 @@
+"""The page of a server: a question, a method and a budget in, candidates and votes as they come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tilebeam.pages.document import document, policy
+from tilebeam.pages.markup import Html, join, tag
+
+_METHODS = {
+    "vote": "Vote",
+    "adaptive": "Vote, stop when settled",
+    "best-of-n": "Best of N",
+    "beam": "Beam search",
+    "dvts": "Diverse verifier tree search",
+}
+
+_EXTRACTORS = {
+    "last-number": "its last number",
+    "text": "all of it",
+    "choice": "a letter, as of a choice",
+    "boxed": "what stands in \\boxed{}",
+}
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """What a server offers.
+
+    Attributes:
+        name: of the model, "" where only those with a key may know it.
+        key: whether requests need an API key.
+        methods: that it can run, of those that `tilebeam.search.registry` knows.
+        extractors: of answers.
+        budget: candidates by default.
+        most: candidates of a request.
+        max_body: bytes of a request.
+    """
+
+    name: str
+    key: bool
+    methods: Sequence[str]
+    extractors: Sequence[str]
+    budget: int
+    most: int
+    max_body: int
+
+
+def ask_page(options: AskOptions) -> str:
+    """An HTML file, to be served with `ask_policy`."""
+    brand = f"Tilebeam · {options.name}" if options.name else "Tilebeam"
+    body = join(
+        tag("header", tag("p", brand, class_="brand"), tag("h1", "Ask")),
+        tag("main", tag("noscript", tag("p", _NO_SCRIPT)), _form(options), _outcome()),
+    )
+    return document("Ask - Tilebeam", "ask", body, asdict(options), _RULES)
+
+
+def ask_policy() -> str:
+    """The Content-Security-Policy that the page is served with."""
+    return f"{_RULES}; frame-ancestors 'none'"
+
+
+# It talks to its own server only, and opens the page of a search, which inherits these rules.
+_RULES = policy("ask", "search", more="connect-src 'self'")
+
+
+_NO_SCRIPT = "This page needs JavaScript. Programs ask /v1/chat/completions."
+
+
+def _form(options: AskOptions) -> Html:
+    budget = min(options.budget, options.most)
+    fields = [
+        _field("method", "Method", _select("method", {m: _METHODS.get(m, m) for m in options.methods})),
+        _field("budget", "Candidates", _number("budget", budget, 1, options.most)),
+        _field(
+            "extract",
+            "A candidate's answer is",
+            _select("extract", {e: _EXTRACTORS.get(e, e) for e in options.extractors}),
+            "vote adaptive",
+        ),
+        _field("beam_width", "Beam width", _number("beam_width", 4, 1, options.most), "beam dvts"),
+        _field("max_steps", "Steps at most", _number("max_steps", 10, 1, 1000), "beam dvts"),
+        _field("max_tokens", "Tokens each, at most", _number("max_tokens", 512, 1, 1 << 20)),
+        _field("temperature", "Temperature", _number("temperature", 0.8, 0, 100, "any")),
+        _field("seed", "Seed", _number("seed", "", 0, 2**31 - 1)),
+    ]
+    key = tag("input", id="key", type="password", autocomplete="off", spellcheck="false")
+    plain = tag("input", id="plain", type="checkbox")
+    return tag(
+        "form",
+        _field("question", "Question", tag("textarea", id="question", required=True)),
+        tag("div", fields, class_="fields"),
+        tag("p", tag("label", plain, " Continue this text as it is, without the chat template", class_="check")),
+        _field("key", "API key, kept until this page is closed", key) if options.key else None,
+        tag(
+            "div",
+            tag("button", "Search", type="submit", id="go", class_="first"),
+            tag("button", "Stop", type="button", id="stop", disabled=True),
+            class_="fields",
+        ),
+        id="ask",
+    )
+
+
+def _field(name: str, label: str, control: Html, methods: str | None = None) -> Html:
+    """A control with its label; one of some methods is shown with them only."""
+    return tag("div", tag("label", label, for_=name), control, class_="field", data_methods=methods)
+
+
+def _select(name: str, choices: dict[str, str]) -> Html:
+    return tag("select", [tag("option", label, value=value) for value, label in choices.items()], id=name)
+
+
+def _number(name: str, value: object, least: int, most: int, step: object = 1) -> Html:
+    return tag("input", id=name, type="number", value=value, min=least, max=most, step=step)
+
+
+def _outcome() -> Html:
+    """Where the script puts what comes."""
+    votes = ("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n")
+    rounds = ("Round", "n"), ("Drawn", "n"), ("Kept", "n"), ("Dropped", "n"), ("Best score", "n")
+    candidates = ("#", "n"), ("Score", "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")
+    return join(
+        tag("p", id="wrong", class_="wrong", role="alert"),
+        tag("p", id="news", class_="unseen", role="status"),
+        tag(
+            "div",
+            tag("p", id="state", class_="note told"),
+            tag(
+                "section",
+                tag("h2", "Answer"),
+                tag("p", id="answer", class_="answer"),
+                tag("pre", id="text", class_="text", tabindex=0),
+                tag("p", id="why", class_="note"),
+                tag(
+                    "div",
+                    tag("button", "Open the page of this search", type="button", id="open"),
+                    tag("a", "Save it", id="save", hidden=True, download="search.html"),
+                    class_="fields",
+                ),
+                id="chosen",
+                class_="card",
+                hidden=True,
+            ),
+            _live("votes", "Votes", votes, None),
+            _live("rounds", "Rounds", rounds, "narrow"),
+            _live("candidates", "Candidates", candidates, "candidates"),
+            id="outcome",
+            hidden=True,
+        ),
+    )
+
+
+def _live(name: str, title: str, columns: Sequence[tuple[str, str]], class_: str | None) -> Html:
+    """A table that fills while the search runs."""
+    heads = [tag("th", heading, scope="col", class_=kind or None) for heading, kind in columns]
+    caption = tag("caption", title, class_="unseen")
+    shown = tag("table", caption, tag("thead", tag("tr", heads)), tag("tbody", id=f"{name}-rows"), class_=class_)
+    return tag("section", tag("h2", title), tag("div", shown, class_="scroll"), id=name, hidden=True)

@@ -1,0 +1,291 @@
+"use strict";
+// Asks the server for a search as a stream and shows what comes: candidates, rounds, votes, the answer.
+(() => {
+  const options = JSON.parse(document.getElementById("data").textContent);
+  const ids = ["ask", "question", "method", "key", "plain", "go", "stop", "wrong", "news", "outcome", "state", "chosen"];
+  ids.push("answer", "text", "why", "open", "save", "votes", "votes-rows", "rounds", "rounds-rows");
+  ids.push("candidates", "candidates-rows");
+  const at = Object.fromEntries(ids.map((id) => [id, document.getElementById(id)]));
+  const svg = "http://www.w3.org/2000/svg";
+  const SHOWN = 160; // characters of a candidate in its row
+  let search = null; // the one that runs, or the last one
+  let saved = null; // address of its page
+
+  function element(tag, name, ...content) {
+    const made = document.createElement(tag);
+    if (name) made.className = name;
+    made.append(...content);
+    return made;
+  }
+
+  function shown(score) {
+    if (typeof score !== "number") return "";
+    return Number.isInteger(score) ? String(score) : score.toFixed(3);
+  }
+
+  function bar(share) {
+    const made = document.createElementNS(svg, "svg");
+    made.setAttribute("viewBox", "0 0 100 8");
+    made.setAttribute("preserveAspectRatio", "none");
+    made.setAttribute("aria-hidden", "true");
+    for (const [name, width] of [["back", 100], ["front", 100 * share]]) {
+      const rect = document.createElementNS(svg, "rect");
+      rect.setAttribute("class", name);
+      rect.setAttribute("width", width);
+      rect.setAttribute("height", 8);
+      made.append(rect);
+    }
+    return made;
+  }
+
+  // --- the form ---------------------------------------------------------------------------------------------------
+
+  function chooseMethod() {
+    for (const field of document.querySelectorAll("[data-methods]")) {
+      field.hidden = !field.dataset.methods.split(" ").includes(at.method.value);
+    }
+  }
+
+  // The value of a number's field; undefined where it is empty or belongs to another method.
+  function given(name) {
+    const control = document.getElementById(name);
+    if (control.closest(".field").hidden || control.value === "") return undefined;
+    return control.type === "number" ? Number(control.value) : control.value;
+  }
+
+  function request() {
+    const body = { stream: true, stream_options: { include_usage: true } };
+    if (at.plain.checked) body.prompt = at.question.value;
+    else body.messages = [{ role: "user", content: at.question.value }];
+    for (const name of ["max_tokens", "temperature", "seed"]) body[name] = given(name);
+    body.search = { method: at.method.value, candidates: true };
+    for (const name of ["budget", "extract", "beam_width", "max_steps"]) body.search[name] = given(name);
+    return body;
+  }
+
+  function headers() {
+    const found = { "content-type": "application/json" };
+    if (at.key && at.key.value) found.authorization = "Bearer " + at.key.value;
+    return found;
+  }
+
+  async function refusal(answer) {
+    try {
+      return (await answer.json()).error.message;
+    } catch {
+      return "The server answered " + answer.status + ".";
+    }
+  }
+
+  // --- a search ---------------------------------------------------------------------------------------------------
+
+  class Search {
+    constructor(body) {
+      this.body = body;
+      this.question = at.question.value;
+      this.stopper = new AbortController();
+      this.began = performance.now();
+      this.rows = new Map();
+      this.rounds = new Map();
+      this.count = 0;
+      this.tokens = 0;
+      this.answers = new Map(); // of candidates
+      this.result = null; // the last choice
+      this.usage = null;
+      this.extras = null;
+    }
+
+    async run() {
+      const path = this.body.messages ? "/v1/chat/completions" : "/v1/completions";
+      const sent = { method: "POST", headers: headers(), body: JSON.stringify(this.body), signal: this.stopper.signal };
+      const answer = await fetch(path, sent);
+      if (!answer.ok) throw new Error(await refusal(answer));
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const lines = (text + value).split("\n");
+        text = lines.pop();
+        for (const line of lines) if (line.startsWith("data: ")) this.take(line.slice(6));
+      }
+      if (!this.result) throw new Error("The stream ended before the answer came.");
+    }
+
+    take(line) {
+      if (line === "[DONE]") return;
+      const chunk = JSON.parse(line);
+      if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.usage) [this.usage, this.extras] = [chunk.usage, chunk.tilebeam];
+      for (const choice of chunk.choices) {
+        const found = choice.search;
+        if (!found) continue;
+        if (found.object === "tilebeam.search") this.result = choice;
+        else if (found.event === "step") this.step(found);
+        else if (found.event === "candidate") this.candidate(found);
+        else this.rated(found);
+        if (found.votes && found.object !== "tilebeam.search") this.vote(found.votes);
+      }
+      this.tell();
+    }
+
+    candidate(event) {
+      const details = element("details");
+      const flat = event.text.slice(0, 4 * SHOWN).replace(/\s+/g, " ").trim();
+      const preview = flat.length > SHOWN ? flat.slice(0, SHOWN - 1) + "…" : flat || "(empty)";
+      details.append(element("summary", "", element("span", "preview", preview)));
+      details.append(element("pre", "text", event.text || "(empty)"));
+      const number = element("th", "n", String(event.index));
+      number.scope = "row";
+      const row = element("tr", "", number, element("td", "n", shown(event.score)));
+      row.append(element("td", "n wide", event.tokens.toLocaleString("en")), element("td", "wide", event.fate));
+      row.append(element("td", "t", details));
+      this.rows.set(event.index, row);
+      this.count += 1;
+      this.tokens += event.tokens;
+      if (event.answer !== undefined) this.answers.set(event.index, event.answer);
+      at["candidates-rows"].append(row);
+      at.candidates.hidden = false;
+    }
+
+    rated(event) {
+      const row = this.rows.get(event.index);
+      if (row) row.children[1].textContent = shown(event.score);
+    }
+
+    step(event) {
+      let round = this.rounds.get(event.round);
+      if (!round) {
+        const row = element("tr", "", ...["n", "n", "n", "n", "n"].map((name) => element("td", name)));
+        round = { row, drawn: 0, kept: 0, dropped: 0, best: -Infinity };
+        this.rounds.set(event.round, round);
+        at["rounds-rows"].append(row);
+        at.rounds.hidden = false;
+      }
+      round.drawn += 1;
+      if (event.fate === "dropped" || event.fate === "given up") round.dropped += 1;
+      else round.kept += 1;
+      if (typeof event.score === "number") round.best = Math.max(round.best, event.score);
+      const figures = [event.round, round.drawn, round.kept, round.dropped];
+      figures.push(Number.isFinite(round.best) ? round.best.toFixed(3) : "");
+      figures.forEach((figure, i) => (round.row.children[i].textContent = figure));
+    }
+
+    vote(votes) {
+      const total = Object.values(votes).reduce((sum, weight) => sum + weight, 0) || 1;
+      const counts = new Map();
+      for (const answer of this.answers.values()) counts.set(answer, (counts.get(answer) || 0) + 1);
+      // An object lists keys that are whole numbers first: the order is the weights'.
+      const sorted = Object.entries(votes).sort((a, b) => b[1] - a[1]);
+      const rows = sorted.map(([answer, weight], i) => {
+        const name = element("th", "", answer.slice(0, 200));
+        name.scope = "row";
+        const row = element("tr", i ? "" : "best", name, element("td", "n", String(counts.get(answer) || "")));
+        row.append(element("td", "n", String(Number(weight.toPrecision(4)))), element("td", "bar", bar(weight / total)));
+        row.append(element("td", "n", ((100 * weight) / total).toFixed(1) + " %"));
+        return row;
+      });
+      at["votes-rows"].replaceChildren(...rows);
+      at.votes.hidden = !rows.length;
+    }
+
+    tell() {
+      const seconds = ((performance.now() - this.began) / 1000).toFixed(1);
+      const sampled = this.usage ? this.usage.completion_tokens : this.tokens;
+      const drawn = this.count + (this.count === 1 ? " candidate" : " candidates");
+      const budget = " (budget " + this.body.search.budget + "), ";
+      at.state.textContent = drawn + budget + sampled.toLocaleString("en") + " tokens, " + seconds + " s";
+    }
+
+    finish() {
+      const report = this.result.search;
+      const best = report.candidates[report.best_index];
+      const row = this.rows.get(report.best_index);
+      if (row) {
+        row.className = "best";
+        row.querySelector("summary").prepend(element("span", "tag best", "chosen"));
+        at["candidates-rows"].prepend(row);
+      }
+      report.scores.forEach((score, index) => this.rated({ index, score }));
+      if (report.votes) this.vote(report.votes);
+      const votes = "answer" in report;
+      at.answer.hidden = !votes;
+      at.answer.textContent = report.answer === null ? "No candidate has an answer." : report.answer;
+      at.text.textContent = best.text || "(empty)";
+      let why = "Candidate " + report.best_index + ", score " + shown(report.scores[report.best_index]);
+      if (votes) {
+        const same = report.answers.filter((answer) => answer !== null && answer === report.answer).length;
+        why = same + " of " + report.candidates.length + " candidates; shown is candidate " + report.best_index;
+        if (report.settled) why += "; the vote was settled before the budget was spent";
+      }
+      at.why.textContent = why + ".";
+      at.chosen.hidden = false;
+      at.news.textContent = votes && report.answer !== null ? "Answer: " + report.answer + ". " + why : "Done. " + why;
+    }
+
+    // The page of this search, made by the server.
+    async page() {
+      const body = { question: this.question, choices: [this.result], usage: this.usage, tilebeam: this.extras };
+      const sent = JSON.stringify(body);
+      if (new Blob([sent]).size > options.max_body) {
+        throw new Error("This search is too large for the server's --max-body.");
+      }
+      const answer = await fetch("/ui", { method: "POST", headers: headers(), body: sent });
+      if (!answer.ok) throw new Error(await refusal(answer));
+      return answer.blob();
+    }
+  }
+
+  function clear() {
+    for (const rows of ["votes-rows", "rounds-rows", "candidates-rows"]) at[rows].replaceChildren();
+    for (const part of ["votes", "rounds", "candidates", "chosen", "save"]) at[part].hidden = true;
+    for (const part of ["wrong", "news", "state"]) at[part].textContent = "";
+    at.outcome.hidden = false;
+    if (saved) URL.revokeObjectURL(saved);
+    saved = null;
+  }
+
+  async function ask(event) {
+    event.preventDefault();
+    clear();
+    search = new Search(request());
+    at.go.disabled = true;
+    at.stop.disabled = false;
+    at.news.textContent = "Searching.";
+    const clock = setInterval(() => search.tell(), 100);
+    search.tell();
+    try {
+      await search.run();
+      search.finish();
+    } catch (error) {
+      if (error.name === "AbortError") at.news.textContent = "Stopped.";
+      else at.wrong.textContent = error.message;
+      if (error.name === "AbortError") at.state.textContent += ", stopped";
+    } finally {
+      clearInterval(clock);
+      at.go.disabled = false;
+      at.stop.disabled = true;
+    }
+  }
+
+  async function openPage() {
+    at.wrong.textContent = "";
+    try {
+      if (!saved) saved = URL.createObjectURL(await search.page());
+      at.save.href = saved;
+      at.save.hidden = false;
+      window.open(saved, "_blank");
+    } catch (error) {
+      at.wrong.textContent = error.message;
+    }
+  }
+
+  at.ask.addEventListener("submit", ask);
+  at.stop.addEventListener("click", () => search.stopper.abort());
+  at.open.addEventListener("click", openPage);
+  at.method.addEventListener("change", chooseMethod);
+  at.question.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !at.go.disabled) at.ask.requestSubmit();
+  });
+  chooseMethod();
+})();

@@ -1,0 +1,198 @@
+"""The server's pages: what they hold, what a browser may do on them, who may load them, and a search in a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import browser_kit
+import pages_kit as kit
+import pytest
+from html_kit import Page
+from tilebeam import LM, TokenReward
+from tilebeam.pages.document import policy
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, MESSAGES, PATIENCE, Running, idle, running, until  # noqa: E402
+
+VOTE: dict[str, Any] = {"method": "vote", "budget": 4, "extract": "text", "candidates": True}
+
+
+def test_the_page_to_ask_on(server: Running) -> None:
+    for path in ("/", "/ui"):
+        answer = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        rules = answer.headers["content-security-policy"]
+        assert rules.startswith("default-src 'none'; script-src 'sha256-")
+        assert "connect-src 'self'" in rules
+        assert "unsafe" not in rules
+        assert "http" not in rules
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        page = Page(answer.text)
+        assert page.data["methods"] == ["vote", "adaptive", "best-of-n", "beam", "dvts"]
+        assert (page.data["name"], page.data["key"]) == ("tiny", False)
+        labelled = {a["for"] for a in page.named("label") if "for" in a}
+        controls = {a["id"] for kind in ("input", "select", "textarea") for a in page.named(kind)}
+        assert controls - labelled == {"plain"}  # its label is around it
+
+
+def test_a_page_needs_no_key_and_tells_nothing(lm: LM) -> None:
+    with running(lm, api_keys=("secret",)) as server:
+        page = httpx.get(f"{server.url}/", timeout=PATIENCE)
+        assert page.status_code == 200
+        assert (Page(page.text).data["key"], Page(page.text).data["name"]) == (True, "")
+        assert Page(page.text).data["methods"] == ["vote", "adaptive", "best-of-n"]  # no reward model
+        assert "tiny" not in page.text
+        assert "secret" not in page.text
+        assert server.post("/ui", {"choices": []}).status_code == 401
+        assert server.post("/", {}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "search",
+    [VOTE, {"method": "beam", "budget": 4, "beam_width": 2, "max_steps": 2, "step_stop": "e", "candidates": True}],
+)
+def test_the_page_of_an_answer(server: Running, search: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8, "seed": 3, "search": search}
+    answer = server.post(CHAT, body).json()
+    made = server.post("/ui", answer | {"question": "how <many>"})
+    assert made.status_code == 200, made.text
+    assert made.headers["content-disposition"].startswith("attachment")
+    assert made.headers["content-security-policy"].startswith(policy("search"))
+    page = Page(made.text)
+    assert page.texts["pre"][0] == "how <many>"
+    assert len(page.named("details")) == len(answer["choices"][0]["search"]["scores"])
+    assert f"{answer['usage']['completion_tokens']:,}" in page.texts["dd"]
+    assert "3" in page.texts["dd"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{}]},
+        {"choices": [{"search": 1}]},
+        {"choices": [{"search": {"method": "vote", "scores": [1.0]}}]},
+        {"choices": "x"},
+        {"choices": [{"search": kit.vote(3).as_dict()}], "question": ["a", "b"]},
+    ],
+)
+def test_what_is_no_answer_is_refused(server: Running, body: Any) -> None:
+    answer = server.post("/ui", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_odd_figures_are_no_failure(server: Running) -> None:
+    report = json.dumps(kit.vote(3).as_dict() | {"scores": [1, 2, 3]}).replace('"scores": [1,', '"scores": [1e999,')
+    text = f'{{"choices": [{{"search": {report}}}], "usage": {{"prompt_tokens": 1e999, "completion_tokens": "x"}}}}'
+    answer = httpx.post(
+        f"{server.url}/ui", content=text, headers={"content-type": "application/json"}, timeout=PATIENCE
+    )
+    assert answer.status_code == 200, answer.text
+    assert "–" in Page(answer.text).texts["td"]
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser_kit.Tab]:
+    with browser_kit.tab(tmp_path_factory.mktemp("browser")) as it:
+        yield it
+
+
+def fill(tab: browser_kit.Tab, **values: object) -> None:
+    """Fields of the form."""
+    tab.run(
+        f"for (const [id, value] of Object.entries({json.dumps(values)})) {{ const field = document.getElementById(id);"
+        " field.value = value; field.dispatchEvent(new Event('change')); }"
+    )
+
+
+def go(tab: browser_kit.Tab) -> None:
+    """Search, until the answer is there."""
+    tab.run("document.getElementById('go').click()")
+    tab.until("document.getElementById('go').disabled === false")
+    assert text(tab, "wrong") == ""
+    assert not tab.run("document.getElementById('chosen').hidden")
+
+
+def text(tab: browser_kit.Tab, name: str) -> str:
+    """What an element shows."""
+    return str(tab.run(f"document.getElementById({name!r}).textContent"))
+
+
+def test_asking_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
+    tab.open(f"{server.url}/")
+    fill(tab, question="how many", method="vote", budget=6, extract="text", max_tokens=8, seed=3)
+    tab.run("document.getElementById('plain').checked = true")
+    go(tab)
+    body = {"prompt": "how many", "max_tokens": 8, "seed": 3, "temperature": 0.8, "search": VOTE | {"budget": 6}}
+    found = server.post("/v1/completions", body).json()["choices"][0]["search"]
+    assert text(tab, "answer") == found["answer"]
+    assert tab.run("document.querySelectorAll('#candidates-rows tr').length") == 6
+    assert tab.run("document.querySelector('#candidates-rows tr.best th').textContent") == str(found["best_index"])
+    answers = tab.run("[...document.querySelectorAll('#votes-rows th')].map(e => e.textContent)")
+    assert sorted(answers) == sorted(a[:200] for a in found["votes"])
+    assert text(tab, "state").startswith("6 candidates (budget 6), ")
+    assert text(tab, "wrong") == ""
+    tab.run("window.open = (url) => { window.opened = url; }")
+    tab.run("document.getElementById('open').click()")
+    tab.until("window.opened !== undefined")
+    tab.follow("window.opened")
+    assert tab.run("document.title") == "Vote - how many"
+    assert tab.run("document.querySelector('pre').textContent") == "how many"
+    assert tab.run("document.querySelectorAll('details').length") == 6
+    assert tab.problems == []
+    assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {server.url.split("/")[2]}
+
+
+def test_steps_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
+    tab.open(f"{server.url}/")
+    fill(tab, question="how many", method="beam", budget=4, beam_width=2, max_steps=3, max_tokens=12, seed=3)
+    assert tab.run("document.getElementById('extract').closest('.field').hidden")
+    go(tab)
+    assert tab.run("document.querySelectorAll('#rounds-rows tr').length") >= 1
+    assert tab.run("document.getElementById('answer').hidden")
+    assert tab.problems == []
+
+
+def test_stopping_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
+    tab.open(f"{server.url}/")
+    fill(tab, question="how many", method="vote", budget=60, extract="text", max_tokens=200)
+    tab.run("document.getElementById('go').click()")
+    tab.until("document.querySelectorAll('#candidates-rows tr').length > 0")
+    tab.run("document.getElementById('stop').click()")
+    tab.until("!document.getElementById('go').disabled")
+    assert text(tab, "state").endswith(", stopped")
+    until(lambda: idle(server))
+
+
+def test_errors_and_keys_in_a_browser(tab: browser_kit.Tab, lm: LM, reward: TokenReward) -> None:
+    with running(lm, reward=reward, api_keys=("secret",)) as server:
+        tab.open(f"{server.url}/")
+        fill(tab, question="how many", budget=2, max_tokens=4, key="wrong")
+        tab.run("document.getElementById('go').click()")
+        tab.until("document.getElementById('wrong').textContent")
+        assert text(tab, "wrong") == "Invalid API key."
+        fill(tab, key="secret")
+        go(tab)
+        assert tab.run("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+        tab.open(f"{server.url}/")
+        assert tab.run("document.getElementById('key').value") == ""
+
+
+def test_the_page_to_ask_on_is_narrow_where_it_must(tab: browser_kit.Tab, server: Running, tmp_path: Path) -> None:
+    for dark in (False, True):
+        tab.open(f"{server.url}/", width=360, dark=dark)
+        assert tab.run("document.documentElement.scrollWidth") <= 360
+        assert tab.problems == []
+    tab.picture(tmp_path / "page.png")
