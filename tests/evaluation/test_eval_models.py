@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from tilebeam import CompletionOutput, TilebeamError
 from tilebeam.engine.speculation import StepCosts
 from tilebeam.evaluation import runner
-from tilebeam.evaluation.config import ModelFile, Setting, fingerprint, units
+from tilebeam.evaluation.config import ModelFile, Setting, units
 from tilebeam.evaluation.log import timeless
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.fingerprint import fingerprint
 from tilebeam.scoring.load_reward import RewardSpec
 from tiny_kit import references
 from typer.testing import CliRunner

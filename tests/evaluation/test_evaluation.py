@@ -24,13 +24,14 @@ from tilebeam import (
 )
 from tilebeam.evaluation import estimators as statistics
 from tilebeam.evaluation import plots, runner
-from tilebeam.evaluation.config import ModelFile, Setting, differences, fingerprint, item_seed
+from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.report import Report
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job
+from tilebeam.fingerprint import fingerprint
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ def test_everything_is_inside(installed: Path) -> None:
     for name in ("libggml-tilebeam.so", "libtilebeam_npu.so", "libtilebeam_sampling.so", "tilebeam-npud"):
         assert f"tilebeam/lib/{name}" in names
     assert "tilebeam/lib/libtilebeam_ext.so" in names
+    assert "tilebeam/py.typed" in names  # the types are for users, too
     parts = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python/tilebeam/pages/parts").iterdir()}
     assert parts
     assert parts <= names

@@ -322,7 +322,8 @@ def evaluate(
 
 
 def _models(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
-    from tilebeam.evaluation.config import ModelFile, fingerprint
+    from tilebeam.evaluation.config import ModelFile
+    from tilebeam.fingerprint import fingerprint
 
     found = []
     for spec in specs:
@@ -395,7 +396,7 @@ def _scorers(text: str | None, task: Task, reward: RewardSpec | None) -> tuple[s
 
 def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
     """The reward model for the setting: its files by their content."""
-    from tilebeam.evaluation.config import fingerprint
+    from tilebeam.fingerprint import fingerprint
 
     found = {} if spec is None else asdict(spec)
     files: dict[str, Any] = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}

@@ -170,7 +170,7 @@ def _setting(
     seed: int,
 ) -> Any:
     from tilebeam._version import __version__
-    from tilebeam.evaluation.config import fingerprint
+    from tilebeam.fingerprint import fingerprint
     from tilebeam.training.collection import CollectionSetting
 
     versions = {"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")}

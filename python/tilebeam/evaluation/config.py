@@ -26,7 +26,6 @@ from tilebeam.search import registry as methods
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
 # The one method and series of tasks whose choices are scored, not sampled.
 LIKELIHOOD = "likelihood"
-_PRINT_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -263,25 +262,3 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
 def item_seed(seed: int, item_id: str) -> int:
     """The seed of an item's samples: items draw independently of each other."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)
-
-
-def fingerprint(path: str | Path) -> str:
-    """What tells a model file from others without reading all of it: SHA-256 of its size, its first 8 MiB (all
-    metadata), and of a 1 MiB piece in every 64 MiB.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        digest.update(str(size).encode())
-        file.seek(0)
-        for _ in range(8):
-            digest.update(file.read(_PRINT_CHUNK))
-        for start in range(64 * _PRINT_CHUNK, size, 64 * _PRINT_CHUNK):
-            file.seek(start)
-            digest.update(file.read(_PRINT_CHUNK))
-        file.seek(max(0, size - _PRINT_CHUNK))
-        digest.update(file.read())
-    return digest.hexdigest()

@@ -18,7 +18,7 @@ import lm_eval.models  # noqa: F401 - the harness fills its table of models only
 from lm_eval.api import model as harness
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.lm import LM

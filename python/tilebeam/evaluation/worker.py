@@ -14,11 +14,12 @@ from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Method, ModelFile, Setting, Unit, fingerprint, item_seed
+from tilebeam.evaluation.config import Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.evaluation.tasks.choice import ChoiceTask
+from tilebeam.fingerprint import fingerprint
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams

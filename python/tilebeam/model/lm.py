@@ -15,9 +15,10 @@ from tilebeam.engine.observer import Observer
 from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.errors import TilebeamError
+from tilebeam.fingerprint import fingerprint
+from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.model.core import Prompt
 from tilebeam.model.embeddings import Embeddings
-from tilebeam.model.fingerprint import fingerprint
 from tilebeam.model.generating import Generating
 from tilebeam.model.reads import Reads
 
@@ -114,7 +115,13 @@ class LM(Generating, Reads, Embeddings):
     @cached_property
     def _origin(self) -> Origin:
         info = self.info
-        return Origin(fingerprint(info.path, info.lora), Path(info.path).name, info.cache)
+        try:
+            with open_gguf(info.path) as file:
+                parts = [fingerprint(part) for part in file.paths]
+            parts += [f"{fingerprint(adapter)} {scale}" for adapter, scale in info.lora]
+        except (GGUFError, OSError) as error:
+            raise TilebeamError(f"The model's file cannot be read any more: {error}") from None
+        return Origin(" ".join(parts), Path(info.path).name, info.cache)
 
     def _keep_for_good(self) -> None:
         if not self._keeps:
