@@ -124,7 +124,7 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
     assert len(names["answer"].choices) == 4
     assert str(names["found"].tilebeam["scored_tokens"]) in capsys.readouterr().out
     asked = re.findall(r"curl localhost:8080(/\S+) -H '(.*?): (.*?)'[\s\\]* -d '(.*?)'", manual, re.DOTALL)
-    assert [where for where, _, _, _ in asked] == [TEXT, "/v1/embeddings", "/v1/rerank", "/v1/score", CHAT]
+    assert [where for where, _, _, _ in asked] == [TEXT, "/v1/embeddings", "/v1/rerank", "/v1/score", CHAT, CHAT]
     for where, header, value, body in asked:
         limited = json.dumps(json.loads(body) | ({"max_tokens": 5} if where in (TEXT, CHAT) else {}))
         answer = httpx.post(server.url + where, content=limited, headers={header: value}, timeout=60)
@@ -132,6 +132,8 @@ def test_examples_of_the_manual(server: Running, capsys: pytest.CaptureFixture[s
             assert answer.json()["error"]["code"] == "no_rerank_model"  # but the request is fine
         else:
             assert answer.status_code == 200, answer.text
+    assert "| curl localhost:8080/ui " in " ".join(manual.split())
+    assert server.post("/ui", answer.json()).status_code == 200  # of the last example, as the manual has it
 
 
 def test_a_request_cannot_have_programs_run(server: Running) -> None:
