@@ -24,7 +24,11 @@ BROKEN = {"id": "1", "type": "function", "function": {"name": "f", "arguments": 
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
-    (TEXT, {"prompt": "a", "suffix": "b"}, 400, "unknown_parameter", "suffix"),
+    (TEXT, {"prompt": "a", "suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
+    (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, 400, None, "neither with echo"),
+    ("/infill", {"input_prefix": "a"}, 400, "missing_required_parameter", "input_suffix"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "stream": True}, 400, None, "suffix of /v1/completions"),
     (TEXT, {"prompt": "a", "n": 0}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": "2"}, 400, "invalid_value", "n: "),
     (TEXT, {"prompt": "a", "n": True}, 400, "invalid_value", "n: "),

@@ -163,6 +163,25 @@ class Core:
         with self._dispatcher.using():
             return self._model.vocab.is_control(token)
 
+    def infill_prompt(self, before: str | Sequence[int], behind: str) -> list[int]:
+        """The prompt that has the model write what stands between two texts.
+
+        Args:
+            before: a text, or token ids.
+            behind: a text. Control tokens spelled out in texts are text.
+
+        Raises:
+            TilebeamError: the model was not made for it: its file names no tokens for the parts.
+        """
+        with self._dispatcher.using():
+            vocab = self._model.vocab
+            if min(vocab.fim) < 0:
+                raise TilebeamError("This model cannot fill gaps: its file names no tokens for it.")
+            prefix, suffix, middle = vocab.fim
+            head = vocab.tokenize(before, False, False) if isinstance(before, str) else [int(t) for t in before]
+            bos = [vocab.bos] if vocab.adds_bos and head[:1] != [vocab.bos] else []
+            return [*bos, prefix, *head, suffix, *vocab.tokenize(behind, False, False), middle]
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None
     ) -> str:

@@ -23,7 +23,7 @@ from tilebeam.server.errors import ApiError, from_exception, from_validation
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import ModelHost
 from tilebeam.server.pages import add_page_routes
-from tilebeam.server.requests import ChatRequest, CompletionRequest
+from tilebeam.server.requests import ChatRequest, CompletionRequest, InfillRequest
 from tilebeam.server.scores import add_score_routes
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -82,6 +82,11 @@ def _routes(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response | dict[str, Any]:
         """Continue a text."""
         return _as_response(await service.complete(body, request))
+
+    @app.post("/infill")
+    async def infill(body: InfillRequest, request: Request) -> dict[str, Any]:
+        """Write what stands between two texts, in llama-server's form."""
+        return await service.infill(body, request)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilebeam.errors import TilebeamError
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -26,17 +27,27 @@ class Prompt:
     question: str
 
 
-def completion_prompt(lm: LM, given: str | list[int]) -> Prompt:
+def completion_prompt(lm: LM, given: str | list[int], suffix: str | None = None) -> Prompt:
     """A prompt of /v1/completions.
 
+    Args:
+        given: the text, or its tokens.
+        suffix: what stands behind the text that is wanted, None: nothing.
+
     Raises:
-        ApiError: a token that the model does not have.
+        ApiError: a token that the model does not have, or the model cannot fill gaps.
     """
-    if isinstance(given, str):
-        return Prompt(given, lm.tokenize(given), given)
-    check_tokens(lm, given, "prompt")
-    text = lm.detokenize(given)
-    return Prompt(text, given, text)
+    if not isinstance(given, str):
+        check_tokens(lm, given, "prompt")
+    text = given if isinstance(given, str) else lm.detokenize(given)
+    if suffix is None:
+        return Prompt(text, lm.tokenize(given) if isinstance(given, str) else given, text)
+    try:
+        return Prompt(text, lm.infill_prompt(given, suffix), text)
+    except TilebeamError as error:
+        if lm.failure is not None:
+            raise
+        raise bad_request(f"suffix: {error}", param="suffix", code="no_infill") from None
 
 
 def check_tokens(lm: LM, ids: Sequence[int], param: str) -> None:

@@ -260,6 +260,7 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
+    suffix: Text | None = None
     max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -271,6 +272,8 @@ class CompletionRequest(Generation):
 
     @model_validator(mode="after")
     def _completion_fits_together(self) -> CompletionRequest:
+        if self.suffix is not None and (self.echo or self.search is not None):
+            raise ValueError("suffix goes neither with echo nor with search")
         scored = self.echo and self.logprobs is not None
         if self.search is not None and (scored or self.draws_nothing):
             raise ValueError("a search tells nothing of its prompt: no max_tokens 0, no echo with logprobs")
@@ -284,6 +287,29 @@ class CompletionRequest(Generation):
         if self.prompt and all(isinstance(item, int) for item in self.prompt):
             return [[int(t) for t in self.prompt if isinstance(t, int)]]
         return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class InfillRequest(Generation):
+    """POST /infill: what stands between input_prefix + prompt and input_suffix."""
+
+    input_prefix: Text
+    input_suffix: Text
+    prompt: Text = ""
+    cache_prompt: bool | None = None  # the server's own setting holds
+
+    @model_validator(mode="after")
+    def _infill_fits_together(self) -> InfillRequest:
+        if self.stream or self.samples > 1 or self.search is not None:
+            raise ValueError("/infill answers with one text; suffix of /v1/completions does more")
+        return self
+
+    def completion(self) -> CompletionRequest:
+        """The same as a request of /v1/completions."""
+        fields = self.model_dump(exclude={"input_prefix", "input_suffix", "prompt", "cache_prompt"}, by_alias=True)
+        fields |= {"prompt": self.input_prefix + self.prompt, "suffix": self.input_suffix}
+        limit = self.limit(None)
+        limits = {"max_tokens": limit, "n_predict": -1 if limit is None else None}
+        return CompletionRequest.model_validate(fields | limits)
 
 
 class TextPart(Strict):

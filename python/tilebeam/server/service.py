@@ -26,7 +26,7 @@ from tilebeam.server.errors import ApiError, bad_request, from_exception, unavai
 from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, InfillRequest
 from tilebeam.server.responses import Json, Style, event
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
@@ -88,9 +88,29 @@ class Service:
             raise bad_request("prompt is required.", param="prompt")
 
         def prompts(lm: LM) -> list[Prompt]:
-            return [completion_prompt(lm, given) for given in body.prompts]
+            return [completion_prompt(lm, given, body.suffix) for given in body.prompts]
 
         return await self._answer(body, request, formats.CompletionStyle, wanted, params, count, prompts, body.echo)
+
+    async def infill(self, body: InfillRequest, request: Request) -> Json:
+        """POST /infill.
+
+        Raises:
+            ApiError: what is wrong.
+        """
+        answer = await self.complete(body.completion(), request)
+        assert isinstance(answer, dict)
+        (choice,), usage = answer["choices"], answer["usage"]
+        return {
+            "content": choice["text"],
+            "stop": True,
+            "stop_type": "limit" if choice["finish_reason"] == "length" else "eos",
+            "model": answer["model"],
+            "tokens_predicted": usage["completion_tokens"],
+            "tokens_evaluated": usage["prompt_tokens"],
+            "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
+            "truncated": False,
+        }
 
     async def chat(self, body: ChatRequest, request: Request) -> Response | Json:
         """POST /v1/chat/completions.
