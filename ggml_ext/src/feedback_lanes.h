@@ -1,39 +1,12 @@
 // The choice of scales with V rows to a vector. quantize_feedback.c includes this once per instruction set, with V,
 // TARGET and NAME(x) defined; written with vector types, so that every set computes the very same numbers.
 
-typedef float NAME(vf) __attribute__((vector_size(4 * V)));
-typedef int NAME(vi) __attribute__((vector_size(4 * V)));
-#define VF NAME(vf)
-#define VI NAME(vi)
+#include "lanes.h"
+
 #define PARTS (LANES / V)
 
-// Lanes of a where the mask m is set, of b elsewhere. Macros: vectors as arguments would need one ABI for all sets.
-#define SELECT(m, a, b) ((VF)(((m) & (VI)(a)) | (~(m) & (VI)(b))))
-#define ABS(a) ((VF)((VI)(a) & 0x7fffffff))
 #define AT(array, h) (*(VF *)&(array)[(h) * V])
 #define INLINE TARGET static inline __attribute__((always_inline))
-
-// v to the nearest value of the code book, in place.
-#define NEAREST(code, v)                                                                                               \
-    do {                                                                                                               \
-        if ((code) == CODE_NONLINEAR) {                                                                                \
-            VF value_ = zero - 127.0f;                                                                                 \
-            for (int n_ = 0; n_ < 15; n_++) {                                                                          \
-                const float a_ = IQ4_NL_VALUES[n_], b_ = IQ4_NL_VALUES[n_ + 1];                                        \
-                const VI above_ = v > zero + 0.5f * (a_ + b_);                                                         \
-                value_ += (VF)(above_ & (VI)(zero + (b_ - a_)));                                                       \
-            }                                                                                                          \
-            v = value_;                                                                                                \
-        } else {                                                                                                       \
-            const VF low_ = zero + ((code) == CODE_8BIT ? -127.0f : -8.0f);                                            \
-            const VF high_ = zero + ((code) == CODE_8BIT ? 127.0f : 7.0f);                                             \
-            const VI below_ = v < low_;                                                                                \
-            v = SELECT(below_, low_, v);                                                                               \
-            const VI over_ = v > high_;                                                                                \
-            v = SELECT(over_, high_, v);                                                                               \
-            v = (v + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: rounds to nearest even */                              \
-        }                                                                                                              \
-    } while (0)
 
 // Takes the columns in order, each to the nearest code (or to those that are there), and carries the errors on.
 INLINE void NAME(carry)(enum code code, const struct run * r, struct choice * c, int given) {
@@ -121,11 +94,6 @@ TARGET static void NAME(choose_any)(struct run * r, const float * largest, struc
     }
 }
 
-#undef VF
-#undef VI
 #undef PARTS
-#undef SELECT
-#undef ABS
-#undef AT
 #undef INLINE
-#undef NEAREST
+#include "lanes_end.h"

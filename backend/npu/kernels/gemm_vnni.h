@@ -146,7 +146,7 @@ template <class unit> struct format_prepared : format_q8<unit> {
 
 // A tile some tiles on: the hardware follows a stream to the end of its page, and that is in the next one as often as
 // not.
-template <size_t bytes, size_t ahead, _mm_hint hint> void prefetch(const uint8_t * tile) {
+template <size_t bytes, size_t ahead, auto hint> void prefetch(const uint8_t * tile) {
 #pragma GCC unroll 18
     for (size_t i = 0; i < bytes; i += 64)
         _mm_prefetch(reinterpret_cast<const char *>(tile + ahead * bytes + i), hint);
