@@ -62,7 +62,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_a_conversation(run: Run) -> None:
-    assert run("chat", "model.gguf", said="hello\nand again\n\n").count("> ") == 3
+    assert run("chat", "model.gguf", said="hello\nand again\n\n").count("> ") >= 3  # and those of random texts
 
 
 def test_a_batch_goes_on_where_it_stopped(run: Run, folder: Path) -> None:
