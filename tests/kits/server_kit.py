@@ -22,6 +22,7 @@ from tilebeam.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+ANSWER = "/v1/responses"
 PROMPT = "the question is how many"
 HI: Any = [{"role": "user", "content": "hi"}]
 MESSAGES: Any = [{"role": "system", "content": "answer"}, {"role": "user", "content": "how many"}]

@@ -12,7 +12,7 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import CHAT, HI, TEXT, Running, running  # noqa: E402
+from server_kit import ANSWER, CHAT, HI, TEXT, Running, running  # noqa: E402
 
 BANNED = {str(t): -100 for t in range(1024)}  # every token
 
@@ -26,6 +26,16 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
     (TEXT, {"prompt": "a", "suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
     (TEXT, {"prompt": "a", "suffix": "b", "echo": True}, 400, None, "neither with echo"),
+    (ANSWER, {"input": []}, 400, "invalid_value", "input: must be a text or a list of messages"),
+    (ANSWER, {"input": "a", "max_tokens": 5}, 400, "unknown_parameter", "max_tokens"),
+    (ANSWER, {"input": "a", "previous_response_id": "resp_1"}, 400, "invalid_value", "keeps no answers"),
+    (ANSWER, {"input": "a", "conversation": {"id": "b"}}, 400, "invalid_value", "keeps no answers"),
+    (ANSWER, {"input": "a", "tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
+    (ANSWER, {"input": "a", "tool_choice": "required"}, 400, None, "goes with tools"),
+    (ANSWER, {"input": "a\0"}, 400, "invalid_value", "NUL"),
+    (ANSWER, {"input": "a", "model": "b"}, 404, "model_not_found", "'b'"),
+    (ANSWER, {"input": "a " * 3000}, 400, "context_length_exceeded", "1024"),
+    (ANSWER, {"input": "a " * 3000, "stream": True}, 400, "context_length_exceeded", "1024"),
     ("/infill", {"input_prefix": "a"}, 400, "missing_required_parameter", "input_suffix"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 400, "no_infill", "cannot fill gaps"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "stream": True}, 400, None, "suffix of /v1/completions"),

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,7 @@ from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import ModelHost
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest, InfillRequest
+from tilebeam.server.response_answers import add_response_routes
 from tilebeam.server.scores import add_score_routes
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -59,6 +61,7 @@ def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None 
     app.state.service = service
     _routes(app, service)
     add_token_routes(app, service)
+    add_response_routes(app, service)
     add_embedding_routes(app, service)
     add_score_routes(app, service)
     add_page_routes(app, service)
@@ -132,8 +135,9 @@ def _error_handlers(app: FastAPI) -> None:
     async def api_error(_: Request, error: ApiError) -> Response:
         return error.response()
 
+    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(_: Request, error: RequestValidationError | ValidationError) -> Response:
         return from_validation(error).response()
 
     @app.exception_handler(ClientGone)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 
 from tilebeam.errors import NpuError, TilebeamError
 
@@ -30,6 +31,7 @@ _UNIONS = {
     "stop": "must be a text or a list of texts",
     "content": 'must be a text or a list of parts {"type": "text", "text": ..}; there are no images and no audio',
     "schema": "must be a JSON schema",
+    "input": "must be a text or a list of messages, function_call and function_call_output items",
 }
 
 
@@ -102,7 +104,7 @@ def from_exception(error: BaseException) -> ApiError:
     return ApiError(500, f"Unexpected {type(error).__name__}; the server's log has more.", code="internal_error")
 
 
-def from_validation(error: RequestValidationError) -> ApiError:
+def from_validation(error: RequestValidationError | ValidationError) -> ApiError:
     """The first thing that is wrong with a body, named as OpenAI names it."""
     first: Mapping[str, Any] = error.errors()[0]
     where = [part for part in first["loc"] if part != "body"]

@@ -1,0 +1,157 @@
+"""/v1/responses with OpenAI's own client: the same answers as chats, in another form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import ANSWER, Running
+from tilebeam.server.errors import ApiError
+from tilebeam.server.response_answers import Answer, Events
+from tilebeam.server.response_requests import ResponsesRequest
+from tilebeam.server.responses import event
+
+TOOL: Any = {
+    "type": "function",
+    "name": "forecast",
+    "parameters": {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 99}},
+        "required": ["days"],
+    },
+}
+SCHEMA = {"type": "object", "properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"]}
+FORM: Any = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}}
+NAMED: Any = {"type": "function", "name": "forecast"}
+
+
+def ask(client: Any, **options: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "model": "tiny",
+        "input": "how many",
+        "max_output_tokens": 12,
+        "extra_body": {"seed": 3},
+    }
+    return client.responses.create(**defaults | options)
+
+
+def test_an_answer_is_a_chats(client: Any) -> None:
+    messages: Any = [{"role": "system", "content": "answer"}, {"role": "user", "content": "how many"}]
+    chat = client.chat.completions.create(model="tiny", messages=messages, seed=3, max_tokens=12)
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "how many"}]}]
+    for fields in ({"instructions": "answer"}, {"instructions": "answer", "input": items}, {"input": messages}):
+        answer = ask(client, **fields)
+        assert answer.output_text == chat.choices[0].message.content
+        assert answer.usage.input_tokens == chat.usage.prompt_tokens
+        assert answer.usage.output_tokens == chat.usage.completion_tokens
+        assert (answer.object, answer.model, answer.error) == ("response", "tiny", None)
+        cut = chat.choices[0].finish_reason == "length"
+        assert answer.status == ("incomplete" if cut else "completed")
+        assert answer.output[0].status == answer.status
+        assert answer.tilebeam["seed"] == 3
+
+
+def test_an_answer_is_sent_back(client: Any) -> None:
+    first = ask(client)
+    items = [{"role": "user", "content": "how many"}, *[item.model_dump(exclude_none=True) for item in first.output]]
+    more = ask(client, input=[*items, {"role": "user", "content": "more"}])
+    talk: Any = [
+        {"role": "user", "content": "how many"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "more"},
+    ]
+    chat = client.chat.completions.create(model="tiny", messages=talk, seed=3, max_tokens=12)
+    assert more.output_text == chat.choices[0].message.content
+
+
+def test_a_stream_has_the_events_of_an_answer(client: Any) -> None:
+    whole = ask(client)
+    events = list(ask(client, stream=True))
+    assert [told.sequence_number for told in events] == list(range(len(events)))
+    kinds = [told.type for told in events]
+    opening = ["created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"]
+    assert [kind.removeprefix("response.") for kind in kinds[:5]] == opening
+    closing = ["output_text.done", "content_part.done", "output_item.done", whole.status]
+    assert [kind.removeprefix("response.") for kind in kinds[-4:]] == closing
+    assert events[2].item.content == []
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[-4].text == whole.output_text
+    final = events[-1].response
+    assert final.output_text == whole.output_text
+    assert final.usage == whole.usage
+    assert final.id == events[0].response.id
+    with client.responses.stream(model="tiny", input="how many", text=FORM) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text
+
+
+def test_texts_of_a_form(client: Any) -> None:
+    answer = ask(client, text=FORM, max_output_tokens=60)
+    assert json.loads(answer.output_text)["ok"] in ("yes", "no")
+    assert answer.text.format.type == "json_schema"
+
+
+def test_functions(client: Any) -> None:
+    options = {"tools": [TOOL], "tool_choice": NAMED, "max_output_tokens": 200}
+    answer = ask(client, **options)
+    (call,) = answer.output
+    assert (call.type, call.name, call.status) == ("function_call", "forecast", "completed")
+    assert 1 <= json.loads(call.arguments)["days"] <= 99
+    events = list(ask(client, **options, stream=True))
+    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call.arguments
+    (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert done.arguments == call.arguments
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    talk = [{"role": "user", "content": "how many"}, call.model_dump(exclude_none=True), result]
+    asked: Any = [
+        {"role": "user", "content": "how many"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": "forecast", "arguments": call.arguments},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "name": "forecast", "content": "rain"},
+    ]
+    chat = client.chat.completions.create(model="tiny", messages=asked, seed=3, max_tokens=12)
+    assert ask(client, input=talk).output_text == chat.choices[0].message.content
+
+
+def test_errors_before_and_within_a_stream(server: Running) -> None:
+    refused = server.post(ANSWER, {"input": "a " * 3000, "stream": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+    async def chat(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        choice = {"index": 0, "delta": {"content": "some"}, "finish_reason": None}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": event({"choices": [choice]}), "more_body": True})
+        error = ApiError(503, "It broke.", code="npu_failed")
+        await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    made = Answer(ResponsesRequest(input="a"), server.service)
+    asyncio.run(Events(chat, made)({}, None, send))  # type: ignore[arg-type]
+    assert not sent[-1]["more_body"]
+    name, data = sent[-1]["body"].decode().strip().split("\n")
+    assert name == "event: error"
+    told = json.loads(data.removeprefix("data: "))
+    assert (told["type"], told["code"], told["message"]) == ("error", "npu_failed", "It broke.")
