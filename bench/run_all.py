@@ -3,9 +3,10 @@
     python -m bench.run_all [--out build/bench/report] [--quick] [--only gemm,load] [--skip serve_load]
         [--keep] [--slice SECONDS] [--pass "ARGUMENTS"]
 
-The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png and, where it failed, NAME.log. The
-report is written anew after each bench, so that a run that is stopped keeps what it has measured; a bench that fails or
-runs too long is named in the report, and the others go on. Exit status 1 if any failed.
+The folder gets report.md, and for each bench NAME.json (what it printed), NAME.png, NAME.html (the same to point at)
+and, where it failed, NAME.log. The report is written anew after each bench, so that a run that is stopped keeps what it
+has measured; a bench that fails or runs too long is named in the report, and the others go on. Exit status 1 if any
+failed.
 
 A machine that is quiet for short times only can be measured in parts. `--keep` leaves in the report what the folder has
 from earlier runs: other benches, and rows of the same bench that were measured with other arguments (`--pass`). With
@@ -28,7 +29,7 @@ from typing import Annotated, Any
 import typer
 from tilebeam.cli import console
 
-from bench.lib import ROOT, plots
+from bench.lib import ROOT, page, plots
 
 KEYS = ("name", "baseline", "value", "unit", "ratio", "ratio_min", "ratio_max", "share_of_limit")
 
@@ -165,6 +166,8 @@ def run(bench: Bench, folder: Path, how: How) -> Result:
     report["quick"] = how.quick
     (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     picture.unlink(missing_ok=True)
+    picture.with_suffix(".html").unlink(missing_ok=True)
+    page.write(bench.name, report["rows"], bench.title, picture.with_suffix(".html"))
     return Result(bench, when, report, picture=plots.draw(bench.name, report["rows"], bench.title, picture))
 
 
@@ -217,6 +220,7 @@ def section(result: Result) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     if result.picture:
         lines += ["", f"![{result.bench.title}]({result.bench.name}.png)"]
+        lines += ["", f"[To point at]({result.bench.name}.html)"]
     return lines
 
 

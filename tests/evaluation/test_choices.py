@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tilebeam
 from eval_kit import lines
+from html_kit import Page
 from tilebeam import LM, Likelihood, TilebeamError
 from tilebeam.cli import main as cli
 from tilebeam.evaluation import choices
@@ -326,6 +327,8 @@ def test_the_command_scores_resumes_and_reports(path: Path, tmp_path: Path) -> N
     ]
     assert [(s["subject"], s["items"]) for s in report["subjects"]] == [("all", 6), ("anatomy", 1), ("words", 5)] * 2
     assert len(report["comparisons"]) == 3
+    (chart,) = Page((tmp_path / "out/report.html").read_text()).data
+    assert [m[1] for m in chart["series"][0]["marks"]] == pytest.approx([100 * r["value"] for r in report["accuracy"]])
     text = (tmp_path / "out/report.md").read_text()
     assert "choices scored by their likelihood" in text
     assert "| anatomy | 1 |" in text

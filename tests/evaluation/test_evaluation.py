@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eval_kit import Scripted, ScriptedBench, lines
+from html_kit import Page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilebeam import (
@@ -288,6 +289,18 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     report = (out / "report.md").read_text()
     for part in ("| self-consistency | maj@k |", "## Pareto front", "![latency](latency.png)", "one sample"):
         assert part in report
+    page = Page((out / "report.html").read_text(encoding="utf-8"))
+    assert [c["x"] for c in page.data] == ["candidates per prompt", "tokens per item", "median seconds per prompt"]
+    assert "self-consistency[logprob]" in {s["name"] for s in page.data[0]["series"]}
+    assert page.data[2]["series"][-1]["name"] == "Pareto front"
+    figures = json.loads((out / "report.json").read_text())["accuracy"]
+    drawn = {(s["name"], m[0]): m[1:4] for s in page.data[0]["series"] for m in s["marks"]}
+    main = [r for r in figures if r["figure"] != "naive@k"]
+    assert len(drawn) == len(main)
+    for row in main:
+        name = row["series"] + (" (knows the answer)" if (f"{row['series']} (knows the answer)", 1) in drawn else "")
+        near = pytest.approx([100 * row["value"], 100 * row["low"], 100 * row["high"]])
+        assert drawn[name, row["budget"]] == near
     evaluated(job, task, out)
     assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
 

@@ -170,7 +170,10 @@ def tab(folder: Path) -> Iterator[Tab]:
     try:
         yield Tab(commands, answers)
     finally:
-        os.close(commands)
+        os.close(commands)  # which ends it
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         os.close(answers)
-        process.kill()
-        process.wait()

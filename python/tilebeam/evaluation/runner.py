@@ -24,6 +24,7 @@ from tilebeam.evaluation import plots, results
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import Setting, Unit, units
 from tilebeam.evaluation.log import Log, Record, timeless
+from tilebeam.evaluation.page import evaluation_page
 from tilebeam.evaluation.report import Report, markdown
 from tilebeam.evaluation.results import PASS
 from tilebeam.evaluation.tasks import open_task
@@ -213,7 +214,7 @@ def _write_results(path: Path, everything: Sequence[Unit], records: dict[str, Re
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write report.json, report.md and the plots (without matplotlib: a note instead)."""
+    """Write report.json, report.md, report.html and the plots (without matplotlib: a note instead)."""
     try:
         drawn = [] if report.setting.likelihood else plots.draw(report, out)
     except ImportError:
@@ -222,6 +223,7 @@ def write_report(report: Report, out: Path) -> None:
     texts = {
         "report.json": json.dumps(report.as_dict(), indent=1),
         "report.md": "\n".join(markdown(report, drawn)),
+        "report.html": evaluation_page(report),
     }
     for name, text in texts.items():
         with whole_file(out / name) as partial:
