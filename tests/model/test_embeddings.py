@@ -16,6 +16,7 @@ from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
+from tilebeam.measure import imatrix, perplexity
 
 from bench.lib.synth import preset, write_model
 
@@ -166,6 +167,11 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.loglikelihood("a", ["b"]),
             lambda: model.speculate(True),
             lambda: model.keep_prefixes().__enter__(),
+            lambda: model.raw_decode().__enter__(),
+            lambda: model.save_state("no.state", [5, 6]),
+            lambda: model.load_state("no.state"),
+            lambda: imatrix.decode(model, None, None, threads=1),  # type: ignore[arg-type]
+            lambda: next(perplexity.decode(model, None, [])),  # type: ignore[arg-type]
         ]
         for ask in asks:
             with pytest.raises(TilebeamError, match=r"is an embedding model.*LM\.embed"):
@@ -175,6 +181,8 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
         assert model.embed("the cat").shape == (128,)
     with pytest.raises(TilebeamError, match="nothing to guess"):
         load(encoders["bert-mean"], draft=generator)
+    with pytest.raises(TilebeamError, match="is an embedding model"):
+        load(generator, draft=encoders["bert-mean"])
     with load(encoders["bert-rank"]) as model, pytest.raises(TilebeamError, match=r"gives no embeddings.*LM\.rerank"):
         model.embed("a")
 

@@ -204,6 +204,7 @@ def decode(
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Decode windows of text under the eyes of a collector; all positions have outputs. As `collect`."""
+    lm.check_generates()
     context = _context(lm, windows.n_ctx, threads, collector)
     try:
         for i in range(len(windows)):

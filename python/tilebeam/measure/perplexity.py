@@ -138,6 +138,7 @@ def decode(lm: LM, windows: Windows, wanted: Sequence[int]) -> Iterator[Slice]:
     Raises:
         TilebeamError: the windows do not fit the context or the vocabulary, or decoding fails.
     """
+    lm.check_generates()
     count, n_ctx, first = len(wanted), windows.n_ctx, windows.first
     if count > lm.n_seq_max or count * n_ctx > lm.n_ctx or count > lm.info.n_batch:
         raise TilebeamError(

@@ -96,11 +96,12 @@ class Core:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """The engine, idle, for this thread only, of a model that generates."""
-        self._check_generates()
+        self.check_generates()
         with self._dispatcher.exclusive():
             yield
 
-    def _check_generates(self) -> None:
+    def check_generates(self) -> None:
+        """Raise `TilebeamError` for an embedding model, which has no logits and reads whole texts only."""
         if not self.info.generates:
             what = "rerank" if self.info.pooling == "rank" else "embed"
             raise TilebeamError(f"{self.info.path} is an embedding model, which gives no next token: use LM.{what}.")

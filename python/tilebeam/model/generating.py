@@ -188,7 +188,7 @@ class Generating(Core):
 
     def _request(self, prompt: Prompt, params: SamplingParams, progress: Progress) -> Request:
         """A request of a prompt, checked."""
-        self._check_generates()
+        self.check_generates()
         with self._dispatcher.using():
             vocab = self._model.vocab
             if isinstance(prompt, ChatPrompt):
@@ -203,7 +203,7 @@ class Generating(Core):
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
-        self._check_generates()
+        self.check_generates()
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
 

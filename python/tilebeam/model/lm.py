@@ -40,7 +40,7 @@ class LM(Generating, Reads, Embeddings):
         Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
         give the same texts, where no tokens are guessed ahead.
         """
-        self._check_generates()
+        self.check_generates()
         with self._dispatcher.using():
             self._keep(1)
         try:
@@ -98,7 +98,7 @@ class LM(Generating, Reads, Embeddings):
             TilebeamError: the file is missing, damaged, of another model or another kind of cache, or there is no room
                 for its tokens.
         """
-        self._check_generates()
+        self.check_generates()
         state, origin = SavedState.read(path), self._origin
         if state.origin.model != origin.model:
             raise TilebeamError(f"{path} was saved by another model ({state.origin.name}), or with other adapters.")
@@ -143,6 +143,7 @@ class LM(Generating, Reads, Embeddings):
         with self._reading(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
+                draft.check_generates()
             reason = self._engine.drafting_off
             if reason and (lookup or draft is not None):
                 raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")

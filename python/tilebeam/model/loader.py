@@ -64,6 +64,9 @@ def load(
 ) -> LM:
     """Load a model.
 
+    Of an embedding or rerank model (BERT, Nomic, Jina ..), only `LM.embed` or `LM.rerank` can be asked; n_ctx then is
+    the longest text, at most what the model was trained for, and n_batch and n_ubatch mean nothing.
+
     Args:
         model: a GGUF file, ordinary or written by ``gguf-repack``; of a split model any part.
         device: "npu"; "cpu" for llama.cpp's stock CPU backend (ordinary files only); or "auto": the NPU, unless it
