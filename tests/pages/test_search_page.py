@@ -141,6 +141,16 @@ def test_a_long_candidate_is_whole_and_stands_once() -> None:
     assert len(source) < 2.5 * len(long)
 
 
+def test_many_candidates_with_answers_of_their_own() -> None:
+    """A page takes time in proportion to what it shows."""
+    n = 5000
+    result = kit.vote(n)
+    result.answers = [f"{i}" for i in range(n)]
+    result.votes = {a: 1.0 for a in result.answers if a is not None}
+    result.answer, result.best_index = "0", 0
+    assert search_page("self-consistency", [result]).count('class="group"') == n
+
+
 def test_several_prompts_have_contents() -> None:
     page = Page(search_page("self-consistency", [kit.vote(3), kit.vote(4)], ["first <question>", "second"]))
     assert page.texts["a"] == ["first <question>", "second"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -132,9 +133,10 @@ def _votes(result: VoteResult) -> Html:
     """The answers, the heaviest first."""
     total = sum(w for w in result.votes.values() if math.isfinite(w)) or 1.0
     rows = []
+    counts = Counter(result.answers)
     for answer, weight in result.votes.items():
         chosen = answer == result.answer
-        count = sum(a == answer for a in result.answers)
+        count = counts[answer]
         cells = (
             tag("th", one_line(answer, 200), scope="row"),
             tag("td", count, class_="n"),
@@ -235,8 +237,10 @@ def _groups(result: SearchResult) -> Iterator[tuple[Html | None, list[int]]]:
     if not isinstance(result, VoteResult):
         yield None, everything
         return
-    for answer in [*result.votes, None]:
-        own = [at for at in everything if result.answers[at] == answer]
+    groups: dict[str | None, list[int]] = {answer: [] for answer in (*result.votes, None)}
+    for at in everything:
+        groups.setdefault(result.answers[at], []).append(at)
+    for answer, own in groups.items():
         if own:
             name = "No answer" if answer is None else one_line(answer, 200)
             said = f"{name} · {len(own)} {'candidate' if len(own) == 1 else 'candidates'}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilebeam.answers.extract import Extractor
-from tilebeam.answers.normalize import Equal, merged
+from tilebeam.answers.normalize import Equal
 from tilebeam.outputs import CompletionOutput
 
 Fate = Literal["kept", "dropped", "ended", "cut", "given up"]
@@ -74,6 +74,18 @@ def candidate_event(prompt: int, candidate: CompletionOutput, **more: Any) -> Se
 
 
 @dataclass
+class _Side:
+    """Candidates with equal answers: what they answer, and the weights of those that have one, by index."""
+
+    answer: str
+    members: dict[int, float | None] = field(default_factory=dict)
+
+    def spelling(self, answers: dict[int, str]) -> str:
+        """That of the first candidate."""
+        return answers[min(self.members)]
+
+
+@dataclass
 class RunningVote:
     """A vote while its candidates come, in any order.
 
@@ -83,33 +95,37 @@ class RunningVote:
 
     extract: Extractor
     equal: Equal
-    answers: dict[int, str | None] = field(default_factory=dict)
-    weights: dict[int, float] = field(default_factory=dict)
+    _answers: dict[int, str] = field(default_factory=dict)
+    _sides: list[_Side] = field(default_factory=list)
 
     def add(self, candidate: CompletionOutput, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Its answer, and the votes with it; None while its weight is not known."""
-        self.answers[candidate.index] = self.extract(candidate.text)
-        if weight is not None:
-            self.weights[candidate.index] = weight
-        return self._state(candidate.index)
+        answer = self.extract(candidate.text)
+        if answer is not None:
+            self._answers[candidate.index] = answer
+            same = next((s for s in self._sides if s.answer == answer or self.equal(s.answer, answer)), None)
+            if same is None:
+                same = _Side(answer)
+                self._sides.append(same)
+            same.members[candidate.index] = None
+        return self.rate(candidate.index, weight)
 
-    def rate(self, index: int, weight: float) -> tuple[str | None, dict[str, float] | None]:
+    def rate(self, index: int, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """The same for a candidate that was added before and is rated now."""
-        self.weights[index] = weight
-        return self._state(index)
-
-    def _state(self, index: int) -> tuple[str | None, dict[str, float] | None]:
-        return self._merged()[index], self.votes() if index in self.weights else None
+        side = next((s for s in self._sides if index in s.members), None)
+        if side is not None:
+            side.members[index] = weight
+        return side.spelling(self._answers) if side else None, self.votes() if weight is not None else None
 
     def votes(self) -> dict[str, float]:
-        """Total weight per answer of the candidates whose weight is known."""
-        answers = {i: answer for i, answer in self._merged().items() if i in self.weights}
-        return tally(list(answers.values()), [self.weights[i] for i in answers])
-
-    def _merged(self) -> dict[int, str | None]:
-        """The answers in the order of candidates; equal ones have the first one's spelling."""
-        order = sorted(self.answers)
-        return dict(zip(order, merged([self.answers[i] for i in order], self.equal), strict=True))
+        """Total weight per answer of the candidates whose weight is known, as `tally` has them."""
+        found: list[tuple[int, str, float]] = []
+        for side in self._sides:
+            weights = [w for _, w in sorted(side.members.items()) if w is not None]
+            if weights:
+                found.append((min(side.members), side.spelling(self._answers), sum(weights)))
+        found.sort()
+        return tally([answer for _, answer, _ in found], [weight for _, _, weight in found])
 
 
 def tally(answers: Sequence[str | None], weights: Sequence[float]) -> dict[str, float]:
