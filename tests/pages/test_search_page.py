@@ -155,6 +155,7 @@ def test_several_prompts_have_contents() -> None:
     page = Page(search_page("self-consistency", [kit.vote(3), kit.vote(4)], ["first <question>", "second"]))
     assert page.texts["a"] == ["first <question>", "second"]
     assert [a["id"] for a in page.named("h2") if "id" in a] == ["q0", "q1"]
+    assert page.texts["h2"] == ["Prompts", "Prompt 1", "Prompt 2"]
 
 
 def test_scores_without_a_number() -> None:

@@ -42,8 +42,10 @@ def search_page(
     """
     name = _METHODS.get(method, method)
     asked = list(questions) if questions is not None else [r.prompt for r in results]
-    sections = [_section(i, method, r, q, details or {}) for i, (r, q) in enumerate(zip(results, asked, strict=True))]
-    contents = _contents(asked) if len(results) > 1 else None
+    several = len(results) > 1
+    headings = [f"Prompt {i + 1}" if several else "Prompt" for i in range(len(results))]
+    sections = [_section(i, headings[i], method, r, asked[i], details or {}) for i, r in enumerate(results)]
+    contents = _contents(asked) if several else None
     header = tag("header", tag("p", "Tilebeam", class_="brand"), tag("h1", name))
     body = join(header, tag("main", contents, sections))
     return document(
@@ -62,12 +64,14 @@ def _contents(asked: Sequence[str]) -> Html:
     return tag("nav", tag("h2", "Prompts"), tag("ol", links), aria_label="Prompts")
 
 
-def _section(i: int, method: str, result: SearchResult, asked: str, details: Mapping[str, object]) -> Html:
+def _section(
+    i: int, heading: str, method: str, result: SearchResult, asked: str, details: Mapping[str, object]
+) -> Html:
     """All of one prompt's result."""
     by_steps = any(t.scores for t in result.trajectories)
     return tag(
         "article",
-        tag("h2", "Prompt" if i == 0 else f"Prompt {i + 1}", id=f"q{i}"),
+        tag("h2", heading, id=f"q{i}"),
         tag("pre", asked, class_="prompt", tabindex=0),
         _answer(result),
         facts(_figures(result, details)),
