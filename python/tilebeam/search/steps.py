@@ -169,6 +169,11 @@ class StepExpander:
     def _params(self, branch: Branch, **changes: Any) -> SamplingParams:
         """For one step, within what the whole text may have."""
         params = branch.task.params
+        if params.constrained:
+            raise TilebeamError(
+                "A search by steps cannot hold its texts to a grammar, a JSON schema or a regular expression, because "
+                "each step would begin it anew: use best-of-n or a vote."
+            )
         limit = self.max_step_tokens
         if params.max_tokens is not None:
             limit = min(limit, params.max_tokens - len(branch.beam.tokens))

@@ -136,6 +136,10 @@ class Service:
 
     def _params(self, body: Generation, max_tokens: int | None, logprobs: bool, top: int) -> SamplingParams:
         self.check_model(body.model)
+        info = self.host.newest.info
+        if not info.generates:
+            asked = "/v1/rerank" if info.pooling == "rank" else "/v1/embeddings"
+            raise bad_request(f"This server's model writes no text: ask {asked}.", code="no_generation")
         default = self.settings.sampling
 
         def chosen(value: Any, otherwise: Any) -> Any:
