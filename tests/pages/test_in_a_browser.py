@@ -59,6 +59,17 @@ def test_a_large_tree_opens_where_it_matters(tab: browser_kit.Tab, tmp_path: Pat
     rows = tab.run("document.querySelectorAll('.step').length")
     assert len(result.trajectories[result.best_index].steps) <= rows < 256 + 40
     assert tab.run("document.querySelectorAll('.fate.best').length") == 1
+    right = "[...document.querySelectorAll('.step .score')].map(e => Math.round(e.getBoundingClientRect().right))"
+    assert len(set(tab.run(right))) == 1  # in one column
+    closed = tab.run(
+        "[...document.querySelectorAll('.step[aria-level=\"1\"]')].map(row => [row.querySelector('.said').textContent,"
+        " row.querySelector('.inside').textContent])"
+    )
+    for said, below in closed:
+        under = [t for t in result.trajectories if t.steps[0].strip() == said]
+        lost = [p for p in result.pruned if p.steps[0].strip() == said and len(p.steps) > 1]
+        parts = [f"{len(under)} candidate{'s' if len(under) > 1 else ''}"] if under else []
+        assert below == ", ".join(parts + ([f"{len(lost)} lost"] if lost else []))
     tab.run("document.querySelector('.fate.best').click()")
     tab.until(f"document.querySelector('#q0-c{result.best_index} details').open")
 

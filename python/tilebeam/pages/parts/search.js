@@ -26,6 +26,14 @@
       nodes.forEach((node, i) => (node.p < 0 ? this.roots : this.children[node.p]).push(i));
       this.level = nodes.map((node) => node.p);
       nodes.forEach((node, i) => (this.level[i] = node.p < 0 ? 1 : this.level[node.p] + 1));
+      this.inside = this.nodes.map(() => [0, 0]); // texts that end below a node: candidates, and those that were lost
+      for (let i = nodes.length - 1; i >= 0; i--) {
+        if (nodes[i].p < 0) continue;
+        const above = this.inside[nodes[i].p];
+        for (const [kind] of nodes[i].n || []) above[kind === "lost" ? 1 : 0] += 1;
+        above[0] += this.inside[i][0];
+        above[1] += this.inside[i][1];
+      }
       this.rows = new Map(); // rows in sight, by the number of their node
       this.insert(this.roots, null);
       nodes.forEach((node, i) => {
@@ -60,7 +68,10 @@
       row.style.setProperty("--depth", this.level[i] - 1);
       const twist = element("span", "twist", this.children[i].length ? "▸" : "");
       twist.setAttribute("aria-hidden", "true");
-      row.append(twist, element("span", "said", this.summary(node)), element("span", "score", shown(node.s)));
+      const [kept, lost] = this.inside[i];
+      const below = [kept ? kept + (kept === 1 ? " candidate" : " candidates") : "", lost ? lost + " lost" : ""];
+      row.append(twist, element("span", "said", this.summary(node)));
+      row.append(element("span", "inside", below.filter(Boolean).join(", ")), element("span", "score", shown(node.s)));
       if (this.children[i].length) row.setAttribute("aria-expanded", "false");
       if (notes.length) {
         const fates = element("span", "fates");
