@@ -21,6 +21,15 @@ ODD = [{"type": "function", "function": {"name": "f", "parameters": {"properties
 UNNAMED = {"type": "function", "function": {"name": "a b"}}
 CHOSEN = {"type": "function", "function": {"name": "g"}}
 BROKEN = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+
+
+def tool(parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+DEEP: Any = json.loads('{"a":' * 400 + "1" + "}" * 400)
+DEEP_CALL = {"function": {"name": "f", "arguments": json.dumps(DEEP)}}
+LISTED = {"prompt": [[5] * 900] * 16, "n": 8, "echo": True, "logprobs": 20, "max_tokens": 0}
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
     (TEXT, {"prompt": "a", "temprature": 1}, 400, "unknown_parameter", "temprature"),
@@ -144,6 +153,16 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
         "invalid_value",
         "name",
     ),
+    (CHAT, {"messages": HI, "tools": [tool({"a": DEEP})]}, 400, "invalid_value", "nested deeper"),
+    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [DEEP_CALL]}]}, 400, "invalid_value", "nested no"),
+    (
+        CHAT,
+        {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 128},
+        400,
+        "too_many_logprobs",
+        "at most 2097152",
+    ),
+    (TEXT, LISTED, 400, "too_many_logprobs", "at most 2097152"),
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, None, "goes with tools"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "some"}, 400, "invalid_value", "tool_choice"),
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": CHOSEN}, 400, None, "no function 'g'"),

@@ -19,6 +19,7 @@ MAX_STOPS = 16
 MAX_BIASES = 4096
 MAX_CHOICES = 1024
 MAX_TOOLS = 128
+MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
 
 
@@ -33,6 +34,12 @@ def _encodable(value: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether JSON is nested no deeper than that."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_shallow(item, depth - 1) for item in inner)
 
 
 class Strict(BaseModel):
@@ -327,6 +334,13 @@ class Function(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _not_deep(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if not _shallow(value):
+            raise ValueError(f"is nested deeper than {MAX_DEPTH}")
+        return value
+
 
 class Tool(Strict):
     """What the model may use: functions, and nothing else."""
@@ -359,8 +373,8 @@ class CalledFunction(Strict):
             found = json.loads(value or "{}")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"is no JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise ValueError("must be a JSON object, as a text")
+        if not isinstance(found, dict) or not _shallow(found):
+            raise ValueError(f"must be a JSON object, as a text, nested no deeper than {MAX_DEPTH}")
         return value
 
 

@@ -46,6 +46,8 @@ _READ_SECONDS = 60.0
 _READERS = 4
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
+# Log-probabilities of one answer, of tokens and of the likeliest others: each takes about 100 bytes.
+_MOST_LOGPROBS = 1 << 21
 
 
 class Service:
@@ -254,6 +256,7 @@ class Service:
                         code="context_length_exceeded",
                     )
                 lm.check(prompt.ids, params)
+            _check_logprobs(lm, plan, prompts, params)
             if plan.body.search is not None and params.max_tokens is None:
                 params = replace(params, max_tokens=_share_of_context(lm, prompts, plan.body.search.budget))
             return prompts, params
@@ -294,6 +297,24 @@ class Service:
         answer = plan.head(plan.endpoint.kind).as_dict()
         answer |= {"choices": choices, "usage": formats.usage_of(usage)}
         return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
+
+
+def _check_logprobs(lm: LM, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    """Raise `ApiError` for a request whose log-probabilities might not fit into memory."""
+    if not plan.logprobs:
+        return
+    tokens = 0
+    for prompt in prompts:
+        room = lm.n_ctx - len(prompt.ids)
+        drawn = 0 if plan.body.draws_nothing else min(room, params.max_tokens or room)
+        tokens += params.n * (drawn + (len(prompt.ids) if plan.scored else 0))
+    if tokens * (1 + plan.top) > _MOST_LOGPROBS:
+        raise bad_request(
+            f"The answer may hold {tokens * (1 + plan.top)} log-probabilities; this server tells at most "
+            f"{_MOST_LOGPROBS} in one: ask for fewer samples or prompts, fewer likeliest tokens, or set max_tokens.",
+            param="logprobs",
+            code="too_many_logprobs",
+        )
 
 
 def _share_of_context(lm: LM, prompts: Sequence[Prompt], budget: int) -> int:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI
 from pydantic import Field, model_validator
+from starlette.responses import Response
 
 from tilebeam._version import __version__
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
+from tilebeam.server.responses import Json, dumped
 from tilebeam.server.service import Service
 
 if TYPE_CHECKING:
@@ -48,17 +50,17 @@ class DetokenizeRequest(Strict):
 def add_token_routes(app: FastAPI, service: Service) -> None:
     """Serve these paths."""
 
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text."""
         with service.host.use() as loaded:
-            return await asyncio.to_thread(_tokenized, loaded.lm, body)
+            return await asyncio.to_thread(lambda: _answer(_tokenized(loaded.lm, body)))
 
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    @app.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of tokens, control tokens spelled out."""
         with service.host.use() as loaded:
-            return await asyncio.to_thread(_detokenized, loaded.lm, body)
+            return await asyncio.to_thread(lambda: _answer(_detokenized(loaded.lm, body)))
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -69,6 +71,11 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     async def props() -> dict[str, Any]:
         """What is served, and how requests are sampled that do not say."""
         return _props(service)
+
+
+def _answer(data: Json) -> Response:
+    """Written in the thread that made it: it may be long."""
+    return Response(dumped(data), media_type="application/json")
 
 
 def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
