@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits
+from hypothesis import given
+from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
-from tilebeam.text_state import DECAY, TextState
+from tilebeam.text_state import DECAY, Confidence, TextState
 
 PREFIX = [7] * 40
 PROMPTS = [[5, 6, 7], [*PREFIX, 9], [*PREFIX, 9, 10, 11], [300 + i for i in range(90)]]
@@ -173,9 +175,46 @@ def test_an_empty_text_adds_nothing() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     empty = TextState.empty(4)
     state = TextState(3, rows.sum(0), rows[2], rows[2])
-    assert state.then(empty) is state
+    check(state.then(empty), state)
     check(empty.then(state), state)
-    assert empty.features(["mean", "recent", "last", "length"]).tolist() == [0] * 13
+    assert empty.features(["mean", "recent", "last", "length", "confidence"]).tolist() == [0] * 18
+
+
+def by_hand(logprobs: list[float], ended: bool = False) -> Confidence:
+    x = np.array(logprobs)
+    weights = float(DECAY) ** np.arange(len(x) - 1, -1, -1)
+    return Confidence(len(x), x.sum(), (x**2).sum(), float(weights @ x), min(0.0, *x), ended)
+
+
+@pytest.mark.parametrize("stop", [(), ("\0never",)], ids=["together", "one by one"])
+def test_confidence_is_of_the_tokens_log_probabilities(lm: LM, stop: tuple[str, ...]) -> None:
+    """Whether or not they are asked for themselves; and it says whether the text has ended."""
+    params = replace(PARAMS, n=3, logprobs=True, stop=stop)
+    outputs = lm.generate(PROMPTS, params)
+    alone = lm.generate(PROMPTS, replace(params, logprobs=False))
+    for told, untold in zip(outputs, alone, strict=True):
+        for sample, same in zip(told.outputs, untold.outputs, strict=True):
+            assert same.logprobs is None
+            assert sample.hidden is not None
+            assert same.hidden is not None
+            wanted = by_hand(sample.logprobs or []).values()
+            np.testing.assert_allclose(sample.hidden.confidence.values(), wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(same.hidden.confidence.values(), wanted, rtol=1e-5, atol=1e-6)
+    assert outputs[0].outputs[0].hidden is not None
+    values = outputs[0].outputs[0].hidden.confidence.values()
+    logprobs = np.array(outputs[0].outputs[0].logprobs)
+    assert values[[0, 1, 3]] == pytest.approx([logprobs.mean(), logprobs.std(), logprobs.min()], rel=1e-4, abs=1e-5)
+    [ending] = lm.generate(PROMPTS[:1], replace(PARAMS, logit_bias={lm.eos: 1e5}, ignore_eos=False))
+    assert ending.outputs[0].hidden is not None
+    assert (ending.outputs[0].finish_reason, ending.outputs[0].hidden.confidence.ended) == ("stop", True)
+
+
+@given(st.lists(st.floats(-20, 0), min_size=1, max_size=30), st.data())
+def test_confidence_of_a_text_in_parts(logprobs: list[float], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(logprobs)))
+    first, second = (by_hand(part) if part else Confidence() for part in (logprobs[:cut], logprobs[cut:]))
+    together, whole = first.then(second).values(), by_hand(logprobs).values()
+    np.testing.assert_allclose(together, whole, rtol=1e-4, atol=2e-3)
 
 
 def test_options_that_need_hidden_states() -> None:

@@ -20,12 +20,12 @@ from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.own_reward import _plain, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
 from tilebeam.search import registry as methods
-from tilebeam.text_state import TextState
+from tilebeam.text_state import Confidence, TextState, width
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
 
-FEATURES = ("mean", "recent", "last", "length")
+FEATURES = ("mean", "recent", "last", "length", "confidence")
 PARAMS = SamplingParams(max_tokens=24, seed=3, temperature=1.5)
 PROMPT = "the question is how many times the number of the people"
 STEP = "7"
@@ -47,15 +47,20 @@ def lm(path: Path) -> Iterator[LM]:
 def head_of(lm: LM, features: Any = FEATURES, hidden: int = 5) -> Head:
     """A random head."""
     rng = np.random.default_rng(5)
-    n = sum(1 if f == "length" else lm.n_embd for f in features)
+    n = width(features, lm.n_embd)
     weights = [rng.normal(0, n**-0.5, (hidden, n)), rng.normal(0, 1, (1, hidden))]
     layers = tuple((w.astype(np.float32), np.zeros(len(w), np.float32)) for w in weights)
     return Head(layers, features=features, maker=maker_of(lm))
 
 
 def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
-    """The score of a text by what `LM.hidden` says of it."""
+    """The score of a text by what `LM.hidden` and `LM.logits` say of it."""
     state = TextState.empty(lm.n_embd)
+    logits = lm.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(np.float64)
+    for row, token in zip(logits, tokens, strict=True):
+        x = float(row[token] - np.logaddexp.reduce(row))
+        drawn = Confidence(1, x, x * x, x, x, token == lm.eos)
+        state = state.then(replace(TextState.empty(lm.n_embd), confidence=drawn))
     if len(tokens) > 1:
         [reading] = lm.hidden([prompt + tokens], [range(len(prompt), len(prompt) + len(tokens) - 1)])
         for row in reading.hidden:

@@ -24,8 +24,9 @@ from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.scoring.reward_heads import load_head
+from tilebeam.text_state import width
 from tilebeam.training import fitting, quality
-from tilebeam.training.collection import Collection, CollectionSetting
+from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
 from tilebeam.training.options import FitOptions, features_of
 from tilebeam.training.report import report, write
 from typer.testing import CliRunner
@@ -52,7 +53,8 @@ def planted(
             for strength in (0.3, 1.0):
                 x = rng.normal(0, 0.5, 3 * N_EMBD)
                 x[first : first + N_EMBD] += strength * (2 * right - 1) * direction + place * own
-                states.append([*(x * scale), math.log1p(rng.integers(20, 200))])
+                confidence = [*rng.normal(0, 1, 4), 1.0]
+                states.append([*(x * scale), math.log1p(rng.integers(20, 200)), *confidence])
             answer = "1" if right else str(rng.integers(2, 4))
             drawn.append(
                 {"states": 2, "correct": float(right), "tokens": int(rng.integers(20, 200)), "answer": answer}
@@ -191,7 +193,7 @@ def setting(**changes: Any) -> CollectionSetting:
 def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
     """A process died between the two files; more problems are no other setting, another temperature is one."""
     item = Item("a", "q", "1", "q", "q")
-    rows = np.ones((2, 3 * 4 + 1), np.float16)
+    rows = np.ones((2, width(FEATURES, 4)), np.float16)
     task, other = (cast(Task, SimpleNamespace(judges=lambda _, digest=digest: [digest])) for digest in "ab")
     with Collection(tmp_path / "d", setting(), 4) as data:
         data.add(task, item, "q", [{"states": 2}], rows)
@@ -292,7 +294,7 @@ def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path) -> None:
     assert head.features == ("mean", "length")
     records = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
     with tilebeam.load(folder / "m.gguf", "cpu", n_ctx=512, n_seq_max=4, threads=1) as lm:
-        states = np.fromfile(tmp_path / "h.states", np.float16).reshape(-1, 3 * lm.n_embd + 1)
+        states = np.fromfile(tmp_path / "h.states", np.float16).reshape(-1, width(FEATURES, lm.n_embd))
         record = records[1]
         params = SamplingParams(max_tokens=12, n=3, seed=item_seed(1, record["unit"]), hidden=True)
         [output] = lm.generate([f"the {record['unit']} is"], params)

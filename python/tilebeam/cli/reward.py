@@ -93,8 +93,8 @@ def train(
         str,
         typer.Option(
             "--features",
-            help="What the head reads of a text's hidden states: mean, recent, last, length, comma separated; auto: "
-            "what does best on held-out problems.",
+            help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
+            "separated; auto: what does best on held-out problems.",
             rich_help_panel=_FIT,
         ),
     ] = AUTO,

@@ -295,8 +295,7 @@ class Engine:
             sample.tokens.append(token)
         if any(request.wants_norm for request, _ in plan.shares):
             for (sample, _), logit, norm in zip(plan.sampling, rows.logits, rows.norms, strict=True):
-                if sample.request.wants_norm:
-                    sample.logprobs.append(logit - norm)
+                self._note(sample, logit - norm)
         if any(request.params.hidden_steps for request, _ in plan.shares):
             for sample, _ in plan.sampling:
                 self._step_ends(sample)
@@ -322,12 +321,10 @@ class Engine:
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         request.progress.tokens += 1
-        if request.wants_norm:
-            if params.logprobs:
-                sample.logprobs.append(logit - norm)
-            if params.top_logprobs:
-                tokens, logits = self.sampler.top(entry, params.top_logprobs)
-                sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
+        self._note(sample, logit - norm)
+        if params.top_logprobs:
+            tokens, logits = self.sampler.top(entry, params.top_logprobs)
+            sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
         self._step_ends(sample)
         if (self.vocab.is_end(token) and not params.ignore_eos) or (sample.detokenizes and self._detokenize(sample)):
             self._finish(sample, "stop")
@@ -335,6 +332,13 @@ class Engine:
             self._finish(sample, "length")
         elif request.on_change is not None:
             request.on_change(sample)
+
+    def _note(self, sample: Sample, logprob: float) -> None:
+        """Keep the log-probability of a token that a sample has drawn, where it is wanted."""
+        if sample.request.params.logprobs:
+            sample.logprobs.append(logprob)
+        if sample.place is not None:
+            self.hidden.drew(sample.place, logprob)
 
     def _step_ends(self, sample: Sample) -> None:
         """Note the hidden states by now if the token just drawn ends a step."""
@@ -386,7 +390,8 @@ class Engine:
             sample.sampler.close()
             sample.sampler = None
         if sample.place is not None:
-            sample.hidden = self.hidden.state(sample.place)
+            complete = reason == "stop" and bool(sample.tokens) and self.vocab.is_end(sample.tokens[-1])
+            sample.hidden = self.hidden.state(sample.place, ended=complete)
             self.hidden.close(sample.place)
             sample.place = None
         request = sample.request

@@ -1,4 +1,5 @@
-"""Takes the hidden states of the rows that a step decodes anyway, and adds them up per sample.
+"""Takes the hidden states of the rows that a step decodes anyway, and the log-probabilities of the tokens that it
+draws, and adds them up per sample.
 
 llama.cpp gives hidden states and logits of one batch, but then of all its rows. So the scheduler keeps prompts out of
 the batches that give hidden states; all rows of such a batch draw tokens or check drafts, and have logits anyway.
@@ -7,14 +8,14 @@ the batches that give hidden states; all rows of such a batch draw tokens or che
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.request import Sample
 from tilebeam.native.llama import Context
-from tilebeam.text_state import DECAY, TextState
+from tilebeam.text_state import DECAY, Confidence, TextState
 
 _ROWS = 16  # at first
 
@@ -41,6 +42,7 @@ class HiddenStates:
         self._context = context
         self._count = np.zeros(0, np.int64)
         self._total, self._recent, self._last = (np.zeros((0, context.model.n_embd), np.float32) for _ in range(3))
+        self._confidence: dict[int, Confidence] = {}
         self._free: list[int] = []
 
     def open(self) -> int:
@@ -56,14 +58,28 @@ class HiddenStates:
             self._free = list(range(held + more - 1, held - 1, -1))
         place = self._free.pop()
         self._count[place] = 0
+        self._confidence[place] = Confidence()
         for array in (self._total, self._recent, self._last):
             array[place] = 0
         return place
 
-    def state(self, place: int) -> TextState:
-        """A sample's state by now."""
-        arrays = (a[place].copy() for a in (self._total, self._recent, self._last))
-        return TextState(int(self._count[place]), *arrays)
+    def state(self, place: int, *, ended: bool = False) -> TextState:
+        """A sample's state by now.
+
+        Args:
+            ended: its last token ends the text.
+        """
+        total, recent, last = (a[place].copy() for a in (self._total, self._recent, self._last))
+        confidence = self._confidence[place]
+        if ended:
+            confidence = replace(confidence, ended=True)
+        return TextState(int(self._count[place]), total, recent, last, confidence)
+
+    def drew(self, place: int, logprob: float) -> None:
+        """A sample has drawn a token of this log-probability."""
+        c = self._confidence[place]
+        recent, lowest = c.recent * float(DECAY) + logprob, min(c.lowest, logprob)
+        self._confidence[place] = Confidence(c.count + 1, c.total + logprob, c.squares + logprob**2, recent, lowest)
 
     def close(self, place: int) -> None:
         """The place is free for another sample."""

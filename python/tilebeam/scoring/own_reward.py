@@ -15,6 +15,7 @@ from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_heads import Head
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import Rating
+from tilebeam.text_state import width
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -133,7 +134,11 @@ def check_maker(head: Head, lm: LM) -> None:
     wanted, found = head.maker, maker_of(lm)
     names = [_plain(facts.get("name", "")) for facts in (wanted, found)]
     shape = wanted.get("shape", found["shape"])
-    if head.n_embd != lm.n_embd or shape != found["shape"] or (all(names) and names[0] != names[1]):
+    if (
+        head.n_inputs != width(head.features, lm.n_embd)
+        or shape != found["shape"]
+        or (all(names) and names[0] != names[1])
+    ):
         made_for = " of ".join(filter(None, (wanted.get("name"), wanted.get("shape"))))
         raise TilebeamError(
             f"The reward head was made for another model: {made_for or f'{head.n_embd} elements'}; this one is "

@@ -20,7 +20,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.classifier import read_classifier
 from tilebeam.scoring.choices import HeadOutput
-from tilebeam.text_state import Feature
+from tilebeam.text_state import NARROW, Feature
 from tilebeam.text_state import width as width_of
 
 Floats = npt.NDArray[np.float32]
@@ -85,9 +85,12 @@ class Head:
 
     @property
     def n_embd(self) -> int:
-        """Elements of the hidden states that they come from."""
-        wide = sum(name != "length" for name in self.features)
-        return (self.n_inputs - len(self.features) + wide) // wide if wide else self.n_inputs
+        """Elements of the hidden states that they come from; 0: it reads none."""
+        if not self.features:
+            return self.n_inputs
+        narrow = [NARROW[name] for name in self.features if name in NARROW]
+        wide = len(self.features) - len(narrow)
+        return (self.n_inputs - sum(narrow)) // wide if wide else 0
 
     @property
     def shape(self) -> str:

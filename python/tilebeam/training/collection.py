@@ -2,8 +2,9 @@
 files, taken up again where a run was interrupted.
 
 DATA.jsonl   a log as of an evaluation: the setting and its digest, then a line for each problem
-DATA.states  float16 [rows, 3 n_embd + 1]: mean, recent, last, length of a text's state; a sample's rows are those of
-             some of its beginnings, then that of its end. Rows are on the disk before the line that counts them.
+DATA.states  float16 [rows, 3 n_embd + 6]: mean, recent, last, length, confidence of a text's state; a sample's rows are
+             those of some of its beginnings, then that of its end. Rows are on the disk before the line that counts
+             them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tilebeam.outputs import CompletionOutput, ProgressHook, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
-from tilebeam.text_state import Feature, TextState
+from tilebeam.text_state import Feature, TextState, width
 from tilebeam.training.options import SAMPLES, STEPS
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class CollectionSetting:
         result, usual = asdict(self), asdict(TaskOptions(""))
         task = {k: v for k, v in result["task"].items() if k != "items" and v != usual[k]}
         result["task"] = task | {"spec": self.task.spec.partition(":")[0]}
+        result["features"] = FEATURES
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
 
@@ -99,7 +101,7 @@ class Collection:
 
     def __init__(self, stem: Path, setting: CollectionSetting, n_embd: int) -> None:
         self.setting = setting
-        self._width = 3 * n_embd + 1
+        self._width = width(FEATURES, n_embd)
         self._path = stem.with_name(f"{stem.name}.states")
         self._log = Log(stem.with_name(f"{stem.name}.jsonl"), setting)
         try:
@@ -147,7 +149,7 @@ class Collection:
         self._rows += len(states)
 
     def states(self) -> npt.NDArray[np.float16]:
-        """All rows, mapped from the file: float16 [rows, 3 n_embd + 1]."""
+        """All rows, mapped from the file: float16 [rows, 3 n_embd + 6]."""
         if not self._rows:
             return np.zeros((0, self._width), np.float16)
         return np.memmap(self._path, np.float16, "r", shape=(self._rows, self._width))

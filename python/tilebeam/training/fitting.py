@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.log import Record
 from tilebeam.scoring.reward_heads import Head, sigmoid
-from tilebeam.text_state import Feature
+from tilebeam.text_state import NARROW, Feature, width
 from tilebeam.training.collection import FEATURES
 from tilebeam.training.options import FitOptions
 
@@ -30,12 +30,13 @@ Loss = Callable[[Array], tuple[float, Array]]
 PARTS = ("train", "choose", "report")
 _TURNS = ("train", "choose", "train", "report", "train", "train", "train")
 _SETS: tuple[tuple[Feature, ...], ...] = (
-    ("mean", "length"),
-    ("recent", "length"),
-    ("last", "length"),
-    ("mean", "recent", "last", "length"),
+    ("length", "confidence"),
+    ("mean", "length", "confidence"),
+    ("recent", "length", "confidence"),
+    ("last", "length", "confidence"),
+    ("mean", "recent", "last", "length", "confidence"),
 )
-_DECAYS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # weight of the squares of the weights, strong ones first
+_DECAYS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # weight of the squares of the weights, strong ones first
 _STEPS, _PATIENCE = 200, 8
 _ROUNDED = 2e-3  # of a float16
 
@@ -159,10 +160,17 @@ def fit(
 
 def inputs(states: npt.NDArray[np.float16], rows: npt.NDArray[np.int64], names: Sequence[Feature]) -> Array:
     """Features of rows: float32 [rows, inputs]."""
-    n = (states.shape[1] - 1) // 3
-    first = dict(zip(FEATURES, itertools.accumulate([n, n, n], initial=0), strict=True))
-    wide = [slice(first[name], first[name] + (1 if name == "length" else n)) for name in names]
+    n = n_embd_of(states)
+    sizes = [width([name], n) for name in FEATURES]
+    first = dict(zip(FEATURES, itertools.accumulate(sizes, initial=0), strict=False))
+    wide = [slice(first[name], first[name] + width([name], n)) for name in names]
     return np.concatenate([states[rows, part].astype(np.float32) for part in wide], axis=1)
+
+
+def n_embd_of(states: npt.NDArray[np.float16]) -> int:
+    """Elements of a hidden state."""
+    narrow = sum(NARROW.values())
+    return int(states.shape[1] - narrow) // (len(FEATURES) - len(NARROW))
 
 
 def _path(
@@ -180,6 +188,11 @@ def _path(
     scale = np.sqrt(np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x))
     # What differs by less than the states were rounded by says nothing.
     scale = np.maximum(scale, _ROUNDED * np.abs(mean) + 1e-6).astype(np.float32)
+    # The elements of hidden states weigh together what a single value weighs: of so many, most are noise.
+    n = n_embd_of(states)
+    scale *= np.sqrt(np.concatenate([np.full(width([f], n), 1 if f in NARROW else n) for f in names])).astype(
+        np.float32
+    )
     mean = mean.astype(np.float32)
     x /= scale
     y = train.correct[train.owner].astype(np.float32)
@@ -233,8 +246,8 @@ class _Network:
         """First weights; `share` of the samples is right."""
         rng = np.random.default_rng(self._seed)
         parts = [
-            rng.normal(0, s[1] ** -0.5, s) if len(s) == 2 and len(self._shapes) > 2 else np.zeros(s)
-            for s in self._shapes
+            rng.normal(0, 1 if i == 0 else s[1] ** -0.5, s) if len(s) == 2 and len(self._shapes) > 2 else np.zeros(s)
+            for i, s in enumerate(self._shapes)
         ]
         parts[-1][:] = np.log(share / (1 - share))
         return np.concatenate([p.ravel() for p in parts]).astype(np.float32)

@@ -9,7 +9,7 @@ from tilebeam.errors import TilebeamError
 SAMPLES = 8  # of a problem
 STEPS = 2  # beginnings of each sample that are learnt from, too
 AUTO = "auto"  # the features that do best on held-out problems
-_KNOWN = ("mean", "recent", "last", "length")
+_KNOWN = ("mean", "recent", "last", "length", "confidence")
 
 
 @dataclass(frozen=True)
