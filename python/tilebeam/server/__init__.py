@@ -2,10 +2,13 @@
 
 Requests of all clients share the batches of one model:
 
-    app           routes and middleware            -> service
-    service       from a checked body to an answer -> host (the model), jobs (who is let in), searches, streams
-    schema, grammar, chat, formats, errors         bodies in, JSON out
-    security, metrics, settings, run               keys and limits, Prometheus, options, the process
+    app              routes and middleware            -> service, and the modules with routes of their own
+    service          from a checked body to an answer -> model_host, admission (who is let in), searches, streams
+    requests, prompts, chat, tools, grammar, errors   bodies in: fields, prompts, functions, what the text must be
+    responses, echo, tool_calls, tool_style           JSON out: choices, scored prompts, calls read out of texts
+    response_requests, response_answers               /v1/responses, which is a chat in another form
+    tokens, embeddings, scores, pages                 routes of their own
+    security, metrics, settings, main                 keys and limits, Prometheus, options, the process
 
 This module imports none of the packages of the extra.
 """
