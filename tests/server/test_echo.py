@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_no_tokens_at_all(server: Running, stream: bool) -> None:
         assert lines.pop() == "[DONE]"
         choices = [json.loads(line)["choices"][0] for line in lines]
     assert [(c["index"], c["text"], c["finish_reason"]) for c in choices] == [(i, "", "length") for i in range(4)]
+
+
+def test_many_clients_score_and_sample_at_once(server: Running, lm: LM) -> None:
+    """Readings take the model for themselves, samples share it: whoever steps last has to wake who is next."""
+    ids = [lm.tokenize(f"the number {i} of the people") for i in range(40)]
+    body = SCORED | {"max_tokens": 1}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda prompt: server.post(TEXT, body | {"prompt": prompt}), ids))
+    assert [answer.status_code for answer in answers] == [200] * 40
+    for prompt, answer in zip(ids, answers, strict=True):
+        assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 1
 
 
 # --- lm-evaluation-harness --------------------------------------------------------------------------------------------

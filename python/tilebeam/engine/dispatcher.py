@@ -358,6 +358,8 @@ class Dispatcher:
                 if self._owner is None and self._has_work():
                     self._drive(me, ready)
                 else:
+                    # This thread may have stepped to where one that wants the engine for itself is next.
+                    self._wake_next()
                     self._waiters[waiter] = None
                     try:
                         waiter.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 
-async def of(lm: LM, plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Echo | None], Usage | None]:
+async def of(
+    pool: ThreadPoolExecutor, lm: LM, plan: Plan, prompts: Sequence[Prompt]
+) -> tuple[list[Echo | None], Usage | None]:
     """What goes before each prompt's samples, and what it cost to read; None where nothing does. Cancelling ends the
     reading after its present batch.
 
@@ -49,7 +52,7 @@ async def of(lm: LM, plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Echo |
         )
         return [_scored(lm, *pair) for pair in zip(prompts, readings, strict=True)], usage
 
-    return await in_thread(None, read, cancelled)
+    return await in_thread(pool, read, cancelled)
 
 
 def _scored(lm: LM, prompt: Prompt, reading: TokenReading) -> Echo:

@@ -274,7 +274,7 @@ class Service:
         if plan.body.search is not None:
             answer = SearchAnswer(self.searches, loaded, plan, self.metrics)
             return self._finished(plan, *await answer.whole(prompts, params))
-        echoes, scoring = await echo.of(loaded.lm, plan, prompts)
+        echoes, scoring = await echo.of(self._readers, loaded.lm, plan, prompts)
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
         else:
@@ -399,7 +399,7 @@ class EventStream(Response):
             answer = SearchAnswer(service.searches, loaded, plan, service.metrics)
             await self._send_search(answer.stream(prompts, params, self._began), send)
             return
-        echoes, scoring = await echo.of(lm, plan, prompts)
+        echoes, scoring = await echo.of(service._readers, lm, plan, prompts)
         async with AsyncExitStack() as stack:
             drawn = [] if plan.body.draws_nothing else prompts
             streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in drawn]
