@@ -23,6 +23,7 @@ from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
+from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.executor import usable_memory
@@ -312,7 +313,7 @@ class _Loader:
         if len(devices) > 1:
             # Shares of the layers: with their very numbers llama.cpp's fractions fall on the borders.
             params.tensor_split = (ctypes.c_float * c.llama_max_devices())(*self._placement.counts)
-        params.load_mode = c.LLAMA_LOAD_MODE_MMAP if self._file.aligned else c.LLAMA_LOAD_MODE_NONE
+        releases.map_files(params, self._file.aligned)
         if self._file.repacked is not None:
             self._file.repacked.override(params)
         with self._announcement(), self._division():

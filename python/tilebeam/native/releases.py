@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
@@ -75,6 +76,20 @@ def _stamp() -> str:
 
     ffi, lib = executor.load()
     return f"{__version__}-{ffi.string(lib.tb_session_build_id()).decode()}"
+
+
+def map_files(params: Any, wanted: bool) -> None:
+    """Have llama.cpp map a model's file, or read it.
+
+    Args:
+        params: llama_model_params. Before 0.3.35 they have a flag for it, then a mode.
+    """
+    import llama_cpp.llama_cpp as capi
+
+    if hasattr(params, "load_mode"):
+        params.load_mode = capi.LLAMA_LOAD_MODE_MMAP if wanted else capi.LLAMA_LOAD_MODE_NONE
+    else:
+        params.use_mmap = wanted
 
 
 def _build(release: str, target: Path) -> Path:
