@@ -7,7 +7,7 @@
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
-#   make wheel             dist/*.whl with the plugin inside
+#   make wheel             dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
 
@@ -20,13 +20,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# The pin stands in pyproject.toml alone.
+# The releases stand in pyproject.toml alone; this is the newest.
 LLAMA_CPP_PYTHON := $(shell sed -n 's/^llama-cpp-python = \[.*"\([^"]*\)"\]$$/\1/p' pyproject.toml)
 PYTEST_ARGS ?=
 # Files of tests that run side by side; each may take 2 GB.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
+VERSIONS_ARGS ?=
+WHEEL_ARGS ?=
 BENCH_ARGS ?=
 DATA ?=
 REAL_ARGS ?=
@@ -134,6 +136,10 @@ test-quick: $(VENV)/.tilebeam
 	@echo "== tests that load no model (up to 2 minutes on 2 CPUs)"
 	@$(PYTEST) -m quick $(PYTEST_ARGS)
 
+test-versions: $(VENV)/.tilebeam
+	@echo "== tests with every release of llama-cpp-python (an hour on 2 CPUs)"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/releases/run.py $(VERSIONS_ARGS)
+
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"
 	@$(BIN)/ruff check .
@@ -158,8 +164,9 @@ real: $(VENV)/.tilebeam
 	@$(BIN)/python -m bench.real $(if $(DATA),--data "$(DATA)") $(REAL_ARGS)
 
 wheel: $(VENV)/.created
-	@echo "== building dist/*.whl"
-	@$(call quietly,$(PIP) wheel --no-deps --wheel-dir dist .)
+	@echo "== building dist/*.whl for x86-64 and aarch64 (about 10 minutes on 2 CPUs)"
+	@$(call quietly,$(PIP) install $(call extra,wheel))
+	@$(BIN)/python backend/cmake/wheel.py $(WHEEL_ARGS)
 
 clean:
 	@rm -rf build/editable build/sanitize build/lint dist $(VENV)/.tilebeam

@@ -4,12 +4,14 @@
 # add_plugin(TARGET RELEASE) makes the plugin for one release, and the target ggml-base-soname is an empty library that
 # leaves only "needs libggml-base.so.0" in whoever links it: at run time the loader finds the copy that libllama has
 # mapped, so that nothing of llama-cpp-python is needed to build.
-set(TILEBEAM_GGML_SOURCE "" CACHE PATH "unpacked llama-cpp-python source distribution; empty: fetched with pip")
+set(TILEBEAM_GGML_SOURCE "" CACHE PATH "an unpacked source distribution of llama-cpp-python, or a folder with several \
+(llama_cpp_python-VERSION); empty: fetched with pip")
+set(TILEBEAM_SOURCE_CACHE ${CMAKE_SOURCE_DIR}/build/ggml-source CACHE PATH "where fetched ones are kept")
 set(TILEBEAM_RELEASE "" CACHE STRING "release of llama-cpp-python to build the plugin for; empty: the newest known")
 set(TILEBEAM_RELEASES "" CACHE STRING "others to build it for, too, or: all")
 
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/pyproject.toml) # has the releases
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
+find_package(Python3 3.11 REQUIRED COMPONENTS Interpreter)
 set(GGML_SOURCE_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/ggml_source.py)
 
 # What ggml_release.h asks: name, header, and what it holds where the name is true.
@@ -22,12 +24,14 @@ set(GGML_DIFFERENCES
 
 function(add_plugin TARGET RELEASE)
     set(SOURCE "")
-    if("${TARGET}" STREQUAL "ggml-tilebeam")
+    if(TILEBEAM_GGML_SOURCE AND EXISTS "${TILEBEAM_GGML_SOURCE}/llama_cpp_python-${RELEASE}")
+        set(SOURCE ${TILEBEAM_GGML_SOURCE}/llama_cpp_python-${RELEASE})
+    elseif("${TARGET}" STREQUAL "ggml-tilebeam")
         set(SOURCE ${TILEBEAM_GGML_SOURCE})
     endif()
     execute_process(
         COMMAND ${Python3_EXECUTABLE} ${GGML_SOURCE_SCRIPT} --release "${RELEASE}" --source "${SOURCE}"
-                --cache ${CMAKE_SOURCE_DIR}/build/ggml-source
+                --cache ${TILEBEAM_SOURCE_CACHE}
         OUTPUT_VARIABLE INFO OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE RESULT)
     if(NOT RESULT EQUAL 0)
         message(FATAL_ERROR "Tilebeam could not get ggml's headers (see above).")

@@ -37,8 +37,20 @@ def fetch(release: str, cache: Path) -> Path:
         with tarfile.open(archive) as tar:
             wanted = [m for m in tar.getmembers() if re.search(r"/vendor/llama\.cpp/|/\.git/modules/vendor/", m.name)]
             tar.extractall(tmp, members=wanted, filter="data")
-        (Path(tmp) / root.name).rename(root)
+        try:
+            (Path(tmp) / root.name).rename(root)
+        except OSError:  # another build has fetched it meanwhile
+            if not (root / "vendor").is_dir():
+                raise
     return root
+
+
+def check_release(root: Path, release: str) -> None:
+    """Raise ValueError if a source distribution is of another release than the one that is wanted."""
+    package = root / "llama_cpp" / "__init__.py"
+    found = re.search(r'__version__ = "([^"]+)"', package.read_text(encoding="utf-8")) if package.is_file() else None
+    if found and found[1] != release:
+        raise ValueError(f"{root} is {found[1]}, not {release}: say so with -DTILEBEAM_RELEASE={found[1]}")
 
 
 def commit_of(root: Path) -> str:
@@ -67,7 +79,9 @@ def main() -> int:
         print(";".join(releases()))
         return 0
     try:
-        root = Path(args.source) if args.source else fetch(args.release or releases()[-1], args.cache)
+        release = args.release or releases()[-1]
+        root = Path(args.source) if args.source else fetch(release, args.cache)
+        check_release(root, release)
         ggml = root / "vendor/llama.cpp/ggml"
         for header in ("include/ggml-backend.h", "src/ggml-backend-impl.h"):
             if not (ggml / header).is_file():

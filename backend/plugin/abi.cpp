@@ -23,6 +23,7 @@ const char * enum_difference() {
                {GGML_OP_GLU, "GLU"}};
     for (const auto & [op, name] : ops)
         if (!same(ggml_op_name(op), name)) return "enum ggml_op";
+    if (!ggml_op_name(static_cast<ggml_op>(GGML_OP_COUNT - 1))) return "enum ggml_op";
     const struct {
         ggml_type type;
         const char * name;

@@ -15,9 +15,9 @@ typedef int NAME(vi) __attribute__((vector_size(4 * V)));
         if ((code) == CODE_NONLINEAR) {                                                                                \
             VF value_ = zero - 127.0f;                                                                                 \
             for (int n_ = 0; n_ < 15; n_++) {                                                                          \
-                const float a_ = IQ4_NL_VALUES[n_], b_ = IQ4_NL_VALUES[n_ + 1];                                        \
-                const VI above_ = v > zero + 0.5f * (a_ + b_);                                                         \
-                value_ += (VF)(above_ & (VI)(zero + (b_ - a_)));                                                       \
+                const float one_ = IQ4_NL_VALUES[n_], next_ = IQ4_NL_VALUES[n_ + 1];                                   \
+                const VI above_ = v > zero + 0.5f * (one_ + next_);                                                    \
+                value_ += (VF)(above_ & (VI)(zero + (next_ - one_)));                                                  \
             }                                                                                                          \
             v = value_;                                                                                                \
         } else {                                                                                                       \

@@ -4,6 +4,7 @@ reads them there."""
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,13 @@ def test_everybody_reads_the_releases() -> None:
     rules = subprocess.run(["make", "-pn", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"\nLLAMA_CPP_PYTHON := {RELEASES[-1]}\n" in rules
     assert set(releases.built()) <= set(RELEASES)
+
+
+def test_every_target_of_make_has_a_rule() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = (line.split()[1:] for line in makefile.splitlines() if line.startswith(".PHONY:"))
+    assert [name for name in phony if not re.search(rf"^{name}:.*\n\t", makefile, re.M) and name != "setup"] == []
+    assert set(re.findall(r"^#   make ([a-z-]+)", makefile, re.M)) <= set(phony)
 
 
 def test_no_other_file_states_it() -> None:

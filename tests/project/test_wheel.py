@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -55,7 +56,12 @@ def test_everything_is_inside(installed: Path) -> None:
     parts = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python/tilebeam/pages/parts").iterdir()}
     assert parts
     assert parts <= names
-    assert not [n for n in names if n.endswith((".cpp", ".c"))]
+    assert not [n for n in names if n.endswith((".cpp", ".c")) and not n.startswith("tilebeam/source/")]
+    for name in ("CMakeLists.txt", "pyproject.toml", "backend/plugin/abi.cpp", "backend/cmake/ggml_source.py"):
+        assert f"tilebeam/source/{name}" in names
+    listed = (installed / "tilebeam/lib/plugins.txt").read_text().split()
+    assert listed[0] in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tilebeam"]["llama-cpp-python"]
+    assert {f"tilebeam/lib/{name}" for name in listed[1::2]} <= names
 
 
 def test_nothing_else_is_inside(installed: Path) -> None:

@@ -232,6 +232,7 @@ class _Loader:
     def _start(self) -> tuple[Any, Any, int]:
         """The model, its context, and how many tensors became tiles."""
         architecture = self._file.architecture
+        releases.check_architecture(self._file.path, architecture)
         if when := self._llama.COMPUTED_WRONGLY.get(architecture):
             raise TilebeamError(
                 f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tilebeam._ext import native_file
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-SOURCE = _PACKAGE.parent.parent  # the repository, when the package is used from a checkout
+PACKAGE = Path(__file__).resolve().parent.parent
+SOURCE = PACKAGE.parent.parent  # the repository, when the package is used from a checkout
 
 
 def native(name: str) -> Path:
@@ -43,7 +43,7 @@ def header(name: str, source: str) -> Path:
     Raises:
         FileNotFoundError: neither exists.
     """
-    for path in (_PACKAGE / "include" / name, SOURCE / source):
+    for path in (PACKAGE / "include" / name, SOURCE / source):
         if path.is_file():
             return path
     raise FileNotFoundError(f"{name} is missing from the package: reinstall tilebeam (pip install .)")

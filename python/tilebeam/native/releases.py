@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
 from tilebeam.native import paths
 
@@ -60,8 +59,14 @@ def plugin_file() -> Path:
     release, there = installed(), built()
     if release in there:
         return there[release]
-    kept = cache_folder() / f"{release}-{_stamp()}" / PLUGIN
-    return kept if kept.is_file() else _build(release, kept)
+    try:
+        sources = _sources()
+        kept = cache_folder() / release / f"libggml-tilebeam-{_digest(sources)}.so"
+        return kept if kept.is_file() else _build(release, sources, kept)
+    except (OSError, RuntimeError) as error:  # an unwritable folder, no home, no locks
+        raise TilebeamError(
+            f"The plugin for llama-cpp-python {release} cannot be kept: {error}. XDG_CACHE_HOME names another folder."
+        ) from None
 
 
 def cache_folder() -> Path:
@@ -70,12 +75,19 @@ def cache_folder() -> Path:
     return Path(base) / "tilebeam" / "plugins"
 
 
-def _stamp() -> str:
-    """Of the native files, which the plugin must be of one build with."""
-    from tilebeam.native import executor
+def _sources() -> Path:
+    """Tilebeam's C++ sources: of a checkout, or those that the package brings."""
+    return paths.SOURCE if (paths.SOURCE / "backend" / "CMakeLists.txt").is_file() else paths.PACKAGE / "source"
 
-    ffi, lib = executor.load()
-    return f"{__version__}-{ffi.string(lib.tb_session_build_id()).decode()}"
+
+def _digest(sources: Path) -> str:
+    """Of all that a plugin is made of."""
+    digest = hashlib.sha256()
+    for folder in ("backend", "ggml_ext"):
+        for file in sorted((sources / folder).rglob("*")):
+            if file.suffix in (".c", ".cpp", ".h", ".cmake", ".txt") or file.name == "ggml_source.py":
+                digest.update(str(file.relative_to(sources)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def map_files(params: Any, wanted: bool) -> None:
@@ -92,36 +104,73 @@ def map_files(params: Any, wanted: bool) -> None:
         params.use_mmap = wanted
 
 
-def _build(release: str, target: Path) -> Path:
+def check_architecture(path: object, architecture: str) -> None:
+    """Refuse a model on which the llama.cpp of the installed release ends the process, on any backend.
+
+    Raises:
+        TilebeamError: it is one.
+    """
+    last = _ABORTS_UP_TO.get(architecture)
+    if last is not None and _number(installed()) <= _number(last):
+        raise TilebeamError(
+            f"{path} has the architecture {architecture}, on which llama-cpp-python aborts up to {last}: "
+            f"pip install 'llama-cpp-python>{last}'."
+        )
+
+
+_ABORTS_UP_TO = {"gemma-embedding": "0.3.35"}
+
+
+def _build(release: str, sources: Path, target: Path) -> Path:
     known = ", ".join(sorted(built(), key=_number))
-    lacks = _lacks()
+    lacks = _lacks(sources)
     if lacks:
         raise TilebeamError(
             f"llama-cpp-python is {release}, and Tilebeam has its plugin for {known}: "
             f"pip install llama-cpp-python=={max(built(), key=_number)}. To build the plugin for {release}, {lacks}."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with _alone(target.parent):
         if target.is_file():
             return target  # another process built it meanwhile
         print(f"tilebeam: building the plugin for llama-cpp-python {release}, once (minutes)", file=sys.stderr)
-        steps = [
-            ["cmake", "-S", str(paths.SOURCE), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"],
-            ["cmake", "--build", folder, "--target", "ggml-tilebeam", "--parallel", str(os.cpu_count() or 1)],
-        ]
-        steps[0] += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
-        for step in steps:
-            _run(step, release)
-        os.replace(shutil.copy(Path(folder) / "lib" / PLUGIN, target.with_suffix(".new")), target)
+        work = target.parent / "build"
+        shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
+        try:
+            configure = ["cmake", "-S", str(sources), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release"]
+            configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
+            configure += [f"-DTILEBEAM_SOURCE_CACHE={cache_folder() / 'ggml-source'}"]
+            _run(configure, release)
+            _run(
+                ["cmake", "--build", str(work), "--target", "ggml-tilebeam", "--parallel", str(os.cpu_count())], release
+            )
+            made = work / "lib" / PLUGIN
+            _check_build(made, sources)
+            with made.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(made, target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     return target
 
 
-def _lacks() -> str | None:
+def _check_build(made: Path, sources: Path) -> None:
+    """The plugin and the other native files must be of the same sources."""
+    from tilebeam.native import executor
+
+    ffi, lib = executor.load()
+    if ffi.string(lib.tb_session_build_id()) not in made.read_bytes():
+        raise TilebeamError(
+            f"The sources in {sources} are not those that Tilebeam was built from: build it anew (make)."
+        )
+
+
+def _lacks(sources: Path) -> str | None:
     """What a build would need and this machine does not have, as advice."""
     if os.environ.get("TILEBEAM_BUILD_PLUGIN") == "0":
         return "unset TILEBEAM_BUILD_PLUGIN, which is 0"
-    if not (paths.SOURCE / "backend" / "CMakeLists.txt").is_file():
-        return "install Tilebeam from its sources (pip install --no-binary tilebeam tilebeam, or a checkout)"
+    if not (sources / "backend" / "CMakeLists.txt").is_file():
+        return "use a checkout of Tilebeam (make)"
     missing = [name for name in ("cmake", "c++") if shutil.which(name) is None]
     return f"install {' and '.join(missing)}" if missing else None
 
