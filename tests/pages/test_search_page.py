@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilebeam import SearchResult, TilebeamError, Trajectory
 from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.search import one_line, search_page
+from tilebeam.search.base import Pruned
 from tilebeam.search.reports import read_report
 
 MADE: dict[str, tuple[str, SearchResult]] = {
@@ -149,6 +151,46 @@ def test_many_candidates_with_answers_of_their_own() -> None:
     result.votes = {a: 1.0 for a in result.answers if a is not None}
     result.answer, result.best_index = "0", 0
     assert search_page("self-consistency", [result]).count('class="group"') == n
+
+
+def test_many_trees_and_rounds() -> None:
+    """The same of trees and rounds: all beams are looked at a few times, not once for each tree."""
+
+    class Beams(list[Pruned]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Pruned]:
+            self.passes += 1
+            return super().__iter__()
+
+    n = 1000
+    result = kit.beams(8, 4, 3, dvts=True)
+    result.pruned = beams = Beams(replace(result.pruned[0], tree=i, round=i + 1) for i in range(n))
+    page = Page(source := search_page("dvts", [result]))
+    assert sum(1 for node in page.data[0] if node.get("head")) == n
+    assert source.count('<th scope="row" class="n">') == n + len(result.candidates)
+    assert beams.passes < 5
+
+
+def test_a_step_that_texts_share_has_the_score_of_the_chosen_one() -> None:
+    """Texts can be equal and their scores not: they differ in tokens, or one was rated by what it led to."""
+    result = kit.beams(8, 4, 3)
+    steps = ("a\n", "b\n")
+    result.trajectories[0] = Trajectory(steps, (0.1, 0.2))
+    result.trajectories[1] = Trajectory(steps, (0.7, 0.9))
+    result.trajectories[2] = Trajectory(("other\n",), (0.4,))
+    result.best_index = 1
+    result.pruned = [replace(result.pruned[0], steps=steps, scores=(0.3, 0.25), score=0.25)]
+    result.pruned += [replace(result.pruned[0], steps=("other\n",), scores=(0.05,), score=0.05)]
+    (nodes,) = Page(search_page("beam", [result])).data
+    assert {node["t"]: node["s"] for node in nodes if node["t"] in (*steps, "other\n")} == {
+        "a\n": 0.7,
+        "b\n": 0.9,
+        "other\n": 0.4,
+    }
+    (shared,) = (node for node in nodes if node["t"] == "b\n")
+    starts = ("chosen: candidate 1", "candidate 0", "dropped in round 1: 0.250")
+    assert all(note[1].startswith(start) for note, start in zip(shared["n"], starts, strict=True))
 
 
 def test_several_prompts_have_contents() -> None:

@@ -13,7 +13,7 @@ from tilebeam.pages.markup import Html, join, table, tag
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.base import Pruned, SearchResult, VoteResult
 from tilebeam.search.beam import StepResult
-from tilebeam.search.tree import StepNode, step_tree
+from tilebeam.search.tree import StepNode, step_tree, step_trees
 
 _ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
 _PREVIEW = 160  # characters of a candidate in its row
@@ -195,8 +195,10 @@ def _steps(i: int, method: str, result: SearchResult) -> Html:
 
 def _rounds(pruned: Sequence[Pruned]) -> Html:
     rows = []
-    for number_ in sorted({p.round for p in pruned}):
-        died = [p for p in pruned if p.round == number_]
+    rounds: dict[int, list[Pruned]] = {}
+    for beam in pruned:
+        rounds.setdefault(beam.round, []).append(beam)
+    for number_, died in sorted(rounds.items()):
         scores = [p.score for p in died]
         cells = (
             tag("th", number_, scope="row", class_="n"),
@@ -298,8 +300,7 @@ def _data(method: str, results: Sequence[SearchResult]) -> list[Any]:
             continue
         nodes: list[dict[str, Any]] = []
         if method == "dvts":
-            for tree in sorted({t.tree for t in [*result.trajectories, *result.pruned]}):
-                root = step_tree(result, tree)
+            for tree, root in step_trees(result).items():
                 nodes.append({"p": -1, "t": f"Tree {tree + 1}", "b": int(root.best), "head": 1})
                 _flatten(root, len(nodes) - 1, nodes, result)
         else:

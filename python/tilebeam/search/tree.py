@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tilebeam.search.base import Pruned, SearchResult, Trajectory
@@ -14,7 +14,8 @@ class StepNode:
 
     Attributes:
         step: its text.
-        score: under the reward model; None where nothing rated it.
+        score: under the reward model, of the chosen candidate where it has the step, else of the first text that has;
+            None where nothing rated it.
         children: the steps that follow, those of the chosen candidate first.
         candidates: numbers of the candidates that end here.
         pruned: beams that were dropped here.
@@ -38,36 +39,43 @@ class StepNode:
         return node
 
 
-def step_tree(result: SearchResult, tree: int | None = None) -> StepNode:
+def step_tree(result: SearchResult) -> StepNode:
     """The root, whose step is empty, of all steps that were drawn: those of candidates, and those that made room for
-    better ones.
+    better ones."""
+    return _grown(result, lambda _: 0).get(0, StepNode(""))
 
-    Args:
-        result: of the search.
-        tree: the steps of this tree only (see `Trajectory.tree`); None: of all.
-    """
-    root = StepNode("")
-    for i, trajectory in enumerate(result.trajectories):
-        if tree is None or trajectory.tree == tree:
-            path = list(_walk(root, trajectory))
-            path[-1].candidates.append(i)
-            for node in path if i == result.best_index else []:
-                node.best = True
+
+def step_trees(result: SearchResult) -> dict[int, StepNode]:
+    """The same for each tree that a search grew (`Trajectory.tree`), by its number, in rising order."""
+    return _grown(result, lambda trajectory: trajectory.tree)
+
+
+def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[int, StepNode]:
+    """All roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the same
+    steps have other scores, a node shows its score."""
+    roots: dict[int, StepNode] = {}
+    for i in sorted(range(len(result.trajectories)), key=lambda i: i != result.best_index):
+        trajectory = result.trajectories[i]
+        path = _walk(roots.setdefault(tree_of(trajectory), StepNode("")), trajectory)
+        path[-1].candidates.append(i)
+        for node in path if i == result.best_index else []:
+            node.best = True
     for pruned in result.pruned:
-        if tree is None or pruned.tree == tree:
-            *_, last = _walk(root, pruned)
-            last.pruned.append(pruned)
-    _order([root])
-    return root
+        path = _walk(roots.setdefault(tree_of(pruned), StepNode("")), pruned)
+        path[-1].pruned.append(pruned)
+    _order(roots.values())
+    return dict(sorted(roots.items()))
 
 
-def _walk(root: StepNode, trajectory: Trajectory) -> Iterator[StepNode]:
-    node = root
-    yield node
+def _walk(root: StepNode, trajectory: Trajectory) -> list[StepNode]:
+    """The nodes of a text, the root first. A score that a node has is kept."""
+    path = [root]
     for i, step in enumerate(trajectory.steps):
-        node = node.child(step)
-        node.score = trajectory.scores[i] if trajectory.scores else None
-        yield node
+        node = path[-1].child(step)
+        if node.score is None and trajectory.scores:
+            node.score = trajectory.scores[i]
+        path.append(node)
+    return path
 
 
 def _order(nodes: Iterable[StepNode]) -> None:
