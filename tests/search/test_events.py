@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ def test_events_are_the_result_in_pieces(name: str, world: int) -> None:
         assert sorted(e.score for e in steps if e.fate == "dropped" and e.score is not None) == sorted(
             p.score for p in result.pruned
         )
+        if steps:  # the last step of a text tells the same of it as its candidate
+            ends = Counter(e.fate for e in steps if e.fate not in ("kept", "dropped"))
+            assert ends == Counter(e.fate for e in candidates)
         assert [e.round for e in steps] == sorted(e.round for e in steps) or name == "hopeless"
         assert all(e.as_dict().keys() <= set(SearchEvent.__dataclass_fields__) for e in own)
     assert bool(events) == any(r.candidates for r in results)

@@ -257,8 +257,10 @@ class Adaptive(Algorithm[AdaptiveResult]):
         """What became of a round's continuations."""
         for poll in polls:
             for beam in fresh.get(poll.task, ()):
-                fate: Fate = "given up" if self._hopeless(expander, beam) else "kept"
-                if beam.done or round == self.max_steps:
+                fate: Fate = "kept"
+                if self._hopeless(expander, beam):  # in the last round, too: its candidate has no vote
+                    fate = "given up"
+                elif beam.done or round == self.max_steps:
                     fate = "ended" if beam.ended else "cut"
                 step = SearchEvent(
                     event="step",
