@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tilebeam import LM
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
@@ -17,6 +20,8 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import PROMPT, TEXT, Running
+from tilebeam.server import app, streams
+from tilebeam.server.responses import CompletionStyle, dumped, dumped_in_parts
 
 SCORED: dict[str, Any] = {"model": "tiny", "echo": True, "logprobs": 2, "max_tokens": 0, "temperature": 0}
 
@@ -109,6 +114,52 @@ def test_many_clients_score_and_sample_at_once(server: Running, lm: LM) -> None:
 
 
 # --- lm-evaluation-harness --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_answers_are_written_beside_the_event_loop(
+    server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Other streams go on while many log-probabilities are written, and a token is looked up once."""
+    wrote: set[str] = set()
+    looked_up: list[int] = []
+    told, spelling = CompletionStyle.told, LM.spelling
+
+    def watched(*given: Any) -> Any:
+        wrote.add(threading.current_thread().name)
+        return told(*given)
+
+    def counted(lm: LM, token: int) -> bytes:
+        if threading.current_thread().name in wrote:
+            looked_up.append(token)
+        return spelling(lm, token)
+
+    def encoded(data: Any, depth: int = 5) -> bytes:
+        wrote.add(threading.current_thread().name)
+        return dumped_in_parts(data, depth)
+
+    monkeypatch.setattr(CompletionStyle, "told", watched)
+    monkeypatch.setattr(LM, "spelling", counted)
+    for module in (app, streams):
+        monkeypatch.setattr(module, "dumped_in_parts", encoded)
+    answer = server.post(TEXT, SCORED | {"prompt": [PROMPT, PROMPT], "stream": stream})
+    assert answer.status_code == 200
+    assert wrote
+    assert "server" not in wrote  # the event loop's thread
+    assert len(looked_up) == len(set(looked_up)) > 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.integers(0, 6))
+def test_parts_of_an_answer_are_its_json(data: Any, depth: int) -> None:
+    assert dumped_in_parts(data, depth) == dumped(data)
+
 
 needs_harness = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("lm_eval", "tenacity", "aiohttp", "requests")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +27,7 @@ from tilebeam.server.model_host import ModelHost
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest, InfillRequest
 from tilebeam.server.response_answers import add_response_routes
+from tilebeam.server.responses import dumped_in_parts
 from tilebeam.server.scores import add_score_routes
 from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -84,7 +86,7 @@ def _routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response | dict[str, Any]:
         """Continue a text."""
-        return _as_response(await service.complete(body, request))
+        return await _as_response(await service.complete(body, request))
 
     @app.post("/infill")
     async def infill(body: InfillRequest, request: Request) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:
         """Answer in a conversation."""
-        return _as_response(await service.chat(body, request))
+        return await _as_response(await service.chat(body, request))
 
     def model_entry(name: str) -> dict[str, Any]:
         lm = service.host.newest
@@ -126,8 +128,10 @@ def _routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _as_response(answer: Response | dict[str, Any]) -> Response:
-    return answer if isinstance(answer, Response) else JSONResponse(answer)
+async def _as_response(answer: Response | dict[str, Any]) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    return Response(await asyncio.to_thread(dumped_in_parts, answer), media_type="application/json")
 
 
 def _error_handlers(app: FastAPI) -> None:

@@ -16,6 +16,9 @@ from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
 Piece = Callable[[int], bytes]  # the bytes of a token
 Json = dict[str, Any]
 
+# An answer, its choices, one of them, its log-probabilities, their list: an entry of it is encoded in one go.
+_PART_DEPTH = 5
+
 
 @dataclass(frozen=True)
 class Head:
@@ -286,9 +289,25 @@ def total_of(outputs: Sequence[RequestOutput]) -> Usage:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def dumped(data: Json) -> bytes:
+def dumped(data: Json | str) -> bytes:
     """JSON."""
     return _encoder.encode(data).encode()
+
+
+def dumped_in_parts(data: Any, depth: int = _PART_DEPTH) -> bytes:
+    """The same JSON, for threads that write long answers: the interpreter encodes each part in one go, in which no
+    other thread runs, the event loop's neither.
+
+    Args:
+        data: what can be JSON; keys of its outer objects are texts.
+        depth: levels of objects and lists whose members are encoded by themselves.
+    """
+    if depth and isinstance(data, dict):
+        members = [dumped(key) + b":" + dumped_in_parts(value, depth - 1) for key, value in data.items()]
+        return b"{" + b",".join(members) + b"}"
+    if depth and isinstance(data, list) and data and isinstance(data[0], dict | list):
+        return b"[" + b",".join([dumped_in_parts(item, depth - 1) for item in data]) + b"]"
+    return dumped(data)
 
 
 def event(data: Json | str) -> bytes:

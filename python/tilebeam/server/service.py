@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.outputs import Delta, Usage
+from tilebeam.outputs import Delta, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
@@ -27,7 +27,7 @@ from tilebeam.server.metrics import Metrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, InfillRequest
-from tilebeam.server.responses import Json, Style, event
+from tilebeam.server.responses import Echo, Json, Style, event
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
@@ -46,8 +46,8 @@ _READ_SECONDS = 60.0
 _READERS = 4
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
-# Log-probabilities of one answer, of tokens and of the likeliest others: each takes about 100 bytes.
-_MOST_LOGPROBS = 1 << 21
+# Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
+_MOST_LOGPROBS = 1 << 19
 
 
 class Service:
@@ -281,14 +281,7 @@ class Service:
             outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
             raise unavailable("The model was stopped.", code="aborted", retry_after=2)
-        style = plan.style(loaded.lm)
-        choices = []
-        for i, (before, output) in enumerate(zip(echoes, outputs, strict=True)):
-            for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
-                index = i * plan.body.n + j
-                if plan.body.include_stop_str_in_output:
-                    sample = replace(sample, text=sample.text + (sample.stop_reason or ""))
-                choices.append(style.choice(index, sample, before))
+        choices = await asyncio.to_thread(_choices, plan, plan.style(loaded.lm), outputs, echoes)
         usage = echo.added(formats.total_of(outputs), scoring)
         return self._finished(plan, choices, usage)
 
@@ -297,6 +290,17 @@ class Service:
         answer = plan.head(plan.endpoint.kind).as_dict()
         answer |= {"choices": choices, "usage": formats.usage_of(usage)}
         return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
+
+
+def _choices(plan: Plan, style: Style, outputs: Sequence[RequestOutput], echoes: Sequence[Echo | None]) -> list[Json]:
+    """The choices of a complete answer; in a thread, as there may be many log-probabilities."""
+    choices = []
+    for i, (before, output) in enumerate(zip(echoes, outputs, strict=True)):
+        for j, sample in enumerate(formats.best(output.outputs, plan.body.n)):
+            if plan.body.include_stop_str_in_output:
+                sample = replace(sample, text=sample.text + (sample.stop_reason or ""))
+            choices.append(style.choice(i * plan.body.n + j, sample, before))
+    return choices
 
 
 def _check_logprobs(lm: LM, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> None:
@@ -406,7 +410,7 @@ class EventStream(Response):
             await self._begin(send)
             writer = Writer(plan, plan.style(lm), service.metrics, self._began)
 
-            text = writer.opening(echoes)
+            text = await asyncio.to_thread(writer.opening, echoes)
             async for deltas in merged(streams):
                 if any(delta.finish_reason == "aborted" for _, delta in deltas):
                     raise unavailable("The model was stopped.", code="aborted", retry_after=2)

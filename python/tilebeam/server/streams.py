@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tilebeam.outputs import Delta, Usage
@@ -15,7 +16,7 @@ from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
-from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, event
+from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
 from tilebeam.server.tool_style import ToolStyle
 from tilebeam.server.tools import ToolUse
 
@@ -66,7 +67,8 @@ class Plan:
 
     def style(self, lm: LM) -> Style:
         """Writes the answer of this model."""
-        options = (lm.piece, lm.spelling, self.logprobs, self.top, self.scored)
+        # The same tokens are told again and again.
+        options = (cache(lm.piece), cache(lm.spelling), self.logprobs, self.top, self.scored)
         return self.endpoint(*options) if self.tools is None else ToolStyle(self.tools, *options)
 
     @property
@@ -100,11 +102,11 @@ class Writer:
         self._first: dict[int, tuple[float, int]] = {}  # of each sample: when its first token came, tokens since
 
     def opening(self, echoes: Sequence[Echo | None]) -> bytes:
-        """What goes before the first token."""
+        """What goes before the first token; not for the event loop: echoed prompts may be long."""
         style, n = self._style, self._plan.body.n
         self._offsets = [len(echo.text) if echo else 0 for echo in echoes]
         chunks = [style.opening(i * n + j, echo) for i, echo in enumerate(echoes) for j in range(n)]
-        return b"".join(self._event(chunk) for chunk in chunks if chunk is not None)
+        return b"".join(self._before + dumped_in_parts(chunk) + self._after for chunk in chunks if chunk is not None)
 
     def delta(self, i: int, delta: Delta) -> bytes:
         """What a delta of prompt `i` adds; nothing while there is no new text."""
