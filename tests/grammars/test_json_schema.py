@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tilebeam import LM, SamplingParams
 from tilebeam.grammars import ranges
 from tilebeam.grammars.combining import SchemaError
+from tilebeam.grammars.constraint import GrammarError, of_regex
 from tilebeam.grammars.json_schema import grammar_of_schema
-from tilebeam.grammars.patterns import FORMATS, PatternError, string_rule, text_grammar
+from tilebeam.grammars.patterns import FORMATS, PatternError, text_grammar
 from tilebeam.grammars.ranges import Bound
 
 from bench.lib.synth import preset, write_model
@@ -351,8 +352,8 @@ def test_long_ranges_stay_small() -> None:
 )
 def test_patterns(pattern: str, good: list[str], bad: list[str]) -> None:
     if pattern == "^[]$":
-        with pytest.raises(ValueError, match="no character"):
-            string_rule(pattern)
+        with pytest.raises(SchemaError, match="no character"):
+            grammar_of_schema({"type": "string", "pattern": pattern})
         return
     grammar = Gbnf(grammar_of_schema({"type": "string", "pattern": pattern}))
     for text in good:
@@ -378,6 +379,28 @@ def test_patterns_of_plain_text(pattern: str, good: list[str], bad: list[str]) -
         assert grammar.matches(text), text
     for text in bad:
         assert not grammar.matches(text), text
+
+
+def test_nested_repetitions_are_written_once() -> None:
+    """A group that is repeated is a rule: copies of it are names, so that nested groups do not multiply."""
+    short, deep = ("(" * n + "ab" + "){2,1000}" * n for n in (4, 8))
+    sizes = [len(of_regex(pattern)) for pattern in (short, deep, f"{deep}{deep}")]
+    assert sizes[1] < 3 * sizes[0]
+    assert sizes[2] < 2 * sizes[1]
+    grammar = Gbnf(of_regex("(x(a|b){2,1000}-){2,1000}"))
+    assert grammar.matches("xab-xba-xaa-")
+    assert not grammar.matches("xab-")
+    assert not grammar.matches("xab-xb-")
+    deepest = "(" * 16 + "a" + "){100,1000}" * 16
+    assert len(of_regex(deepest)) < 8192
+    assert len(grammar_of_schema({"type": "string", "pattern": f"^{deepest}$"})) < 8192
+
+
+def test_long_sets_of_short_patterns_are_refused_while_they_are_read() -> None:
+    with pytest.raises(GrammarError, match="more than 65536 characters as a grammar"):
+        of_regex(r"[^a-z\s]" * 4000)
+    with pytest.raises(SchemaError, match="more than 65536 characters as a grammar"):
+        grammar_of_schema({"type": "string", "pattern": "." * 4000})
 
 
 @pytest.mark.parametrize("pattern", ["(a", "a)", "a**", "(?=a)b", "[]", r"\u00", "a{5,2}", r"\0"])
