@@ -83,13 +83,15 @@ BENCHES = (
 
 @dataclass
 class Result:
-    """What came of one bench: `report`, the object it printed, or `error`, why there is none; and when and how long."""
+    """What came of one bench: `report`, the object it printed, or `error`, why there is none; when and how long; and
+    whether the folder has its picture and its page."""
 
     bench: Bench
     when: str
     report: dict[str, Any] | None = None
     error: str = ""
     picture: bool = False
+    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,9 @@ def run(bench: Bench, folder: Path, how: How) -> Result:
     (folder / f"{bench.name}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     picture.unlink(missing_ok=True)
     picture.with_suffix(".html").unlink(missing_ok=True)
-    page.write(bench.name, report["rows"], bench.title, picture.with_suffix(".html"))
-    return Result(bench, when, report, picture=plots.draw(bench.name, report["rows"], bench.title, picture))
+    written = page.write(bench.name, report["rows"], bench.title, picture.with_suffix(".html"))
+    drawn = plots.draw(bench.name, report["rows"], bench.title, picture)
+    return Result(bench, when, report, picture=drawn, page=written)
 
 
 def kept(bench: Bench, folder: Path, how: How) -> Result | None:
@@ -181,7 +184,8 @@ def kept(bench: Bench, folder: Path, how: How) -> Result | None:
     if report.get("quick") != how.quick:
         return None
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime))
-    return Result(bench, when, report, picture=(folder / f"{bench.name}.png").is_file())
+    picture = folder / f"{bench.name}.png"
+    return Result(bench, when, report, picture=picture.is_file(), page=picture.with_suffix(".html").is_file())
 
 
 def merged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +224,7 @@ def section(result: Result) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     if result.picture:
         lines += ["", f"![{result.bench.title}]({result.bench.name}.png)"]
+    if result.page:
         lines += ["", f"[To point at]({result.bench.name}.html)"]
     return lines
 

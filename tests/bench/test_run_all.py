@@ -73,6 +73,19 @@ def test_a_failing_bench_loses_nothing_else(tmp_path: Path) -> None:
     assert "Not run yet" not in text
 
 
+def test_the_report_names_files_that_are_there(tmp_path: Path) -> None:
+    """Earlier runs may have left a picture without a page, or a page without a picture."""
+    bench = run_all.Bench("one", "Title of one")
+    (tmp_path / "one.json").write_text(json.dumps(a_report("one") | {"quick": False}), encoding="utf-8")
+    for ending, link in (("png", "![Title of one](one.png)"), ("html", "[To point at](one.html)")):
+        file = tmp_path / f"one.{ending}"
+        file.touch()
+        result = run_all.kept(bench, tmp_path, run_all.How(keep=True))
+        assert result is not None
+        assert [line for line in run_all.section(result) if "](" in line] == [link]
+        file.unlink()
+
+
 @pytest.mark.usefixtures("scripts")
 def test_a_bench_that_hangs_is_stopped(tmp_path: Path) -> None:
     results = run_all.run_all(run_all.chosen("hangs", ""), tmp_path / "out", run_all.How(timeout=1))
