@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.scoring.reward_heads import load_head
-from tilebeam.text_state import width
+from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, quality
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
 from tilebeam.training.options import FitOptions, features_of
@@ -178,6 +178,10 @@ def test_calibration() -> None:
 def test_names_of_features() -> None:
     assert features_of("auto") == ()
     assert features_of("mean, last") == ("mean", "last")
+    every = get_args(Feature)
+    assert features_of(",".join(every)) == every
+    with pytest.raises(TilebeamError, match=f"'first' is not one of {', '.join(every)} "):
+        features_of("first")
     for wrong in ("length", "mean,mean", "first", ""):
         with pytest.raises(TilebeamError, match="--features"):
             features_of(wrong)
