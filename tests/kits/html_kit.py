@@ -42,8 +42,12 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._open:
-            self.texts[self._open[-1]][-1] += data
+        if not self._open:
+            return
+        name = self._open[-1]
+        if name in ("pre", "textarea") and not self.texts[name][-1]:
+            data = data.removeprefix("\n")  # as a browser reads it
+        self.texts[name][-1] += data
 
     def handle_comment(self, data: str) -> None:
         raise AssertionError(f"a comment: {data}")

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable
 
 _VOID = frozenset({"br", "input", "meta"})
+_DROP_FIRST = frozenset({"pre", "textarea"})  # a line break right after their tag is no part of their text
 
 
 class Html(str):
@@ -51,7 +52,11 @@ def tag(name: str, *content: object, **attributes: object) -> Html:
         key = key.rstrip("_").replace("_", "-")
         written += f" {key}" if value is True else f' {key}="{text(value)}"'
     opening = f"<{name}{written}>"
-    return Html(opening if name in _VOID else f"{opening}{join(*content)}</{name}>")
+    if name in _VOID:
+        return Html(opening)
+    inside = join(*content)
+    first = "\n" if name in _DROP_FIRST and inside.startswith(("\n", "\r")) else ""
+    return Html(f"{opening}{first}{inside}</{name}>")
 
 
 def table(caption: str, columns: list[tuple[str, str]], bodies: Iterable[object], class_: str | None = None) -> Html:
