@@ -260,7 +260,7 @@ def test_steps_that_candidates_share_are_one_branch() -> None:
             Trajectory(("a\n", "c\n"), (0.7, 0.5)),
             Trajectory(("a\n", "c\n", "d"), (0.7, 0.5, 0.9)),
         ],
-        pruned=[Pruned(("[x]\n",), (0.1,), False, round=1, score=0.1, bar=0.7, tokens=2)],
+        pruned=[Pruned(("[x]\n",), (0.1,), False, round=1, score=0.1, bar=0.7, tokens=2, step_tokens=2)],
     )
     assert shown(result) == [
         "what [is] 1+1?",

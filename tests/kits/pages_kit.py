@@ -114,10 +114,9 @@ def beams(n: int, width: int = 4, rounds: int = 6, seed: int = 1, dvts: bool = F
             keep = 1 if dvts else max(1, n // width)
             alive += rivals[:keep]
             bar = rivals[keep - 1][1][-1]
-            pruned += [
-                Pruned(tuple(s), tuple(v), tree=t, finished=False, round=round, score=v[-1], bar=bar, tokens=14 * round)
-                for s, v, t in rivals[keep:]
-            ]
+            common: dict[str, Any] = {"finished": False, "round": round, "bar": bar}
+            common |= {"tokens": 14 * round, "step_tokens": 14}
+            pruned += [Pruned(tuple(s), tuple(v), tree=t, score=v[-1], **common) for s, v, t in rivals[keep:]]
     texts = ["".join(steps) for steps, _, _ in alive]
     scores = [v[-1] for _, v, _ in alive]
     return StepResult(

@@ -16,7 +16,9 @@ from html_kit import Page
 from tilebeam import SearchResult, TilebeamError, Trajectory
 from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
+from tilebeam.pages.methods import method_title
 from tilebeam.pages.search import one_line, search_page
+from tilebeam.search import registry
 from tilebeam.search.base import Pruned
 from tilebeam.search.reports import read_report
 
@@ -39,6 +41,7 @@ HOSTILE = (
     "nul \0 bell \a escape \x1b lone \ud800 surrogate",
     "\u202eright to left\u202c",
     "\\u003c/script\\u003e",
+    "\n\nblank lines first",
     "",
 )
 
@@ -193,6 +196,25 @@ def test_a_step_that_texts_share_has_the_score_of_the_chosen_one() -> None:
     assert all(note[1].startswith(start) for note, start in zip(shared["n"], starts, strict=True))
 
 
+def test_tokens_of_dropped_beams_count_once() -> None:
+    """Of each beam those of its last step: beams share their beginnings with others."""
+    result = kit.beams(8, 4, 3)
+    cells = Page(search_page("beam", [result])).texts["td"]
+    for round in (1, 2):
+        died = [p for p in result.pruned if p.round == round]
+        bars = f"{min(p.bar for p in died):.3f}"
+        assert cells[cells.index(bars) + 1] == str(14 * len(died))
+
+
+def test_every_method_has_a_title() -> None:
+    """Aliases have that of their method: requests and results call methods by either."""
+    for name in registry.names():
+        assert method_title(name) != name
+        assert f"<h1>{method_title(name)}</h1>" in search_page(name, [kit.best_of(2)])
+    assert method_title("vote") == method_title("self-consistency") == "Vote"
+    assert method_title("<mine>") == "<mine>"
+
+
 def test_several_prompts_have_contents() -> None:
     page = Page(search_page("self-consistency", [kit.vote(3), kit.vote(4)], ["first <question>", "second"]))
     assert page.texts["a"] == ["first <question>", "second"]
@@ -225,6 +247,8 @@ def test_only_made_markup_is_markup() -> None:
         '<p class="&quot;x&quot;" hidden>&lt;b&gt;<i></i>&amp;1.5</p>'
     )
     assert join("a<", tag("b", "c")) == "a&lt;<b>c</b>"
+    assert tag("pre", "\na") == "<pre>\n\na</pre>"
+    assert tag("p", "\na") == "<p>\na</p>"
     assert one_line("a\n b  c" + "d" * 9, 8) == "a b cdd…"
 
 

@@ -326,8 +326,10 @@ def check_pruned(result: SearchResult, prm: ScriptedPRM, options: StepOptions, o
     for beam in result.pruned:
         assert beam.score == prm.total(list(beam.scores)) <= beam.bar
         assert 1 <= beam.round < options.max_steps
-        assert beam.tokens > 0
+        assert 0 < beam.step_tokens <= options.max_step_tokens
+        assert (beam.step_tokens == beam.tokens) == (beam.round == 1)
         assert not beam.finished
+    assert sum(beam.step_tokens for beam in result.pruned) <= result.usage.completion_tokens
     trees = {t.tree for t in result.trajectories}
     assert trees <= set(range(result.budget // options.width))
     if not one_tree:

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tilebeam.pages.document import document, policy
-from tilebeam.pages.markup import Html, join, tag
-
-_METHODS = {
-    "vote": "Vote",
-    "adaptive": "Vote, stop when settled",
-    "best-of-n": "Best of N",
-    "beam": "Beam search",
-    "dvts": "Diverse verifier tree search",
-}
+from tilebeam.pages.markup import Html, join, table, tag
+from tilebeam.pages.methods import method_title
 
 _EXTRACTORS = {
     "last-number": "its last number",
@@ -72,7 +65,7 @@ _NO_SCRIPT = "This page needs JavaScript. Programs ask /v1/chat/completions."
 def _form(options: AskOptions) -> Html:
     budget = min(options.budget, options.most)
     fields = [
-        _field("method", "Method", _select("method", {m: _METHODS.get(m, m) for m in options.methods})),
+        _field("method", "Method", _select("method", {m: method_title(m) for m in options.methods})),
         _field("budget", "Candidates", _number("budget", budget, 1, options.most)),
         _field(
             "extract",
@@ -119,9 +112,9 @@ def _number(name: str, value: object, least: int, most: int, step: object = 1) -
 
 def _outcome() -> Html:
     """Where the script puts what comes."""
-    votes = ("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n")
-    rounds = ("Round", "n"), ("Drawn", "n"), ("Kept", "n"), ("Dropped", "n"), ("Best score", "n")
-    candidates = ("#", "n"), ("Score", "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")
+    votes = [("Answer", ""), ("Candidates", "n"), ("Weight", "n"), ("", "bar"), ("Share", "n")]
+    rounds = [("Round", "n"), ("Drawn", "n"), ("Kept", "n"), ("Dropped", "n"), ("Best score", "n")]
+    candidates = [("#", "n"), ("Score", "n"), ("Tokens", "n wide"), ("End", "wide"), ("Text", "t")]
     return join(
         tag("p", id="wrong", class_="wrong", role="alert"),
         tag("p", id="news", class_="unseen", role="status"),
@@ -153,9 +146,7 @@ def _outcome() -> Html:
     )
 
 
-def _live(name: str, title: str, columns: Sequence[tuple[str, str]], class_: str | None) -> Html:
+def _live(name: str, title: str, columns: list[tuple[str, str]], class_: str | None) -> Html:
     """A table that fills while the search runs."""
-    heads = [tag("th", heading, scope="col", class_=kind or None) for heading, kind in columns]
-    caption = tag("caption", title, class_="unseen")
-    shown = tag("table", caption, tag("thead", tag("tr", heads)), tag("tbody", id=f"{name}-rows"), class_=class_)
-    return tag("section", tag("h2", title), tag("div", shown, class_="scroll"), id=name, hidden=True)
+    shown = table(title, columns, [tag("tbody", id=f"{name}-rows")], class_=class_)
+    return tag("section", tag("h2", title), shown, id=name, hidden=True)

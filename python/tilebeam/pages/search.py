@@ -10,6 +10,7 @@ from typing import Any
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.pages.document import document, facts, number
 from tilebeam.pages.markup import Html, join, table, tag
+from tilebeam.pages.methods import method_title
 from tilebeam.search.adaptive import AdaptiveResult
 from tilebeam.search.base import Pruned, SearchResult, VoteResult
 from tilebeam.search.beam import StepResult
@@ -17,13 +18,6 @@ from tilebeam.search.tree import StepNode, step_tree, step_trees
 
 _ENDS = {"stop": "ended", "length": "cut", "aborted": "given up"}
 _PREVIEW = 160  # characters of a candidate in its row
-_METHODS = {
-    "best-of-n": "Best of N",
-    "self-consistency": "Vote",
-    "beam": "Beam search",
-    "dvts": "Diverse verifier tree search",
-    "adaptive": "Adaptive vote",
-}
 
 
 def search_page(
@@ -40,7 +34,7 @@ def search_page(
         questions: what to show as the prompts; by default the prompts as the model read them.
         details: names and values to show besides, such as the model.
     """
-    name = _METHODS.get(method, method)
+    name = method_title(method)
     asked = list(questions) if questions is not None else [r.prompt for r in results]
     several = len(results) > 1
     headings = [f"Prompt {i + 1}" if several else "Prompt" for i in range(len(results))]
@@ -206,10 +200,10 @@ def _rounds(pruned: Sequence[Pruned]) -> Html:
             tag("td", number(min(scores)), class_="n"),
             tag("td", number(max(scores)), class_="n"),
             tag("td", number(min(p.bar for p in died)), class_="n"),
-            tag("td", f"{sum(p.tokens for p in died):,}", class_="n"),
+            tag("td", f"{sum(p.step_tokens for p in died):,}", class_="n"),
         )
         rows.append(tag("tr", cells))
-    heads = ("Round", "Beams dropped", "Worst", "Best", "Lowest that stayed", "Tokens in them")
+    heads = ("Round", "Beams dropped", "Worst", "Best", "Lowest that stayed", "Tokens of their last steps")
     return join(
         tag("h4", "Beams dropped in each round"),
         table("Beams dropped in each round", [(h, "n") for h in heads], [tag("tbody", rows)], class_="narrow"),

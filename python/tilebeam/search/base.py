@@ -86,12 +86,14 @@ class Pruned(Trajectory):
         score: its aggregate then.
         bar: the lowest aggregate of those that it competed with and that stayed.
         tokens: sampled for it, its shared beginning included.
+        step_tokens: of them, those sampled in the round after which it was dropped, which no other text has.
     """
 
     round: int
     score: float
     bar: float
     tokens: int
+    step_tokens: int
 
 
 @dataclass

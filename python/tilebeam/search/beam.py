@@ -224,6 +224,7 @@ class _StepSearch(Algorithm[StepResult]):
             score=self._expander.total(beam),
             bar=bar,
             tokens=len(beam.tokens),
+            step_tokens=beam.fresh,
         )
 
     def _compete(self, one: Beam, other: Beam) -> bool:  # noqa: ARG002

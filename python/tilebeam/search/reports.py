@@ -86,7 +86,7 @@ def _path(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pruned(given: Mapping[str, Any]) -> Pruned:
     path = _path(given)
-    path |= {"round": _whole(given["round"]), "tokens": _whole(given["tokens"])}
+    path |= {name: _whole(given[name]) for name in ("round", "tokens", "step_tokens")}
     return Pruned(**path, score=_score(given["score"]), bar=_score(given["bar"]))
 
 

@@ -29,6 +29,7 @@ class Beam:
 
     Attributes:
         tokens: sampled, also those behind a stop string.
+        fresh: how many of them were sampled last, in one round.
         steps: the text in pieces.
         scores: of the steps; empty before they are rated.
         tree: which of a prompt's beginnings it descends from.
@@ -50,6 +51,7 @@ class Beam:
     ended: bool = False
     logprobs: list[float] | None = None
     states: list[TextState] = field(default_factory=list)
+    fresh: int = 0
 
     @property
     def text(self) -> str:
@@ -227,6 +229,7 @@ class StepExpander:
             ended=ended,
             logprobs=None if sample.logprobs is None else (beam.logprobs or []) + sample.logprobs,
             states=_states(beam, len(steps), sample.hidden),
+            fresh=len(sample.token_ids),
         )
 
     def _look_ahead(self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress) -> list[Beam]:
