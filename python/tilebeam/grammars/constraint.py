@@ -12,12 +12,11 @@ from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars.combining import SchemaError
-from tilebeam.grammars.gbnf import either, literal
+from tilebeam.grammars.gbnf import MAX_LENGTH, either, literal
 from tilebeam.grammars.json_schema import grammar_of_schema
 from tilebeam.grammars.patterns import PatternError, text_grammar
 from tilebeam.sampling_params import SamplingParams
 
-MAX_LENGTH = 64 << 10  # characters
 _MAX_DEPTH = 64
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+MAX_LENGTH = 64 << 10  # characters of a grammar
+
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Copies that one repetition of the parser may make; it has a limit of 2000.
 _COPIES = 500

@@ -239,7 +239,8 @@ class _Converter:
             raise unsupported("format", f"with {schema['format']!r}, only with {', '.join(FORMATS)}")
         pattern = schema["pattern"] if keyword == "pattern" else FORMATS[schema["format"]]
         try:
-            text = self.rule(f"{path}/{keyword}", string_rule(pattern))
+            body = string_rule(pattern, lambda group: self.rule(f"{path}/{keyword}", group))
+            text = self.rule(f"{path}/{keyword}", body)
         except PatternError as error:
             raise unsupported("pattern", f"with {error} ({pattern!r:.80})") from None
         return f'"\\"" {text} "\\""'

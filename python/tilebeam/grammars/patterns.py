@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tilebeam.grammars.gbnf import either, in_class, literal, repeated
+from tilebeam.grammars.gbnf import MAX_LENGTH, either, in_class, literal, repeated
 
 _LAST = sys.maxunicode
 _MAX_DEPTH = 16
@@ -30,14 +30,18 @@ class PatternError(ValueError):
     """A pattern that is none, or has what cannot be put into a grammar."""
 
 
-def string_rule(pattern: str) -> str:
+def string_rule(pattern: str, name: Callable[[str], str]) -> str:
     """A grammar for the JSON text of the strings that match a pattern; it uses the rule ``char``.
+
+    Args:
+        pattern: the text.
+        name: makes a rule of a body and returns its name.
 
     Raises:
         PatternError: with what is wrong.
     """
     found = []
-    for sequence in _Parser(pattern, _as_json).parse():
+    for sequence in _Parser(pattern, _as_json, name).parse():
         parts = [*([] if sequence.from_start else ["char*"]), *sequence.parts]
         parts += [] if sequence.to_end else ["char*"]
         found.append(" ".join(parts) or '""')
@@ -50,7 +54,11 @@ def text_grammar(pattern: str) -> str:
     Raises:
         PatternError: with what is wrong.
     """
-    return f"root ::= {either(*[sequence.text for sequence in _Parser(pattern, _as_text).parse()])}\n"
+    names: dict[str, str] = {}  # of bodies
+    parser = _Parser(pattern, _as_text, lambda body: names.setdefault(body, f"group-{len(names) + 1}"))
+    rules = {"root": either(*[sequence.text for sequence in parser.parse()])}
+    rules |= {name: body for body, name in names.items()}
+    return "".join(f"{name} ::= {body}\n" for name, body in rules.items())
 
 
 # --- sets of characters -----------------------------------------------------------------------------------------------
@@ -158,13 +166,16 @@ class _Parser:
     Args:
         pattern: the text.
         write: makes grammar of one character of a set.
+        name: makes a rule of a body and returns its name.
     """
 
-    def __init__(self, pattern: str, write: Callable[[Sequence[Range]], str]) -> None:
+    def __init__(self, pattern: str, write: Callable[[Sequence[Range]], str], name: Callable[[str], str]) -> None:
         self._text = pattern
         self._write = write
+        self._name = name
         self._at = 0
         self._depth = 0
+        self._length = 0  # characters of all sets so far
 
     def parse(self) -> list[_Sequence]:
         """The alternatives of the whole pattern."""
@@ -213,14 +224,22 @@ class _Parser:
         if char == "(":
             return self._group()
         if char == "[":
-            return self._write(self._class())
+            return self._written(self._class())
         if char == ".":
-            return self._write(_DOT)
+            return self._written(_DOT)
         if char == "\\":
-            return self._write(self._escape(inside=False))
+            return self._written(self._escape(inside=False))
         if char in "*+?":
             raise PatternError(f"{char} with nothing to repeat")
-        return self._write([(ord(char), ord(char))])
+        return self._written([(ord(char), ord(char))])
+
+    def _written(self, ranges: Sequence[Range]) -> str:
+        """One character of a set; a short pattern may have many long sets."""
+        text = self._write(ranges)
+        self._length += len(text)
+        if self._length > MAX_LENGTH:
+            raise PatternError(f"more than {MAX_LENGTH} characters as a grammar")
+        return text
 
     def _group(self) -> str:
         if self._peek() == "?":
@@ -258,6 +277,9 @@ class _Parser:
             raise PatternError("a repetition of a repetition")
         if least > _MAX_REPEAT or (most or 0) > _MAX_REPEAT or (most is not None and most < least):
             raise PatternError(f"a repetition that is not between 0 and {_MAX_REPEAT}")
+        if atom.startswith("(") and most not in (0, 1):
+            # A repetition may write its item several times: by name, or nested ones would multiply.
+            atom = self._name(atom)
         return [text] if (text := repeated(atom, least, most)) else []
 
     # --- characters -----------------------------------------------------------------------------------------------

@@ -107,10 +107,9 @@ class LM(Generating, Reads, Embeddings):
                 f"{path} was saved from another kind of KV cache ({state.origin.cache}); this model's is "
                 f"{origin.cache}: load it with the same type_k, type_v and flash_attn."
             )
-        with self.keep_prefixes():
-            with self._reading():
-                self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
-            self._keep_for_good()
+        self._keep_for_good()
+        with self._reading():
+            self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
         return len(state.tokens)
 
     @cached_property
@@ -125,9 +124,8 @@ class LM(Generating, Reads, Embeddings):
         return Origin(" ".join(parts), Path(info.path).name, info.cache)
 
     def _keep_for_good(self) -> None:
-        with self._lock:
-            first, self._keeps = not self._keeps, True
-        if first:
+        if not self._keeps:
+            self._keeps = True
             self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:

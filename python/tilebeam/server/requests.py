@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tilebeam.grammars.constraint import MAX_LENGTH as MAX_GRAMMAR
+from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.choices import BUDGET
 
 MAX_TOP_LOGPROBS = 20
