@@ -107,9 +107,10 @@ class LM(Generating, Reads, Embeddings):
                 f"{path} was saved from another kind of KV cache ({state.origin.cache}); this model's is "
                 f"{origin.cache}: load it with the same type_k, type_v and flash_attn."
             )
-        self._keep_for_good()
-        with self._reading():
-            self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
+        with self.keep_prefixes():
+            with self._reading():
+                self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
+            self._keep_for_good()
         return len(state.tokens)
 
     @cached_property
@@ -124,8 +125,9 @@ class LM(Generating, Reads, Embeddings):
         return Origin(" ".join(parts), Path(info.path).name, info.cache)
 
     def _keep_for_good(self) -> None:
-        if not self._keeps:
-            self._keeps = True
+        with self._lock:
+            first, self._keeps = not self._keeps, True
+        if first:
             self._keep(1)
 
     def speculate(self, lookup: bool | None = None, draft: LM | None = None) -> None:

@@ -153,7 +153,7 @@ class Reads(Core):
         """
         ids = [self._ids(p) for p in prompts]
         places = [list(range(len(i) - 1)) for i in ids]
-        with self._dispatcher.exclusive():
+        with self._reading():
             return self._reader.logprobs(ids, places, [i[1:] for i in ids], progress, top)
 
     def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:

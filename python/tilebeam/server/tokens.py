@@ -65,12 +65,14 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         """What vLLM tells of its tokenizer."""
-        return _names(service)
+        with service.host.use() as loaded:
+            return _names(loaded.lm, service)
 
     @app.get("/props")
     async def props() -> dict[str, Any]:
         """What is served, and how requests are sampled that do not say."""
-        return _props(service)
+        with service.host.use() as loaded:
+            return _props(loaded.lm, service)
 
 
 def _answer(data: Json) -> Response:
@@ -111,8 +113,7 @@ def _detokenized(lm: LM, body: DetokenizeRequest) -> dict[str, Any]:
     return {"content": text, "prompt": text}  # as llama-server and as vLLM name it
 
 
-def _names(service: Service) -> dict[str, Any]:
-    lm = service.host.newest
+def _names(lm: LM, service: Service) -> dict[str, Any]:
     return {
         "chat_template": service.settings.chat_template or lm.chat_template or "",
         "bos_token": lm.spelling(lm.bos).decode() if lm.bos >= 0 else "",
@@ -120,8 +121,8 @@ def _names(service: Service) -> dict[str, Any]:
     }
 
 
-def _props(service: Service) -> dict[str, Any]:
-    lm, settings = service.host.newest, service.settings
+def _props(lm: LM, service: Service) -> dict[str, Any]:
+    settings = service.settings
     default = settings.sampling
     sampling = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "penalty_last_n")
     params = {name: getattr(default, name) for name in sampling}
@@ -133,7 +134,7 @@ def _props(service: Service) -> dict[str, Any]:
         "total_slots": lm.n_seq_max,
         "model_alias": settings.names[0],
         "model_path": lm.info.path,
-        **_names(service),
+        **_names(lm, service),
         "modalities": {"vision": False, "audio": False},
         "build_info": f"tilebeam {__version__}",
     }

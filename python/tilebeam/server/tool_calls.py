@@ -54,11 +54,13 @@ class CallReader:
     Args:
         family: how the model writes calls.
         names: the functions that there are.
+        several: tell more than the first call.
     """
 
-    def __init__(self, family: Family, names: Collection[str]) -> None:
+    def __init__(self, family: Family, names: Collection[str], several: bool = True) -> None:
         self._family = family
         self._names = names
+        self._several = several
         self._held = ""  # text that is not understood yet
         self._opened = ""  # what began the call under way: text, if it is none
         self._state: Callable[[], bool] = self._begin
@@ -83,7 +85,7 @@ class CallReader:
         while self._state():
             pass
         events, self._events = self._events, []
-        return _joined(events)
+        return _joined([event for event in events if self._several or not event.call])
 
     # --- states: each returns whether there may be more to do --------------------------------------------------------
 

@@ -31,6 +31,9 @@ class ToolStyle(ChatStyle):
         self._readers: dict[int, CallReader] = {}
         self._untold: dict[int, list[Shown]] = {}  # tokens of text that is held back
 
+    def _reader(self) -> CallReader:
+        return CallReader(self._use.family, self._use.names, self._use.several)
+
     def opening(self, index: int, echo: object) -> Json | None:  # noqa: ARG002
         """Who speaks."""
         delta = {"role": "assistant", "content": None}
@@ -38,7 +41,7 @@ class ToolStyle(ChatStyle):
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
         """The assistant's message, with its calls."""
-        reader = CallReader(self._use.family, self._use.names)
+        reader = self._reader()
         content, calls = "", list[Json]()
         for event in reader.feed(text) + reader.end():
             if event.call is None:
@@ -55,7 +58,7 @@ class ToolStyle(ChatStyle):
 
     def chunks(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> list[Json]:
         """What an answer grew by; a piece of a call may wait until it is clear that it is one."""
-        reader = self._readers.setdefault(index, CallReader(self._use.family, self._use.names))
+        reader = self._readers.setdefault(index, self._reader())
         events = reader.feed(text)
         if delta.finish_reason is not None:
             events += reader.end()

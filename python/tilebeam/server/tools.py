@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Calls of one answer that must call.
 _MOST_CALLS = 16
+# Keywords of schemas whose members have names of the schema's own choice, which may look like keywords.
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ def _moved(schema: Any, place: str) -> Any:
         return schema
     found = {}
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        if key in _NAMED and isinstance(value, dict):
+            found[key] = {name: _moved(part, place) for name, part in value.items()}
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
             found[key] = place + value[1:]
         elif key in ("enum", "const", "default", "examples"):
             found[key] = value
