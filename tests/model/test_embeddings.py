@@ -175,6 +175,7 @@ def test_what_an_embedding_model_is_not_asked(encoders: dict[str, Path], generat
             lambda: model.logits([5]),
             lambda: model.hidden([[5]], [[0]]),
             lambda: model.loglikelihood("a", ["b"]),
+            lambda: model.token_logprobs([[5, 6]]),
             lambda: model.speculate(True),
             lambda: model.keep_prefixes().__enter__(),
             lambda: model.raw_decode().__enter__(),
