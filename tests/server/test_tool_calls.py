@@ -105,6 +105,16 @@ def test_pieces_make_no_difference(parts: list[str], family: Family, size: int) 
         assert whole[0] == text
 
 
+@pytest.mark.parametrize(("family", "text", "said", "calls"), [case for case in CASES if case[3]])
+def test_only_the_first_call_is_told_where_one_is_allowed(family: Family, text: str, said: str, calls: Any) -> None:
+    for pieces in ([text], list(text)):
+        reader = CallReader(family, NAMES, several=False)
+        events = [event for piece in pieces for event in reader.feed(piece)] + reader.end()
+        assert "".join(event.text for event in events if event.call is None) == said
+        assert [event.name for event in events if event.name is not None] == [calls[0][0]]
+        assert "".join(event.text for event in events if event.call is not None) == calls[0][1]
+
+
 def test_arguments_come_as_they_are_written() -> None:
     reader = CallReader("hermes", NAMES)
     events = [event for char in f"<tool_call>\n{W}\n</tool_call>" for event in reader.feed(char)]
