@@ -24,7 +24,7 @@ from tilebeam.server.errors import ApiError
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.responses import TokenLedger
 from tilebeam.server.tool_style import ToolStyle
-from tilebeam.server.tools import ToolUse, family_of, use_of
+from tilebeam.server.tools import ToolUse, _moved, family_of, use_of
 
 WEATHER = {
     "type": "object",
@@ -134,6 +134,21 @@ def test_what_is_no_call_is_text(client: Any) -> None:
     assert ask(client, tool_choice="none", max_tokens=1).usage == ask(client, tools=None, max_tokens=1).usage
 
 
+def test_parameters_may_be_named_like_keywords(lm: LM) -> None:
+    """References within them are the schema's, as within all others."""
+    names = ("default", "const", "enum", "examples", "$ref")
+    kinds = {"Yes": {"const": "yes"}, "default": {"const": "no"}}
+    properties: Any = {name: {"$ref": "#/$defs/Yes"} for name in names} | {"last": {"$ref": "#/$defs/default"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "$defs": kinds}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema | {"additionalProperties": False}}}
+    found = use_of(ChatRequest.model_validate({"messages": HI, "tools": [tool], "tool_choice": "required"}), lm, HERMES)
+    assert found is not None
+    grammar = found.grammar()
+    assert all(name in grammar for name in names)
+    moved = _moved({"enum": [{"$ref": "#/x"}], "properties": {"enum": {"$ref": "#/x"}}}, "#/p")
+    assert moved == {"enum": [{"$ref": "#/x"}], "properties": {"enum": {"$ref": "#/p/x"}}}
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 TALK: Any = [
@@ -192,8 +207,8 @@ def test_families() -> None:
 # --- answers of a model that calls by itself --------------------------------------------------------------------------
 
 
-def use(lm: LM) -> ToolUse:
-    found = use_of(ChatRequest.model_validate({"messages": HI, "tools": TOOLS}), lm, HERMES)
+def use(lm: LM, body: Any = None) -> ToolUse:
+    found = use_of(ChatRequest.model_validate(body or {"messages": HI, "tools": TOOLS}), lm, HERMES)
     assert found is not None
     return found
 
@@ -210,6 +225,18 @@ def test_text_and_calls_of_one_answer(lm: LM) -> None:
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Let me see."
     assert chunks[-1]["finish_reason"] == "tool_calls"
     assert [c["function"]["name"] for x in chunks for c in x["delta"].get("tool_calls", []) if "id" in c] == ["now"]
+
+
+def test_a_request_may_allow_one_call(lm: LM) -> None:
+    said = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now"}</tool_call>'
+    for allowed, count in ((None, 2), (True, 2), (False, 1)):
+        body = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": allowed}
+        style = ToolStyle(use(lm, body), lm.piece, lm.spelling, False, 0)
+        message = style.choice(0, CompletionOutput(0, said, [], "stop", 1))["message"]
+        assert len(message["tool_calls"]) == count
+        delta = Delta(0, said, [], finish_reason="stop")
+        chunks = style.chunks(0, said, delta, TokenLedger(lm.piece), 0)
+        assert sum("id" in c for chunk in chunks for c in chunk["delta"].get("tool_calls", [])) == count
 
 
 @pytest.mark.skipif(
