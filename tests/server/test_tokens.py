@@ -58,6 +58,14 @@ def test_props(server: Running, lm: LM) -> None:
     assert told["model_alias"] == "tiny"
 
 
+def test_while_the_model_is_loaded_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service.host, "state", "restarting")
+    for path in ("/props", "/tokenizer_info"):
+        answer = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_restarting")
+        assert int(answer.headers["retry-after"]) > 0
+
+
 def test_n_predict_is_max_tokens(client: Any, lm: LM) -> None:
     def count(**fields: Any) -> int:
         asked = {"ignore_eos": True} | fields
