@@ -267,3 +267,29 @@ def test_tokens_without_text_have_no_length(lm: LM) -> None:
     (found,) = lm.loglikelihood("the", [" é"])
     assert (found.characters, found.bytes) == (2, 3)
     assert found.per_byte == found.logprob / 3
+
+
+def test_a_call_that_its_hook_ends_leaves_the_cache_to_others(lm: LM) -> None:
+    class Stop(Exception):
+        pass
+
+    def hook(_decoded: int, _total: int) -> None:
+        raise Stop
+
+    texts = [[token] * 50 for token in (7, 8, 9)]
+    with lm.keep_prefixes():
+        lm.generate(PROMPT, max_tokens=1)
+        before = lm.figures().cells_used
+        for ask in (
+            lambda: lm.token_logprobs(texts, progress=hook),
+            lambda: lm.hidden(texts, [[0, -1]] * 3, progress=hook),
+        ):
+            with pytest.raises(Stop):
+                ask()
+            usage = lm.generate(PROMPT, max_tokens=1)[0].usage
+            assert usage.cached_tokens == usage.prompt_tokens - 1
+        assert before > 0
+    assert lm.figures().cells_used == 0
+    with pytest.raises(Stop):
+        lm.token_logprobs(texts, progress=hook)
+    assert lm.figures().cells_used == 0

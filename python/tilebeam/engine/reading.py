@@ -281,12 +281,17 @@ class Reader:
         try:
             self._kv.set_caching(True)  # for the texts of this call
             self._run(jobs, question, hook)
-            self._kv.set_caching(caching)
-        except BaseException:
+        except Exception:
+            # A hook that ends the call, or logits that are no numbers: what others have in the cache is sound.
+            for job in jobs:
+                if job.seq is not None:
+                    self._kv.close(job.seq)
+            raise
+        except BaseException:  # at any place, even between the cache and its ledger
             self._kv.clear()
-            self._kv.caching = caching
             raise
         finally:
+            self._kv.set_caching(caching)
             if question.hidden:
                 self._context.output_hidden(False)
         return [job.out for job in jobs]
