@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import browser_kit
+import numpy as np
 import pages_kit as kit
 import pytest
 from html_kit import Page
@@ -73,6 +74,66 @@ def test_series_can_be_hidden_and_figures_read(tab: browser_kit.Tab, tmp_path: P
     assert tab.run(told).startswith("best-of-n[prm]: budget 8, ")
     tab.press("ArrowLeft", "ArrowLeft")
     assert tab.run(told).startswith("best-of-n[prm]: budget 2, ")
+
+
+def test_keys_read_on_while_the_chart_is_drawn_anew(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    """A new width keeps the focus and the mark; what the mouse points at is shown and not read out."""
+    shown(tab, tmp_path, kit.charts())
+    assert ("application", "Ratios") in tab.roles()
+    tab.run("document.querySelector('.chart svg').focus()")
+    tab.press("ArrowRight", "ArrowRight")
+    told, live = "document.querySelector('.told').textContent", "document.querySelector('.told').ariaLive"
+    second = tab.run(told)
+    assert second
+    assert tab.run(live) == "polite"
+    tab.call("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=1, mobile=False)
+    tab.until("Number(document.querySelector('.chart svg').viewBox.baseVal.width) < 700")
+    assert tab.run("document.activeElement.closest('.chart') === document.querySelector('.chart')")
+    assert tab.run(told) == second
+    tab.press("ArrowLeft", "ArrowRight")
+    assert tab.run(told) == second
+    tab.run("document.querySelector('.chart').scrollIntoView()")
+    at = tab.run(
+        "(() => { const box = document.querySelectorAll('.chart circle')[3].getBoundingClientRect();"
+        " return [box.x + 4, box.y + 4]; })()"
+    )
+    tab.move(*at)
+    assert tab.run(told) not in ("", second)
+    assert tab.run(live) == "off"
+
+
+def numbers(tab: browser_kit.Tab, anchor: str) -> list[float]:
+    """What stands at an axis: "middle" below the chart, "end" at its side."""
+    texts = f"[...document.querySelectorAll('.chart text[text-anchor={anchor}]:not(.shown)')].map(t => t.textContent)"
+    return [float(text) for text in tab.run(texts)]
+
+
+@pytest.mark.parametrize(
+    ("least", "greatest", "log"),
+    [
+        (210.4, 480.2, True),
+        (210.5, 480.5, False),
+        (50.5, 50.5, True),
+        (50.5, 50.5, False),
+        (50.5, 50.5 + 1e-12, False),
+        (1000.5, 1008.0, False),
+        (123456.5, 123460.0, False),
+        (1e-7, 1e9, True),
+        (-3.5, -3.5, False),
+    ],
+)
+def test_axes_have_numbers(tab: browser_kit.Tab, tmp_path: Path, least: float, greatest: float, log: bool) -> None:
+    """At least two on each, all different, evenly apart or in ratio."""
+    marks = [Mark(least, least), Mark(greatest, greatest)]
+    shown(tab, tmp_path, [Chart("Narrow", "x", "y", [Series("a", marks)], logarithmic=log)])
+    assert "NaN" not in tab.run("document.querySelector('main').innerHTML")
+    for anchor in ("middle", "end"):
+        found = numbers(tab, anchor)
+        assert len(found) >= 2
+        assert found == sorted(set(found))
+        assert max(found) > least * (0.8 if least > 0 else 1.2)
+        if not (log and anchor == "middle"):
+            assert max(np.diff(found)) == pytest.approx(min(np.diff(found)))
 
 
 def test_narrow_and_wide(tab: browser_kit.Tab, tmp_path: Path) -> None:

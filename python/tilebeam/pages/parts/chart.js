@@ -13,12 +13,30 @@
     return made;
   }
 
-  function label(value) {
+  // A value in few digits; `gap` is the distance to the next one on an axis, from which it must differ.
+  function label(value, gap = Infinity) {
     const size = Math.abs(value);
-    return size && (size < 0.001 || size >= 1e5) ? value.toExponential(0) : String(Number(value.toPrecision(3)));
+    if (!size) return "0";
+    const digits = Math.floor(Math.log10(size)) - Math.floor(Math.log10(gap)) + 1;
+    const short = Number(value.toPrecision(Math.min(15, Math.max(3, digits))));
+    return size < 0.001 || size >= 1e5 ? short.toExponential() : String(short);
   }
 
-  // Values for an axis, at most about `most`.
+  function labels(values) {
+    const gap = values.length > 1 ? values[1] - values[0] : Infinity;
+    return values.map((value) => label(value, gap));
+  }
+
+  // What an axis shows of values: all of them, and more where they are all but one.
+  function range(values) {
+    const [least, greatest] = [Math.min(...values), Math.max(...values)];
+    const size = Math.max(Math.abs(least), Math.abs(greatest));
+    if (greatest - least > 1e-9 * size) return [least, greatest];
+    const more = size / 10 || 1;
+    return [least - more, greatest + more];
+  }
+
+  // Values for an axis, at least two and at most about `most`.
   function ticks(least, greatest, most, log) {
     if (log) {
       for (const parts of [[1, 2, 5], [1, 3], [1]]) {
@@ -29,20 +47,21 @@
             if (value >= least * 0.999 && value <= greatest * 1.001) found.push(value);
           }
         }
-        if (found.length <= most) return found;
+        const apart = parts.length > 1 ? 1 : Math.ceil(found.length / most); // of many powers some
+        if (found.length > 1 && found.length <= most * apart) return found.filter((_, i) => i % apart === 0);
       }
     }
-    const rough = (greatest - least) / most || 1;
+    const rough = (greatest - least) / most;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * [1, 2, 5, 10].find((part) => power * part >= rough);
+    const step = power * [1, 2, 5, 10].find((part) => power * part >= rough * 0.999);
     const found = [];
-    for (let i = Math.ceil(least / step); i * step <= greatest * (1 + 1e-9); i++) found.push(i * step);
+    for (let i = Math.ceil(least / step - 1e-6); i * step <= greatest + step * 1e-6; i++) found.push(i * step);
     return found;
   }
 
   function scale(least, greatest, from, to, log) {
     const at = log ? Math.log : (value) => value;
-    const span = at(greatest) - at(least) || 1;
+    const span = at(greatest) - at(least);
     return (value) => from + ((at(value) - at(least)) / span) * (to - from);
   }
 
@@ -57,8 +76,13 @@
       this.told = host.nextElementSibling;
       this.shown = chart.series.map(() => true);
       this.legend(this.told.nextElementSibling);
+      // It stays while what it shows is drawn anew, and keeps the focus.
+      this.svg = draw(host, "svg", { role: "application", tabindex: 0, "aria-label": chart.title });
+      this.svg.setAttribute("aria-description", "Arrow keys read the figures; the table below has all of them.");
+      this.places = []; // of marks in sight: x, y, number of the series, mark, from a figure to its place
+      this.chosen = -1; // place of the mark that is told of
       host.addEventListener("pointermove", (event) => this.point(event));
-      host.addEventListener("pointerleave", () => this.tell(null));
+      host.addEventListener("pointerleave", () => this.tell(-1));
       host.addEventListener("keydown", (event) => this.key(event));
       this.draw();
       const resized = () => Math.floor(host.clientWidth) !== this.width && this.draw();
@@ -94,43 +118,45 @@
 
     draw() {
       const width = Math.floor(this.host.clientWidth);
+      const told = this.chosen < 0 ? null : this.places[this.chosen][3];
       this.width = width;
-      this.places = []; // of marks in sight: x, y, number of the series, mark, from a figure to its place
-      this.chosen = -1;
-      if (!width) return;
-      this.host.replaceChildren();
-      const svg = draw(this.host, "svg", { role: "img", tabindex: 0, "aria-label": this.chart.title });
-      svg.setAttribute("aria-description", "Arrow keys read the figures; the table below has all of them.");
-      const height = this.chart.kind === "bars" ? this.bars(svg, width) : this.lines(svg, width);
-      svg.setAttribute("viewBox", "0 0 " + width + " " + height);
-      this.pointer = draw(svg, "g", {});
-      this.tell(null);
+      this.places = [];
+      this.svg.replaceChildren();
+      const inside = draw(this.svg, "g", { "aria-hidden": "true" }); // the table says it better
+      this.pointer = draw(this.svg, "g", {});
+      const height = !width ? 0 : this.chart.kind === "bars" ? this.bars(inside, width) : this.lines(inside, width);
+      this.svg.setAttribute("viewBox", "0 0 " + width + " " + height);
+      this.tell(this.places.findIndex((place) => place[3] === told));
     }
 
     lines(svg, width) {
       const { series, log } = this.chart;
       const height = Math.round(Math.max(260, Math.min(440, width * 0.5)));
-      const [left, right, top, bottom] = [52, width - 14, 28, height - 46];
       draw(svg, "text", { class: "shown", x: 0, y: 14 }, this.chart.y);
       const marks = series.flatMap((one) => one.marks);
+      if (!marks.length) return height;
       const xs = [...new Set(marks.map((mark) => mark[0]))].sort((a, b) => a - b);
       const ys = marks.flatMap((mark) => mark.slice(1, 4)).filter(number);
-      if (!marks.length) return height;
+      const marked = ticks(...range(ys), 6, false);
+      const said = labels(marked);
+      const left = Math.max(52, 7.4 * Math.max(...said.map((text) => text.length)) + 12);
+      const [right, top, bottom] = [width - 14, 28, height - 46];
       const ratio = log && xs[0] > 0;
-      const x = scale(xs[0], xs[xs.length - 1], left + 10, right - 10, ratio);
-      const marked = ticks(Math.min(...ys), Math.max(...ys), 6, false);
-      const [least, greatest] = [Math.min(marked[0], ...ys), Math.max(marked[marked.length - 1], ...ys)];
-      const y = scale(least, greatest, bottom - 6, top + 6, false);
-      for (const value of marked) {
+      const [first, last] = range(xs);
+      const x = scale(first, last, left + 10, right - 10, ratio);
+      const y = scale(...range([...ys, ...marked]), bottom - 6, top + 6, false);
+      marked.forEach((value, i) => {
         draw(svg, "path", { class: "grid", d: "M" + left + " " + y(value) + "H" + right });
-        draw(svg, "text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, label(value));
-      }
+        draw(svg, "text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, said[i]);
+      });
       const room = Math.max(2, Math.floor((right - left) / 56));
       const powers = xs.every((value) => Number.isInteger(value)) && xs.length <= room;
-      for (const value of powers ? xs : ticks(xs[0], xs[xs.length - 1], room, ratio)) {
+      const places = powers ? xs : ticks(first, last, room, ratio);
+      const names = powers ? xs.map((value) => label(value, 1)) : labels(places);
+      places.forEach((value, i) => {
         draw(svg, "path", { class: "grid", d: "M" + x(value) + " " + top + "V" + bottom });
-        draw(svg, "text", { x: x(value), y: bottom + 18, "text-anchor": "middle" }, label(value));
-      }
+        draw(svg, "text", { x: x(value), y: bottom + 18, "text-anchor": "middle" }, names[i]);
+      });
       draw(svg, "text", { class: "shown", x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, this.chart.x);
       series.forEach((one, i) => {
         if (this.shown[i]) this.line(svg, one, i, x, y);
@@ -171,13 +197,15 @@
       const height = entries.length * each + 44;
       const right = width - 64;
       const values = entries.flatMap(([, mark]) => mark.slice(1, 4)).filter(number).concat(base);
-      const least = Math.min(...values);
+      const [least, greatest] = range(values);
       const ratio = log && least > 0;
-      const x = scale(least, Math.max(...values), left, right, ratio);
-      for (const value of ticks(least, Math.max(...values), narrow ? 4 : 7, ratio)) {
+      const x = scale(least, greatest, left, right, ratio);
+      const marked = ticks(least, greatest, narrow ? 4 : 7, ratio);
+      const names = labels(marked);
+      marked.forEach((value, i) => {
         draw(svg, "path", { class: "grid", d: "M" + x(value) + " 0V" + (height - 40) });
-        draw(svg, "text", { x: x(value), y: height - 24, "text-anchor": "middle" }, label(value));
-      }
+        draw(svg, "text", { x: x(value), y: height - 24, "text-anchor": "middle" }, names[i]);
+      });
       draw(svg, "text", { class: "shown", x: (left + right) / 2, y: height - 5, "text-anchor": "middle" }, this.chart.y);
       entries.forEach(([i, mark], at) => this.bar(svg, i, mark, at * each, each, left, narrow, x));
       const zero = x(base);
@@ -203,11 +231,12 @@
       this.places.push([to, middle, i, mark, (other) => [x(other), middle]]);
     }
 
-    // Say what a mark is, by its number among those in sight; null: nothing.
-    tell(which) {
+    // Say what a mark is, by its number among those in sight; -1: nothing. Only what keys ask for is read out.
+    tell(which, aloud) {
       this.pointer.replaceChildren();
-      this.chosen = which === null ? -1 : which;
-      if (which === null) {
+      this.chosen = which;
+      this.told.setAttribute("aria-live", aloud ? "polite" : "off");
+      if (which < 0) {
         this.told.textContent = "";
         return;
       }
@@ -223,15 +252,14 @@
     }
 
     point(event) {
-      const svg = this.host.firstElementChild;
-      if (!svg || !this.places.length) return;
-      const box = svg.getBoundingClientRect();
+      if (!this.places.length) return;
+      const box = this.svg.getBoundingClientRect();
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
       const bars = this.chart.kind === "bars";
       const far = this.places.map((place) => Math.hypot(bars ? 0 : place[0] - x, place[1] - y));
       const nearest = far.indexOf(Math.min(...far));
       const reach = bars ? 22 : 48;
-      if (far[nearest] > reach) this.tell(null);
+      if (far[nearest] > reach) this.tell(-1);
       else if (nearest !== this.chosen) this.tell(nearest);
     }
 
@@ -241,7 +269,7 @@
       if (!step || !count) return;
       event.preventDefault();
       const from = this.chosen < 0 && step < 0 ? 0 : this.chosen;
-      this.tell((from + step + count) % count);
+      this.tell((from + step + count) % count, true);
     }
   }
 
