@@ -19,6 +19,7 @@ NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromi
 PATIENCE = 30.0
 
 _KEYS = {"Enter": "\r", " ": " ", "*": "*"}  # keys that write something
+_CODES = {"Tab": 9, "Enter": 13}  # of keys that the browser itself acts on
 
 
 def browser() -> str:
@@ -110,8 +111,9 @@ class Tab:
         """Keys, one after the other, to whatever has the focus."""
         for key in keys:
             text = _KEYS.get(key)
-            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **({"text": text} if text else {}))
-            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+            code = {"key": key, "windowsVirtualKeyCode": _CODES.get(key, 0)}
+            self.call("Input.dispatchKeyEvent", type="keyDown", **code, **({"text": text} if text else {}))
+            self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def move(self, x: float, y: float) -> None:
         """The mouse."""

@@ -53,6 +53,34 @@ def test_the_tree_by_keyboard(tab: browser_kit.Tab, tmp_path: Path) -> None:
     assert tab.run("document.querySelectorAll('.step[tabindex=\"0\"]').length") == 1
 
 
+def test_candidates_of_the_tree_by_keyboard(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    """Tab goes from a row to its candidates and no other row's; Enter opens one."""
+    result = kit.beams(8, 4, 3)
+    shown(tab, tmp_path, "beam", result)
+    reached = "[...document.querySelectorAll('.tree a')].filter(a => a.tabIndex === 0).map(a => a.hash)"
+    tab.run("document.querySelector('.step').focus()")
+    assert tab.run(reached) == []
+    tab.press(*["ArrowRight"] * (len(result.the_one.text.splitlines()) - 1))
+    ends = [f"#q0-c{i}" for i, t in enumerate(result.trajectories) if t == result.trajectories[result.best_index]]
+    assert tab.run(reached) == ends
+    tab.press("Tab")
+    assert tab.run("document.activeElement.hash") == f"#q0-c{result.best_index}"
+    assert not tab.run(f"document.querySelector('#q0-c{result.best_index} details').open")
+    tab.press("Enter")
+    tab.until(f"document.querySelector('#q0-c{result.best_index} details').open")
+    tab.press("Tab")
+    assert tab.run(f"document.activeElement.closest('tr').id === 'q0-c{result.best_index}'")
+
+
+def test_a_text_keeps_its_first_line_break(tab: browser_kit.Tab, tmp_path: Path) -> None:
+    result = kit.vote(3)
+    for candidate in result.candidates:
+        candidate.text = "\n\n  a"
+    shown(tab, tmp_path, "self-consistency", result)
+    texts = tab.run("[...document.querySelectorAll('pre.text')].map(e => e.textContent)")
+    assert texts == ["\n\n  a"] * 4  # the answer, and three candidates
+
+
 def test_a_large_tree_opens_where_it_matters(tab: browser_kit.Tab, tmp_path: Path) -> None:
     result = kit.beams(256)
     shown(tab, tmp_path, "beam", result)

@@ -175,7 +175,10 @@ def _steps(i: int, method: str, result: SearchResult) -> Html:
         else "Steps that beams share stand once. The number is the reward model's score of the step; a dropped beam "
         "shows its aggregate and the lowest one that stayed."
     )
-    keys = "Arrow keys move through the tree and open branches, Enter shows a step in full, * opens all branches."
+    keys = (
+        "Arrow keys move through the tree and open branches, Enter shows a step in full, Tab goes to its candidates, "
+        "* opens all branches."
+    )
     return tag(
         "section",
         tag("h3", "Tree of steps", id=f"q{i}-tree"),

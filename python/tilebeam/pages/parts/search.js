@@ -39,7 +39,8 @@
       nodes.forEach((node, i) => {
         if (nodes.length <= FEW || node.b) this.expand(i);
       });
-      if (this.roots.length) this.rows.get(this.roots[0]).tabIndex = 0;
+      this.active = null; // the row that the Tab key comes to; a closed branch never has it
+      if (this.roots.length) this.activate(this.rows.get(this.roots[0]));
       host.addEventListener("keydown", (event) => this.key(event));
       host.addEventListener("click", (event) => this.click(event));
     }
@@ -125,12 +126,17 @@
       row.children[1].textContent = open ? this.nodes[i].t.replace(/\n$/, "") || "(empty)" : this.summary(this.nodes[i]);
     }
 
-    focus(row) {
-      for (const other of this.host.querySelectorAll('[tabindex="0"]')) {
-        other.tabIndex = -1;
-        other.setAttribute("aria-selected", "false");
+    // The Tab key comes to one row, and from there to its links.
+    activate(row) {
+      for (const [one, index] of [[this.active, -1], [row, 0]]) {
+        if (one) for (const part of [one, ...one.querySelectorAll("a")]) part.tabIndex = index;
       }
-      row.tabIndex = 0;
+      this.active = row;
+    }
+
+    focus(row) {
+      if (this.active) this.active.setAttribute("aria-selected", "false");
+      this.activate(row);
       row.setAttribute("aria-selected", "true");
       row.focus();
     }
@@ -138,6 +144,8 @@
     key(event) {
       const row = event.target.closest(".step");
       if (!row || event.ctrlKey || event.altKey || event.metaKey) return;
+      this.activate(row);
+      if (event.target.closest("a") && event.key === "Enter") return; // follows the link
       const i = Number(row.dataset.node);
       let next = null;
       if (event.key === "ArrowDown") next = row.nextElementSibling;
