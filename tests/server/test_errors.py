@@ -29,6 +29,7 @@ def tool(parameters: Any) -> Any:
 
 DEEP: Any = json.loads('{"a":' * 400 + "1" + "}" * 400)
 DEEP_CALL = {"function": {"name": "f", "arguments": json.dumps(DEEP)}}
+RESULT = {"role": "tool", "content": "a"}
 LISTED = {"prompt": [[5] * 900] * 16, "n": 8, "echo": True, "logprobs": 20, "max_tokens": 0}
 WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {}, 400, "missing_required_parameter", "prompt"),
@@ -171,6 +172,9 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "tools": ODD, "tool_choice": "required"}, 400, "unsupported_schema", "tools[0].function"),
     (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "invalid_value", "is no JSON"),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b<|c"}]}, 400, "invalid_value", "messages[0].name"),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b\0"}]}, 400, "invalid_value", "messages[0].name"),
+    (CHAT, {"messages": [*HI, RESULT | {"tool_call_id": "</s>"}]}, 400, "invalid_value", "messages[1].tool_call_id"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, 400, "invalid_value", "role tool"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, None, "logprobs: true"),
     (CHAT, {"messages": HI, "max_tokens": 1, "max_completion_tokens": 2}, 400, None, "differ"),

@@ -7,10 +7,9 @@ the template's own pieces are tokenized with control tokens and every message as
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +69,8 @@ def prompt_of(
         turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
         return templates.apply(turns, True, template, tools)
 
-    _check_calls(vocab, [*tools, *[call for m in messages for call in m.get("tool_calls", ())]])
+    others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
+    _check_others(vocab, [*tools, *others])
     contents = [m["content"] for m in messages]
     text = render(contents)
     if not any(_has_control(vocab, content) for content in contents):
@@ -94,11 +94,28 @@ def prompt_of(
     return ChatPrompt(text, ids)
 
 
-def _check_calls(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ControlTokensInMessage` for one in a function or a call: templates write these in ways of their own."""
-    text = json.dumps(given, ensure_ascii=False) if given else ""
+def _check_others(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ControlTokensInMessage` for one in a function, or in what a message has besides its content (a call, a
+    name ..): templates write these in ways of their own."""
+    text = "\n".join(dict.fromkeys(_strings(given)))
     if text and _has_control(vocab, text):
-        raise ControlTokensInMessage("A function, or a call in a message, contains a control token of this model.")
+        raise ControlTokensInMessage(
+            "A function, a call in a message, or another field of a message than its content contains a control token "
+            "of this model."
+        )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts within JSON, names of members too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _strings(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _strings(inner)
 
 
 def _check(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -109,8 +126,9 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
             raise MessagesRefused(f'messages[{i}] must be a dict with "role" and "content".')
         if not isinstance(message["content"], str):
             raise MessagesRefused(f"messages[{i}].content must be a text, not {type(message['content']).__name__}.")
-        if "\0" in message["content"]:
-            raise MessagesRefused(f"messages[{i}].content: must not hold a NUL character.")
+        for key, value in message.items():
+            if isinstance(value, str) and "\0" in value:
+                raise MessagesRefused(f"messages[{i}].{key}: must not hold a NUL character.")
 
 
 def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:

@@ -32,6 +32,8 @@ def _encodable(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+# Templates write names and ids as they are: none holds what separates the parts of a prompt.
+Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -410,9 +412,9 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
-    name: Text | None = None
+    name: Label | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
-    tool_call_id: Text | None = None
+    tool_call_id: Label | None = None
     # As in an answer that is sent back:
     refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
