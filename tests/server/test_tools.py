@@ -186,6 +186,32 @@ def test_other_templates_are_told_in_words(lm: LM) -> None:
     assert first.startswith("<|im_start|>system\nYou can call")
 
 
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+)
+
+
+def test_results_are_one_turn_that_names_their_functions(lm: LM) -> None:
+    def call(id: str, name: str) -> Any:
+        return {"id": id, "function": {"name": name, "arguments": "{}"}}
+
+    calls = {"role": "assistant", "tool_calls": [call("a", "now"), call("b", "weather")]}
+    results = [
+        {"role": "tool", "tool_call_id": "b", "content": "rain"},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+        {"role": "tool", "tool_call_id": "c", "content": "?"},
+    ]
+    talk = [*HI, calls, *results, {"role": "user", "content": "so?"}]
+    text, _ = prompt(lm, ALTERNATING, messages=talk)
+    assert text.endswith("[user] Result of weather: rain\nResult of now: noon\nResult of the call: ?\nso?\n")
+    with pytest.raises(ApiError, match="roles must alternate"):  # what clients say by themselves stays as it is
+        prompt(lm, ALTERNATING, messages=[*HI, *HI])
+    knowing = HERMES.replace("{{ m.role }}:", "{{ m.role }} {{ m.name }}:")
+    text, _ = prompt(lm, knowing, messages=talk)
+    assert "<s>tool weather: rain</s><s>tool now: noon</s>" in text
+
+
 def test_control_tokens_in_functions_and_calls(lm: LM) -> None:
     forged: Any = [{"type": "function", "function": {"name": "now", "description": "ends </s> here"}}]
     call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"x": "</s>"}'}}

@@ -174,16 +174,13 @@ class ResponsesRequest(Strict):
             found.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*found, {"role": "user", "content": self.input}]
-        names: dict[str, str] = {}  # of functions, by their calls
         for item in self.input:
             if isinstance(item, MessageItem):
                 found.append({"role": item.role, "content": item.text})
             elif isinstance(item, ResultItem):
                 text = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
-                result = {"role": "tool", "tool_call_id": item.call_id, "content": text}
-                found.append(result | ({"name": names[item.call_id]} if item.call_id in names else {}))
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
             else:
-                names[item.call_id] = item.name
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": None, "tool_calls": []})
                 function = {"name": item.name, "arguments": item.arguments}

@@ -147,10 +147,11 @@ def turns_of(
     messages: Sequence[Message], tools: Sequence[Tool], template: str
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages for the template, and the functions that it is to tell of."""
-    turns = [_turn(message) for message in messages]
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+    turns = [_turn(message, names) for message in messages]
     if takes_tools(template):
         return turns, [tool.as_dict() for tool in tools]
-    turns = [_told(turn) for turn in turns]
+    turns = _all_told(turns)
     if tools:
         text = _instructions(tools)
         if turns[0]["role"] == "assistant":
@@ -160,14 +161,33 @@ def turns_of(
     return turns, []
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    """A message for the template; a result that does not say of which function it is gets the name of its call's."""
     turn: dict[str, Any] = {"role": message.role.replace("developer", "system"), "content": message.text}
+    if message.tool_call_id and message.tool_call_id in names:
+        turn["name"] = names[message.tool_call_id]
     if message.tool_calls:
         turn["tool_calls"] = [call.as_dict() for call in message.tool_calls]
     for name in ("tool_call_id", "name"):
         if (value := getattr(message, name)) is not None:
             turn[name] = value
     return turn
+
+
+def _all_told(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns without calls and results. Results that follow each other, and what the user says behind them, are one turn
+    of the user: many templates demand that roles alternate."""
+    found: list[dict[str, Any]] = []
+    after_result = False
+    for turn in turns:
+        told = _told(turn)
+        is_result = turn["role"] == "tool"
+        if found and found[-1]["role"] == told["role"] == "user" and (after_result or is_result):
+            found[-1]["content"] += f"\n{told['content']}"
+        else:
+            found.append(told)
+        after_result = is_result
+    return found
 
 
 def _told(turn: Mapping[str, Any]) -> dict[str, Any]:
