@@ -54,5 +54,10 @@ def test_infill_answers_as_llama_server(fills: LM, server: Running) -> None:
     assert told["content"] == wanted.outputs[0].text
     assert (told["stop"], told["stop_type"], told["tokens_predicted"]) == (True, "limit", 9)
     assert told["tokens_evaluated"] == len(ids)
+    word = wanted.outputs[0].text[3:5]
+    ended = server.post("/infill", body | {"n_predict": 9, "ignore_eos": True, "stop": [word]}).json()
+    assert (ended["stop_type"], ended["stopping_word"]) == ("word", word)
+    assert ended["content"] == told["content"][: told["content"].index(word)]
+    assert told["stopping_word"] == ""
     whole = server.post("/infill", body | {"ignore_eos": True}).json()  # until the context is full
     assert whole["tokens_predicted"] == fills.n_ctx - len(ids)

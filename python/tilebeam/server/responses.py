@@ -243,6 +243,14 @@ class CompletionStyle(Style):
         }
 
 
+class InfillStyle(CompletionStyle):
+    """/infill, which tells the stop string that ended the text."""
+
+    def choice(self, index: int, sample: CompletionOutput, echo: Echo | None = None) -> Json:
+        """A complete one, with its `stop_reason`."""
+        return super().choice(index, sample, echo) | {"stop_reason": sample.stop_reason}
+
+
 class ChatStyle(Style):
     """/v1/chat/completions."""
 

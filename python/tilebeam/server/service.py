@@ -76,8 +76,13 @@ class Service:
 
     # --- endpoints --------------------------------------------------------------------------------------------------
 
-    async def complete(self, body: CompletionRequest, request: Request) -> Response | Json:
+    async def complete(
+        self, body: CompletionRequest, request: Request, style: type[Style] = formats.CompletionStyle
+    ) -> Response | Json:
         """POST /v1/completions.
+
+        Args:
+            style: how choices are written.
 
         Raises:
             ApiError: what is wrong.
@@ -92,7 +97,7 @@ class Service:
         def prompts(lm: LM) -> list[Prompt]:
             return [completion_prompt(lm, given, body.suffix) for given in body.prompts]
 
-        return await self._answer(body, request, formats.CompletionStyle, wanted, params, count, prompts, body.echo)
+        return await self._answer(body, request, style, wanted, params, count, prompts, body.echo)
 
     async def infill(self, body: InfillRequest, request: Request) -> Json:
         """POST /infill.
@@ -100,13 +105,16 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
-        answer = await self.complete(body.completion(), request)
+        answer = await self.complete(body.completion(), request, formats.InfillStyle)
         assert isinstance(answer, dict)
         (choice,), usage = answer["choices"], answer["usage"]
+        word = choice["stop_reason"]
+        cut = choice["finish_reason"] == "length"
         return {
             "content": choice["text"],
             "stop": True,
-            "stop_type": "limit" if choice["finish_reason"] == "length" else "eos",
+            "stop_type": "limit" if cut else "eos" if word is None else "word",
+            "stopping_word": word or "",
             "model": answer["model"],
             "tokens_predicted": usage["completion_tokens"],
             "tokens_evaluated": usage["prompt_tokens"],
