@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, MESSAGES, PROMPT, Running, running, texts  # noqa: E402
+from tilebeam.engine import request as engine_request  # noqa: E402
 
 
 def log_softmax(logits: Any) -> Any:
@@ -159,6 +161,32 @@ def test_logit_bias_and_penalties_reach_the_sampler(client: Any, lm: LM) -> None
         model="tiny", prompt=PROMPT, max_tokens=1, temperature=0, logit_bias={str(first): -100}
     )
     assert banned.choices[0].text != greedy
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_is_checked_once_for_many_prompts(
+    server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """And not on the event loop: a large one takes long."""
+    checks: list[tuple[str, str]] = []
+
+    def watched(what: Any) -> Any:
+        def run(params: SamplingParams, *more: Any) -> Any:
+            if params.grammar is not None:
+                checks.append((what.__name__, threading.current_thread().name))
+            return what(params, *more)
+
+        return run
+
+    monkeypatch.setattr(engine_request, "grammar_of", watched(engine_request.grammar_of))
+    monkeypatch.setattr(engine_request, "Sampler", watched(engine_request.Sampler))
+    grammar = f'root ::= "checked once {stream}"'
+    body = {"prompt": [PROMPT] * 4, "max_tokens": 2, "grammar": grammar, "stream": stream}
+    assert server.post("/v1/completions", body).status_code == 200
+    assert [what for what, _ in checks] == ["grammar_of", "Sampler"]
+    assert "server" not in [thread for _, thread in checks]
+    wrong = body | {"grammar": grammar + " nothing"}
+    assert [server.post("/v1/completions", wrong).status_code for _ in range(2)] == [400, 400]
 
 
 def test_formats_bind_the_text(client: Any) -> None:

@@ -11,10 +11,13 @@ from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.sampler import Sampler
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars.constraint import grammar_of
-from tilebeam.native.llama import Context
+from tilebeam.native.llama import Context, Vocab
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_state import TextState
+
+# Grammars that a vocabulary remembers as fine; each may have 64 KiB.
+_MOST_GRAMMARS = 64
 
 
 @dataclass(eq=False)
@@ -150,13 +153,30 @@ def make_request(
         raise TilebeamError(
             "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
         )
-    if params.constrained:
-        params = replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
-    if params.grammar is not None or params.logit_bias:
-        Sampler(params, 0, context.model.vocab).close()
+    params = _with_checked_grammar(params, context.model.vocab)
     params = params.resolved()
     request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n)
     request.usage.prompt_tokens = len(prompt_ids)
     request.samples = [Sample(request, i, params.sample_seed(i)) for i in range(params.n)]
     progress.total += params.n
     return request
+
+
+def _with_checked_grammar(params: SamplingParams, vocab: Vocab) -> SamplingParams:
+    """The same, constrained by a grammar or not at all. A grammar that was fine is not looked at again: the check takes
+    long where it is large, and many prompts have the same one.
+
+    Raises:
+        TilebeamError: there is no such grammar, or a bias is wrong.
+    """
+    fine = vocab.fine_grammars
+    if params.constrained and params.grammar not in fine:
+        params = replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
+    known = params.grammar is None or params.grammar in fine
+    if not known or params.logit_bias:
+        Sampler(replace(params, grammar=None) if known else params, 0, vocab).close()
+    if not known and params.grammar is not None:
+        if len(fine) >= _MOST_GRAMMARS:
+            fine.clear()
+        fine.add(params.grammar)
+    return params
