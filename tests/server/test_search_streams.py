@@ -4,6 +4,8 @@ client that goes away ends the search."""
 from __future__ import annotations
 
 import json
+import threading
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, MESSAGES, PATIENCE, PROMPT, TEXT, Running, idle, until  # noqa: E402
+from tilebeam.engine.engine import Engine  # noqa: E402
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "vote": {"method": "vote", "budget": 6, "extract": "text"},
@@ -93,17 +96,28 @@ def test_ordinary_clients_read_the_text(client: Any) -> None:
     assert "".join(parts) == whole
 
 
-def test_candidates_come_while_others_decode(server: Running) -> None:
+def test_candidates_come_while_others_decode(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four decode at a time: the first end while others wait."""
+    first_came = threading.Event()
+    steps, step = count(1), Engine.step
+
+    def held(engine: Engine) -> None:
+        # Of 8 tokens each the first four have ended by then, and the last four have not begun.
+        if engine is server.lm._engine and next(steps) == 14:
+            assert first_came.wait(PATIENCE)
+        step(engine)
+
+    monkeypatch.setattr(Engine, "step", held)
     search = {"method": "vote", "budget": 12, "extract": "text"}
     body = {"messages": MESSAGES, "max_tokens": 8, "search": search, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}{CHAT}", json=body, timeout=PATIENCE) as answer:
-        for line in answer.iter_lines():
-            if '"candidate"' in line:
-                assert server.metric("tilebeam_samples_admitted") == 12
-                break
-        else:
-            raise AssertionError("no candidate came")
+        events = (line for line in answer.iter_lines() if '"candidate"' in line)
+        try:
+            assert next(events)
+            assert server.metric("tilebeam_samples_admitted") == 12
+        finally:
+            first_came.set()
+        assert len(list(events)) == 11
     until(lambda: idle(server))
 
 
