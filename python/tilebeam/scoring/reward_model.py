@@ -7,6 +7,7 @@ decoded, and a fork shares what came before.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from abc import abstractmethod
@@ -39,6 +40,10 @@ _AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 _Solution = tuple[str, tuple[str, ...]]  # a prompt and steps
+_Named = tuple[int, int]  # a position of a text, and the beginning of a solution that is judged there
+
+# Tokens of texts that are kept to be read together.
+_TOGETHER = 1 << 18
 
 
 def split_steps(text: str, step_stop: str = STEP_STOP) -> list[str]:
@@ -154,7 +159,11 @@ class RewardModel(StepScorer):
         self.format = format
         self.outcome = outcome
         self._layout = Layout(lm, format, question)
-        self._known: dict[_Solution, float] = {}
+        self._known: dict[int, float] = {}  # by the name of a beginning of a solution
+        # Names by what goes before, the prompt or a beginning, and the step: a beginning itself as the name of each
+        # would take memory that grows with the square of the steps.
+        self._beginnings: dict[tuple[str | int, str], int] = {}
+        self._count = itertools.count()
         self._sessions = 0
         self._counting = threading.Lock()
 
@@ -191,6 +200,7 @@ class RewardModel(StepScorer):
                     self._sessions -= 1
                     if self._sessions == 0:
                         self._known.clear()
+                        self._beginnings.clear()
 
     def score_steps(self, prompts: Sequence[str], solutions: Sequence[Sequence[str]]) -> list[list[float]]:
         """Scores of every step."""
@@ -203,7 +213,7 @@ class RewardModel(StepScorer):
         with self.session():
             costs = self._ask(keys)
             return [
-                Rating([self._known[p, steps[: i + 1]] for i in range(len(steps))], costs.pop((p, steps), Usage()))
+                Rating([self._known[name] for name in self._names(p, steps)], costs.pop((p, steps), Usage()))
                 for p, steps in keys
             ]
 
@@ -218,29 +228,49 @@ class RewardModel(StepScorer):
         with self.session():
             costs = self._ask([key for group in keys for key in group], whole=True)
             return [
-                self._whole([Rating([self._known[key]], costs.pop(key, Usage())) for key in group]) for group in keys
+                self._whole([Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group])
+                for group in keys
             ]
 
     def total(self, scores: Sequence[float]) -> float:
         """The aggregate; of an outcome reward model the last."""
         return float(scores[-1]) if self.outcome and scores else super().total(scores)
 
+    def _names(self, prompt: str, steps: Sequence[str]) -> list[int]:
+        """Names of a solution's beginnings, shortest first; equal beginnings have the same one within a session."""
+        found: list[int] = []
+        before: str | int = prompt
+        for step in steps:
+            before = self._beginnings.setdefault((before, step), next(self._count))
+            found.append(before)
+        return found
+
     def _ask(self, keys: Sequence[_Solution], whole: bool = False) -> dict[_Solution, Usage]:
         """Let `_known` hold the verdict on every step of these solutions, or on the whole of each; what each cost."""
-        asked: set[_Solution] = set()
+        asked: set[int] = set()
         costs: dict[_Solution, Usage] = {}
-        jobs: list[tuple[_Solution, list[int], list[tuple[int, _Solution]]]] = []
+        jobs: list[tuple[_Solution, list[int], list[_Named]]] = []
+        waiting = 0
         for key in dict.fromkeys(keys):
-            prompt, steps = key
+            costs[key] = Usage()
             length = 0
-            for text, names in self._texts(prompt, steps, whole):
-                self._check_length(text)
+            for text, names in self._texts(*key, whole):
                 length = len(text)
                 new = [(at, n) for at, n in names if n not in self._known and n not in asked]
-                if new:
-                    jobs.append((key, text, new))
-                    asked.update(n for _, n in new)
-            costs[key] = Usage(full_scoring_tokens=length)  # the last text holds the others
+                if not new:
+                    continue
+                if waiting + length > _TOGETHER:
+                    self._answer(jobs, costs)
+                    jobs, waiting = [], 0
+                jobs.append((key, text, new))
+                waiting += length
+                asked.update(n for _, n in new)
+            costs[key] += Usage(full_scoring_tokens=length)  # the last text holds the others
+        self._answer(jobs, costs)
+        return costs
+
+    def _answer(self, jobs: Sequence[tuple[_Solution, list[int], list[_Named]]], costs: dict[_Solution, Usage]) -> None:
+        """Read texts, and let `_known` hold the verdicts at their positions; their costs are added."""
         readings = self._read([text for _, text, _ in jobs], [[at for at, _ in names] for _, _, names in jobs])
         for reading, (key, _, names) in zip(readings, jobs, strict=True):
             for (_, name), value in zip(names, self._verdicts(reading), strict=True):
@@ -248,36 +278,42 @@ class RewardModel(StepScorer):
                     raise TilebeamError("The reward model computed values that are not numbers: it is damaged.")
                 self._known[name] = float(value)
             costs[key] += Usage(scored_tokens=reading.decoded_tokens, scoring_seconds=reading.seconds)
-        return costs
 
-    def _texts(
-        self, prompt: str, steps: tuple[str, ...], whole: bool
-    ) -> Iterator[tuple[list[int], list[tuple[int, _Solution]]]]:
-        """Texts to read, shorter ones first, and which position of each judges what."""
+    def _texts(self, prompt: str, steps: tuple[str, ...], whole: bool) -> Iterator[tuple[list[int], list[_Named]]]:
+        """Texts to read, shorter ones first, and which position of each judges what.
+
+        Raises:
+            TilebeamError: a text is empty or too long, or there are more steps than tokens that the model could read.
+        """
+        if len(steps) > self.lm.n_ctx:
+            raise TilebeamError(
+                f"A solution has {len(steps)} steps for the reward model, whose context has {self.lm.n_ctx} tokens: "
+                "let solutions be shorter."
+            )
         layout = self._layout
         tokens = layout.head(prompt)
-        names: list[tuple[int, _Solution]] = []
-        for i, step in enumerate(steps):
-            tokens = tokens + layout.step(step, first=i == 0)
-            name = (prompt, steps[: i + 1])
-            text = tokens + layout.tag
-            if not text:
+        names: list[_Named] = []
+        for i, (step, name) in enumerate(zip(steps, self._names(prompt, steps), strict=True)):
+            tokens += layout.step(step, first=i == 0)
+            length = len(tokens) + len(layout.tag)
+            if not length:
                 raise TilebeamError(
                     "There is nothing to read before the first verdict: prompt, step and tag are empty."
                 )
+            self._check_length(length)
             if not self.outcome:
-                tokens = text
-                names.append((len(text) - 1, name))
+                tokens += layout.tag
+                names.append((length - 1, name))
             elif not whole or i + 1 == len(steps):
-                yield text, [(len(text) - 1, name)]
+                yield tokens + layout.tag, [(length - 1, name)]
         if names:
             yield tokens, names
 
-    def _check_length(self, text: list[int]) -> None:
-        if len(text) >= self.lm.n_ctx:
+    def _check_length(self, tokens: int) -> None:
+        if tokens >= self.lm.n_ctx:
             raise TilebeamError(
-                f"A solution is {len(text)} tokens for the reward model, whose context has {self.lm.n_ctx}: load it "
-                "with a larger n_ctx, or let solutions be shorter."
+                f"A solution is {tokens} tokens or more for the reward model, whose context has {self.lm.n_ctx}: load "
+                "it with a larger n_ctx, or let solutions be shorter."
             )
 
 
