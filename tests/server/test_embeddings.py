@@ -20,6 +20,11 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 import openai
 from server_kit import HI, Running, idle, running, until
+from tilebeam.native.llama import Vocab
+from tilebeam.server import embeddings as module
+from tilebeam.server.admission import ClientGone
+from tilebeam.server.embeddings import RerankRequest, _ranked
+from tilebeam.server.model_host import Loaded
 
 TEXTS = ["the number of two", "how many", "question answer step result"]
 
@@ -101,6 +106,68 @@ def test_reranking(ranker: Running) -> None:
     best = int(want.argmax())
     (result,) = told["results"]
     assert (result["index"], result["document"]) == (best, {"text": documents[best]})
+
+
+def test_a_long_query_is_refused_before_documents_are_looked_at(
+    ranker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every document is read with the query: together they may be much longer than the request."""
+    seen: list[str] = []
+    tokenize = Vocab.tokenize
+    monkeypatch.setattr(Vocab, "tokenize", lambda vocab, text, *how: seen.append(text) or tokenize(vocab, text, *how))
+    answer = ranker.post("/v1/rerank", {"query": "the cat " * 2000, "documents": ["a"] * 50})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "query")
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert len(seen) == 1
+    seen.clear()
+    assert ranker.post("/v1/rerank", {"query": "the cat", "documents": ["a"] * 50}).status_code == 200
+    assert seen.count("the cat") <= 3  # and not with each document
+    answer = ranker.post("/v1/rerank", {"query": "the cat", "documents": ["a", "the old tree " * 400]})
+    assert "documents[1], with the query, has" in answer.text
+
+
+def test_a_client_that_leaves_ends_the_ranking(ranker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    rank = ranker.lm.rank
+    groups: list[int] = []
+
+    def leave(prompts: Any) -> Any:
+        groups.append(len(prompts))
+        stopped.set()
+        return rank(prompts)
+
+    monkeypatch.setattr(ranker.lm, "rank", leave)
+    body = RerankRequest(query="the cat", documents=["the old tree " * 40] * 60)
+    with pytest.raises(ClientGone):
+        _ranked(Loaded(ranker.lm, None), body, stopped)
+    assert len(groups) == 1
+    assert groups[0] < 60
+
+
+def test_embeddings_are_written_by_the_thread_that_reads(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may be 100 MB: written on the event loop, everybody's streams would stand still."""
+    threads: list[str] = []
+    encoded = module._encoded
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encoded(*given)
+
+    monkeypatch.setattr(module, "_encoded", watched)
+    for form in ("float", "base64"):
+        assert server.post("/v1/embeddings", {"input": TEXTS, "encoding_format": form}).status_code == 200
+    assert threads
+    assert all(name.startswith("tilebeam-read") for name in threads)
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_an_answers_elements_are_limited(server: Running, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    width = server.lm.embedding_size
+    monkeypatch.setitem(module._MOST_ELEMENTS, form, 2 * width)
+    assert server.post("/v1/embeddings", {"input": TEXTS[:2], "encoding_format": form}).status_code == 200
+    answer = server.post("/v1/embeddings", {"input": TEXTS, "encoding_format": form})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_elements")
+    assert f"input has 3 texts, each of which makes {width} elements" in answer.text
 
 
 def test_scores_by_the_reward_model(server: Running, reward: TokenReward) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import overload
 
@@ -123,12 +123,21 @@ class Embeddings(Core):
         Raises:
             TilebeamError: the model is no reranker, a text is too long, or decoding failed.
         """
+        return self.rank([*self.rerank_prompts(query, documents)], progress=progress)
+
+    def rank(self, prompts: Sequence[Sequence[int]], *, progress: ReadHook | None = None) -> Floats:
+        """As `rerank`, of what `rerank_prompts` gave.
+
+        Args:
+            prompts: the tokens of a query and a document each.
+            progress: see `rerank`.
+        """
         if self.info.pooling != "rank":
             raise TilebeamError(
                 f"{self.info.path} is no rerank model: its file does not say pooling by rank. Compare embeddings "
                 "(LM.embed) instead."
             )
-        ids = [self.rerank_prompt(query, document) for document in documents]
+        ids = [list(prompt) for prompt in prompts]
         with self._dispatcher.exclusive():
             if self.info.generates:
                 readings = self._reader.pooled(ids, "last", progress)
@@ -142,21 +151,34 @@ class Embeddings(Core):
 
     def rerank_prompt(self, query: str, document: str) -> list[int]:
         """The tokens that `rerank` reads of a query and a document."""
+        return next(self.rerank_prompts(query, [document]))
+
+    def rerank_prompts(self, query: str, documents: Iterable[str]) -> Iterator[list[int]]:
+        """The tokens that `rerank` reads of a query and each document, made one by one."""
         with self._dispatcher.using():
             vocab, template = self._model.vocab, self._model.chat_template("rerank")
-            if template is not None:
-                before, _, rest = template.partition("{query}")
-                between, _, after = rest.partition("{document}")
-                whole = before + query + between + document + after
-                if all(vocab.tokenize(t, False, True) == vocab.tokenize(t, False, False) for t in (query, document)):
-                    return vocab.tokenize(whole, False, True)
-                parts = ((before, True), (query, False), (between, True), (document, False), (after, True))
-                return [token for text, special in parts for token in vocab.tokenize(text, False, special)]
-            eos = [vocab.sep if vocab.eos < 0 else vocab.eos] if vocab.adds_eos else []
-            sep = [vocab.sep] if vocab.adds_sep else []
-            bos = [vocab.bos] if vocab.adds_bos else []
-            asked, said = (vocab.tokenize(text, False, False) for text in (query, document))
-            return [*bos, *asked, *eos, *sep, *said, *eos]
+            asked = vocab.tokenize(query, False, False)
+            plain = vocab.tokenize(query, False, True) == asked
+        for document in documents:
+            with self._dispatcher.using():
+                said = vocab.tokenize(document, False, False)
+                if template is None:
+                    ids = self._separated(asked, said)
+                elif plain and vocab.tokenize(document, False, True) == said:
+                    before, between, after = _around(template)
+                    ids = vocab.tokenize(before + query + between + document + after, False, True)
+                else:  # its control tokens, those of query and document are text
+                    head, middle, tail = (vocab.tokenize(text, False, True) for text in _around(template))
+                    ids = [*head, *asked, *middle, *said, *tail]
+            yield ids
+
+    def _separated(self, asked: Sequence[int], said: Sequence[int]) -> list[int]:
+        """Query and document with the model's own separators."""
+        vocab = self._model.vocab
+        eos = [vocab.sep if vocab.eos < 0 else vocab.eos] if vocab.adds_eos else []
+        sep = [vocab.sep] if vocab.adds_sep else []
+        bos = [vocab.bos] if vocab.adds_bos else []
+        return [*bos, *asked, *eos, *sep, *said, *eos]
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -165,3 +187,10 @@ class Embeddings(Core):
     @cached_property
     def _classifier(self) -> Classifier:
         return Classifier(self.info.path, self.info.architecture)
+
+
+def _around(template: str) -> tuple[str, str, str]:
+    """What a template writes before the query, between query and document, and behind that."""
+    before, _, rest = template.partition("{query}")
+    between, _, after = rest.partition("{document}")
+    return before, between, after

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI, Request
 from pydantic import Field, field_validator
+from starlette.responses import Response
 
 from tilebeam.outputs import Usage
 from tilebeam.server.admission import ClientGone
@@ -19,13 +20,15 @@ from tilebeam.server.errors import bad_request
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
-from tilebeam.server.responses import Json
+from tilebeam.server.responses import Json, dumped_in_parts
 from tilebeam.server.service import Service
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 _MOST_TEXTS = 2048  # of one request
+# Elements of all vectors of one answer: as base64 they take 5 bytes each, as numbers about 20.
+_MOST_ELEMENTS = {"base64": 1 << 23, "float": 1 << 22}
 # Tokens of texts that the model reads without letting others in between.
 _AT_ONCE = 2048
 
@@ -82,18 +85,24 @@ class RerankRequest(Strict):
 def add_embedding_routes(app: FastAPI, service: Service) -> None:
     """Serve these paths."""
 
-    @app.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingRequest, request: Request) -> Json:
+    @app.post("/v1/embeddings", response_model=None)
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Texts as vectors of length 1."""
         service.check_model(body.model)
-        vectors, tokens = await service.in_thread(request, lambda loaded, stopped: _embedded(loaded.lm, body, stopped))
+
+        def answer(loaded: Loaded, stopped: threading.Event) -> tuple[Response, int]:
+            vectors, tokens = _embedded(loaded.lm, body, stopped)
+            data = [
+                {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
+                for i, vector in enumerate(vectors)
+            ]
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            told = {"object": "list", "data": data, "model": service.settings.names[0], "usage": usage}
+            return Response(dumped_in_parts(told), media_type="application/json"), tokens
+
+        response, tokens = await service.in_thread(request, answer)
         service.metrics.observe(Usage(prompt_tokens=tokens))
-        data = [
-            {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
-            for i, vector in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": service.settings.names[0], "usage": usage}
+        return response
 
     @app.post("/v1/rerank")
     @app.post("/rerank", include_in_schema=False)
@@ -106,7 +115,8 @@ def add_embedding_routes(app: FastAPI, service: Service) -> None:
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
         results: list[Json] = [{"index": i, "relevance_score": scores[i]} for i in order]
         if body.return_documents:
-            results = [result | {"document": {"text": body.texts[result["index"]]}} for result in results]
+            texts = body.texts
+            results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {
             "id": f"rerank-{uuid.uuid4().hex}",
@@ -127,11 +137,20 @@ def _embedded(lm: LM, body: EmbeddingRequest, stopped: threading.Event) -> tuple
             param="dimensions",
             code="invalid_value",
         )
-    ids = [lm.tokenize(text, parse_special=False) if isinstance(text, str) else text for text in body.texts]
+    texts = body.texts
+    most = _MOST_ELEMENTS[body.encoding_format]
+    if len(texts) * lm.embedding_size > most:
+        raise bad_request(
+            f"input has {len(texts)} texts, each of which makes {lm.embedding_size} elements; an answer holds at most "
+            f"{most} with encoding_format {body.encoding_format!r}: send fewer texts at once.",
+            param="input",
+            code="too_many_elements",
+        )
+    ids = [lm.tokenize(text, parse_special=False) if isinstance(text, str) else text for text in texts]
     for i, text in enumerate(ids):
         check_tokens(lm, text, f"input[{i}]")
         _check_length(lm, text, f"input[{i}]", "input")
-    parts = [lm.embed([ids[i] for i in group]) for group in _groups(ids, stopped)]
+    parts = [lm.embed(group) for group in _groups(ids, stopped)]
     return np.concatenate(parts), sum(map(len, ids))
 
 
@@ -143,29 +162,39 @@ def _ranked(loaded: Loaded, body: RerankRequest, stopped: threading.Event) -> tu
             "This server's model is no rerank model (its file does not say pooling by rank): compare /v1/embeddings.",
             code="no_rerank_model",
         )
-    ids = [lm.rerank_prompt(body.query, text) for text in body.texts]
-    for i, text in enumerate(ids):
-        _check_length(lm, text, f"documents[{i}], with the query,", "documents")
+    if body.query:
+        _check_length(lm, lm.tokenize(body.query, add_special=False, parse_special=False), "The query", "query")
+
+    def prompts() -> Iterator[list[int]]:
+        for i, ids in enumerate(lm.rerank_prompts(body.query, body.texts)):
+            _check_length(lm, ids, f"documents[{i}], with the query,", "documents")
+            yield ids
+
+    # Made while the model reads: all of them hold the query, and may be much longer than the request.
     scores: list[float] = []
-    for group in _groups(ids, stopped):
-        scores += lm.rerank(body.query, [body.texts[i] for i in group]).tolist()
-    return scores, sum(map(len, ids))
+    tokens = 0
+    for group in _groups(prompts(), stopped):
+        scores += lm.rank(group).tolist()
+        tokens += sum(map(len, group))
+    return scores, tokens
 
 
-def _groups(ids: list[list[int]], stopped: threading.Event) -> Iterator[list[int]]:
-    """Numbers of texts to be read together: other requests get their turn between them.
+def _groups(texts: Iterable[list[int]], stopped: threading.Event) -> Iterator[list[list[int]]]:
+    """Texts to be read together: other requests get their turn between them.
 
     Raises:
         ClientGone: nobody waits for the texts any more.
     """
-    group: list[int] = []
-    for i, text in enumerate(ids):
-        if group and sum(len(ids[j]) for j in group) + len(text) > _AT_ONCE:
-            yield group
-            group = []
+    group: list[list[int]] = []
+    tokens = 0
+    for text in texts:
         if stopped.is_set():
             raise ClientGone
-        group.append(i)
+        if group and tokens + len(text) > _AT_ONCE:
+            yield group
+            group, tokens = [], 0
+        group.append(text)
+        tokens += len(text)
     yield group
 
 
