@@ -131,6 +131,47 @@ def test_functions(client: Any) -> None:
     assert ask(client, input=talk).output_text == chat.choices[0].message.content
 
 
+USER = {"role": "user", "content": "hi"}
+ODD = TOOL | {"parameters": {"properties": {"a": {"not": {}}}}}
+WRONG: list[tuple[Any, str | None, str]] = [
+    ({"input": "a\0b"}, "input", "input: must not hold a NUL"),
+    ({"instructions": "a\0b", "input": "hi"}, "instructions", "instructions: must not hold a NUL"),
+    (
+        {"instructions": "be", "input": [USER, USER | {"content": "a\0b"}]},
+        "input[1].content",
+        "input[1].content: must not",
+    ),
+    ({"input": "very " * 2000}, "input", "tokens"),
+    ({"input": "hi", "tools": [TOOL, TOOL]}, "tools", "two functions are named"),
+    ({"input": "hi", "tools": [TOOL, ODD | {"name": "g"}], "tool_choice": "required"}, "tools[1].parameters", "turned"),
+    ({"input": "hi", "text": {"format": FORM["format"] | {"schema": {"not": {}}}}}, "text.format.schema", "turned"),
+    ({"input": "hi", "text": FORM, "tools": [TOOL]}, None, "text.format with tools"),
+    (
+        {"input": [USER, USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
+        "input[2].arguments",
+        "input[2].arguments: is no JSON",
+    ),
+    (
+        {"input": [USER, {"type": "function_call_output", "call_id": "a", "output": "x\0"}]},
+        "input[1].output",
+        "input[1].output: must not hold a NUL",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param", "said"), WRONG, ids=range(len(WRONG)))
+def test_errors_name_the_requests_own_fields(
+    server: Running, body: Any, param: str | None, said: str, stream: bool
+) -> None:
+    answer = server.post(ANSWER, body | {"stream": stream})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"] == param
+    assert said in error["message"]
+    assert "messages" not in error["message"]
+
+
 def test_errors_before_and_within_a_stream(server: Running) -> None:
     refused = server.post(ANSWER, {"input": "a " * 3000, "stream": True})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -321,11 +322,22 @@ class InfillRequest(Generation):
         return CompletionRequest.model_validate(fields | limits)
 
 
+class HasText(Protocol):
+    """A piece of a message's content, of any API."""
+
+    text: str
+
+
 class TextPart(Strict):
     """A piece of a message's content."""
 
     type: Literal["text"]
     text: Text
+
+
+def joined(content: str | Sequence[HasText] | None) -> str:
+    """A message's content, which may come in pieces, as one text; without any an empty one."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 class Function(Strict):
@@ -421,6 +433,13 @@ class Message(Strict):
     audio: None = None
     function_call: None = None
 
+    @field_validator("content")
+    @classmethod
+    def _no_nul(cls, value: str | list[TextPart] | None) -> str | list[TextPart] | None:
+        if "\0" in joined(value):
+            raise ValueError("must not hold a NUL character")
+        return value
+
     @model_validator(mode="after")
     def _is_whole(self) -> Message:
         if self.tool_calls and self.role != "assistant":
@@ -434,9 +453,7 @@ class Message(Strict):
     @property
     def text(self) -> str:
         """The content as one text."""
-        if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return joined(self.content)
 
 
 class ChatRequest(Generation):

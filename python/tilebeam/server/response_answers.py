@@ -13,9 +13,10 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from tilebeam.server.errors import ApiError
 from tilebeam.server.response_requests import ResponsesRequest
 from tilebeam.server.responses import Json, dumped
-from tilebeam.server.service import Service
+from tilebeam.server.service import EventStream, Service
 
 
 def add_response_routes(app: FastAPI, service: Service) -> None:
@@ -24,10 +25,16 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, in the form of OpenAI's Responses API."""
-        answer = await service.chat(body.chat(), request)
+        chat = body.chat()
+        try:
+            answer = await service.chat(chat, request)
+        except ApiError as error:
+            raise body.as_sent(error) from error
         made = Answer(body, service)
-        if isinstance(answer, Response):
+        if isinstance(answer, EventStream):
+            answer.told = body.as_sent
             return Events(answer, made)
+        assert isinstance(answer, dict)
         (choice,) = answer["choices"]
         for _ in made.grow(choice | {"delta": _as_delta(choice["message"])}):
             pass

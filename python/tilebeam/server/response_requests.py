@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tilebeam.server.requests import MAX_TOOLS, ChatRequest, FunctionName, Number, StreamOptions, Strict, Text
+from tilebeam.server.errors import ApiError, from_validation
+from tilebeam.server.requests import MAX_TOOLS, ChatRequest, FunctionName, Number, StreamOptions, Strict, Text, joined
+
+# A chat's fields in errors, and what they are made of.
+_IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+(?:\[\d+\])?)*)")
+_OWN_NAMES = (
+    (r"^messages\b", "input"),
+    (r"\bresponse_format\.json_schema\b", "text.format"),
+    (r"\bresponse_format\b", "text.format"),
+    (r"\b(tools\[\d+\])\.function\b", r"\1"),
+    (r"\btool_choice\.function\b", "tool_choice"),
+    (r"\bmax_(?:completion_)?tokens\b", "max_output_tokens"),
+)
 
 _STATELESS = "is not taken: this server keeps no answers; send the whole conversation as input"
 
@@ -33,11 +48,6 @@ class MessageItem(_Item):
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | list[InputPart]
     phase: Literal["commentary", "final_answer"] | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class CallItem(_Item):
@@ -88,6 +98,28 @@ class TextOptions(Strict):
     """How the text is written."""
 
     format: TextFormat | None = None
+
+
+@dataclass
+class _Place:
+    """Where a message of the chat comes from.
+
+    Attributes:
+        own: the field.
+        names: of parts of the message that have another one there.
+        calls: the fields of its calls.
+    """
+
+    own: str
+    names: dict[str, str]
+    calls: list[str] = dataclass_field(default_factory=list)
+
+    def of(self, part: str) -> str:
+        """The field that a part of the message is made of."""
+        if call := re.match(r"\.tool_calls\[(\d+)\](?:\.function)?", part):
+            return self.calls[int(call[1])] + part[call.end() :].replace(".id", ".call_id")
+        part = part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
+        return self.own + self.names.get(part, part)
 
 
 class ResponsesRequest(Strict):
@@ -143,11 +175,11 @@ class ResponsesRequest(Strict):
         """The same as a request of /v1/chat/completions.
 
         Raises:
-            ValidationError: what does not fit together.
+            ApiError: what does not fit together.
         """
         same = ("model", "temperature", "top_p", "seed", "top_k", "min_p", "stream", "parallel_tool_calls")
         fields: dict[str, Any] = {name: getattr(self, name) for name in same}
-        fields["messages"] = self._messages()
+        fields["messages"], _ = self._messages()
         fields["max_completion_tokens"] = self.max_output_tokens
         if self.stream:
             fields["stream_options"] = {"include_usage": True}
@@ -166,24 +198,49 @@ class ResponsesRequest(Strict):
             fields["response_format"] = {"type": wanted.type}
             if wanted.type == "json_schema":
                 fields["response_format"]["json_schema"] = schema | {"schema": wanted.schema_ or {}}
-        return ChatRequest.model_validate(fields)
+        try:
+            return ChatRequest.model_validate(fields)
+        except ValidationError as error:
+            raise self.as_sent(from_validation(error)) from None
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def as_sent(self, error: ApiError) -> ApiError:
+        """An error of the chat, which names the fields of this request."""
+        _, places = self._messages()
+
+        def renamed(text: str) -> str:
+            text = _IN_MESSAGE.sub(lambda found: places[int(found[1])].of(found[2]), text)
+            for field, own in _OWN_NAMES:
+                text = re.sub(field, own, text)
+            return text
+
+        param = None if error.param is None else renamed(error.param)
+        return ApiError(
+            error.status, renamed(error.message), code=error.code, param=param, retry_after=error.retry_after
+        )
+
+    def _messages(self) -> tuple[list[dict[str, Any]], list[_Place]]:
+        """The chat's messages, and where each comes from."""
         found: list[dict[str, Any]] = []
+        places: list[_Place] = []
         if self.instructions is not None:
             found.append({"role": "system", "content": self.instructions})
+            places.append(_Place("instructions", {".content": ""}))
         if isinstance(self.input, str):
-            return [*found, {"role": "user", "content": self.input}]
-        for item in self.input:
+            return [*found, {"role": "user", "content": self.input}], [*places, _Place("input", {".content": ""})]
+        for i, item in enumerate(self.input):
+            if not isinstance(item, CallItem):
+                names = {".content": ".output"} if isinstance(item, ResultItem) else {}
+                places.append(_Place(f"input[{i}]", names))
             if isinstance(item, MessageItem):
-                found.append({"role": item.role, "content": item.text})
+                found.append({"role": item.role, "content": joined(item.content)})
             elif isinstance(item, ResultItem):
-                text = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
             else:
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": None, "tool_calls": []})
+                    places.append(_Place(f"input[{i}]", {}))
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 found[-1].setdefault("tool_calls", []).append(call)
-        return found
+                places[-1].calls.append(f"input[{i}]")
+        return found, places

@@ -354,6 +354,7 @@ class EventStream(Response):
         self._began = time.monotonic()
         self._started = False
         self._sending: float | None = None  # since when
+        self.told: Callable[[ApiError], ApiError] = lambda error: error  # how an error is put for this client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -367,7 +368,8 @@ class EventStream(Response):
                     watcher.cancel()
         except ClientGone:
             scope["tilebeam.status"] = 499
-        except ApiError as error:
+        except ApiError as found:
+            error = self.told(found)
             scope["tilebeam.status"] = error.status
             if not self._started:
                 await error.response()(scope, receive, send)
