@@ -244,7 +244,7 @@ def test_what_cannot_be_scored_is_refused(lm: LM) -> None:
         ("the", " of", "a list of texts"),
         ([], [[1]], "The prompt has no tokens"),
         ([1], [[1], []], "Continuation 1 is empty"),
-        ([1], [[1], [lm.n_vocab]], "Continuation 1: tokens must be between 0 and 1023"),
+        ([1], [[1], [lm.n_vocab]], "Continuation 1: token 1024 is not in the vocabulary"),
         ([-1], [[1]], "Token -1 is not in the vocabulary"),
         ([1], [" of"], "all texts, or all token ids"),
         ("the", [[1]], "all texts, or all token ids"),
@@ -293,3 +293,17 @@ def test_a_call_that_its_hook_ends_leaves_the_cache_to_others(lm: LM) -> None:
     with pytest.raises(Stop):
         lm.token_logprobs(texts, progress=hook)
     assert lm.figures().cells_used == 0
+
+
+def test_tokens_that_there_are_not_are_refused_alike(lm: LM) -> None:
+    for token in (-1, lm.n_vocab):
+        said = rf"Token {token} is not in the vocabulary \(0 to {lm.n_vocab - 1}\)"
+        for ask in (
+            lambda t: lm.logits([t, 1]),
+            lambda t: lm.read([[1, t]], [[0]]),
+            lambda t: lm.read([[1]], [[0]], tokens=[3, t]),
+            lambda t: lm.token_logprobs([[1, t]]),
+            lambda t: lm.generate([[1, t]], max_tokens=1),
+        ):
+            with pytest.raises(TilebeamError, match=said):
+                ask(token)

@@ -157,7 +157,7 @@ def test_long_texts_and_none(lm: LM, encoders: dict[str, Path]) -> None:
         assert far(model.embed([ids]), model.embed([long], truncate=True)) < SAME
         with pytest.raises(TilebeamError, match="no tokens"):
             model.embed([[]])
-        with pytest.raises(TilebeamError, match=r"(not in the vocabulary)|(tokens must be between)"):
+        with pytest.raises(TilebeamError, match="not in the vocabulary"):
             model.embed([[10**6]])
         with pytest.raises(TilebeamError, match="pooling must be one of mean, cls, last"):
             model.embed("a", pooling="rank")  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context
+from tilebeam.native.llama import Context, check_tokens
 
 Floats = npt.NDArray[np.float32]
 # How the hidden states of a text's tokens become one: their mean, the first token's, the last one's.
@@ -84,14 +84,12 @@ class Encoder:
             batch.append(i)
 
     def _check(self, texts: SequenceOf[list[int]]) -> None:
-        size = self._context.model.vocab.size
         for i, text in enumerate(texts):
             if not text:
                 raise TilebeamError(f"Text {i} has no tokens.")
             if len(text) > self.longest:
                 raise TilebeamError(f"Text {i} has {len(text)} tokens; this model takes at most {self.longest}.")
-            if min(text) < 0 or max(text) >= size:
-                raise TilebeamError(f"Text {i}: tokens must be between 0 and {size - 1}.")
+            check_tokens(text, self._context.model.vocab.size, f"Text {i}")
 
     def _encode(self, texts: list[list[int]]) -> None:
         context = self._context

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tilebeam.engine.kv_cache import common_prefix
 from tilebeam.engine.reading import TokenReading
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Vocab
+from tilebeam.native.llama import Vocab, check_tokens
 from tilebeam.outputs import Likelihood
 
 
@@ -69,8 +69,7 @@ def continued_ids(vocab: Vocab, prompt: Sequence[int], continuations: Sequence[S
     for i, tail in enumerate(tails):
         if not tail:
             raise TilebeamError(f"Continuation {i} is empty.")
-        if min(tail) < 0 or max(tail) >= vocab.size:
-            raise TilebeamError(f"Continuation {i}: tokens must be between 0 and {vocab.size - 1}.")
+        check_tokens(tail, vocab.size, f"Continuation {i}")
     raws = [b"".join(map(vocab.piece, tail)) for tail in tails]
     sizes = [(len(raw.decode("utf-8", "replace")), len(raw)) for raw in raws]
     return Continued([own + tail for tail in tails], len(own), sizes)

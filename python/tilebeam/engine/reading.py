@@ -25,7 +25,7 @@ from tilebeam.engine.encoder import Pooling, pooled_positions
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.request import check_prompt
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context
+from tilebeam.native.llama import Context, check_tokens
 
 ReadHook = Callable[[int, int], object]
 Floats = npt.NDArray[np.float32]
@@ -209,8 +209,8 @@ class Reader:
         """See `LM.read`."""
         size = self._context.model.vocab.size
         wanted = None if tokens is None else np.asarray(tokens, np.int64)
-        if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < size):
-            raise TilebeamError(f"Tokens must be between 0 and {size - 1}.")
+        if wanted is not None:
+            check_tokens(wanted.tolist(), size)
         jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
         return self._answers(jobs, _Logits(wanted), hook)
 
@@ -247,8 +247,8 @@ class Reader:
             top: how many of the likeliest tokens to tell at each position.
         """
         size = self._context.model.vocab.size
-        if any(not 0 <= token < size for some in tokens for token in some):
-            raise TilebeamError(f"Tokens must be between 0 and {size - 1}.")
+        for some in tokens:
+            check_tokens(some, size)
         jobs = self._jobs(targets, positions, 0, 0)
         outs = [TokenReading(j.out.logits, j.out.hidden) for j in jobs]
         for job, out, where in zip(jobs, outs, positions, strict=True):

@@ -11,7 +11,7 @@ from tilebeam.engine.kv_cache import Sequence
 from tilebeam.engine.sampler import Sampler
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars.constraint import grammar_of
-from tilebeam.native.llama import Context, Vocab
+from tilebeam.native.llama import Context, Vocab, check_tokens
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_state import TextState
@@ -132,9 +132,7 @@ def check_prompt(prompt_ids: SequenceOf[int], context: Context) -> None:
             f"The prompt has {len(prompt_ids)} tokens, the context {context.n_ctx}: at least one must stay free; "
             "shorten the prompt or load the model with a larger n_ctx."
         )
-    low, high, size = min(prompt_ids), max(prompt_ids), context.model.vocab.size
-    if low < 0 or high >= size:
-        raise TilebeamError(f"Token {low if low < 0 else high} is not in the vocabulary (0 to {size - 1}).")
+    check_tokens(prompt_ids, context.model.vocab.size)
 
 
 def make_request(

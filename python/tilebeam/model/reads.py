@@ -13,6 +13,7 @@ from tilebeam.engine.reading import ReadHook, Reading, TokenReading
 from tilebeam.errors import TilebeamError
 from tilebeam.model.core import Core, Prompt
 from tilebeam.native.chat_prompt import ChatPrompt
+from tilebeam.native.llama import check_tokens
 from tilebeam.outputs import Likelihood
 
 
@@ -33,8 +34,7 @@ class Reads(Core):
         with self.raw_decode() as context:
             if not ids or len(ids) > self._context.n_ctx:
                 raise TilebeamError(f"logits() takes 1 to {self._context.n_ctx} tokens, not {len(ids)}.")
-            if min(ids) < 0 or max(ids) >= self.n_vocab:
-                raise TilebeamError(f"Tokens must be between 0 and {self.n_vocab - 1}.")
+            check_tokens(ids, self.n_vocab)
             result = np.empty((len(ids), self.n_vocab), np.float32)
             step = min(chunk or context.max_outputs, context.max_outputs)
             if step < 1:

@@ -90,6 +90,18 @@ def errors_in(lines: Sequence[tuple[int, str]]) -> str:
     return " ".join("".join(kept).split())
 
 
+def check_tokens(tokens: Sequence[int], n_vocab: int, what: str = "") -> None:
+    """Raise `TilebeamError` for a token that a vocabulary of `n_vocab` tokens does not have.
+
+    Args:
+        what: they are tokens of, for the message.
+    """
+    low, high = min(tokens, default=0), max(tokens, default=0)
+    if low < 0 or high >= n_vocab:
+        named = f"{what}: token" if what else "Token"
+        raise TilebeamError(f"{named} {low if low < 0 else high} is not in the vocabulary (0 to {n_vocab - 1}).")
+
+
 class Vocab:
     """Tokens and text of one model. Lives as long as the model.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.native import llama
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def completion_prompt(lm: LM, given: str | list[int], suffix: str | None = None)
 
 def check_tokens(lm: LM, ids: Sequence[int], param: str) -> None:
     """Raise `ApiError` for a token that the model does not have."""
-    low, high = min(ids, default=0), max(ids, default=0)
-    if low < 0 or high >= lm.n_vocab:
-        wrong = low if low < 0 else high
-        raise bad_request(f"{param}: token {wrong} is not in the vocabulary (0 to {lm.n_vocab - 1}).", param=param)
+    try:
+        llama.check_tokens(ids, lm.n_vocab, param)
+    except TilebeamError as error:
+        raise bad_request(str(error), param=param) from None
