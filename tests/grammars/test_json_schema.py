@@ -396,6 +396,31 @@ def test_nested_repetitions_are_written_once() -> None:
     assert len(grammar_of_schema({"type": "string", "pattern": f"^{deepest}$"})) < 8192
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["[a-z]*" * 65, "(a?b?){33}", "(" * 16 + "a" + "){0,1000}" * 16, "((a*)?(b|c{0,2})*?){0,40}", "((a?){8,}){9}"],
+)
+def test_parts_that_may_all_be_empty_are_limited(pattern: str) -> None:
+    """llama.cpp's matcher follows each of them: a short pattern would keep it busy for minutes, or for ever."""
+    with pytest.raises(GrammarError, match="may be empty"):
+        of_regex(pattern)
+
+
+def test_many_parts_that_may_be_empty_are_fine_apart() -> None:
+    apart = Gbnf(of_regex("([a-z]*-)?" * 30 + "x"))
+    assert apart.matches("ab-c-x")
+    for pattern in (
+        "a?" * 64,
+        "a?b" * 200,
+        "(a|b?){0,64}",
+        "(ab?){2,1000}",
+        "(a*)*",
+        "(a?|b)+",
+        "|".join(f"a{i}*" for i in range(200)),
+    ):
+        assert "root" in Gbnf(of_regex(pattern)).rules
+
+
 def test_long_sets_of_short_patterns_are_refused_while_they_are_read() -> None:
     with pytest.raises(GrammarError, match="more than 65536 characters as a grammar"):
         of_regex(r"[^a-z\s]" * 4000)
