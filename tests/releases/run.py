@@ -64,13 +64,16 @@ def tested(release: str, quick: bool) -> dict[str, Any]:
     print(f"{release}: testing", flush=True)
     began = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", "-q", "tests/plugin", "tests/model", "tests/native"]
+    older = release != ggml_source.releases()[-1]
+    # What these two ask is of the newest: all its ops, and architectures that older ones do not know.
+    pytest += ["--ignore=tests/plugin/test_backend_ops.py", "--ignore=tests/plugin/test_archs.py"] if older else []
     status = run(pytest, home / "pytest.log", **here)
     said = (home / "pytest.log").read_text().splitlines()[-1]
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", said)}
     ops_json = home / "ops.json"
     ops_json.unlink(missing_ok=True)
     ops = [sys.executable, "tests/backend_ops/run.py", "--json", ops_json, *([] if quick else ["--all"])]
-    ops += ["--older"] if release != ggml_source.releases()[-1] else []
+    ops += ["--older"] if older else []
     ops_status = run(ops, home / "ops.log", **here)
     cases = json.loads(ops_json.read_text()) if ops_json.exists() else {}
     sums = {key: sum(op[key] for op in cases.values()) for key in ("claimed", "passed", "failed")}
