@@ -341,7 +341,7 @@ def test_read_refuses_what_it_cannot(lm: LM) -> None:
         lm.read([[1, 2, 3]], [[3]])
     with pytest.raises(TilebeamError, match="1 texts but 2"):
         lm.read([[1, 2, 3]], [[0], [0]])
-    with pytest.raises(TilebeamError, match="Tokens must be"):
+    with pytest.raises(TilebeamError, match="not in the vocabulary"):
         lm.read([[1, 2, 3]], [[0]], [-1])
     with pytest.raises(TilebeamError, match="context"):
         lm.read([[1] * 2000], [[0]])
