@@ -137,20 +137,15 @@ def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
             together(lm, prompt, n, 4)
         progress = stack.enter_context(console.bar("Best-of-N"))
         task = progress.add_task("", total=a.rounds * len(cases), note="")
-        while (least := log.fewest(cases.values())) < a.rounds:
-            begun = 0
-            for way, name in cases.items():
-                if log.count(name) > least or not log.begin(name):
-                    continue
-                begun += 1
-                progress.update(task, description=way)
-                ours = seconds_of(lambda: together(lms["npu"], prompt, n, a.n_gen))
-                baseline = ways[way]()
-                time.sleep(0.2)  # the stock backend's threads spin for a while after a run
-                log.end(ours=ours, **baseline)
-                progress.update(task, advance=1)
-            if not begun:
-                break
+        way_of = {name: way for way, name in cases.items()}
+        for name in log.turns(way_of, a.rounds):
+            way = way_of[name]
+            progress.update(task, description=way)
+            ours = seconds_of(lambda: together(lms["npu"], prompt, n, a.n_gen))
+            baseline = ways[way]()
+            time.sleep(0.2)  # the stock backend's threads spin for a while after a run
+            log.end(ours=ours, **baseline)
+            progress.update(task, advance=1)
 
 
 def main() -> None:

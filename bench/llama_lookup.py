@@ -30,9 +30,9 @@ from tilebeam.cli import console
 from bench.lib import guessing_tasks, limits, models, report, rounds
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
+from bench.speculation import FILES, Prompts
 
 OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER)
-FILES = ("gsm8k", "humaneval")
 SIDES = ("look-up", "plain", "stock look-up", "stock plain")
 
 
@@ -76,41 +76,23 @@ class Sides:
             llm.close()
 
 
-def texts_of(task: str, o: argparse.Namespace) -> list[str]:
-    """The prompts of a task."""
-    if task in FILES:
-        return guessing_tasks.from_file(getattr(o, task))[: o.items]
-    return [guessing_tasks.own(task, i) for i in range(1 if task in guessing_tasks.REPEATING else o.items)]
-
-
 def prompts_of(path: Path, o: argparse.Namespace) -> dict[str, list[list[int]]]:
-    """The tokens of all tasks' prompts, in the model's chat template where it has one."""
+    """The tokens of all tasks' prompts."""
+    files = {name: getattr(o, name) for name in FILES if getattr(o, name)}
     with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=1, threads=1, lookup=False) as lm:
-
-        def ids(text: str) -> list[int]:
-            try:
-                return lm.tokenize(lm.apply_chat_template([{"role": "user", "content": text}]))
-            except tilebeam.TilebeamError:
-                return lm.tokenize(text)
-
-        return {task: [ids(text) for text in texts_of(task, o)] for task in o.tasks}
+        prompts = Prompts(lm, files)
+        items = {task: 1 if task in guessing_tasks.REPEATING else o.items for task in o.tasks}
+        return {task: [prompts.ids(task, i) for i in range(n)] for task, n in items.items()}
 
 
 def measure(sides: Sides, prompts: dict[str, list[list[int]]], n_gen: int, wanted: int, log: Rounds) -> None:
     """Rounds of all tasks until each has as many as wanted, or the time is over."""
     with console.bar("llama_lookup") as progress:
         bar = progress.add_task("", total=wanted * len(prompts), note="")
-        while (least := log.fewest(prompts)) < wanted:
-            begun = 0
-            for task in prompts:
-                if log.count(task) > least or not log.begin(task):
-                    continue
-                begun += 1
-                progress.update(bar, description=task)
-                log.end(**_round(sides, prompts[task], n_gen))
-                progress.update(bar, advance=1)
-            if not begun:
-                return
+        for task in log.turns(prompts, wanted):
+            progress.update(bar, description=task)
+            log.end(**_round(sides, prompts[task], n_gen))
+            progress.update(bar, advance=1)
 
 
 def _round(sides: Sides, prompts: list[list[int]], n_gen: int) -> dict[str, float]:

@@ -157,16 +157,10 @@ class Bench:
 
     def measure(self, all_cases: list[Case], note: Callable[[str], None]) -> None:
         """Until each case has as many rounds as wanted, or the time is over."""
-        while (least := self._log.fewest(c.name for c in all_cases)) < self._o.rounds:
-            begun = 0
-            for case in all_cases:
-                if self._log.count(case.name) > least or not self._log.begin(case.name):
-                    continue
-                begun += 1
-                note(case.name)
-                self._log.end(**self._round(case))
-            if not begun:
-                return
+        by_name = {case.name: case for case in all_cases}
+        for name in self._log.turns(by_name, self._o.rounds):
+            note(name)
+            self._log.end(**self._round(by_name[name]))
 
     def _round(self, case: Case) -> dict[str, float]:
         """Seconds per token of all sides, and what became of guesses."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,6 +83,20 @@ class Rounds:
     def fewest(self, cases: Iterable[str]) -> int:
         """The least count of these cases."""
         return min(self.count(c) for c in cases)
+
+    def turns(self, cases: Iterable[str], wanted: int) -> Iterator[str]:
+        """Cases to measure, each with its round begun, those with the fewest rounds first: until all have as many as
+        wanted, or the time is over. The caller measures it and calls `end`."""
+        names = list(cases)
+        while (least := self.fewest(names)) < wanted:
+            begun = False
+            for name in names:
+                if self.count(name) > least or not self.begin(name):
+                    continue
+                begun = True
+                yield name
+            if not begun:
+                return
 
     def begin(self, case: str) -> bool:
         """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""
