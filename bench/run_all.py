@@ -61,6 +61,7 @@ BENCHES = (
     Bench("attention", "Attention"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
+    Bench("latency", "Time to first token, and what decoding takes (the paper's figure 16)", sliced=True),
     Bench("best_of_n", "Best-of-N, wall time", sliced=True),
     Bench("speculation", "Guessing tokens ahead", sliced=True),
     Bench("llama_lookup", "llama_cpp.Llama's own guesses, registered and not", sliced=True),

@@ -159,9 +159,13 @@ class Rounds:
         ratios = [r[figure] / r["ours"] for r in rounds]
         return {figure: round(work / self.median(case, figure), 3), f"{figure}_ratio": round(median(ratios), 3)}
 
+    def values(self, case: str, figure: str) -> list[float]:
+        """One figure of a case's rounds, round by round."""
+        return [r[figure] for r in self._counted(case)]
+
     def median(self, case: str, figure: str) -> float:
         """Of one figure over a case's rounds."""
-        return median(r[figure] for r in self._counted(case))
+        return median(self.values(case, figure))
 
     def overall(self, figure: str, cases: Iterable[str]) -> float:
         """The median of one figure over all rounds of these cases, of which at least one has any."""
