@@ -162,6 +162,23 @@ def test_a_dead_npu_is_said_and_replaced(start: Callable[..., Process]) -> None:
     assert one.end(signal.SIGTERM) == 0, one.log()
 
 
+def test_a_dead_npu_of_several_models(start: Callable[..., Process], path: Path) -> None:
+    """Both models had been loaded onto it: each is loaded again when it is asked for."""
+    one = start("--executor", "process", "-m", f"second={path}")
+    assert "models: tiny, second; each is loaded when it is asked for" in one.log()
+    patient = one.client(max_retries=20)
+
+    def texts() -> list[str]:
+        asked = [patient.completions.create(model=m, prompt="a", seed=1, max_tokens=8) for m in ("tiny", "second")]
+        return [answer.choices[0].text for answer in asked]
+
+    before = texts()
+    os.kill(children(one.process.pid)[0], signal.SIGKILL)
+    assert texts() == before
+    assert httpx.get(f"{one.url}/health", timeout=60).json()["restarts"] == 2
+    assert one.end(signal.SIGTERM) == 0, one.log()
+
+
 def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
@@ -220,6 +237,11 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
     assert "--devices: for the NPU only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")
+    several = ("-m", str(path), "--port", "0", "-m")
+    assert "Two models are called 'tiny'" in failing(*several, str(path))
+    assert "--alias names one model" in failing(*several, f"b={path}", "--alias", "c")
+    assert "--draft are made for one model" in failing(*several, f"b={path}", "--draft", str(path))
+    assert f"{tmp_path / 'keys'} cannot be served" in failing(*several, f"b={tmp_path / 'keys'}")
     assert "holds no API key" in failing("-m", str(path), "--api-key-file", str(tmp_path / "keys"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

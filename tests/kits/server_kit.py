@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ import openai
 from tilebeam import LM, RewardModel
 from tilebeam.server.app import create_app
 from tilebeam.server.main import Server, listen
-from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.model_host import Loaded
+from tilebeam.server.models import Entry, Models
 from tilebeam.server.searches import SearchPool
-from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
@@ -34,10 +34,17 @@ PATIENCE = 180.0  # seconds for what takes a fraction of one on an idle machine
 class Running:
     """A server that runs, and clients for it."""
 
-    def __init__(self, port: int, lm: LM, service: Service) -> None:
+    def __init__(self, port: int, models: Models) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.lm = lm
-        self.service = service
+        self.models = models
+        self.service = models.services[0]
+
+    @property
+    def lm(self) -> LM:
+        """The first model, which is loaded."""
+        lm = self.service.host.newest
+        assert lm is not None
+        return lm
 
     def client(self, **changes: Any) -> openai.OpenAI:
         """OpenAI's own client; it does not try again by itself."""
@@ -66,10 +73,18 @@ def parse_metrics(text: str) -> dict[str, float]:
 def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> Iterator[Running]:
     """A server for a model that outlives it."""
     loaded = Loaded(lm, reward)
-    chosen = Settings(**{"names": ("tiny", "other", "model"), "port": 0, "chat_template": "chatml"} | settings)
-    app = create_app(ModelHost(lambda: loaded, loaded), chosen, SearchPool(chosen.max_searches))
+    entry = Entry(("tiny", "other", "model"), lm.n_seq_max, lambda: loaded, loaded)
+    with serving([entry], rates_steps=reward is not None, **settings) as server:
+        yield server
+
+
+@contextmanager
+def serving(entries: Sequence[Entry], *, rates_steps: bool = False, **settings: Any) -> Iterator[Running]:
+    """A server for models that it loads and unloads."""
+    chosen = Settings(**{"port": 0, "chat_template": "chatml"} | settings)
+    models = Models(entries, chosen, SearchPool(chosen.max_searches), rates_steps=rates_steps)
     listener = listen(chosen.host, chosen.port)
-    server = Server(app, chosen)
+    server = Server(create_app(models))
     ended: list[BaseException | None] = []
 
     def run() -> None:
@@ -83,7 +98,7 @@ def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> It
     thread.start()
     try:
         until(lambda: server.started or bool(ended))
-        yield Running(listener.getsockname()[1], lm, app.state.service)
+        yield Running(listener.getsockname()[1], models)
     finally:
         server.handle_exit(2, None)
         thread.join(PATIENCE)

@@ -72,7 +72,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (TEXT, {"prompt": "a", "logit_bias": {str(t): 1 for t in range(4097)}}, 400, "invalid_value", "at most 4096"),
     ("/tokenize", {}, 400, None, "content is required"),
     ("/tokenize", {"content": "a", "prompt": "b"}, 400, None, "not both"),
-    ("/tokenize", {"content": "a", "model": "b"}, 400, "unknown_parameter", "model"),
+    ("/tokenize", {"content": "a", "modl": "b"}, 400, "unknown_parameter", "modl"),
     ("/tokenize", {"content": ["a", 1024]}, 400, None, "token 1024 is not in the vocabulary"),
     ("/tokenize", {"content": [1.5]}, 400, "invalid_value", "content: must be a text or a list"),
     ("/detokenize", {"tokens": [-1]}, 400, "invalid_value", "tokens[0]"),

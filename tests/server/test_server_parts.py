@@ -187,7 +187,7 @@ async def never() -> Any:
 
 
 def test_the_gate_counts_samples() -> None:
-    gate = Gate(slots=4, waiting=2, most=10, metrics=Metrics())
+    gate = Gate(slots=4, waiting=2, most=10, metrics=Metrics(["tiny"]).of("tiny"))
     with pytest.raises(ApiError, match="at most 10"), gate.enter(11):
         pass
     with gate.enter(10):  # larger than the queue, but nobody else is there
@@ -209,7 +209,7 @@ def test_the_gate_counts_samples() -> None:
 
 def test_jobs_end_with_their_clients_and_with_the_server() -> None:
     async def scenario() -> None:
-        gate = Gate(slots=4, waiting=2, most=10, metrics=Metrics())
+        gate = Gate(slots=4, waiting=2, most=10, metrics=Metrics(["tiny"]).of("tiny"))
         gone: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         cleaned = []
 
@@ -261,6 +261,7 @@ def loaded() -> Loaded:
 
 
 def broken(host: ModelHost) -> None:
+    assert host.newest is not None
     host.newest.failure = TilebeamError("it broke")  # type: ignore[misc]
 
 
@@ -404,4 +405,4 @@ def test_sampling_params_are_the_defaults_of_requests() -> None:
     """The server's own defaults are the library's."""
     from tilebeam.server.settings import Settings
 
-    assert Settings(names=("x",)).sampling == SamplingParams()
+    assert Settings().sampling == SamplingParams()

@@ -17,6 +17,7 @@ from tilebeam.cli.options import (
     CtxSize,
     Draft,
     ExecutorOption,
+    NamedModels,
     NPredict,
     Sequences,
     Stop,
@@ -24,6 +25,7 @@ from tilebeam.cli.options import (
     TokenOptions,
     UnsafeCode,
     grouped,
+    named_file,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
@@ -48,10 +50,7 @@ _RUNNING = "How it runs"
 @grouped
 def evaluate(
     *,
-    model: Annotated[
-        list[str],
-        typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
-    ],
+    model: NamedModels,
     task: Annotated[
         str, typer.Option("--task", help=f"One of {', '.join(k.usage for k in KINDS.values())}.", show_default=False)
     ],
@@ -327,9 +326,7 @@ def _models(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, .
 
     found = []
     for spec in specs:
-        name, equals, path = spec.partition("=")
-        if not equals or Path(spec).exists():
-            name, path = Path(spec).stem, spec
+        name, path = named_file(spec)
         if not name or "/" in name:
             raise TilebeamError(f"{option} {spec!r}: a name must not be empty or hold a slash.")
         if not Path(path).is_file():

@@ -45,6 +45,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Model = Annotated[
     Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
 ]
+NamedModels = Annotated[
+    list[str],
+    typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
+]
 DeviceOption = Annotated[
     Device,
     typer.Option(
@@ -197,6 +201,12 @@ class LoraOptions:
             if not name or not colon:
                 raise TilebeamError(f"--lora-scaled takes FILE:SCALE, for instance adapter.gguf:0.5, not {entry!r}.")
         return found
+
+
+def named_file(given: str) -> tuple[str, str]:
+    """Name and path of a model given as NAME=FILE or as FILE, whose name is the file's without its suffix."""
+    name, equals, path = given.partition("=")
+    return (name, path) if equals and not Path(given).exists() else (Path(given).stem, given)
 
 
 def _listed(given: str) -> list[str]:

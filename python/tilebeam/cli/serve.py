@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +14,13 @@ from tilebeam.cli import console
 from tilebeam.cli.options import (
     CtxSize,
     LoraOptions,
-    Model,
+    NamedModels,
     RunOptions,
     Sequences,
     SpeculationOptions,
     TokenOptions,
     grouped,
+    named_file,
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
@@ -28,6 +31,7 @@ from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
     from tilebeam.server.model_host import Loaded
+    from tilebeam.server.models import Entry
 
 _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
@@ -38,12 +42,14 @@ _CTX_SIZE = 8192  # conversations of several clients share the cells: more than 
 @grouped
 def serve(
     *,
-    model: Model,
+    model: NamedModels,
     lora: LoraOptions,
     speculation: SpeculationOptions,
     alias: Annotated[
         str | None,
-        typer.Option("-a", "--alias", help="Names of the model in requests, comma separated; default: FILE."),
+        typer.Option(
+            "-a", "--alias", help="Names of a single model in requests, comma separated; default: NAME, or FILE's name."
+        ),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = Settings.host,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = Settings.port,
@@ -68,6 +74,25 @@ def serve(
             "what is new.",
         ),
     ] = True,
+    models_max: Annotated[
+        int | None,
+        typer.Option(
+            "--models-max",
+            min=1,
+            help="Models loaded at the same time: the one idle longest makes room; default: all.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = Settings.models_max,
+    idle_unload: Annotated[
+        float,
+        typer.Option(
+            "--idle-unload",
+            min=0,
+            metavar="SECONDS",
+            help="Unload a model after so long without requests; the next one loads it again. 0: never.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 0.0,
     max_waiting: Annotated[
         int,
         typer.Option("--max-queue", min=0, help="Samples that may wait for a slot; then 429.", rich_help_panel=_LIMITS),
@@ -122,9 +147,10 @@ def serve(
     step_stop: StepStop = STEP_STOP_TEXT,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request.")] = False,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API, with searches as an extension.
+    """Serve models over HTTP: OpenAI's API, with searches as an extension.
 
-    Requests of all clients share batches. /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics
+    Requests of all clients share batches. Of several models (-m repeated) each is loaded when a request names it.
+    /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics
     (Prometheus). It answers on this machine only, unless --host says otherwise; then give it an --api-key.
 
     Example: tilebeam serve -m model.gguf --port 8080 & curl localhost:8080/v1/completions -H 'content-type:
@@ -135,6 +161,7 @@ def serve(
     check_packages()
     from tilebeam.native.chat_template import check_template
     from tilebeam.server import main as process
+    from tilebeam.server.models import Entry
     from tilebeam.server.searches import SearchPool
     from tilebeam.server.security import is_loopback
 
@@ -143,7 +170,6 @@ def serve(
     if chat_template is not None:
         check_template(chat_template)  # refused now, not in every answer
     settings = Settings(
-        names=tuple(part.strip() for part in (alias or model.stem).split(",") if part.strip()),
         host=host,
         port=port,
         api_keys=tuple(_keys(api_key, api_key_file)),
@@ -156,6 +182,8 @@ def serve(
         chat_template=chat_template,
         cors_origins=tuple(cors_origin or ()),
         shutdown_seconds=shutdown,
+        models_max=models_max,
+        idle_seconds=idle_unload or None,
     )
     if not settings.api_keys and not is_loopback(host):
         console.err().print(
@@ -163,24 +191,59 @@ def serve(
         )
     searches = SearchPool(max_searches)
     load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
-    questions = searches.questions
-    make = process.loader(
-        str(model),
-        load,
-        spec,
-        unescaped(step_stop),
-        questions,
-        own={"lora": adapters, **speculation.arguments()},
-        cache_prompt=cache_prompt,
-    )
-    process.serve(make, settings, searches, ready=_say_ready, verbose=verbose)
+    own = {"lora": adapters, **speculation.arguments()}
+    models = _named(model, alias)
+    if len(models) > 1:
+        _check_several([path for _, path in models], own)
+
+    def entry(names: tuple[str, ...], path: str) -> Entry:
+        stop, questions = unescaped(step_stop), searches.questions
+        make = process.loader(path, load, spec, stop, questions, own=own, cache_prompt=cache_prompt)
+        return Entry(names, parallel, make)
+
+    entries = [entry(*named) for named in models]
+    rates_steps = spec is not None and not spec.outcome
+    ready = partial(_say_ready, entries)
+    process.serve(entries, settings, searches, rates_steps=rates_steps, ready=ready, verbose=verbose)
 
 
-def _say_ready(loaded: Loaded, url: str) -> None:
+def _named(given: Sequence[str], alias: str | None) -> list[tuple[tuple[str, ...], str]]:
+    """Names and file of each model.
+
+    Raises:
+        TilebeamError: one alias for several models.
+    """
+    models: list[tuple[tuple[str, ...], str]] = [((name,), path) for name, path in map(named_file, given)]
+    if alias is None:
+        return models
+    if len(models) > 1:
+        raise TilebeamError("--alias names one model: name several with -m NAME=FILE.")
+    return [(tuple(part.strip() for part in alias.split(",") if part.strip()), models[0][1])]
+
+
+def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
+    """Raise `TilebeamError` for what several models cannot have, or a file that is no model: they are loaded later."""
+    from tilebeam.gguf import GGUFError, open_gguf
+
+    if own["lora"] or own["draft"]:
+        raise TilebeamError("--lora, --lora-scaled and --draft are made for one model: serve one, without a second -m.")
+    for path in paths:
+        try:
+            with open_gguf(path):
+                pass
+        except (GGUFError, OSError) as error:
+            raise TilebeamError(f"{path} cannot be served: {error}") from None
+
+
+def _say_ready(entries: Sequence[Entry], loaded: Loaded | None, url: str) -> None:
     err = console.err()
-    err.print(console.about(loaded.lm), style="dim", highlight=False)
-    if loaded.scorer is not None:
-        err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
+    if loaded is None:
+        names = ", ".join(entry.names[0] for entry in entries)
+        err.print(f"models: {names}; each is loaded when it is asked for", style="dim", highlight=False)
+    else:
+        err.print(console.about(loaded.lm), style="dim", highlight=False)
+        if loaded.scorer is not None:
+            err.print(console.about_reward(loaded.scorer), style="dim", highlight=False)
     err.print(f"listening on {url}", highlight=False)
 
 

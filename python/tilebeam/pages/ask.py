@@ -23,6 +23,7 @@ class AskOptions:
 
     Attributes:
         name: of the model, "" where only those with a key may know it.
+        models: to choose from; none: there is one, or only those with a key may know them.
         key: whether requests need an API key.
         methods: that it can run, of those that `tilebeam.search.registry` knows.
         extractors: of answers.
@@ -32,6 +33,7 @@ class AskOptions:
     """
 
     name: str
+    models: Sequence[str]
     key: bool
     methods: Sequence[str]
     extractors: Sequence[str]
@@ -65,6 +67,7 @@ _NO_SCRIPT = "This page needs JavaScript. Programs ask /v1/chat/completions."
 def _form(options: AskOptions) -> Html:
     budget = min(options.budget, options.most)
     fields = [
+        *([_field("model", "Model", _select("model", {m: m for m in options.models}))] if options.models else []),
         _field("method", "Method", _select("method", {m: method_title(m) for m in options.methods})),
         _field("budget", "Candidates", _number("budget", budget, 1, options.most)),
         _field(

@@ -1,8 +1,9 @@
 """`tilebeam serve`: an HTTP server that speaks OpenAI's API, on FastAPI and uvicorn (the extra `server`).
 
-Requests of all clients share the batches of one model:
+Requests of all clients that ask for a model share its batches:
 
-    app              routes and middleware            -> service, and the modules with routes of their own
+    app              routes and middleware            -> models, and the modules with routes of their own
+    models           which models there are           -> service, places (how many are loaded), metrics
     service          from a checked body to an answer -> model_host, admission (who is let in), searches, streams
     requests, prompts, chat, tools, grammar, errors   bodies in: fields, prompts, functions, what the text must be
     responses, echo, tool_calls, tool_style           JSON out: choices, scored prompts, calls read out of texts

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from tilebeam.server.errors import ApiError, bad_request, unavailable
-from tilebeam.server.metrics import Metrics
+from tilebeam.server.metrics import ModelMetrics
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Gate:
         most: samples of one request.
     """
 
-    def __init__(self, slots: int, waiting: int, most: int, metrics: Metrics) -> None:
+    def __init__(self, slots: int, waiting: int, most: int, metrics: ModelMetrics) -> None:
         self.slots = slots
         self.waiting = waiting
         self.most = most
@@ -119,7 +119,7 @@ class Gate:
             )
         load = self.load
         if load and load + samples > self.slots + self.waiting:
-            self._metrics.refused.inc()
+            self._metrics.refuse()
             ahead = max(1, load + samples - self.slots - self.waiting)
             raise ApiError(
                 429,

@@ -23,16 +23,13 @@ from tilebeam.server.admission import ClientGone
 from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
 from tilebeam.server.metrics import Metrics
-from tilebeam.server.model_host import ModelHost
+from tilebeam.server.models import Models
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest, InfillRequest
 from tilebeam.server.response_answers import add_response_routes
 from tilebeam.server.responses import dumped_in_parts
 from tilebeam.server.scores import add_score_routes
-from tilebeam.server.searches import SearchPool
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
-from tilebeam.server.service import Service
-from tilebeam.server.settings import Settings
 from tilebeam.server.tokens import add_token_routes
 
 log = logging.getLogger("tilebeam.server")
@@ -41,32 +38,27 @@ log = logging.getLogger("tilebeam.server")
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None = None) -> FastAPI:
-    """An ASGI application that serves a model; it frees the model when it ends.
-
-    Args:
-        host: the model.
-        settings: how to serve.
-        searches: the threads of searches; their `questions` may be known to the reward model.
-    """
-    service = Service(host, settings, searches or SearchPool(settings.max_searches))
+def create_app(models: Models) -> FastAPI:
+    """An ASGI application that serves models; it frees them when it ends."""
+    settings = models.settings
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        models.start()
         try:
             yield
         finally:
-            await service.close()
+            await models.close()
 
     # No pages that load scripts from elsewhere: the schema is at /openapi.json.
     app = FastAPI(title="Tilebeam", lifespan=life, docs_url=None, redoc_url=None)
-    app.state.service = service
-    _routes(app, service)
-    add_token_routes(app, service)
-    add_response_routes(app, service)
-    add_embedding_routes(app, service)
-    add_score_routes(app, service)
-    add_page_routes(app, service)
+    app.state.models = models
+    _routes(app, models)
+    add_token_routes(app, models)
+    add_response_routes(app, models)
+    add_embedding_routes(app, models)
+    add_score_routes(app, models)
+    add_page_routes(app, models)
     _error_handlers(app)
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)
@@ -76,56 +68,47 @@ def create_app(host: ModelHost, settings: Settings, searches: SearchPool | None 
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_middleware(_Measured, metrics=service.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
+    app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
     return app
 
 
-def _routes(app: FastAPI, service: Service) -> None:
-    started = int(time.time())
-
+def _routes(app: FastAPI, models: Models) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response | dict[str, Any]:
         """Continue a text."""
-        return await _as_response(await service.complete(body, request))
+        return await _as_response(await models.of(body.model).complete(body, request))
 
     @app.post("/infill")
     async def infill(body: InfillRequest, request: Request) -> dict[str, Any]:
         """Write what stands between two texts, in llama-server's form."""
-        return await service.infill(body, request)
+        return await models.of(body.model).infill(body, request)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:
         """Answer in a conversation."""
-        return await _as_response(await service.chat(body, request))
-
-    def model_entry(name: str) -> dict[str, Any]:
-        lm = service.host.newest
-        meta = {"n_ctx": lm.n_ctx, "n_vocab": lm.n_vocab, "n_params": lm.n_params, "size": lm.n_bytes}
-        return {"id": name, "object": "model", "created": started, "owned_by": "tilebeam", "meta": meta}
+        return await _as_response(await models.of(body.model).chat(body, request))
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The model, under each of its names."""
-        return {"object": "list", "data": [model_entry(name) for name in service.settings.names]}
+    async def listed() -> dict[str, Any]:
+        """The models, under each of their names."""
+        return models.listed()
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
-        if name not in service.settings.names:
-            raise ApiError(404, f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
-        return model_entry(name)
+        return models.entry(name)
 
     @app.get("/health")
     @app.get("/v1/health", include_in_schema=False)
     async def health() -> JSONResponse:
-        """200 while requests are answered, 503 with the reason while not."""
-        status, body = service.host.health()
+        """200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
+        status, body = models.health()
         return JSONResponse(body, status)
 
     @app.get("/metrics")
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _as_response(answer: Response | dict[str, Any]) -> Response:

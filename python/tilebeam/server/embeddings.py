@@ -18,10 +18,10 @@ from tilebeam.outputs import Usage
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.errors import bad_request
 from tilebeam.server.model_host import Loaded
+from tilebeam.server.models import Models
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.responses import Json, dumped_in_parts
-from tilebeam.server.service import Service
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -82,13 +82,13 @@ class RerankRequest(Strict):
         return [d if isinstance(d, str) else d.text for d in self.documents]
 
 
-def add_embedding_routes(app: FastAPI, service: Service) -> None:
+def add_embedding_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Texts as vectors of length 1."""
-        service.check_model(body.model)
+        service = models.of(body.model)
 
         def answer(loaded: Loaded, stopped: threading.Event) -> tuple[Response, int]:
             vectors, tokens = _embedded(loaded.lm, body, stopped)
@@ -97,7 +97,7 @@ def add_embedding_routes(app: FastAPI, service: Service) -> None:
                 for i, vector in enumerate(vectors)
             ]
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            told = {"object": "list", "data": data, "model": service.settings.names[0], "usage": usage}
+            told = {"object": "list", "data": data, "model": service.name, "usage": usage}
             return Response(dumped_in_parts(told), media_type="application/json"), tokens
 
         response, tokens = await service.in_thread(request, answer)
@@ -109,7 +109,7 @@ def add_embedding_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v2/rerank", include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Json:
         """Documents by their relevance to a query, the most relevant first."""
-        service.check_model(body.model)
+        service = models.of(body.model)
         scores, tokens = await service.in_thread(request, lambda loaded, stopped: _ranked(loaded, body, stopped))
         service.metrics.observe(Usage(prompt_tokens=tokens))
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
@@ -121,7 +121,7 @@ def add_embedding_routes(app: FastAPI, service: Service) -> None:
         return {
             "id": f"rerank-{uuid.uuid4().hex}",
             "object": "list",
-            "model": service.settings.names[0],
+            "model": service.name,
             "results": results,
             "usage": usage,
         }

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,9 @@ from tilebeam.model.loader import load as load_model
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.server.app import create_app
 from tilebeam.server.connections import Connection
-from tilebeam.server.model_host import Loaded, ModelHost
+from tilebeam.server.model_host import Loaded
+from tilebeam.server.models import Entry, Models, check_names
 from tilebeam.server.searches import Questions, SearchPool
-from tilebeam.server.service import Service
 from tilebeam.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ _SWITCH_SECONDS = 0.0005
 class Server(uvicorn.Server):
     """uvicorn's server, which on a signal first lets running requests end, up to a deadline."""
 
-    def __init__(self, app: FastAPI, settings: Settings, *, log_level: str = "warning") -> None:
+    def __init__(self, app: FastAPI, *, log_level: str = "warning") -> None:
+        self._models: Models = app.state.models
+        self._settings = settings = self._models.settings
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -51,8 +54,6 @@ class Server(uvicorn.Server):
             backlog=_BACKLOG,
         )
         super().__init__(config)
-        self._service: Service = app.state.service
-        self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._signals = 0
@@ -76,8 +77,8 @@ class Server(uvicorn.Server):
 
     def _drain(self) -> None:
         seconds = self._settings.shutdown_seconds if self._signals == 1 else 0.0
-        self._service.gate.close()
-        self._draining = asyncio.ensure_future(self._service.gate.drain(seconds))
+        self._models.shut()
+        self._draining = asyncio.ensure_future(self._models.drain(seconds))
 
 
 def loader(
@@ -140,36 +141,41 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    make: Callable[[], Loaded],
+    entries: Sequence[Entry],
     settings: Settings,
     searches: SearchPool,
     *,
-    ready: Callable[[Loaded, str], None],
+    rates_steps: bool,
+    ready: Callable[[Loaded | None, str], None],
     verbose: bool = False,
 ) -> None:
-    """Load the model and serve until a signal comes.
+    """Serve until a signal comes. A single model is loaded first; of several each when it is asked for.
 
     Args:
-        make: loads the model; see `loader`.
+        entries: the models, see `loader`.
         settings: how to serve.
         searches: the threads of searches.
-        ready: called with the model and the API's URL, once requests are accepted.
+        rates_steps: whether the models have a reward model for searches by steps.
+        ready: called with the model (None: there are several) and the API's URL, once requests are accepted.
         verbose: log a line for every request.
 
     Raises:
         TilebeamError: the model cannot be loaded, or nobody can listen there.
     """
+    check_names([entry.names for entry in entries])
     listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
     with listener:
-        loaded = make()
+        loaded = entries[0].load() if len(entries) == 1 else None
+        if loaded is not None:
+            entries = [replace(entries[0], loaded=loaded)]
         _log_to_stderr(verbose)
-        app = create_app(ModelHost(make, loaded), settings, searches)
+        app = create_app(Models(entries, settings, searches, rates_steps=rates_steps))
         listener.listen(_BACKLOG)  # before `ready`: who is told the URL may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
         ready(loaded, f"http://{where}:{listener.getsockname()[1]}/v1")
         # The thread that decodes needs Python for a moment between two batches: it must not wait for it any longer.
         sys.setswitchinterval(_SWITCH_SECONDS)
-        Server(app, settings).run(sockets=[listener])
+        Server(app).run(sockets=[listener])
 
 
 def _log_to_stderr(verbose: bool) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,47 +25,49 @@ class Snapshot:
     """The state of server and model when somebody looks.
 
     Attributes:
-        ready: whether requests are answered.
+        ready: whether requests are answered, be it after the model is loaded.
+        loaded: whether it is.
         restarts: loads after a failure.
         admitted: samples of all requests that were let in and are not done.
         model: what the model is doing.
     """
 
     ready: bool
+    loaded: bool
     restarts: int
     admitted: int
     model: Figures
 
 
 class Metrics:
-    """All figures of one server."""
+    """All figures of one server.
 
-    def __init__(self) -> None:
+    Args:
+        models: names of its models; figures of one among several have a label with its name.
+    """
+
+    def __init__(self, models: Sequence[str]) -> None:
         self.registry = CollectorRegistry()
-
-        def counter(name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"tilebeam_{name}", what, labels, registry=self.registry)
-
-        def histogram(
-            name: str, what: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = _SECONDS
-        ) -> Histogram:
-            return Histogram(f"tilebeam_{name}", what, labels, registry=self.registry, buckets=buckets)
-
-        self.requests = counter(
+        self._labelled = len(models) > 1
+        self.requests = self._counter(
             "requests", "Requests answered, by path and HTTP status; 499: the client left.", ("path", "status")
         )
-        self.refused = counter("requests_refused", "Requests that met a full queue.")
-        self.searches = counter("searches", "Searches completed.", ("method",))
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self.cached_tokens = counter("cached_prompt_tokens", "Of these, taken from other prompts' KV cells.")
-        self.generated_tokens = counter("generated_tokens", "Tokens sampled.")
-        self.recomputed_tokens = counter("recomputed_tokens", "Tokens decoded a second time.")
-        self.drafted_tokens = counter("drafted_tokens", "Tokens guessed ahead and decoded.")
-        self.accepted_tokens = counter("accepted_tokens", "Of these, drawn: a step less each.")
-        self.scored_tokens = counter("scored_tokens", "Tokens decoded by reward models.")
-        self.seconds = counter("seconds", "Seconds of the engine spent on completed requests, by kind.", ("kind",))
-        self.request_seconds = histogram(
-            "request_seconds", "From a request's arrival to its last byte, seconds.", ("path",)
+        self.request_seconds = self._histogram(
+            "request_seconds", "From a request's arrival to its last byte, seconds.", labels=("path",)
+        )
+        label = ("model",) if self._labelled else ()
+        count, histogram = partial(self._counter, labels=label), partial(self._histogram, labels=label)
+        self.refused = count("requests_refused", "Requests that met a full queue.")
+        self.searches = count("searches", "Searches completed.", labels=(*label, "method"))
+        self.prompt_tokens = count("prompt_tokens", "Tokens of prompts.")
+        self.cached_tokens = count("cached_prompt_tokens", "Of these, taken from other prompts' KV cells.")
+        self.generated_tokens = count("generated_tokens", "Tokens sampled.")
+        self.recomputed_tokens = count("recomputed_tokens", "Tokens decoded a second time.")
+        self.drafted_tokens = count("drafted_tokens", "Tokens guessed ahead and decoded.")
+        self.accepted_tokens = count("accepted_tokens", "Of these, drawn: a step less each.")
+        self.scored_tokens = count("scored_tokens", "Tokens decoded by reward models.")
+        self.seconds = count(
+            "seconds", "Seconds of the engine spent on completed requests, by kind.", labels=(*label, "kind")
         )
         self.first_token_seconds = histogram(
             "first_token_seconds", "From a streaming request's arrival to its first token, seconds."
@@ -75,55 +78,121 @@ class Metrics:
             buckets=_SECONDS_PER_TOKEN,
         )
 
-    def observe(self, usage: Usage) -> None:
-        """Add what a completed request cost."""
-        self.prompt_tokens.inc(usage.prompt_tokens)
-        self.cached_tokens.inc(usage.cached_tokens)
-        self.generated_tokens.inc(usage.completion_tokens)
-        self.recomputed_tokens.inc(usage.recomputed_tokens)
-        self.drafted_tokens.inc(usage.drafted_tokens)
-        self.accepted_tokens.inc(usage.accepted_tokens)
-        self.scored_tokens.inc(usage.scored_tokens)
-        for kind in ("prefill", "decode", "drafting", "sampling", "scoring"):
-            self.seconds.labels(kind).inc(getattr(usage, f"{kind}_seconds"))
+    def of(self, model: str) -> ModelMetrics:
+        """Those of one model."""
+        return ModelMetrics(self, (model,) if self._labelled else ())
 
-    def watch(self, look: Callable[[], Snapshot]) -> None:
-        """Show this too, as it is when somebody asks."""
-        self.registry.register(_Gauges(look))
+    def watch(self, look: Callable[[], dict[str, Snapshot]]) -> None:
+        """Show the state of models, too, as it is when somebody asks."""
+        self.registry.register(_Gauges(look, self._labelled))
 
     def text(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"tilebeam_{name}", what, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, what: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = _SECONDS
+    ) -> Histogram:
+        return Histogram(f"tilebeam_{name}", what, labels, registry=self.registry, buckets=buckets)
+
+
+class ModelMetrics:
+    """What is counted of one model."""
+
+    def __init__(self, metrics: Metrics, label: tuple[str, ...]) -> None:
+        self._metrics = metrics
+        self._label = label
+
+    def refuse(self) -> None:
+        """A request met a full queue."""
+        self._of(self._metrics.refused).inc()
+
+    def search(self, method: str) -> None:
+        """A search is complete."""
+        self._of(self._metrics.searches, method).inc()
+
+    def first_token(self, seconds: float) -> None:
+        """A streaming request has got its first token."""
+        self._of(self._metrics.first_token_seconds).observe(seconds)
+
+    def token(self, seconds: float) -> None:
+        """A streamed sample is complete: seconds from token to token."""
+        self._of(self._metrics.token_seconds).observe(seconds)
+
+    def observe(self, usage: Usage) -> None:
+        """Add what a completed request cost."""
+        all_ = self._metrics
+        self._of(all_.prompt_tokens).inc(usage.prompt_tokens)
+        self._of(all_.cached_tokens).inc(usage.cached_tokens)
+        self._of(all_.generated_tokens).inc(usage.completion_tokens)
+        self._of(all_.recomputed_tokens).inc(usage.recomputed_tokens)
+        self._of(all_.drafted_tokens).inc(usage.drafted_tokens)
+        self._of(all_.accepted_tokens).inc(usage.accepted_tokens)
+        self._of(all_.scored_tokens).inc(usage.scored_tokens)
+        for kind in ("prefill", "decode", "drafting", "sampling", "scoring"):
+            self._of(all_.seconds, kind).inc(getattr(usage, f"{kind}_seconds"))
+
+    def _of(self, metric: Any, *more: str) -> Any:
+        labels = (*self._label, *more)
+        return metric.labels(*labels) if labels else metric
+
 
 class _Gauges(Collector):
-    def __init__(self, look: Callable[[], Snapshot]) -> None:
+    """The figures of this moment.
+
+    Args:
+        look: the models' states by name.
+        labelled: whether each figure has its model's name.
+    """
+
+    def __init__(self, look: Callable[[], dict[str, Snapshot]], labelled: bool) -> None:
         self._look = look
+        self._labels = ("model",) if labelled else ()
 
     def collect(self) -> Iterator[Metric]:
         """The figures of this moment."""
-        now = self._look()
-        for name, what, value in (
-            ("ready", "1 if requests are answered.", now.ready),
-            ("samples_admitted", "Samples of requests that were let in and are not done.", now.admitted),
-            ("samples_running", "Samples that decode now.", now.model.running),
-            ("samples_waiting", "Samples that wait for a slot (queue depth).", now.model.waiting),
-            ("slots", "Samples that can decode at the same time.", now.model.slots),
-            ("kv_cells", "KV cells, one per token.", now.model.cells),
-            ("kv_cells_used", "KV cells in use.", now.model.cells_used),
-        ):
-            yield GaugeMetricFamily(f"tilebeam_{name}", what, value=float(value))
-        yield CounterMetricFamily(
-            "tilebeam_model_restarts", "Loads of the model after it failed.", value=float(now.restarts)
+        states = self._look()
+        figures: tuple[tuple[str, str, Callable[[Snapshot], float]], ...] = (
+            ("ready", "1 if requests are answered.", lambda now: now.ready),
+            ("model_loaded", "1 if the model is loaded.", lambda now: now.loaded),
+            (
+                "samples_admitted",
+                "Samples of requests that were let in and are not done.",
+                lambda now: now.admitted,
+            ),
+            ("samples_running", "Samples that decode now.", lambda now: now.model.running),
+            ("samples_waiting", "Samples that wait for a slot (queue depth).", lambda now: now.model.waiting),
+            ("slots", "Samples that can decode at the same time.", lambda now: now.model.slots),
+            ("kv_cells", "KV cells, one per token.", lambda now: now.model.cells),
+            ("kv_cells_used", "KV cells in use.", lambda now: now.model.cells_used),
         )
-        yield self._batches(now.model.batches)
+        for name, what, value in figures:
+            gauge = GaugeMetricFamily(f"tilebeam_{name}", what, labels=self._labels)
+            for model, now in states.items():
+                gauge.add_metric(self._of(model), float(value(now)))
+            yield gauge
+        restarts = CounterMetricFamily(
+            "tilebeam_model_restarts", "Loads of the model after it failed.", labels=self._labels
+        )
+        batches = HistogramMetricFamily(
+            "tilebeam_batch_samples", "Samples that one decode step drew a token for.", labels=self._labels
+        )
+        for model, now in states.items():
+            restarts.add_metric(self._of(model), float(now.restarts))
+            _add_batches(batches, self._of(model), now.model.batches)
+        yield restarts
+        yield batches
 
-    @staticmethod
-    def _batches(batches: dict[int, int]) -> Metric:
-        buckets = [(str(float(size)), float(sum(n for rows, n in batches.items() if rows <= size))) for size in _BATCH]
-        total = float(sum(batches.values()))
-        family = HistogramMetricFamily("tilebeam_batch_samples", "Samples that one decode step drew a token for.")
-        family.add_metric(
-            [], [*buckets, ("+Inf", total)], sum_value=float(sum(rows * n for rows, n in batches.items()))
-        )
-        return family
+    def _of(self, model: str) -> list[str]:
+        return [model] if self._labels else []
+
+
+def _add_batches(family: HistogramMetricFamily, labels: list[str], batches: dict[int, int]) -> None:
+    buckets = [(str(float(size)), float(sum(n for rows, n in batches.items() if rows <= size))) for size in _BATCH]
+    total = float(sum(batches.values()))
+    family.add_metric(
+        labels, [*buckets, ("+Inf", total)], sum_value=float(sum(rows * n for rows, n in batches.items()))
+    )

@@ -1,4 +1,5 @@
-"""The model behind the server, with its reward model: watched, and loaded again after the NPU failed."""
+"""One model behind the server, with its reward model: loaded when it is asked for, unloaded when it is not, and loaded
+again after the NPU failed."""
 
 from __future__ import annotations
 
@@ -7,20 +8,21 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tilebeam.errors import TilebeamError
-from tilebeam.server.errors import unavailable
+from tilebeam.server.errors import ApiError, unavailable
+from tilebeam.server.places import Places
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
 
-State = Literal["ready", "restarting", "failed", "stopped"]
+State = Literal["unloaded", "loading", "ready", "unloading", "restarting", "failed", "stopped"]
 
 log = logging.getLogger("tilebeam.server")
 
@@ -55,47 +57,76 @@ class ModelHost:
     """Owns the model. Everything but `Loaded` itself is used on the event loop's thread.
 
     Args:
-        load: makes a model; called again after a failure.
-        loaded: the first one.
+        load: makes a model.
+        loaded: the first one; None: it is loaded when it is asked for.
+        places: where models that are loaded stand; None: there is one for this model.
+        idle_seconds: without requests, after which it is unloaded; None: it stays.
     """
 
-    def __init__(self, load: Callable[[], Loaded], loaded: Loaded) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Loaded],
+        loaded: Loaded | None = None,
+        *,
+        places: Places | None = None,
+        idle_seconds: float | None = None,
+    ) -> None:
         self._load = load
         self._loaded = loaded
-        self.state: State = "ready"
+        self._places = places or Places()
+        if loaded is not None:
+            self._places.hold(self)
+        self._idle_seconds = idle_seconds
+        self.state: State = "unloaded" if loaded is None else "ready"
         self.reason = ""  # why it is not ready
         self.restarts = 0
+        self.last_used = 0.0  # when the last request began
         self._recent: deque[float] = deque()  # when restarts began
         self._restarting: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._unloading: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # until it has been idle for too long
+        self._expected = 0  # requests that wait for it to be loaded
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
 
     @property
-    def newest(self) -> LM:
-        """The model, usable or not, for figures and names."""
-        return self._loaded.lm
+    def newest(self) -> LM | None:
+        """The model, usable or not, for figures; None: it is not loaded."""
+        return None if self._loaded is None else self._loaded.lm
 
     @property
-    def rates_steps(self) -> bool:
-        """Whether there is a reward model for searches by steps."""
-        scorer = self._loaded.scorer
-        return scorer is not None and not getattr(scorer, "outcome", False)
+    def idle(self) -> bool:
+        """Whether it is loaded and nobody wants it."""
+        return self.state == "ready" and self._users == 0 and self._expected == 0
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[Loaded]:
+        """The model, loaded first where it is not; it is not freed before this ends.
+
+        Raises:
+            ApiError: 503, it is not ready, or it could not be loaded.
+        """
+        await self._ready()
+        with self.use() as loaded:
+            yield loaded
 
     @contextmanager
     def use(self) -> Iterator[Loaded]:
-        """The model, which is not freed before this ends.
+        """The model if it is ready. It is not freed before this ends.
 
         Raises:
-            ApiError: 503, it is not ready.
+            ApiError: 503, it is not.
         """
         self.look()
         if self.state == "restarting":
             raise unavailable(f"The model is being loaded again: {self.reason}", code="model_restarting", retry_after=2)
-        if self.state != "ready":
+        if self.state != "ready" or self._loaded is None:
             raise unavailable(f"The model is not available: {self.reason}", code=f"model_{self.state}")
         self._users += 1
         self._unused.clear()
+        self.last_used = time.monotonic()
         try:
             yield self._loaded
         finally:
@@ -103,38 +134,127 @@ class ModelHost:
             if self._users == 0:
                 self._unused.set()
             self.look()
+            self.watch_idleness()
+            self._places.turn()
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body of /health."""
+        """HTTP status and body of /health: 200 if requests are answered, be it after loading."""
         self.look()
-        if self.state == "ready":
-            return 200, {"status": "ok", "restarts": self.restarts}
-        return 503, {"status": self.state, "reason": self.reason, "restarts": self.restarts}
+        if self.state in ("restarting", "failed", "stopped"):
+            return 503, {"status": self.state, "reason": self.reason, "restarts": self.restarts}
+        return 200, {"status": "ok", "restarts": self.restarts}
+
+    def status(self) -> dict[str, Any]:
+        """How far it is loaded, as /v1/models tells it: "loaded", or one of the other states; with the reason if it is
+        lost or its last load failed."""
+        self.look()
+        told = {"value": "loaded" if self.state == "ready" else self.state}
+        return told | {"reason": self.reason} if self.reason else told
+
+    # --- loading on demand ------------------------------------------------------------------------------------------
+
+    async def _ready(self) -> None:
+        """Return when it may be used, or when `use` says why not."""
+        while True:
+            self.look()
+            if self.state in ("unloaded", "loading"):
+                await self._loaded_soon()
+                return  # at once: others may wait for this model's place already
+            if self.state == "unloading" and self._unloading is not None:
+                await asyncio.shield(self._unloading)
+            elif self.state == "ready" and self._places.leaves(self):
+                await self._places.changed()  # behind those that wait for its place
+            else:
+                return
+
+    async def _loaded_soon(self) -> None:
+        """Have it loaded; requests that come meanwhile share the load and its failure. It goes on when they leave."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load_once())
+            self._loading.add_done_callback(_looked_at)
+        self._expected += 1
+        try:
+            await asyncio.shield(self._loading)
+        finally:
+            self._expected -= 1
+            if self._expected == 0 and self.state == "unloaded" and self._loading is not None:
+                self._loading.cancel()  # it waits for a place that nobody needs any more
+
+    async def _load_once(self) -> None:
+        try:
+            await self._places.take(self)
+            self.state = "loading"
+            try:
+                self._loaded = await asyncio.to_thread(self._load)
+            except Exception as error:
+                known = isinstance(error, TilebeamError | OSError)
+                self.reason = str(error) if known else f"Unexpected {type(error).__name__}; the server's log has more."
+                self.state = "unloaded"
+                log.error("loading failed: %s", error, exc_info=None if known else error)
+                self._places.give(self)
+                raise unavailable(f"The model cannot be loaded: {self.reason}", code="model_load_failed") from error
+            self.state, self.reason, self.last_used = "ready", "", time.monotonic()
+            self.watch_idleness()
+        finally:
+            self._loading = None
+
+    def unload(self) -> None:
+        """Free an idle model; the next request loads it again."""
+        self.state = "unloading"
+        self._unloading = asyncio.ensure_future(self._unload())
+
+    async def _unload(self) -> None:
+        await self._free()
+        self.state = "unloaded"
+        self._places.give(self)
+        log.info("a model was unloaded")
+
+    async def _free(self) -> None:
+        """Free what is loaded once nobody uses it."""
+        await self._unused.wait()
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            await asyncio.to_thread(loaded.resources.close)
+
+    def watch_idleness(self) -> None:
+        """Begin to count the seconds without requests."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._idle_seconds is not None and self.idle:
+            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self.idle:
+            self.unload()
+
+    # --- failures ---------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Notice that the model is lost, and begin to load it again."""
-        failure = self._loaded.failure
-        if self.state != "ready" or failure is None:
+        if self.state != "ready" or self._loaded is None or self._loaded.failure is None:
             return
-        self.reason = str(failure)
+        self.reason = str(self._loaded.failure)
         log.error("the model failed: %s", self.reason)
         now = time.monotonic()
         while self._recent and now - self._recent[0] > _RESTART_WINDOW:
             self._recent.popleft()
         if len(self._recent) >= _RESTARTS:
-            self.state = "failed"
             self.reason += f" It failed {_RESTARTS + 1} times within {_RESTART_WINDOW / 60:.0f} minutes: given up."
+            self.state = "failed"
+            self._restarting = asyncio.ensure_future(self._give_up())
             return
         self._recent.append(now)
         self.state = "restarting"
         self._restarting = asyncio.ensure_future(self._restart())
 
     async def _restart(self) -> None:
-        await self._unused.wait()  # whoever uses the lost model fails soon
+        await self._free()  # whoever uses the lost model fails soon
         for pause in _PAUSES:
             await asyncio.sleep(pause)
             try:
-                self._loaded = await asyncio.to_thread(self._replace, self._loaded)
+                self._loaded = await asyncio.to_thread(self._load)
             except (TilebeamError, OSError) as error:
                 self.reason = str(error)
                 log.error("loading it again failed: %s", error)
@@ -142,19 +262,32 @@ class ModelHost:
             self.restarts += 1
             self.state, self.reason = "ready", ""
             log.warning("the model is loaded again")
+            self.watch_idleness()
+            self._places.turn()
             return
         self.state = "failed"
+        self._places.give(self)
 
-    def _replace(self, old: Loaded) -> Loaded:
-        old.resources.close()
-        return self._load()
+    async def _give_up(self) -> None:
+        await self._free()
+        self._places.give(self)
 
     async def close(self) -> None:
         """Free the model once nobody uses it."""
-        if self._restarting is not None:
-            # A load cannot be interrupted; what it gives is freed below.
-            with contextlib.suppress(Exception):
-                await self._restarting
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._loading is not None and self.state == "unloaded":
+            self._loading.cancel()  # it waits for a place
+        for task in (self._restarting, self._loading, self._unloading):
+            if task is not None:
+                # A load cannot be interrupted; what it gives is freed below.
+                with contextlib.suppress(Exception, asyncio.CancelledError):
+                    await task
         self.state, self.reason = "stopped", "the server is shutting down"
-        await self._unused.wait()
-        await asyncio.to_thread(self._loaded.resources.close)
+        await self._free()
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """Nobody may wait for its failure any more; the log has it."""
+    if not task.cancelled() and not isinstance(task.exception(), ApiError | None):
+        log.error("loading failed", exc_info=task.exception())

@@ -17,8 +17,8 @@ from tilebeam.pages.search import search_page
 from tilebeam.search.choices import BUDGET
 from tilebeam.search.reports import read_report
 from tilebeam.server.errors import bad_request
+from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS
-from tilebeam.server.service import Service
 
 _HEADERS = {
     "cache-control": "no-store",
@@ -46,7 +46,7 @@ class AnswerOfSearch(BaseModel):
     tilebeam: dict[str, Any] | None = None
 
 
-def add_page_routes(app: FastAPI, service: Service) -> None:
+def add_page_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.get("/", include_in_schema=False)
@@ -54,7 +54,7 @@ def add_page_routes(app: FastAPI, service: Service) -> None:
     async def ask() -> Response:
         """Ask questions. The page holds nothing that needs a key."""
         headers = _HEADERS | {"content-security-policy": ask_policy()}
-        return HTMLResponse(ask_page(_options(service)), headers=headers)
+        return HTMLResponse(ask_page(_options(models)), headers=headers)
 
     @app.post("/ui", response_class=HTMLResponse)
     async def shown(body: AnswerOfSearch) -> Response:
@@ -65,13 +65,14 @@ def add_page_routes(app: FastAPI, service: Service) -> None:
         return HTMLResponse(page, headers=_HEADERS | headers)
 
 
-def _options(service: Service) -> AskOptions:
-    settings = service.settings
+def _options(models: Models) -> AskOptions:
+    settings, names = models.settings, [service.name for service in models.services]
     methods = ["vote", "adaptive", "best-of-n"]
-    if service.host.rates_steps:
+    if models.rates_steps:
         methods += ["beam", "dvts"]
     return AskOptions(
-        name="" if settings.api_keys else settings.names[0],
+        name="" if settings.api_keys or len(names) > 1 else names[0],
+        models=[] if settings.api_keys or len(names) == 1 else names,
         key=bool(settings.api_keys),
         methods=methods,
         extractors=EXTRACTORS,

@@ -14,18 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tilebeam.server.errors import ApiError
+from tilebeam.server.models import Models
 from tilebeam.server.response_requests import ResponsesRequest
 from tilebeam.server.responses import Json, dumped
 from tilebeam.server.service import EventStream, Service
 
 
-def add_response_routes(app: FastAPI, service: Service) -> None:
+def add_response_routes(app: FastAPI, models: Models) -> None:
     """Serve this path."""
 
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, in the form of OpenAI's Responses API."""
         chat = body.chat()
+        service = models.of(body.model)
         try:
             answer = await service.chat(chat, request)
         except ApiError as error:
@@ -60,7 +62,7 @@ class Answer:
         default = service.settings.sampling
         self._temperature = default.temperature if body.temperature is None else body.temperature
         self._top_p = default.top_p if body.top_p is None else body.top_p
-        self._model = service.settings.names[0]
+        self._model = service.name
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._output: list[Json] = []

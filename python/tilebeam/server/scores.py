@@ -15,9 +15,9 @@ from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.errors import bad_request
 from tilebeam.server.model_host import Loaded
+from tilebeam.server.models import Models
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.responses import Json
-from tilebeam.server.service import Service
 
 _MOST_TEXTS = 256  # of one request
 
@@ -35,13 +35,13 @@ class ScoreRequest(Strict):
         return [self.texts] if isinstance(self.texts, str) else self.texts
 
 
-def add_score_routes(app: FastAPI, service: Service) -> None:
+def add_score_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> Json:
         """Scores of texts and of their steps, by the server's reward model."""
-        service.check_model(body.model)
+        service = models.of(body.model)
         rated = await service.in_thread(request, lambda loaded, stopped: _rated(loaded, body, stopped))
         usage = sum((r.usage for r in rated), Usage())
         service.metrics.observe(usage)
@@ -51,7 +51,7 @@ def add_score_routes(app: FastAPI, service: Service) -> None:
         ]
         tokens = usage.full_scoring_tokens
         counts = {"prompt_tokens": tokens, "total_tokens": tokens, "scored_tokens": usage.scored_tokens}
-        return {"object": "list", "data": data, "model": service.settings.names[0], "usage": counts}
+        return {"object": "list", "data": data, "model": service.name, "usage": counts}
 
 
 def _rated(loaded: Loaded, body: ScoreRequest, stopped: threading.Event) -> list[RatedText]:

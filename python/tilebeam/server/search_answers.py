@@ -13,7 +13,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
 from tilebeam.server.errors import bad_request
-from tilebeam.server.metrics import Metrics
+from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import Search
@@ -40,7 +40,7 @@ class SearchAnswer:
         ApiError: 400, the request asks for a search that cannot be.
     """
 
-    def __init__(self, searches: SearchPool, loaded: Loaded, plan: Plan, metrics: Metrics) -> None:
+    def __init__(self, searches: SearchPool, loaded: Loaded, plan: Plan, metrics: ModelMetrics) -> None:
         assert plan.body.search is not None
         self._search: Search = plan.body.search
         self._searches = searches
@@ -105,7 +105,7 @@ class SearchAnswer:
             if self._loaded.failure is not None:
                 raise
             raise bad_request(f"search: {error}", param="search", code="search_failed") from error
-        self._metrics.searches.labels(self._algorithm.name).inc()
+        self._metrics.search(self._algorithm.name)
         return results
 
     def _style(self, result: SearchResult) -> Style:

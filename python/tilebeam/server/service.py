@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.outputs import Delta, RequestOutput, Usage
+from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
-from tilebeam.server.metrics import Metrics, Snapshot
+from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, InfillRequest
@@ -32,7 +32,7 @@ from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
-from tilebeam.server.tools import ToolUse, use_of
+from tilebeam.server.tools import use_of
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -51,26 +51,49 @@ _MOST_LOGPROBS = 1 << 19
 
 
 class Service:
-    """One server's model, queue and figures."""
+    """One model's queue and figures, and what is asked of it.
 
-    def __init__(self, host: ModelHost, settings: Settings, searches: SearchPool) -> None:
+    Args:
+        host: the model.
+        names: what it may be called in requests; the first is its name in answers.
+        slots: samples that it decodes at the same time.
+        settings: how to serve.
+        searches: the threads of searches.
+        metrics: its figures.
+    """
+
+    def __init__(
+        self,
+        host: ModelHost,
+        names: tuple[str, ...],
+        slots: int,
+        settings: Settings,
+        searches: SearchPool,
+        metrics: ModelMetrics,
+    ) -> None:
+        self.names = names
         self.settings = settings
         self.host = host
-        self.metrics = Metrics()
+        self.metrics = metrics
         self.searches = searches
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="tilebeam-read")
-        self.gate = Gate(host.newest.n_seq_max, settings.max_waiting, settings.max_samples, self.metrics)
-        self.metrics.watch(self._snapshot)
+        self.gate = Gate(slots, settings.max_waiting, settings.max_samples, metrics)
 
-    def _snapshot(self) -> Snapshot:
-        now = self.host.newest.figures()
-        return Snapshot(self.host.state == "ready", self.host.restarts, self.gate.load, now)
+    @property
+    def name(self) -> str:
+        """The model's name in answers."""
+        return self.names[0]
+
+    def snapshot(self) -> Snapshot:
+        """The figures of this moment."""
+        lm, host = self.host.newest, self.host
+        now = Figures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
+        return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
 
     async def close(self) -> None:
         """End all requests and free the model."""
         self.gate.close()
         await self.gate.drain(0)
-        self.searches.close()
         self._readers.shutdown(wait=True, cancel_futures=True)
         await self.host.close()
 
@@ -129,7 +152,6 @@ class Service:
             ApiError: what is wrong.
         """
         template = self.settings.chat_template
-        tools = use_of(body, self.host.newest, template)
         params = self._params(body, body.limit(self.settings.max_tokens), body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
@@ -140,16 +162,11 @@ class Service:
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 
-        return await self._answer(body, request, formats.ChatStyle, body.logprobs, params, 1, prompts, False, tools)
+        return await self._answer(body, request, formats.ChatStyle, body.logprobs, params, 1, prompts, False)
 
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _params(self, body: Generation, max_tokens: int | None, logprobs: bool, top: int) -> SamplingParams:
-        self.check_model(body.model)
-        info = self.host.newest.info
-        if not info.generates:
-            asked = "/v1/rerank" if info.pooling == "rank" else "/v1/embeddings"
-            raise bad_request(f"This server's model writes no text: ask {asked}.", code="no_generation")
         default = self.settings.sampling
 
         def chosen(value: Any, otherwise: Any) -> Any:
@@ -188,17 +205,15 @@ class Service:
         count: int,
         prompts: Callable[[LM], list[Prompt]],
         echo: bool,
-        tools: ToolUse | None = None,
     ) -> Response | Json:
         """Let the request in, generate, answer."""
         params = params.resolved()
-        name = self.settings.names[0]
-        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, name, tools)
+        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, self.name)
         if body.stream:
             return EventStream(self, plan)
-        with self.gate.enter(body.samples * count) as job, self.host.use() as loaded:
-            answer: Json = await self._guarded(job, self._whole(loaded, plan), request.receive, body.restricted)
-            return answer
+        with self.gate.enter(body.samples * count) as job:
+            work = self._with_model(lambda loaded: self._whole(loaded, plan), body.restricted)
+            return await job.run(work, request.receive)
 
     async def in_thread(self, request: Request, work: Callable[[Loaded, threading.Event], T]) -> T:
         """Let a request in that does not generate: what a function gives that reads texts with the model, in a thread.
@@ -210,43 +225,44 @@ class Service:
             ApiError: what is wrong.
         """
         stopped = threading.Event()
-        with self.gate.enter(1) as job, self.host.use() as loaded:
-            reading = in_thread(self._readers, lambda: work(loaded, stopped), stopped)
-            result: T = await self._guarded(job, reading, request.receive)
-            return result
 
-    def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` if a request asks for another model than the one served."""
-        if name is not None and name not in self.settings.names:
-            raise ApiError(
-                404,
-                f"The model {name[:200]!r} is not served here; this server serves {self.settings.names[0]!r}.",
-                param="model",
-                code="model_not_found",
-            )
+        async def read(loaded: Loaded) -> T:
+            return await in_thread(self._readers, lambda: work(loaded, stopped), stopped)
 
-    async def _guarded(
-        self, job: Job, work: Coroutine[Any, Any, Any], receive: Receive, restricted: bool = False
-    ) -> Any:
-        """The result of work that ends with its client; its errors as `ApiError`.
+        with self.gate.enter(1) as job:
+            return await job.run(self._with_model(read), request.receive)
+
+    async def _with_model(self, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False) -> T:
+        """The result of work with the model, which is loaded first where it is not; its errors as `ApiError`.
 
         Args:
             restricted: not every token may follow every text.
         """
-        try:
-            return await job.run(work, receive)
-        except (ApiError, ClientGone):
-            raise
-        except NpuError as error:
-            raise unavailable(str(error), code="npu_failed", retry_after=2) from error
-        except TilebeamError as error:
-            self.host.look()
-            if self.host.state != "ready":
-                raise unavailable(str(error), code="model_failed", retry_after=2) from error
-            if restricted:
-                # The only failure of a sound model: nothing that may follow is in its vocabulary.
-                raise bad_request(str(error), code="nothing_allowed") from error
-            raise from_exception(error) from error
+        async with self.host.using() as loaded:
+            try:
+                return await work(loaded)
+            except NpuError as error:
+                raise unavailable(str(error), code="npu_failed", retry_after=2) from error
+            except TilebeamError as error:
+                if loaded.failure is not None:
+                    raise unavailable(str(error), code="model_failed", retry_after=2) from error
+                if restricted:
+                    # The only failure of a sound model: nothing that may follow is in its vocabulary.
+                    raise bad_request(str(error), code="nothing_allowed") from error
+                raise from_exception(error) from error
+
+    def _fitted(self, lm: LM, plan: Plan) -> Plan:
+        """The plan for this model, which may have been loaded for it.
+
+        Raises:
+            ApiError: the model cannot do what is asked.
+        """
+        if not lm.info.generates:
+            asked = "/v1/rerank" if lm.info.pooling == "rank" else "/v1/embeddings"
+            raise bad_request(f"This server's model writes no text: ask {asked}.", code="no_generation")
+        if not isinstance(plan.body, ChatRequest):
+            return plan
+        return replace(plan, tools=use_of(plan.body, lm, self.settings.chat_template))
 
     async def _prepared(self, lm: LM, plan: Plan) -> tuple[list[Prompt], SamplingParams]:
         """Prompts and how to sample, which the model will not refuse. Not on the event loop: a long text or a large
@@ -278,6 +294,7 @@ class Service:
 
     async def _whole(self, loaded: Loaded, plan: Plan) -> Json:
         """The answer to a request that does not stream."""
+        plan = self._fitted(loaded.lm, plan)
         prompts, params = await self._prepared(loaded.lm, plan)
         if plan.body.search is not None:
             answer = SearchAnswer(self.searches, loaded, plan, self.metrics)
@@ -360,10 +377,11 @@ class EventStream(Response):
         """Answer."""
         service, plan = self._service, self._plan
         try:
-            with service.gate.enter(plan.body.samples * plan.count) as job, service.host.use() as loaded:
+            with service.gate.enter(plan.body.samples * plan.count) as job:
                 watcher = asyncio.create_task(self._watch(job))
                 try:
-                    await service._guarded(job, self._send(loaded, send), receive, plan.body.restricted)
+                    work = service._with_model(lambda loaded: self._send(loaded, send), plan.body.restricted)
+                    await job.run(work, receive)
                 finally:
                     watcher.cancel()
         except ClientGone:
@@ -407,7 +425,8 @@ class EventStream(Response):
 
     async def _send(self, loaded: Loaded, send: Send) -> None:
         """Generate, and send what comes."""
-        service, plan, lm = self._service, self._plan, loaded.lm
+        service, lm = self._service, loaded.lm
+        plan = service._fitted(lm, self._plan)
         prompts, params = await service._prepared(lm, plan)
         if plan.body.search is not None:
             answer = SearchAnswer(service.searches, loaded, plan, service.metrics)

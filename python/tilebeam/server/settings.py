@@ -13,7 +13,6 @@ class Settings:
     """How to serve.
 
     Attributes:
-        names: what the model may be called in requests; the first is its name in answers.
         host, port: where to listen; port 0 lets the system choose.
         api_keys: of which a request must bring one; none: everybody may ask.
         max_waiting: samples that may wait for a slot; requests beyond are told to come again (429).
@@ -25,9 +24,10 @@ class Settings:
         chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         cors_origins: web pages that may ask from a browser.
         shutdown_seconds: that running requests get to end.
+        models_max: models that are loaded at the same time; None: all.
+        idle_seconds: without requests, after which a model is unloaded; None: never.
     """
 
-    names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -40,12 +40,14 @@ class Settings:
     chat_template: str | None = None
     cors_origins: tuple[str, ...] = ()
     shutdown_seconds: float = 30.0
+    models_max: int | None = None
+    idle_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.names or not all(self.names):
-            raise TilebeamError("The model needs a name.")
         if not all(self.api_keys):
             raise TilebeamError("An API key must not be empty.")
         for name, least in (("max_waiting", 0), ("max_samples", 1), ("max_searches", 1), ("max_body", 1)):
             if getattr(self, name) < least:
                 raise TilebeamError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if self.models_max is not None and self.models_max < 1:
+            raise TilebeamError(f"models_max must be at least 1, not {self.models_max}.")

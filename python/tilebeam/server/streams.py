@@ -13,7 +13,7 @@ from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
 from tilebeam.server.grammar import grammar_of
-from tilebeam.server.metrics import Metrics
+from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
@@ -84,7 +84,7 @@ class Plan:
 class Writer:
     """Writes the events of one stream."""
 
-    def __init__(self, plan: Plan, style: Style, metrics: Metrics, began: float) -> None:
+    def __init__(self, plan: Plan, style: Style, metrics: ModelMetrics, began: float) -> None:
         self._plan = plan
         self._style = style
         self._metrics = metrics
@@ -129,13 +129,13 @@ class Writer:
         now = time.monotonic()
         if delta.token_ids:
             if not self._first:
-                self._metrics.first_token_seconds.observe(now - self._began)
+                self._metrics.first_token(now - self._began)
             first, count = self._first.get(index, (now, -len(delta.token_ids)))
             self._first[index] = (first, count + len(delta.token_ids))
         if delta.finish_reason is not None and index in self._first:
             first, count = self._first[index]
             if count > 0:
-                self._metrics.token_seconds.observe((now - first) / count)
+                self._metrics.token((now - first) / count)
 
     def closing(self, usage: Usage) -> bytes:
         """What goes behind the last token."""

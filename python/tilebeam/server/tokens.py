@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
+from tilebeam.server.models import Models
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.responses import Json, dumped
@@ -33,6 +34,7 @@ class TokenizeRequest(Strict):
     with_pieces: bool = False
     prompt: Text | None = None
     add_special_tokens: bool = True
+    model: Text | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> TokenizeRequest:
@@ -45,33 +47,36 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     tokens: list[Token] = Field(max_length=_MOST_TOKENS)
+    model: Text | None = None
 
 
-def add_token_routes(app: FastAPI, service: Service) -> None:
+def add_token_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text."""
-        with service.host.use() as loaded:
+        async with models.of(body.model).host.using() as loaded:
             return await asyncio.to_thread(lambda: _answer(_tokenized(loaded.lm, body)))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of tokens, control tokens spelled out."""
-        with service.host.use() as loaded:
+        async with models.of(body.model).host.using() as loaded:
             return await asyncio.to_thread(lambda: _answer(_detokenized(loaded.lm, body)))
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
         """What vLLM tells of its tokenizer."""
-        with service.host.use() as loaded:
+        service = models.of(model)
+        async with service.host.using() as loaded:
             return _names(loaded.lm, service)
 
     @app.get("/props")
-    async def props() -> dict[str, Any]:
+    async def props(model: str | None = None) -> dict[str, Any]:
         """What is served, and how requests are sampled that do not say."""
-        with service.host.use() as loaded:
+        service = models.of(model)
+        async with service.host.using() as loaded:
             return _props(loaded.lm, service)
 
 
@@ -132,7 +137,7 @@ def _props(lm: LM, service: Service) -> dict[str, Any]:
             "params": params | {"n_predict": -1 if settings.max_tokens is None else settings.max_tokens},
         },
         "total_slots": lm.n_seq_max,
-        "model_alias": settings.names[0],
+        "model_alias": service.name,
         "model_path": lm.info.path,
         **_names(lm, service),
         "modalities": {"vision": False, "audio": False},

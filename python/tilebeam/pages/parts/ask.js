@@ -55,6 +55,7 @@
 
   function request() {
     const body = { stream: true, stream_options: { include_usage: true } };
+    if (document.getElementById("model")) body.model = given("model");
     if (at.plain.checked) body.prompt = at.question.value;
     else body.messages = [{ role: "user", content: at.question.value }];
     for (const name of ["max_tokens", "temperature", "seed"]) body[name] = given(name);

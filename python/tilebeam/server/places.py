@@ -1,0 +1,90 @@
+"""How many models are loaded at the same time, and which of them makes room for another.
+
+A model that is to be loaded takes a place. While none is free, the model that was idle longest is unloaded; one with
+requests running never is. Where all have requests running, the one whose last request began first takes no new ones
+until somebody has got a place: otherwise those that wait for another model would wait as long as requests keep coming.
+All of it runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, Protocol
+
+
+class Tenant(Protocol):
+    """What is asked of a model's host."""
+
+    state: Literal["unloaded", "loading", "ready", "unloading", "restarting", "failed", "stopped"]
+    last_used: float
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is loaded and nobody wants it."""
+        ...
+
+    def unload(self) -> None:
+        """Begin to free it; it gives its place back in the end."""
+
+
+class Places:
+    """Places of loaded models.
+
+    Args:
+        most: how many there are; None: one for every model.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._held: dict[Tenant, None] = {}
+        self._queue: dict[Tenant, asyncio.Future[None]] = {}  # first come, first served
+        self._changed: asyncio.Future[None] | None = None
+
+    def hold(self, tenant: Tenant) -> None:
+        """A model that is there from the start has a place."""
+        self._held[tenant] = None
+
+    async def take(self, tenant: Tenant) -> None:
+        """Wait for a place. Cancelling leaves the queue."""
+        place = self._queue[tenant] = asyncio.get_running_loop().create_future()
+        self.turn()
+        try:
+            await place
+        except asyncio.CancelledError:
+            self._queue.pop(tenant, None)
+            self._held.pop(tenant, None)
+            self.turn()
+            raise
+
+    def give(self, tenant: Tenant) -> None:
+        """A model does not need its place any more."""
+        self._held.pop(tenant, None)
+        self.turn()
+
+    def turn(self) -> None:
+        """Something changed: hand out what is free, and see that more becomes free where some wait."""
+        while self._queue and (self._most is None or len(self._held) < self._most):
+            tenant = next(iter(self._queue))
+            place = self._queue.pop(tenant)
+            self._held[tenant] = None
+            if not place.done():
+                place.set_result(None)
+        missing = len(self._queue) - sum(tenant.state == "unloading" for tenant in self._held)
+        for tenant in sorted((t for t in self._held if t.idle), key=lambda t: t.last_used)[: max(0, missing)]:
+            tenant.unload()
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    def leaves(self, tenant: Tenant) -> bool:
+        """Whether this model, which is loaded, takes no new requests because another one waits for its place."""
+        if not self._queue or any(t.state == "unloading" for t in self._held):
+            return False
+        loaded = [t for t in self._held if t.state == "ready"]
+        return bool(loaded) and min(loaded, key=lambda t: t.last_used) is tenant
+
+    async def changed(self) -> None:
+        """Return when `leaves` may answer otherwise."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)

@@ -1,0 +1,382 @@
+"""Several models behind one server: which one is asked, when each is loaded, and when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tilebeam
+from engine_kit import EXACT
+from tilebeam import LM, TilebeamError
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running, parse_metrics, serving, until  # noqa: E402
+from tilebeam.server.errors import ApiError  # noqa: E402
+from tilebeam.server.model_host import Loaded, ModelHost  # noqa: E402
+from tilebeam.server.models import Entry, check_names  # noqa: E402
+from tilebeam.server.places import Places  # noqa: E402
+
+from bench.lib.synth import preset, write_model  # noqa: E402
+
+NAMES = ("one", "two", "three")
+
+
+# --- hosts and places, without models ---------------------------------------------------------------------------------
+
+
+class FakeLM:
+    """As much of a model as its host sees."""
+
+    failure: TilebeamError | None = None
+
+
+@dataclass
+class Made:
+    """A host of a fake model, and what became of it."""
+
+    host: ModelHost
+    loads: list[int] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+
+
+def made(places: Places | None = None, trouble: list[str] | None = None, **options: Any) -> Made:
+    def load() -> Loaded:
+        if trouble:
+            raise TilebeamError(trouble.pop())
+        one.loads.append(1)
+        resources = ExitStack()
+        resources.callback(one.closed.append, 1)
+        return Loaded(FakeLM(), resources=resources)  # type: ignore[arg-type]
+
+    one = Made(ModelHost(load, places=places, **options))
+    return one
+
+
+async def touch(host: ModelHost) -> None:
+    async with host.using():
+        pass
+
+
+async def come(true: Any) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come")
+
+
+def test_the_one_idle_longest_makes_room() -> None:
+    async def scenario() -> None:
+        places = Places(2)
+        a, b, c = (made(places) for _ in range(3))
+        for one in (a, b, a, c):
+            await touch(one.host)
+        assert [len(one.loads) for one in (a, b, c)] == [1, 1, 1]
+        assert [len(one.closed) for one in (a, b, c)] == [0, 1, 0]
+        await touch(b.host)
+        assert [one.host.state for one in (a, b, c)] == ["unloaded", "ready", "ready"]
+        for one in (a, b, c):
+            await one.host.close()
+            assert len(one.closed) == len(one.loads)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_with_requests_stays() -> None:
+    """The other's request waits for the end of those that run; later ones wait behind it, and are not forgotten."""
+
+    async def scenario() -> None:
+        places = Places(1)
+        a, b = made(places), made(places)
+        async with a.host.using():
+            asked = asyncio.ensure_future(touch(b.host))
+            await asyncio.sleep(0.01)
+            late = asyncio.ensure_future(touch(a.host))
+            await asyncio.sleep(0.01)
+            assert not asked.done()
+            assert not late.done()
+            assert not a.closed
+        await asyncio.gather(asked, late)
+        assert (len(a.loads), len(b.loads)) == (2, 1)
+
+        # Those that stop waiting are not waited for: `a` is not asked to leave any more.
+        async with a.host.using():
+            asked = asyncio.ensure_future(touch(b.host))
+            await asyncio.sleep(0.01)
+            late = asyncio.ensure_future(touch(a.host))
+            await asyncio.sleep(0.01)
+            asked.cancel()
+            await late
+        await touch(a.host)
+        assert (len(a.loads), len(b.loads)) == (2, 1)
+        await asyncio.gather(a.host.close(), b.host.close())
+
+    asyncio.run(scenario())
+
+
+def test_nobody_starves() -> None:
+    """Three models take turns in one place, though each is asked without a pause."""
+
+    async def scenario() -> None:
+        places = Places(1)
+        models = [made(places) for _ in range(3)]
+
+        async def client(one: Made) -> int:
+            answered = 0
+            while min(len(m.loads) for m in models) < 4:
+                async with one.host.using():
+                    assert sum(m.host.state == "ready" for m in models) == 1
+                    await asyncio.sleep(0.0005)
+                answered += 1
+            return answered
+
+        answered = await asyncio.wait_for(asyncio.gather(*(client(m) for m in models for _ in range(3))), 60)
+        assert min(answered) > 0
+        for one in models:
+            await one.host.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_load_that_fails_is_tried_again_by_the_next_request() -> None:
+    async def scenario() -> None:
+        trouble = ["no memory"]
+        places = Places(1)
+        a, b = made(places, trouble), made(places)
+        waiting = [asyncio.ensure_future(touch(a.host)) for _ in range(3)]
+        for failed in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(failed, ApiError)
+            assert (failed.status, failed.code) == (503, "model_load_failed")
+            assert "no memory" in failed.message
+        assert a.host.status() == {"value": "unloaded", "reason": "no memory"}
+        assert a.host.health()[0] == 200
+        await touch(b.host)  # its place is free
+        await touch(a.host)
+        assert a.host.status() == {"value": "loaded"}
+        await asyncio.gather(a.host.close(), b.host.close())
+
+    asyncio.run(scenario())
+
+
+def test_idle_models_are_unloaded() -> None:
+    async def scenario() -> None:
+        one = made(idle_seconds=0.02)
+        async with one.host.using():
+            await asyncio.sleep(0.06)
+            assert one.host.state == "ready"
+        await come(lambda: one.host.state == "unloaded")
+        assert len(one.closed) == 1
+        await touch(one.host)
+        assert len(one.loads) == 2
+        await one.host.close()
+        assert len(one.closed) == 2
+
+    asyncio.run(scenario())
+
+
+def test_names_are_told_apart() -> None:
+    with pytest.raises(TilebeamError, match="Two models are called 'a': give them names with -m NAME=FILE"):
+        check_names([("a", "b"), ("c", "a")])
+    with pytest.raises(TilebeamError, match="needs a name"):
+        check_names([("a",), ()])
+
+
+# --- a server with real models ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: write_model(folder / f"{name}.gguf", preset("tiny", type="f32", seed=i)) for i, name in enumerate(NAMES)
+    }
+
+
+@dataclass
+class Shelf:
+    """What loads the models of a server; tests hold loads up and look at what was loaded."""
+
+    paths: dict[str, Path]
+    device: Any = "cpu"
+    made: list[weakref.ref[LM]] = field(default_factory=list)
+    held: dict[str, threading.Event] = field(default_factory=dict)
+    trouble: list[str] = field(default_factory=list)
+
+    def entry(self, name: str) -> Entry:
+        def load() -> Loaded:
+            if name in self.held:
+                assert self.held[name].wait(PATIENCE)
+            if self.trouble:
+                raise TilebeamError(self.trouble.pop())
+            lm = tilebeam.load(self.paths[name], self.device, n_ctx=512, n_seq_max=2, threads=1, **EXACT)
+            self.made.append(weakref.ref(lm))
+            resources = ExitStack()
+            resources.callback(lm.close)
+            return Loaded(lm, resources=resources)
+
+        return Entry((name,), 2, load)
+
+    def entries(self) -> list[Entry]:
+        return [self.entry(name) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def expected(paths: dict[str, Path]) -> dict[str, str]:
+    """What each model says."""
+    found = {}
+    for name, path in paths.items():
+        with tilebeam.load(path, "cpu", n_ctx=512, n_seq_max=2, threads=1, **EXACT) as lm:
+            found[name] = lm.generate(PROMPT, max_tokens=8, temperature=0)[0].outputs[0].text
+    assert len(set(found.values())) == 3
+    return found
+
+
+@pytest.fixture
+def shelf(paths: dict[str, Path]) -> Shelf:
+    return Shelf(paths)
+
+
+def said(server: Running, **more: Any) -> Any:
+    answer = server.client().completions.create(
+        **{"model": "one", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **more}
+    )
+    return answer.choices[0].text
+
+
+def states(server: Running) -> dict[str, str]:
+    return {m.id: m.status["value"] for m in server.client().models.list().data}
+
+
+@pytest.fixture
+def server(shelf: Shelf) -> Iterator[Running]:
+    with serving(shelf.entries(), models_max=2) as it:
+        yield it
+
+
+def test_requests_choose_their_model(server: Running, expected: dict[str, str], shelf: Shelf) -> None:
+    client = server.client()
+    assert states(server) == dict.fromkeys(NAMES, "unloaded")
+    assert not hasattr(client.models.retrieve("one"), "meta")
+    assert said(server, model="two") == expected["two"]
+    assert states(server) == {"one": "unloaded", "two": "loaded", "three": "unloaded"}
+    assert client.models.retrieve("two").meta["n_ctx"] == 512
+    # Whoever names none gets the first.
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    answer = server.post(TEXT, body).json()
+    assert (answer["model"], answer["choices"][0]["text"]) == ("one", expected["one"])
+    for path, asked in ((TEXT, {"prompt": "a"}), (CHAT, {"messages": HI}), ("/tokenize", {"content": "a"})):
+        refused = server.post(path, asked | {"model": "four"})
+        assert refused.status_code == 404
+        assert refused.json()["error"]["code"] == "model_not_found"
+        assert "'four' is not served here; this server serves 'one', 'two', 'three'" in refused.text
+    with pytest.raises(openai.NotFoundError, match="four"):
+        client.models.retrieve("four")
+    # The third takes the place of the second, which was idle longest; streams and chats load, too.
+    chunks = client.completions.create(model="three", prompt=PROMPT, max_tokens=8, temperature=0, stream=True)
+    assert "".join(c.choices[0].text for c in chunks) == expected["three"]
+    assert states(server) == {"one": "loaded", "two": "unloaded", "three": "loaded"}
+    answer = client.chat.completions.create(model="two", messages=HI, max_tokens=2)
+    assert answer.model == "two"
+    assert states(server) == {"one": "unloaded", "two": "loaded", "three": "loaded"}
+    props = httpx.get(f"{server.url}/props?model=two", timeout=PATIENCE).json()
+    assert props["model_alias"] == "two"
+    assert props["model_path"] == str(shelf.paths["two"])
+    assert httpx.get(f"{server.url}/props?model=four", timeout=PATIENCE).status_code == 404
+    health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert health.json()["models"]["two"] == {"value": "loaded"}
+    page = httpx.get(f"{server.url}/", timeout=PATIENCE).text
+    assert '<select id="model">' in page
+    assert all(f'value="{name}"' in page for name in NAMES)
+    figures = server.metrics()
+    assert figures['tilebeam_model_loaded{model="two"}'] == 1
+    assert figures['tilebeam_model_loaded{model="one"}'] == figures['tilebeam_kv_cells{model="one"}'] == 0
+    assert figures['tilebeam_ready{model="one"}'] == 1
+    assert figures['tilebeam_generated_tokens_total{model="three"}'] == 8
+    assert figures['tilebeam_batch_samples_count{model="two"}'] > 0
+    assert figures['tilebeam_requests_total{path="/v1/chat/completions",status="200"}'] == 1
+
+
+def test_the_others_answer_while_one_loads(server: Running, expected: dict[str, str], shelf: Shelf) -> None:
+    assert said(server) == expected["one"]
+    shelf.held["two"] = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(said, server, model="two") for _ in range(3)]
+        until(lambda: states(server)["two"] == "loading")
+        until(lambda: server.metric('tilebeam_samples_admitted{model="two"}') == 3)
+        assert said(server) == expected["one"]
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
+        shelf.held["two"].set()
+        assert [one.result(PATIENCE) for one in asked] == [expected["two"]] * 3
+    assert len(shelf.made) == 2  # one load for all of them
+
+
+def test_who_waits_for_a_model_waits_in_its_queue(shelf: Shelf, expected: dict[str, str]) -> None:
+    shelf.held["two"] = threading.Event()
+    with serving(shelf.entries(), max_waiting=1) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(said, server, model="two") for _ in range(3)]
+        until(lambda: server.metric('tilebeam_samples_admitted{model="two"}') == 3)
+        refused = server.post(TEXT, {"prompt": "a", "model": "two"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert server.metric('tilebeam_requests_refused_total{model="two"}') == 1
+        # Who leaves is not waited for; the load goes on.
+        shelf.held["one"] = threading.Event()
+        with pytest.raises(openai.APITimeoutError):
+            server.client(timeout=0.2).completions.create(model="one", prompt=PROMPT, max_tokens=1)
+        until(lambda: server.metric('tilebeam_samples_admitted{model="one"}') == 0)
+        shelf.held["one"].set()
+        shelf.held["two"].set()
+        assert [one.result(PATIENCE) for one in asked] == [expected["two"]] * 3
+        until(lambda: states(server)["one"] == "loaded")
+
+
+def test_a_model_that_cannot_be_loaded_is_said(server: Running, expected: dict[str, str], shelf: Shelf) -> None:
+    shelf.trouble += ["there is no memory left"]
+    with pytest.raises(openai.InternalServerError, match="cannot be loaded: there is no memory left") as caught:
+        said(server)
+    assert (caught.value.status_code, caught.value.code) == (503, "model_load_failed")
+    status = server.client().models.retrieve("one").status
+    assert status == {"value": "unloaded", "reason": "there is no memory left"}
+    assert said(server) == expected["one"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_an_idle_model_gives_everything_back(paths: dict[str, Path], expected: dict[str, str], device: str) -> None:
+    """Its engine, its threads, its cells and the memory of the NPU."""
+    from tilebeam.native.control import control
+
+    gc.collect()
+    before = control().device_status(0)["memory_used"]
+    shelf = Shelf(paths, device)
+    with serving([shelf.entry("one")], idle_seconds=0.05) as server:
+        for _ in range(2):
+            text = said(server)
+            assert device == "npu" or text == expected["one"]
+            until(lambda: server.metric("tilebeam_model_loaded") == 0)
+            assert server.metric("tilebeam_ready") == 1
+            gc.collect()
+            assert shelf.made[-1]() is None
+            assert not [t for t in threading.enumerate() if t.name == "tilebeam"]
+            assert control().device_status(0)["memory_used"] == before
+        health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
+        assert (health.status_code, health.json()) == (200, {"status": "ok", "restarts": 0})
+    assert len(shelf.made) == 2
+
+
+def test_figures_of_a_single_model_have_no_label(paths: dict[str, Path]) -> None:
+    shelf = Shelf(paths)
+    with serving([shelf.entry("one")]) as server:
+        assert 'model="' not in httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+        assert parse_metrics(httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text)["tilebeam_slots"] == 2
