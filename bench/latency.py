@@ -8,7 +8,7 @@ Rows: time to first token (TTFT) and time per output token after it (TPOT) of on
 (the table of the NPU service paper); then, over the number of samples of one request behind the longest prompt, CPU
 time per token, use of the CPUs and memory while decoding (the paper's figure 16). Each side has a process of its own
 for every number of samples, with a context of just the cells that these need, and requests go through the whole engine:
-prompt, sampling, detokenizing. Tokens are drawn from the same probabilities on both sides, and no end of text ends a
+prompt, sampling, detokenizing. No tokens are guessed ahead: prompts are random tokens, and no end of text ends a
 sample. Memory is what is resident, pages of the file included, as the kernel counts it after the run; anonymous memory
 is the part of it that is no page of a file.
 """
@@ -42,7 +42,8 @@ FIGURES = ("ttft", "tpot", "cpu", "busy", "resident", "anonymous")
 def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
     """The process of a side: runs a request for each line of stdin, and prints what it took as a line of JSON."""
     rng = np.random.default_rng(0)
-    with tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads) as lm:
+    lm = tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False)
+    with lm:
         for line in sys.stdin:
             n_prompt, n_gen = map(int, line.split())
             with lm.raw_decode():  # which leaves no prefix in the cache
