@@ -103,7 +103,7 @@ class Figures:
         seconds: dict[Key, list[float]] = {}
         timed = folder / "latency.jsonl"
         for line in timed.read_text(encoding="utf-8").splitlines() if timed.exists() else ():
-            for run in json.loads(line).get("runs", ()):
+            if "seconds" in (run := json.loads(line)):
                 seconds.setdefault((run["model"], run["series"], run["budget"]), []).append(run["seconds"])
         accuracy = {(r["model"], r["series"], r["budget"]): r for r in rows}
         return cls(accuracy, seconds, found["comparisons"], found["items"])

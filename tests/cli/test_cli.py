@@ -20,7 +20,7 @@ from tilebeam.cli import main as cli
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import selftest
-from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
 from tilebeam.text_files import unescaped
@@ -604,6 +604,16 @@ def test_load_of_other_programs_is_told_from_the_own() -> None:
         while time.process_time() < end:
             pass
     assert 0 <= mine.share <= 1
+    before, program = (
+        cpu_seconds(),
+        "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()",
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        running = cpu_seconds() - before
+        child.communicate(b"\n")
+    assert 0.25 < running <= cpu_seconds() - before + 0.02  # those that have ended count, too
     assert busy_note(0.05) is None
     note = busy_note(0.42)
     assert note is not None

@@ -29,6 +29,7 @@ from tilebeam.evaluation.config import ModelFile, Setting, differences, item_see
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.report import Report
+from tilebeam.evaluation.results import Latency, Point, Row, overtaking
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job
@@ -231,7 +232,7 @@ def test_two_processes_do_not_write_one_log(whole: tuple[Job, Task, Path]) -> No
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None:
+def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, task = job_of(tmp_path, models=(ModelFile("a", str(tmp_path / "t.jsonl"), "x"), ModelFile("b", __file__, "y")))
     benches: list[ScriptedBench] = []
 
@@ -270,8 +271,46 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path) -> None
     assert not any(p.row.oracle for p in later.front)
     best = max(p.row.share.value for p in later.points if not p.row.oracle)
     assert max(p.row.share.value for p in later.front) == best
+    with pytest.raises(TilebeamError, match="not a GGUF file"):  # found before anything runs
+        runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_devices=["cpu"])
+    monkeypatch.setattr(runner, "_check_ordinary", lambda _: None)
+    elsewhere = runner.evaluate(
+        job, tmp_path / "out", task=task, workbench=bench, latency_items=1, latency_devices=["cpu", "npu"]
+    )
+    assert len(benches[3].timed) - untimed == 2 * len(configurations)  # on the CPU alone
+    assert {m.prompts for m in elsewhere.latencies if m.device == "cpu"} == {1}
+    shares = {(p.row.model, p.row.series, p.row.budget, p.row.device): p.row.share for p in elsewhere.points}
+    assert len(shares) == 2 * len(later.points)
+    assert all(share == shares[(*name, "npu")] for (*name, _), share in shares.items())
+    for o in later.overtaking:
+        assert o.search.row.model != o.single.row.model
+        assert o.search.seconds < o.single.seconds
+        assert o.search.row.share.value >= o.single.row.share.value
     whole_report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert {(p["series"], p["budget"]) for p in whole_report["points"] if p["front"]} == front
+
+
+def test_a_search_overtakes_one_sample_of_a_better_model() -> None:
+    def point(model: str, series: str, budget: int, accuracy: float, seconds: float, device: str = "npu") -> Point:
+        share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
+        row = Row(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
+        cost = statistics.Mean(seconds, seconds, seconds)
+        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, 1, 1.0), on_front=False)
+
+    large, small = point("large", "pass", 1, 0.5, 4.0), point("small", "pass", 1, 0.3, 1.0)
+    near, far, late, told = (
+        point("small", "vote", 4, 0.5, 2.0),
+        point("small", "vote", 8, 0.55, 3.5),
+        point("small", "vote", 16, 0.6, 4.0),
+        point("small", "verifier", 4, 0.9, 2.0),
+    )
+    other = point("large", "vote", 4, 0.9, 3.0)  # the better model itself
+    [found] = overtaking([small, large, near, far, late, told, other])
+    assert (found.search, found.single) == (far, large)
+    assert overtaking([small, large, late, told, other]) == []
+    cpu = [point("small", "vote", 4, 0.5, 9.0, "cpu"), point("large", "pass", 1, 0.5, 8.0, "cpu")]
+    assert [o.single.row.device for o in overtaking([large, near, *cpu])] == ["npu"]
+    assert overtaking([near]) == []
 
 
 def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
@@ -280,17 +319,19 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluated(job, task, out, latency_items=1)
     written = {}
-    for name in ("accuracy", "latency"):
+    for name in ("accuracy", "latency", "cpu-time"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
         text = "".join(ElementTree.parse(out / f"{name}.svg").getroot().itertext())
         assert "self-consistency[logprob]" in text
-        assert ("Pareto front" in text) == (name == "latency")
+        assert ("Pareto front" in text) == (name != "accuracy")
+        assert "items" in text
         written[name] = (out / f"{name}.svg").read_bytes()
     report = (out / "report.md").read_text()
     for part in ("| self-consistency | maj@k |", "## Pareto front", "![latency](latency.png)", "one sample"):
         assert part in report
     page = Page((out / "report.html").read_text(encoding="utf-8"))
-    assert [c["x"] for c in page.data] == ["candidates per prompt", "tokens per item", "median seconds per prompt"]
+    costs = ["seconds per prompt, mean", "CPU-seconds per prompt, mean"]
+    assert [c["x"] for c in page.data] == ["candidates per prompt", "tokens per item", *costs]
     assert "self-consistency[logprob]" in {s["name"] for s in page.data[0]["series"]}
     assert page.data[2]["series"][-1]["name"] == "Pareto front"
     figures = json.loads((out / "report.json").read_text())["accuracy"]
@@ -303,6 +344,37 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
         assert drawn[name, row["budget"]] == near
     evaluated(job, task, out)
     assert written == {name: (out / f"{name}.svg").read_bytes() for name in written}  # the same figures, the same file
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
+    job, task = job_of(tmp_path)
+    with pytest.raises(TilebeamError, match="No item is done"):
+        evaluated(job, task, tmp_path / "nothing", so_far=True)
+    out = tmp_path / "out"
+    complete = evaluated(job, task, out)
+    everything = (out / "log.jsonl").read_text().splitlines()
+    units = [json.loads(line)["unit"] for line in everything[1:]]
+    spans = list(dict.fromkeys(unit.rpartition("/")[2] for unit in units))
+    assert len(spans) > 1
+    assert any(unit.startswith("m/npu/adaptive") for unit in units)
+    # The first span is done by all, the second lacks one unit, and a search has not begun.
+    lacking = next(unit for unit in units if unit.endswith(f"/{spans[1]}"))
+    kept = [
+        line
+        for line, unit in zip(everything[1:], units, strict=True)
+        if unit.rpartition("/")[2] in spans[:2] and unit != lacking and not unit.startswith("m/npu/adaptive")
+    ]
+    (out / "log.jsonl").write_text("\n".join([everything[0], *kept]) + "\n")
+    report = evaluated(job, task, out, so_far=True)
+    n = int(spans[0].partition("-")[2]) + 1
+    assert [item.id for item in report.items] == [item.id for item in task.items[:n]]
+    assert {r.share.items for r in report.rows} == {n}
+    assert "adaptive" not in {r.series for r in report.rows}
+    assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)  # nothing was run
+    assert json.loads((out / "report.json").read_text())["items"] == n
+    again = evaluated(job, task, out)
+    assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
 
 
 def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:

@@ -183,6 +183,14 @@ def evaluate(
             rich_help_panel=_RUNNING,
         ),
     ] = 0,
+    latency_device: Annotated[
+        str | None,
+        typer.Option(
+            "--latency-device",
+            help="Where they are timed: npu, cpu, or both, with the accuracy of --device. Default: --device.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="npu, cpu, or both.", rich_help_panel=_RUNNING)] = BACKENDS[0],
     threads: Threads = LoadOptions.threads,
     executor: ExecutorOption = LoadOptions.executor,
@@ -218,6 +226,14 @@ def evaluate(
         int | None,
         typer.Option("--workers", min=1, help="Processes on it; default: as its CPUs allow.", rich_help_panel=_RUNNING),
     ] = None,
+    so_far: Annotated[
+        bool,
+        typer.Option(
+            "--so-far",
+            help="Evaluate nothing: report on the items that are done by all models and methods that have begun.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
@@ -306,6 +322,8 @@ def evaluate(
             task=opened,
             executor=_cluster(ray, workers),
             latency_items=latency_items,
+            latency_devices=_devices(latency_device) if latency_device else (),
+            so_far=so_far,
             watcher=Bars(),
         )
     except KeyboardInterrupt:

@@ -266,6 +266,28 @@ def share(values: npt.ArrayLike) -> Share:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """A mean over prompts.
+
+    Attributes:
+        value: the mean; low, high: the middle 95 % of its bootstrap over the prompts.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def mean(values: Sequence[float], *, seed: int = 0, draws: int = 2_000) -> Mean:
+    """The mean of what was measured once per prompt. Costs of prompts are skewed, so the interval is no multiple of
+    their deviation but the bootstrap's."""
+    found = np.asarray(values, np.float64)
+    means = found[np.random.default_rng(seed).integers(0, len(found), (draws, len(found)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Mean(float(found.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True)
 class Difference:
     """How much better one method is than another on the same items.
 

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.report import Report
     from tilebeam.evaluation.results import Row
 
+_ALONE = "One prompt at a time from an empty cache."
 _INTERVAL = "Bands and bars: Wilson's 95 % interval over items."
 
 
 def evaluation_page(report: Report) -> str:
     """An HTML file."""
-    items = len(report.task.items)
+    items = len(report.items)
     subtitle = f"{items} {'item' if items == 1 else 'items'}, setting {report.setting.digest[:12]}"
     charts = [_choices(report)] if report.setting.likelihood else _charts(report)
-    return chart_page(report.task.name, subtitle, charts, report.notes)
+    return chart_page(report.title, subtitle, charts, report.notes)
 
 
 def _charts(report: Report) -> list[Chart]:
@@ -35,6 +36,10 @@ def _charts(report: Report) -> list[Chart]:
     found.append(Chart("Accuracy over tokens", "tokens per item", "accuracy, %", costs, logarithmic=True, note=told))
     if report.points:
         found.append(_over_seconds(report))
+        cpu = {id(p.row): p.latency.cpu_seconds.value for p in report.points}
+        series = _series([p.row for p in report.points], _placed, lambda r: cpu[id(r)])
+        title, axis = "Accuracy over CPU-seconds", "CPU-seconds per prompt, mean"
+        found.append(Chart(title, axis, "accuracy, %", series, logarithmic=True, note=_ALONE))
     return found
 
 
@@ -44,9 +49,9 @@ def _over_seconds(report: Report) -> Chart:
     series = _series([p.row for p in report.points], _placed, lambda r: seconds[id(r)])
     front = [_mark(p.row, p.seconds, _placed(p.row) + ": ") for p in report.front]
     series.append(Series("Pareto front", front, dashed=True, step=True))
-    told = "One prompt at a time from an empty cache; the Pareto front is the best accuracy for so many seconds."
+    told = f"{_ALONE} The Pareto front is the best accuracy for so many seconds."
     return Chart(
-        "Accuracy over seconds", "median seconds per prompt", "accuracy, %", series, logarithmic=True, note=told
+        "Accuracy over seconds", "seconds per prompt, mean", "accuracy, %", series, logarithmic=True, note=told
     )
 
 

@@ -1,24 +1,23 @@
-"""Plots of an evaluation, PNG and SVG: accuracy over budget, and accuracy over latency with the Pareto front."""
+"""Plots of an evaluation, PNG and SVG: accuracy over budget, over latency and over CPU time, with the Pareto fronts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from tilebeam.evaluation.estimators import Mean, Share, pareto_front
+from tilebeam.evaluation.report import Report, name_of
+from tilebeam.evaluation.results import PASS, Point, Row
 from tilebeam.gguf.whole_file import whole_file
-
-if TYPE_CHECKING:
-    from tilebeam.evaluation.report import Report
-    from tilebeam.evaluation.results import Row
 
 _MARKERS = "osD^vPX*<>"
 _FORMATS = ("png", "svg")
 
 
 def draw(report: Report, out: Path) -> list[Path]:
-    """Write accuracy.png and .svg, and if latency was measured latency.png and .svg; the files written.
+    """Write accuracy.png and .svg, and if latency was measured latency and cpu-time, too; the files written.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -30,8 +29,17 @@ def draw(report: Report, out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
         if report.points:
-            written += _save(_over_latency(report), out / "latency")
+            written += _save(_over_cost(report, _seconds, "seconds per problem"), out / "latency")
+            written += _save(_over_cost(report, _cpu_seconds, "CPU-seconds per problem"), out / "cpu-time")
     return written
+
+
+def _seconds(point: Point) -> Mean:
+    return point.latency.seconds
+
+
+def _cpu_seconds(point: Point) -> Mean:
+    return point.latency.cpu_seconds
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:
@@ -43,17 +51,17 @@ def _save(figure: Any, stem: Path) -> list[Path]:
     return paths
 
 
-def _figure(columns: int, width: float = 6.4) -> tuple[Any, list[Any]]:
+def _figure(columns: int, rows: int = 1, width: float = 6.4) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, 4.8), layout="constrained")
+    figure = Figure(figsize=(width * columns, (4.8 if rows == 1 else 3.8) * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.set_ylabel("accuracy, %")
-    return figure, list(axes)
+    return figure, axes
 
 
 def _over_budget(report: Report) -> Any:
@@ -62,66 +70,172 @@ def _over_budget(report: Report) -> Any:
     figure, axes = _figure(len(places))
     styles = _styles([r.series for r in report.rows])
     for ax, place in zip(axes, places, strict=True):
-        for series, rows in _lines([r for r in report.rows if r.main and (r.model, r.device) == place]):
+        ends = []
+        main = [r for r in report.rows if r.main and (r.model, r.device) == place]
+        for i, (series, rows) in enumerate(_lines(main)):
             color, marker = styles[series]
-            budgets = [r.budget for r in rows]
+            budgets, percents = [r.budget for r in rows], [_percent(r) for r in rows]
             dotted = any(r.oracle for r in rows)
+            ax.plot(budgets, percents, ":" if dotted else "-", color=color, marker=marker, ms=4)
+            beside = [k * 1.02**i for k in budgets]  # so that the intervals of a budget stand next to each other
+            ax.errorbar(beside, percents, _off([r.share for r in rows]), fmt="none", ecolor=color, alpha=0.35, lw=1)
             label = f"{series} (knows the answer)" if dotted else series
-            line = ":" if dotted else "-"
-            ax.plot(budgets, [100 * r.share.value for r in rows], line, color=color, marker=marker, ms=4, label=label)
-            low, high = ([100 * getattr(r.share, side) for r in rows] for side in ("low", "high"))
-            ax.fill_between(budgets, low, high, color=color, alpha=0.10, lw=0)
+            ends.append(End(budgets[-1], _percent(rows[-1]), label, color))
         ax.set_xscale("log", base=2)
         ax.set_xticks(report.setting.budgets, [str(k) for k in report.setting.budgets])
         ax.set_xlabel("budget, candidates per prompt")
         ax.set_title(f"{place[0]}, {place[1]}")
-        ax.legend(fontsize=7)
-    figure.suptitle(report.task.name)
+        _set_range(ax, main)
+        _label(ax, ends)
+    figure.suptitle(_heading(report))
     return figure
 
 
-def _over_latency(report: Report) -> Any:
-    """All models, devices, methods and budgets in one plot, one line per method from its least budget to its greatest;
-    the front as steps: what accuracy is to be had for so many seconds."""
-    from matplotlib.ticker import LogFormatter
+# --- accuracy over cost -----------------------------------------------------------------------------------------------
 
-    figure, (ax,) = _figure(1, width=9.6)
-    places = list(dict.fromkeys((p.row.model, p.row.device) for p in report.points))
-    colors = dict(zip(places, cycle(_colors()), strict=False))
-    markers = dict(zip(dict.fromkeys(p.row.series for p in report.points), cycle(_MARKERS), strict=False))
-    seconds = {id(p.row): p.seconds for p in report.points}
-    for place in places:
-        for series, rows in _lines([p.row for p in report.points if (p.row.model, p.row.device) == place]):
-            hollow = any(r.oracle for r in rows)
-            ax.plot(
-                [seconds[id(r)] for r in rows],
-                [100 * r.share.value for r in rows],
-                ":" if hollow else "-",
-                color=colors[place],
-                marker=markers[series],
-                markerfacecolor="none" if hollow else colors[place],
-                ms=5,
-                lw=1,
-                label=f"{place[0]} {place[1]}, {series}",
-            )
-            ax.annotate(f"{rows[-1].budget}", (seconds[id(rows[-1])], 100 * rows[-1].share.value), fontsize=6)
-    if front := report.front:
-        ax.step(
-            [p.seconds for p in front],
-            [100 * p.row.share.value for p in front],
-            where="post",
-            color="black",
-            lw=2,
-            alpha=0.35,
-            label="Pareto front",
+
+def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
+    """The front of all that was timed, then a panel per series: a line per model and device from one sample to the
+    greatest budget, with 95 % intervals in both directions.
+
+    Args:
+        cost: of a point, in seconds.
+        what: the name of the axis.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    points = [p for p in report.points if not p.row.oracle]
+    series = [s for s in dict.fromkeys(p.row.series for p in points) if s != PASS]
+    columns = min(3, 1 + len(series))
+    figure, axes = _figure(columns, -(-(1 + len(series)) // columns), width=4.6)
+    places = list(dict.fromkeys((p.row.model, p.row.device) for p in points))
+    colors = dict(zip(dict.fromkeys(model for model, _ in places), cycle(_colors()), strict=False))
+    lines = dict(zip(dict.fromkeys(device for _, device in places), cycle(("-", "--", ":")), strict=False))
+    _front(axes[0], points, cost, colors)
+    for ax, name in zip(axes[1:], series, strict=False):
+        _set_range(ax, [p.row for p in points])
+        ends = []
+        for model, device in places:
+            own = [p for p in points if (p.row.model, p.row.device) == (model, device)]
+            line = sorted((p for p in own if p.row.series == name), key=lambda p: p.row.budget)
+            if not line:
+                continue
+            if line[0].row.budget > 1:  # of one sample there is nothing to choose
+                line = [p for p in own if p.row.series == PASS] + line
+            _crosses(ax, line, cost, colors[model], lines[device])
+            for p in line:
+                at = cost(p).value, _percent(p.row)
+                ax.annotate(f"{p.row.budget}", at, (3, -8), textcoords="offset points", fontsize=6)
+            text = f"{model}, {device}" if len(lines) > 1 else model
+            ends.append(End(cost(line[-1]).value, _percent(line[-1].row), text, colors[model]))
+        ax.set_title(name)
+        _label(ax, ends)
+    for ax in axes[len(series) + 1 :]:
+        ax.set_visible(False)
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(EngFormatter(unit="s"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.tick_params(axis="x", labelsize=7)
+        ax.set_xlabel(what)
+    beaten = [
+        f"{name_of(o.search.row)} beats {name_of(o.single.row)}, on {o.single.row.device}" for o in report.overtaking
+    ]
+    figure.suptitle("\n".join([_heading(report), *beaten]))
+    return figure
+
+
+def _front(ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], colors: Mapping[str, str]) -> None:
+    """All points, and steps over those that nothing beats, by their names."""
+    for p in points:
+        _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
+    chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
+    x, y = [cost(p).value for p in chosen], [_percent(p.row) for p in chosen]
+    ax.step(x, y, where="post", color="black", lw=2, alpha=0.35)
+    ax.set_title("Pareto front")
+    _set_range(ax, [p.row for p in points])
+    several = len({p.row.device for p in points}) > 1
+    _label(
+        ax,
+        [
+            End(at, height, name_of(p.row) + (f", {p.row.device}" if several else ""), colors[p.row.model])
+            for p, at, height in zip(chosen, x, y, strict=True)
+        ],
+    )
+
+
+def _crosses(
+    ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], color: str, line: str, alpha: float = 1.0
+) -> None:
+    """Points with their intervals in both directions, joined by a line."""
+    costs, shares = [cost(p) for p in points], [p.row.share for p in points]
+    x, y = [c.value for c in costs], [100 * s.value for s in shares]
+    off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
+    ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.35 * alpha)
+    ax.plot(x, y, linestyle=line or "none", marker="o", ms=4, lw=1.2, color=color, alpha=alpha)
+
+
+def _off(shares: Sequence[Share]) -> list[list[float]]:
+    """How far the ends of intervals are from their values, below and above, in percent."""
+    return [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """The end of a line in a panel, and what the line is called."""
+
+    x: float
+    y: float
+    text: str
+    color: str
+
+
+def _label(ax: Any, ends: Sequence[End], apart: float = 0.055) -> None:
+    """Write names to the right of the panel, each at the height of its line's end or as near as others leave room.
+
+    Args:
+        apart: least distance of two names, as a share of the panel's height.
+    """
+    bottom, top = ax.get_ylim()
+    ordered = sorted(ends, key=lambda e: e.y)
+    heights: list[float] = []
+    for end in ordered:
+        height = (end.y - bottom) / (top - bottom)
+        heights.append(max(height, heights[-1] + apart) if heights else height)
+    ceiling = 1.0
+    for i in reversed(range(len(heights))):  # names that would stand above the panel push others down
+        heights[i] = ceiling = min(heights[i], ceiling)
+        ceiling -= apart
+    for end, height in zip(ordered, heights, strict=True):
+        ax.annotate(
+            end.text,
+            (end.x, end.y),
+            (1.03, height),
+            textcoords="axes fraction",
+            fontsize=7,
+            color=end.color,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": end.color, "lw": 0.5, "alpha": 0.5},
         )
-    ax.set_xscale("log")
-    for axis in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-        axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-    ax.set_xlabel("median seconds per prompt")
-    ax.set_title(report.task.name)
-    figure.legend(loc="outside right upper", fontsize=7)
-    return figure
+
+
+def _set_range(ax: Any, rows: Sequence[Row]) -> None:
+    """Heights that hold all intervals, with a little room."""
+    low, high = 100 * min(r.share.low for r in rows), 100 * max(r.share.high for r in rows)
+    room = 0.04 * max(high - low, 1.0)
+    ax.set_ylim(low - room, high + room)
+
+
+def _percent(row: Row) -> float:
+    return 100 * row.share.value
+
+
+def _heading(report: Report) -> str:
+    n = len(report.items)
+    return f"{report.title}, {n} {'item' if n == 1 else 'items'}"
 
 
 def _lines(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:

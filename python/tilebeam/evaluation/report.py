@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilebeam.evaluation import choices
 from tilebeam.evaluation.config import LIKELIHOOD, Setting
-from tilebeam.evaluation.results import PASS, Comparison, Latency, Point, Row
-from tilebeam.evaluation.tasks.base import Task
+from tilebeam.evaluation.estimators import Mean
+from tilebeam.evaluation.results import PASS, Comparison, Latency, Overtaking, Point, Row, overtaking
+from tilebeam.evaluation.tasks import title_of
+from tilebeam.evaluation.tasks.base import Item, Task
 
 _FIGURES = {
     "pass@k": "at least one of k samples is right, mean over all draws of k (Chen et al. 2021)",
@@ -27,7 +29,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class Report:
-    """All figures of an evaluation."""
+    """All figures of an evaluation, of those of its items that are done."""
 
     setting: Setting
     task: Task
@@ -36,18 +38,30 @@ class Report:
     latencies: list[Latency]
     points: list[Point]
     notes: list[str]
+    items: Sequence[Item]
+
+    @property
+    def title(self) -> str:
+        """What people call the task."""
+        return title_of(self.setting.task.spec)
+
+    @property
+    def overtaking(self) -> list[Overtaking]:
+        """Where a search with one model beats one sample of a better one, by device."""
+        return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "task": self.task.name,
-            "items": len(self.task.items),
+            "items": len(self.items),
             "digest": self.setting.digest,
             "setting": self.setting.as_dict(),
             "accuracy": [r.as_dict() for r in self.rows],
             "comparisons": [c.as_dict() for c in self.comparisons],
             "latency": [m.as_dict() for m in self.latencies],
             "points": [p.as_dict() for p in self.points],
+            "overtaking": [o.as_dict() for o in self.overtaking],
             "notes": self.notes,
         } | ({"subjects": self.subjects} if self.setting.likelihood else {})
 
@@ -57,7 +71,7 @@ class Report:
         return [
             {"model": model, "device": device} | entry
             for (model, device), rows in _by_place(self.rows)
-            for entry in choices.by_subject(self.task.items, {r.figure: r.values for r in rows})
+            for entry in choices.by_subject(self.items, {r.figure: r.values for r in rows})
         ]
 
     @property
@@ -69,13 +83,13 @@ class Report:
 def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     """The lines of report.md."""
     s = report.setting
-    yield f"# {report.task.name}"
+    yield f"# {report.title}"
     yield ""
     if s.likelihood:
         yield from _choice_lines(report)
         return
     yield (
-        f"{len(report.task.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
+        f"{len(report.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
         f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
     )
     for (model, device), rows in _by_place(report.rows):
@@ -88,15 +102,18 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     yield "Series in *italics* know the answer: bounds, not methods."
     if report.latencies:
         yield from ("", "## Seconds per prompt", "")
-        yield "One prompt at a time from an empty cache; median (least to most)."
+        yield "One prompt at a time from an empty cache: mean over the prompts (95 % interval)."
         yield ""
         yield from latency_table(report.latencies, s.budgets)
+        yield from ("", "CPU-seconds per prompt, of all CPUs together:", "")
+        yield from latency_table(report.latencies, s.budgets, lambda m: m.cpu_seconds)
     if report.front:
         yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
         yield "| ---: | ---: | --- | --- | --- | ---: |"
         for p in report.front:
             r = p.row
             yield f"| {p.seconds:.3g} | {cell(r)} | {r.model} | {r.device} | {r.series} | {r.budget} |"
+    yield from overtaking_lines(report)
     chosen = [c for c in report.comparisons if c.first.budget == s.n_samples]
     if chosen:
         yield from ("", "## Differences at the greatest budget", "")
@@ -111,7 +128,7 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
 def _choice_lines(report: Report) -> Iterator[str]:
     """The rest of report.md where choices were scored."""
     yield (
-        f"{len(report.task.items)} items, choices scored by their likelihood, setting {report.setting.digest[:12]}. "
+        f"{len(report.items)} items, choices scored by their likelihood, setting {report.setting.digest[:12]}. "
         "Accuracy in percent with Wilson's 95 % interval."
     )
     for (model, device), rows in _by_place(report.rows):
@@ -157,12 +174,35 @@ def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]
         yield f"| {name} | {figure} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
 
 
-def latency_table(measured: Sequence[Latency], budgets: Sequence[int]) -> Iterator[str]:
-    """Seconds by budget, as Markdown."""
+def overtaking_lines(report: Report) -> Iterator[str]:
+    """Where a search with a smaller model beats the better model, in sentences."""
+    for o in report.overtaking:
+        p, single = o.search, o.single
+        yield ""
+        yield (
+            f"On {p.row.device} {name_of(p.row)} is right in {cell(p.row)} % of the items in {p.seconds:.3g} s, one "
+            f"sample of {single.row.model} in {cell(single.row)} % in {single.seconds:.3g} s."
+        )
+
+
+def name_of(row: Row) -> str:
+    """A model, what chooses and out of how many."""
+    if row.series == PASS and row.budget == 1:
+        return f"{row.model}, one sample"
+    return f"{row.model}, {row.series}@{row.budget}"
+
+
+def latency_table(
+    measured: Sequence[Latency],
+    budgets: Sequence[int],
+    cost: Callable[[Latency], Mean] = lambda m: m.seconds,
+) -> Iterator[str]:
+    """A cost by budget, as Markdown."""
     yield "| model | device | series | " + " | ".join(f"{k}" for k in budgets) + " |"
     yield "| --- | --- | --- |" + " ---: |" * len(budgets)
     for (model, device, series), group in _groups(measured, lambda m: (m.model, m.device, m.series)):
-        cells = {m.budget: f"{m.median:.3g} ({m.low:.3g}-{m.high:.3g})" for m in group}
+        costs = {m.budget: cost(m) for m in group}
+        cells = {k: f"{c.value:.3g} ({c.low:.3g}-{c.high:.3g})" for k, c in costs.items()}
         yield f"| {model} | {device} | {series} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
 
 

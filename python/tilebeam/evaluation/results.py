@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics as py_statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -66,10 +66,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one series at one budget, one prompt at a time.
+    """What one series at one budget takes, one prompt at a time.
 
     Attributes:
-        median, mean, low, high: over the prompts; low and high are the extremes.
+        seconds: mean over the prompts, with its 95 % interval; median: of them.
+        cpu_seconds: the same of CPU time.
         prompts: measured.
         tokens: sampled per prompt, in the mean.
     """
@@ -78,16 +79,15 @@ class Latency:
     device: str
     series: str
     budget: int
+    seconds: stats.Mean
     median: float
-    mean: float
-    low: float
-    high: float
+    cpu_seconds: stats.Mean
     prompts: int
     tokens: float
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,13 @@ class Point:
     """A row and what it costs."""
 
     row: Row
-    seconds: float
+    latency: Latency
     on_front: bool
+
+    @property
+    def seconds(self) -> float:
+        """Per prompt, in the mean."""
+        return self.latency.seconds.value
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -125,6 +130,7 @@ class Point:
             "budget": r.budget,
             "accuracy": r.share.value,
             "seconds": self.seconds,
+            "cpu_seconds": self.latency.cpu_seconds.value,
             "front": self.on_front,
         }
 
@@ -271,23 +277,20 @@ def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
 
 def latencies(records: Iterable[Record]) -> list[Latency]:
     """Figures of the timed passes."""
-    runs: dict[tuple[str, str, str, int], list[Record]] = defaultdict(list)
-    for record in records:
-        for run in record["runs"]:
-            runs[run["model"], run["device"], run["series"], run["budget"]].append(run)
+    runs = _grouped(records, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
     found = []
-    for (model, device, series, budget), group in runs.items():
+    for (model, device, series, budget), group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]
+        cpu = [run["cpu_seconds"] for run in group]
         found.append(
             Latency(
                 model,
                 device,
                 series,
                 budget,
+                stats.mean(seconds),
                 py_statistics.median(seconds),
-                py_statistics.fmean(seconds),
-                min(seconds),
-                max(seconds),
+                stats.mean(cpu),
                 len(seconds),
                 py_statistics.fmean(run["tokens"] for run in group),
             )
@@ -296,11 +299,58 @@ def latencies(records: Iterable[Record]) -> list[Latency]:
 
 
 def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
-    """Rows whose latency was measured (median), and which of them nothing beats. Who knows the answer is not on the
-    front. One sample is one point, whatever would choose from it."""
-    seconds = {(m.model, m.device, m.series, m.budget): m.median for m in measured}
-    timed = [r for r in rows if r.main and (r.model, r.device, r.series, r.budget) in seconds]
-    costs = [seconds[r.model, r.device, r.series, r.budget] for r in timed]
+    """Rows whose latency was measured, and which of them nothing beats. Who knows the answer is not on the front. One
+    sample is one point, whatever would choose from it. On a device where a model was only timed it is as right as on
+    the first that it was evaluated on."""
+    own = {(r.model, r.device, r.series, r.budget): r for r in reversed(rows) if r.main}
+    first = {(r.model, r.series, r.budget): r for r in own.values()}
+    timed, costs = [], []
+    for m in measured:
+        row = own.get((m.model, m.device, m.series, m.budget)) or first.get((m.model, m.series, m.budget))
+        if row is not None:
+            timed.append(replace(row, device=m.device))
+            costs.append(m)
     rivals = [i for i, r in enumerate(timed) if not r.oracle]
-    front = {rivals[i] for i in stats.pareto_front([(costs[i], timed[i].share.value) for i in rivals])}
+    front = {rivals[i] for i in stats.pareto_front([(costs[i].seconds.value, timed[i].share.value) for i in rivals])}
     return [Point(row, cost, i in front) for i, (row, cost) in enumerate(zip(timed, costs, strict=True))]
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """A search with one model that is at least as accurate as one sample of a better model, and takes less time.
+
+    Attributes:
+        search: the point; single: the better model's one sample, on the same device.
+    """
+
+    search: Point
+    single: Point
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"search": self.search.as_dict(), "single": self.single.as_dict()}
+
+
+def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
+    """For each device, the most accurate point of another model that overtakes one sample of the best model.
+
+    The best model is the one whose single sample is right most often. Devices where no point does are left out.
+    """
+    found = []
+    for device in dict.fromkeys(p.row.device for p in timed):
+        here = [p for p in timed if p.row.device == device]
+        singles = [p for p in here if p.row.series == PASS and p.row.budget == 1]
+        if not singles:
+            continue
+        best = max(singles, key=lambda p: p.row.share.value)
+        ahead = [
+            p
+            for p in here
+            if p.row.model != best.row.model
+            and not p.row.oracle
+            and p.row.share.value >= best.row.share.value
+            and p.seconds < best.seconds
+        ]
+        if ahead:
+            found.append(Overtaking(max(ahead, key=lambda p: (p.row.share.value, -p.seconds)), best))
+    return found

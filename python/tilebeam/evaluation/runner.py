@@ -1,7 +1,7 @@
 """Runs an evaluation: units that are not in the log yet, then the timed pass, then figures, report and plots.
 
 OUT/log.jsonl       finished units in the order in which they finished; what a later run goes on from
-OUT/latency.jsonl   the timed pass, prompt by prompt
+OUT/latency.jsonl   the timed pass, run by run
 OUT/results.jsonl   every item of every unit, in a fixed order, nothing but what the setting determines
 OUT/report.json, report.md, accuracy.png/.svg, latency.png/.svg
 """
@@ -13,8 +13,10 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -74,7 +76,7 @@ class Watcher:
         """One line worth knowing."""
 
 
-def check(job: Job) -> None:
+def check(job: Job, latency_devices: Sequence[str] = ()) -> None:
     """Raise `TilebeamError` for what cannot work, before anything runs."""
     setting = job.setting
     reward = scoring.reward_name(job.reward)
@@ -84,7 +86,7 @@ def check(job: Job) -> None:
             raise TilebeamError("A reward head without --prm is for one model: give one for each, with --reward-head.")
     for name in setting.scorers:
         scoring.check_scorer(name, reward, unsafe_code=setting.task.unsafe_code)
-    if "cpu" in setting.devices:
+    if "cpu" in {*setting.devices, *latency_devices}:
         models = [*setting.models, *([setting.draft] if setting.draft else [])]
         for path in (*(m.path for m in models), *([job.reward.path] if job.reward and job.reward.path else [])):
             _check_ordinary(path)
@@ -128,6 +130,8 @@ def evaluate(
     task: Task | None = None,
     executor: Executor | None = None,
     latency_items: int = 0,
+    latency_devices: Sequence[str] = (),
+    so_far: bool = False,
     watcher: Watcher | None = None,
     workbench: Callable[[Job, Task, int], Workbench] | None = None,
 ) -> Report:
@@ -139,22 +143,27 @@ def evaluate(
         task: made from the job's options if not given.
         executor: where units are done; None: here.
         latency_items: prompts of the timed pass, 0 for none.
+        latency_devices: where they are timed; none: on the setting's. One that is not the setting's counts with the
+            accuracy of the setting's first.
+        so_far: do no units; report on the items that are done in all that was begun.
         watcher: hears how it goes.
         workbench: makes the workbench from job, task and models to keep open (tests put scripted models there).
 
     Raises:
-        TilebeamError: the setting cannot work, or the folder holds another evaluation.
+        TilebeamError: the setting cannot work, the folder holds another evaluation, or `so_far` finds nothing.
         KeyboardInterrupt: what was finished is kept; the same call goes on from there.
     """
     setting = job.setting
-    check(job)
+    check(job, latency_devices)
     task = task or open_task(setting.task)
     watcher = watcher or Watcher()
     make = workbench or (lambda job, task, keep: Workbench(job, task, keep=keep, notify=watcher.note))
     everything = list(units(setting, len(task.items)))
     with Log(out / "log.jsonl", setting) as log:
         todo = [unit for unit in everything if unit.key not in log.records]
-        if todo:
+        if so_far:
+            everything = _done(everything, log.records)
+        elif todo:
             total, left = (sum(u.last - u.first for u in some) for some in (everything, todo))
             with watcher.phase("evaluate", total, total - left):
                 _work(job, task, todo, executor, make, log, watcher)
@@ -165,7 +174,9 @@ def evaluate(
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
         configurations = [c for c in timed_configurations(setting) if c.series in known]
-        timed = _latency_pass(job, task, out, configurations, min(latency_items, len(task.items)), make, watcher)
+        n_timed = min(latency_items, len(task.items))
+        devices = tuple(latency_devices) or setting.devices
+        timed = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
     report = Report(
         setting,
         task,
@@ -174,9 +185,24 @@ def evaluate(
         measured := results.latencies(timed),
         results.points(rows, measured),
         notes,
+        [item for i, item in enumerate(task.items) if any(u.first <= i < u.last for u in everything)],
     )
     write_report(report, out)
     return report
+
+
+def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Unit]:
+    """The units of all items that are done by every model and method that has begun."""
+
+    def run_of(unit: Unit) -> tuple[object, ...]:
+        return unit.model, unit.device, unit.series, unit.budget, unit.seed
+
+    done = [unit for unit in everything if unit.key in records]
+    begun = {run_of(unit) for unit in done}
+    whole = {first for first, n in Counter(unit.first for unit in done).items() if n == len(begun)}
+    if not whole:
+        raise TilebeamError("No item is done yet by all models and methods that have begun.")
+    return [unit for unit in done if unit.first in whole]
 
 
 def _work(
@@ -243,11 +269,27 @@ def timed_configurations(setting: Setting) -> list[Timed]:
     return found
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One run of the timed pass: a configuration of a model on a device, on one prompt."""
+
+    item: int
+    model: str
+    device: str
+    timed: Timed
+
+    @property
+    def key(self) -> str:
+        """Unique in the log."""
+        return f"latency {self.item}/{self.model}/{self.device}/{self.timed.series}@{self.timed.budget}"
+
+
 def _latency_pass(
     job: Job,
     task: Task,
     out: Path,
     configurations: list[Timed],
+    devices: Sequence[str],
     n_items: int,
     make: Callable[[Job, Task, int], Workbench],
     watcher: Watcher,
@@ -260,46 +302,37 @@ def _latency_pass(
     """
     setting = job.setting
     with Log(out / "latency.jsonl", setting) as log:
-        todo = [i for i in range(n_items) if f"latency {i}" not in log.records]
+        pairs = [(m.name, d) for m in setting.models for d in devices]
+        turns = [Turn(i, *pair, c) for i in range(n_items) for c in configurations for pair in pairs]
+        todo = [turn for turn in turns if turn.key not in log.records]
         if todo:
-            pairs = [(m.name, d) for m in setting.models for d in setting.devices]
-            sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(setting.devices)
+            sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(devices)
             together = sizes * 1.5 < usable_memory()[1] / 2
-            _time_items(job, task, make, pairs, configurations, todo, together, log, watcher)
+            _take_turns(job, task, make, pairs, todo, together, log, watcher)
         return list(log.records.values())
 
 
-def _time_items(
+def _take_turns(
     job: Job,
     task: Task,
     make: Callable[[Job, Task, int], Workbench],
     pairs: list[tuple[str, str]],
-    configurations: list[Timed],
-    todo: list[int],
+    todo: Sequence[Turn],
     together: bool,
     log: Log,
     watcher: Watcher,
 ) -> None:
-    runs: dict[int, list[Record]] = {i: [] for i in todo}
     groups = [pairs] if together else [[pair] for pair in pairs]
-    runs_in_all = len(todo) * len(pairs) * len(configurations)
-    with make(job, task, len(pairs) if together else 1) as bench, watcher.phase("time", runs_in_all, 0):
+    with make(job, task, len(pairs) if together else 1) as bench, watcher.phase("time", len(todo), 0):
         for group in groups:
-            for (model, device), first in itertools.product(
-                group, {c.series: c for c in reversed(configurations)}.values()
-            ):
-                bench.latency(model, device, first, task.items[todo[0]])
-            for i in todo:
-                turns = [(pair, c) for c in configurations for pair in group]
-                random.Random(f"turns {i}").shuffle(turns)
-                for (model, device), c in turns:
+            own = [turn for turn in todo if (turn.model, turn.device) in group]
+            for turn in {(t.model, t.device, t.timed.series): t for t in reversed(own)}.values():
+                bench.latency(turn.model, turn.device, turn.timed, task.items[turn.item])
+            for i, turns in itertools.groupby(own, lambda turn: turn.item):
+                for turn in random.Random(f"turns {i}").sample(mixed := list(turns), len(mixed)):
                     time.sleep(_PAUSE)
-                    run = bench.latency(model, device, c, task.items[i])
-                    runs[i].append({"model": model, "device": device, "series": c.series, "budget": c.budget} | run)
-                    watcher.finished(1, f"{model} {c.series}@{c.budget}")
-                if group is groups[-1]:
-                    log.add({"unit": f"latency {i}", "item": task.items[i].id, "runs": _sorted(runs[i])})
-
-
-def _sorted(runs: list[Record]) -> list[Record]:
-    return sorted(runs, key=lambda r: (r["model"], r["device"], r["series"], r["budget"]))
+                    run = bench.latency(turn.model, turn.device, turn.timed, task.items[i])
+                    record: Record = {"unit": turn.key, "item": task.items[i].id, "model": turn.model}
+                    record |= {"device": turn.device, "series": turn.timed.series, "budget": turn.timed.budget}
+                    log.add(record | run)
+                    watcher.finished(1, f"{turn.model} {turn.timed.series}@{turn.timed.budget}")

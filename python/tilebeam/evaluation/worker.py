@@ -20,6 +20,7 @@ from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.evaluation.tasks.choice import ChoiceTask
 from tilebeam.fingerprint import fingerprint
+from tilebeam.measure.machine import cpu_seconds
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -190,20 +191,22 @@ class Workbench:
         """The real algorithm on one prompt alone, from clean caches, by the clock.
 
         Returns:
-            "tokens" sampled, and "seconds" from prompt to choice.
+            "tokens" sampled, "seconds" from prompt to choice, and "cpu_seconds" that this took on all CPUs.
         """
         lm = self._lm(model, device)
         self._clean(lm, device)
         params = self._sampling(self.setting.seeds[0], item)
         prompt = self._prompt(lm, item)
-        if timed.method is None:
-            began = time.perf_counter()
+        algorithm = None
+        if timed.method is not None:
+            algorithm = self._algorithm(timed.method, timed.scorer, model, device)
+        began, cpu = time.perf_counter(), cpu_seconds()
+        if algorithm is None:
             usage = lm.generate([prompt], replace(params, n=1))[0].usage
         else:
-            algorithm = self._algorithm(timed.method, timed.scorer, model, device)
-            began = time.perf_counter()
             usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
-        return {"seconds": round(time.perf_counter() - began, 6), "tokens": usage.completion_tokens}
+        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+        return {"seconds": round(seconds, 6), "cpu_seconds": round(cpu, 6), "tokens": usage.completion_tokens}
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,39 @@ def cpu_features() -> set[str]:
     return set((_cpuinfo("flags", "Features") or "").split())
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it started: an NPU process, checkers of answers."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + sum(map(_cpu_seconds_of, _children("self")))
+
+
+def _children(pid: str) -> list[str]:
+    """Processes that a process started and that still run; none where the kernel does not tell."""
+    try:
+        return [
+            child
+            for thread in Path(f"/proc/{pid}/task").iterdir()
+            for child in (thread / "children").read_text(encoding="ascii").split()
+        ]
+    except OSError:
+        return []
+
+
+def _cpu_seconds_of(pid: str) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended: its time is in that of its parent's children
+        return 0.0
+    ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime
+    return sum(map(int, ticks)) / _TICKS + sum(map(_cpu_seconds_of, _children(pid)))
+
+
 class OtherLoad:
     """How much of the machine other programs used while a block ran.
 
     Timings of spinning threads, and llama.cpp's CPU backend has them, collapse when others want the same CPUs: a
-    comparison made then says little. A process that this one started and has not waited for counts as another.
+    comparison made then says little. Processes that this one started are no others.
 
     Attributes:
         share: CPU time of others over all CPU time, 0 to 1; set when the block ends, 0 if the kernel does not tell.
@@ -61,9 +89,7 @@ class OtherLoad:
             words = []
         user, nice, system, idle, iowait, irq, softirq, steal = [int(w) / _TICKS for w in words] or [0.0] * 8
         busy = user + nice + system + irq + softirq + steal
-        times = os.times()
-        own = times.user + times.system + times.children_user + times.children_system
-        return own, busy, busy + idle + iowait
+        return cpu_seconds(), busy, busy + idle + iowait
 
 
 def busy_note(share: float) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
@@ -27,32 +28,30 @@ class Kind:
 
     Attributes:
         usage: what --task takes.
-        about: what it is, for help and errors.
+        title: the benchmark's name in reports, "" if each file is another one.
         where: module in this package and class.
     """
 
     usage: str
-    about: str
+    title: str
     where: tuple[str, str]
 
 
 KINDS = {
-    "jsonl": Kind("jsonl:FILE", "own items, one JSON object a line: prompt, answer", ("jsonl", "JsonlTask")),
-    "gsm8k": Kind("gsm8k:FILE", "GSM8K's lines: question, answer ending in #### N", ("gsm8k", "Gsm8kTask")),
-    "humaneval": Kind(
-        "humaneval:FILE", "HumanEval's lines: programs that hidden tests judge", ("humaneval", "HumanEvalTask")
-    ),
-    "math": Kind("math:FILE", "MATH's lines as in PRM800K: problem, solution, answer", ("math", "MathTask")),
-    "mmlu": Kind("mmlu:FILE", "MMLU as JSON lines: question, choices, answer (A to D), subject", ("mmlu", "MmluTask")),
-    "choice": Kind(
-        "choice:FILE",
-        "choices scored by likelihood: question, choices, answer; HellaSwag's or WinoGrande's lines",
-        ("choice", "ChoiceTask"),
-    ),
-    "reasoning-gym": Kind(
-        "reasoning-gym:NAME[?option=value&..]", "a generator of reasoning-gym, frozen by seeds", ("gym", "GymTask")
-    ),
+    "jsonl": Kind("jsonl:FILE", "", ("jsonl", "JsonlTask")),
+    "gsm8k": Kind("gsm8k:FILE", "GSM8K", ("gsm8k", "Gsm8kTask")),
+    "humaneval": Kind("humaneval:FILE", "HumanEval", ("humaneval", "HumanEvalTask")),
+    "math": Kind("math:FILE", "MATH", ("math", "MathTask")),
+    "mmlu": Kind("mmlu:FILE", "MMLU", ("mmlu", "MmluTask")),
+    "choice": Kind("choice:FILE", "", ("choice", "ChoiceTask")),
+    "reasoning-gym": Kind("reasoning-gym:NAME[?option=value&..]", "", ("gym", "GymTask")),
 }
+
+
+def title_of(spec: str) -> str:
+    """What people call the task of --task: the benchmark's name, else the file's or the generator's."""
+    kind, _, rest = spec.partition(":")
+    return KINDS[kind].title or Path(rest.partition("?")[0]).stem
 
 
 def open_task(options: TaskOptions) -> Task:
