@@ -20,7 +20,7 @@ if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd6
     )
 
 from tilebeam._version import __version__
-from tilebeam.errors import NpuError, PlacementWarning, SearchCancelled, TilebeamError
+from tilebeam.errors import NpuError, PlacementWarning, SearchCancelled, StateWarning, TilebeamError
 
 if TYPE_CHECKING:
     from tilebeam.answers.extract import after, boxed, choice, last_number, regex
@@ -132,6 +132,7 @@ __all__ = [
     "SearchCancelled",
     "SearchResult",
     "SelfConsistency",
+    "StateWarning",
     "StepResult",
     "StepScorer",
     "Stream",

@@ -16,5 +16,9 @@ class PlacementWarning(UserWarning):
     """A model, or some matrices of it, runs on the CPU: says how much of it, why, and what to do."""
 
 
+class StateWarning(UserWarning):
+    """A file of saved KV cells cannot be used: says which and why."""
+
+
 class SearchCancelled(TilebeamError):
     """A progress hook returned False, or something else aborted the search's requests."""

@@ -30,6 +30,7 @@ from tilebeam.server.settings import Settings
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
+    from tilebeam.server.main import States
     from tilebeam.server.model_host import Loaded
     from tilebeam.server.models import Entry
 
@@ -93,6 +94,20 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 0.0,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="Folder that keeps KV cells of finished requests while the server is down or a model is unloaded.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    state_limit: Annotated[
+        str,
+        typer.Option(
+            "--state-limit", help="Size of its files; those used longest ago are deleted.", rich_help_panel="Model"
+        ),
+    ] = "4GiB",
     max_waiting: Annotated[
         int,
         typer.Option("--max-queue", min=0, help="Samples that may wait for a slot; then 429.", rich_help_panel=_LIMITS),
@@ -191,6 +206,7 @@ def serve(
         )
     searches = SearchPool(max_searches)
     load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
+    states = _states(state_dir, state_limit, cache_prompt)
     own = {"lora": adapters, **speculation.arguments()}
     models = _named(model, alias)
     if len(models) > 1:
@@ -198,7 +214,7 @@ def serve(
 
     def entry(names: tuple[str, ...], path: str) -> Entry:
         stop, questions = unescaped(step_stop), searches.questions
-        make = process.loader(path, load, spec, stop, questions, own=own, cache_prompt=cache_prompt)
+        make = process.loader(path, load, spec, stop, questions, own=own, cache_prompt=cache_prompt, states=states)
         return Entry(names, parallel, make)
 
     entries = [entry(*named) for named in models]
@@ -233,6 +249,27 @@ def _check_several(paths: Sequence[str], own: Mapping[str, Any]) -> None:
                 pass
         except (GGUFError, OSError) as error:
             raise TilebeamError(f"{path} cannot be served: {error}") from None
+
+
+def _states(folder: Path | None, limit: str, cache_prompt: bool) -> States | None:
+    """Where KV cells outlast the server.
+
+    Raises:
+        TilebeamError: they cannot.
+    """
+    from tilebeam.engine.state_folder import state_folder
+    from tilebeam.model.load_options import parse_limits
+    from tilebeam.server.main import States
+
+    if folder is None:
+        return None
+    if not cache_prompt:
+        raise TilebeamError("--state-dir keeps what --no-cache-prompt does not keep: leave out one of them.")
+    try:
+        (size,) = parse_limits(limit)
+    except TilebeamError:
+        raise TilebeamError(f'--state-limit must be bytes, or a size such as "2GiB", not {limit!r}.') from None
+    return States(state_folder(folder), size)
 
 
 def _say_ready(entries: Sequence[Entry], loaded: Loaded | None, url: str) -> None:

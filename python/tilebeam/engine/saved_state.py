@@ -99,6 +99,25 @@ class SavedState:
         return cls(Origin(**about), tokens, data[start + 4 * n_tokens : end])
 
 
+def tokens_in(path: str | os.PathLike[str]) -> list[int]:
+    """The tokens that a file says it holds, without its cells being read.
+
+    Raises:
+        TilebeamError: it is missing, no such file, or its beginning is damaged.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = np.frombuffer(file.read(_HEAD.size + _LONGEST_DESCRIPTION), np.uint8)
+            about = _description(head, path)
+            file.seek(_HEAD.size + about["length"])
+            data = file.read(min(4 * about["tokens"], os.fstat(file.fileno()).st_size))
+    except OSError as error:
+        raise TilebeamError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if len(data) != 4 * about["tokens"]:
+        raise TilebeamError(f"{path} is damaged: it ends within its tokens.")
+    return [int(token) for token in np.frombuffer(data, np.int32)]
+
+
 def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the file says of itself, and the length of that."""
     head = data[: _HEAD.size].tobytes()

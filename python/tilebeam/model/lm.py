@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ from tilebeam.engine.draft_model import DraftModel
 from tilebeam.engine.observer import Observer
 from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
-from tilebeam.errors import TilebeamError
+from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
+from tilebeam.errors import StateWarning, TilebeamError
 from tilebeam.fingerprint import fingerprint
 from tilebeam.gguf import GGUFError, open_gguf
 from tilebeam.model.core import Prompt
 from tilebeam.model.embeddings import Embeddings
 from tilebeam.model.generating import Generating
 from tilebeam.model.reads import Reads
+from tilebeam.native.releases import installed
 
 
 class LM(Generating, Reads, Embeddings):
@@ -113,6 +116,59 @@ class LM(Generating, Reads, Embeddings):
             self._keep_for_good()
         return len(state.tokens)
 
+    def save_prefixes(
+        self, folder: str | os.PathLike[str], *, limit: int = STATE_LIMIT, skipped: Callable[[str], None] | None = None
+    ) -> int:
+        """Write the KV cells of the texts that `keep_prefixes` has kept so far to a folder, for `load_prefixes`.
+
+        Texts that are there already are not written again. Models may share a folder.
+
+        Args:
+            folder: made if it is missing.
+            limit: bytes of all files in the folder; those used longest ago are deleted.
+            skipped: told of files that cannot be used; None: a `StateWarning` for each.
+
+        Returns:
+            How many texts are in the folder then, of those that were kept.
+
+        Raises:
+            TilebeamError: a file cannot be written; all others stay.
+        """
+        states = self._states(folder, skipped)
+        with self._reading():
+            texts = worth_saving(self._engine.kv)
+            return states.write([(t.tokens, partial(self._context.save_sequence, t.id)) for t in texts], limit)
+
+    def load_prefixes(self, folder: str | os.PathLike[str], *, skipped: Callable[[str], None] | None = None) -> int:
+        """Put the texts that `save_prefixes` wrote into the cache, those used last, as many as there is room for; see
+        `load_state`. Files of other models are left alone; those that are damaged are skipped.
+
+        Args:
+            folder: made if it is missing.
+            skipped: told of files that cannot be used; None: a `StateWarning` for each.
+
+        Returns:
+            How many tokens were loaded.
+
+        Raises:
+            TilebeamError: the folder cannot be made.
+        """
+        self.check_generates()
+        states, kv, loaded = self._states(folder, skipped), self._engine.kv, 0
+        with self.keep_prefixes():
+            with self._reading():
+                for state in states.read(kv.free, kv.free_ids):
+                    try:
+                        kv.retire(put_cells(self._context, kv, state))
+                        loaded += len(state.tokens)
+                    except TilebeamError as error:
+                        (skipped or _warn_skipped)(str(error))
+            self._keep_for_good()
+        return loaded
+
+    def _states(self, folder: str | os.PathLike[str], skipped: Callable[[str], None] | None) -> StateFolder:
+        return StateFolder(folder, self._origin, installed(), skipped or _warn_skipped)
+
     @cached_property
     def _origin(self) -> Origin:
         info = self.info
@@ -164,3 +220,7 @@ class LM(Generating, Reads, Embeddings):
         """Tell an observer of all phases of the engine's work from now on; None: of none any more. A model has one
         observer at a time."""
         self._engine.observe(observer)
+
+
+def _warn_skipped(reason: str) -> None:
+    warnings.warn(reason, StateWarning, stacklevel=5)

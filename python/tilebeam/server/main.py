@@ -8,7 +8,8 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,11 @@ from tilebeam.server.searches import Questions, SearchPool
 from tilebeam.server.settings import Settings
 
 if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
     from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_model import RewardModel
+
+log = logging.getLogger("tilebeam.server")
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
@@ -81,6 +85,37 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._models.drain(seconds))
 
 
+@dataclass(frozen=True)
+class States:
+    """Where KV cells outlast models: they are written when a model is closed, and read when it is loaded.
+
+    Attributes:
+        folder: theirs.
+        limit: bytes of its files.
+    """
+
+    folder: Path
+    limit: int
+
+    def load(self, lm: LM) -> None:
+        """Read what there is room for. What cannot be read is logged."""
+        try:
+            tokens = lm.load_prefixes(self.folder, skipped=log.warning)
+            log.info("%d tokens read from %s", tokens, self.folder)
+        except (TilebeamError, OSError) as error:
+            log.warning("no saved state: %s", error)
+
+    def save(self, lm: LM) -> None:
+        """Write what is kept, if the model is sound. What cannot be written is logged."""
+        if lm.failure is not None:
+            return
+        try:
+            count = lm.save_prefixes(self.folder, limit=self.limit, skipped=log.warning)
+            log.info("%d texts saved in %s", count, self.folder)
+        except (TilebeamError, OSError) as error:
+            log.warning("the state was not saved: %s", error)
+
+
 def loader(
     model: str,
     load: dict[str, Any],
@@ -90,6 +125,7 @@ def loader(
     *,
     own: Mapping[str, Any] | None = None,
     cache_prompt: bool = True,
+    states: States | None = None,
 ) -> Callable[[], Loaded]:
     """What loads the model and its reward model, again and again.
 
@@ -102,6 +138,7 @@ def loader(
         own: arguments for the model alone: its adapters, its draft model.
         cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
             conversation's next turn.
+        states: where they outlast the model, None: nowhere.
     """
 
     def make() -> Loaded:
@@ -109,6 +146,9 @@ def loader(
             lm = stack.enter_context(load_model(model, **(own or {}), **load))
             if cache_prompt and lm.info.generates:
                 stack.enter_context(lm.keep_prefixes())
+                if states is not None:
+                    states.load(lm)
+                    stack.callback(states.save, lm)
             scorer: RewardModel | OwnReward | None = None
             if reward is not None:
                 scorer = reward.open(lm, step_stop=step_stop, question=questions, **load)
@@ -165,10 +205,10 @@ def serve(
     check_names([entry.names for entry in entries])
     listener = listen(settings.host, settings.port)  # before the model is loaded, which takes longer
     with listener:
+        _log_to_stderr(verbose)
         loaded = entries[0].load() if len(entries) == 1 else None
         if loaded is not None:
             entries = [replace(entries[0], loaded=loaded)]
-        _log_to_stderr(verbose)
         app = create_app(Models(entries, settings, searches, rates_steps=rates_steps))
         listener.listen(_BACKLOG)  # before `ready`: who is told the URL may ask at once
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
@@ -179,7 +219,6 @@ def serve(
 
 
 def _log_to_stderr(verbose: bool) -> None:
-    log = logging.getLogger("tilebeam.server")
     log.setLevel(logging.INFO if verbose else logging.WARNING)
     if not log.handlers:
         handler = logging.StreamHandler()

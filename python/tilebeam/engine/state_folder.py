@@ -1,0 +1,167 @@
+"""A folder with the KV cells of many texts, which outlive the process that read them.
+
+Each text is a file of its own (see saved_state.py), named by what made its cells and by its tokens: models share a
+folder, a text that is there already is not written again, and a writer that is killed leaves all others as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
+from tilebeam.engine.saved_state import Origin, SavedState, tokens_in
+from tilebeam.errors import TilebeamError
+
+# Bytes of a folder's files where nothing else is said.
+STATE_LIMIT = 4 << 30
+# Texts with fewer tokens that no other text has are read anew as fast.
+LEAST = 32
+_TICK = 10_000_000  # nanoseconds that every file system tells apart
+_NAME = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}\.state")
+_PART = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{16}\.state\.[0-9a-f]{8}\.part")
+_PART_SECONDS = 3600  # then nobody writes it any more
+
+
+class StateFolder:
+    """The texts of one model in a folder.
+
+    Args:
+        path: the folder, made if it is missing.
+        origin: what makes cells.
+        release: of llama.cpp, whose bytes of a sequence another one may read wrongly.
+        skipped: told of files that cannot be used, and why.
+
+    Raises:
+        TilebeamError: it cannot be made or written to.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], origin: Origin, release: str, skipped: Callable[[str], None]
+    ) -> None:
+        self.path = state_folder(path)
+        self._origin = origin
+        self._made_by = _digest(json.dumps(asdict(origin) | {"release": release}).encode())
+        self._skipped = skipped
+
+    def write(self, texts: list[tuple[list[int], Callable[[], npt.NDArray[np.uint8]]]], limit: int) -> int:
+        """Write texts, and delete the oldest files of the folder beyond a limit.
+
+        Args:
+            texts: tokens and what gives their cells; the most recently used first.
+            limit: bytes of all files.
+
+        Returns:
+            How many of the texts are in the folder then.
+
+        Raises:
+            TilebeamError: a file cannot be written.
+        """
+        now, room, kept = time.time_ns(), limit, set[Path]()
+        for i, (tokens, cells) in enumerate(texts):
+            path = self._file(tokens)
+            if not path.exists():
+                state = SavedState(self._origin, np.asarray(tokens, np.int32), cells())
+                if state.tokens.nbytes + state.cells.nbytes > room:
+                    continue
+                state.write(path)
+            os.utime(path, ns=(now - i * _TICK, now - i * _TICK))
+            room -= path.stat().st_size
+            kept.add(path)
+        self._tidy([tokens for tokens, _ in texts], kept, limit)
+        return sum(path.exists() for path in kept)
+
+    def _tidy(self, texts: list[list[int]], kept: set[Path], limit: int) -> None:
+        """Delete what is contained in other texts, or too much."""
+        for path, tokens in self._own():
+            if path not in kept and any(common_prefix(tokens, text) == len(tokens) for text in texts):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process tidies up
+            files = [(path.stat(), path) for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
+            total = sum(about.st_size for about, _ in files)
+            for about, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
+                if total > limit:
+                    path.unlink(missing_ok=True)
+                    total -= about.st_size
+            for path in self.path.iterdir():
+                if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > _PART_SECONDS:
+                    path.unlink(missing_ok=True)
+
+    def read(self, tokens: int, texts: int) -> Iterator[SavedState]:
+        """The texts used last, as many as there is room for, the one used last in the end.
+
+        Args:
+            tokens, texts: room.
+        """
+        chosen: list[Path] = []
+        for path, ids in self._own():
+            if len(ids) <= tokens and len(chosen) < texts:
+                chosen.append(path)
+                tokens -= len(ids)
+        for path in reversed(chosen):
+            try:
+                state = SavedState.read(path)
+                if state.origin != self._origin or path != self._file(state.tokens.tolist()):
+                    raise TilebeamError(f"{path} holds another text or another model's.")
+            except TilebeamError as error:
+                self._skipped(str(error))
+                continue
+            yield state
+
+    def _own(self) -> Iterator[tuple[Path, list[int]]]:
+        """This model's files with their tokens, the one used last first."""
+        found = []
+        for path in self.path.iterdir():
+            if (name := _NAME.fullmatch(path.name)) and name[1] == self._made_by:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(found, reverse=True):
+            try:
+                tokens = tokens_in(path)
+            except TilebeamError as error:
+                self._skipped(str(error))
+                continue
+            yield path, tokens
+
+    def _file(self, tokens: list[int]) -> Path:
+        return self.path / f"{self._made_by}-{_digest(np.asarray(tokens, np.int32).tobytes())}.state"
+
+
+def state_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder for saved texts, made if it is missing: for this user only, as it tells what was asked.
+
+    Raises:
+        TilebeamError: it cannot be made or written to.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TilebeamError(f"{path} cannot be made a folder: {error.strerror or error}.") from None
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise TilebeamError(f"{path} is a folder that cannot be written to.")
+    return folder
+
+
+def worth_saving(kv: PrefixCache) -> list[Sequence]:
+    """Of the texts that are kept those of which another one does not hold nearly all; the most recently used first."""
+    chosen: list[Sequence] = []
+    for seq in sorted(kv.cached, key=len, reverse=True):
+        shared = max((kv.forkable(len(c), common_prefix(c.tokens, seq.tokens)) for c in chosen), default=0)
+        if len(seq) - min(shared, len(seq)) >= LEAST:
+            chosen.append(seq)
+    return [seq for seq in reversed(kv.cached) if seq in chosen]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
