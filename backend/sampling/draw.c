@@ -133,13 +133,6 @@ static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chai
     return by_links(c, chain, logits, allowed, drawn);
 }
 
-static bool allows(const struct tb_draw_context * c, void * grammar, int32_t token) {
-    struct tb_candidate one = {token, 1, 0};
-    struct tb_candidates single = {&one, 1, -1, false};
-    c->apply(grammar, &single);
-    return one.logit != -INFINITY;
-}
-
 // What a chain draws when its grammar has refused the token drawn without it.
 static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits) {
     const float * x = chain->own ? adjusted(c, chain, logits) : logits;
@@ -147,8 +140,9 @@ static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * ch
     if (chain->own && top_k > 0) {
         // As many of the likeliest as the chain keeps may already be among these few.
         const int32_t found = tb_top(x, c->n_vocab, TB_DRAW_TOP_MAX, c->candidates);
-        struct tb_candidates few = {c->candidates, (size_t)found, -1, true};
-        c->apply(chain->grammar, &few);
+        if (!tb_grammar_apply(chain->grammar, c->candidates, found)) {
+            return TB_DRAW_COMPLEX;
+        }
         int32_t left = 0;
         for (int32_t i = 0; i < found && left < top_k; ++i) {
             if (c->candidates[i].logit != -INFINITY) {
@@ -159,8 +153,10 @@ static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * ch
             return c->candidates[tb_chain_among(chain, c->candidates, left)].id;
         }
     }
-    struct tb_candidates candidates = all(c, logits, NULL);
-    c->apply(chain->grammar, &candidates);
+    all(c, logits, NULL);
+    if (!tb_grammar_apply(chain->grammar, c->candidates, c->n_vocab)) {
+        return TB_DRAW_COMPLEX;
+    }
     for (int32_t i = 0; i < c->n_vocab; ++i) {
         c->adjusted[i] = c->candidates[i].logit == -INFINITY ? -INFINITY : x[i];
     }
@@ -177,9 +173,14 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, con
         return;
     }
     row->token = by_chain(c, chain, logits, NULL, &sum);
-    if (row->token >= 0 && chain->grammar != NULL && !allows(c, chain->grammar, row->token)) {
-        sum = 0;
-        row->token = by_grammar(c, chain, logits);
+    if (row->token >= 0 && chain->grammar != NULL) {
+        struct tb_candidate drawn = {row->token, 0, 0};
+        if (!tb_grammar_apply(chain->grammar, &drawn, 1)) {
+            row->token = TB_DRAW_COMPLEX;
+        } else if (drawn.logit == -INFINITY) {
+            sum = 0;
+            row->token = by_grammar(c, chain, logits);
+        }
     }
     if (row->token < 0) {
         return;
@@ -189,8 +190,9 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, con
         row->token = TB_DRAW_DAMAGED;
         return;
     }
-    if (chain->grammar != NULL) {
-        c->accept(chain->grammar, row->token);
+    if (chain->grammar != NULL && !tb_grammar_accept(chain->grammar, row->token)) {
+        row->token = TB_DRAW_COMPLEX;
+        return;
     }
     if (chain->penalties != NULL) {
         c->accept(chain->penalties, row->token);

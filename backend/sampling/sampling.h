@@ -13,6 +13,9 @@
 // is so what it is if everything that the grammar refuses is taken away first; but top-k, top-p and min-p cut before
 // the grammar does, in the first draw. llama.cpp's common_sampler_sample works alike.
 //
+// Grammars are matched here, too (grammar.c): of two ways through a grammar that have met only one is followed on, and
+// each token has an allowance of steps, so that no grammar keeps those waiting who decode in the same batch.
+//
 // This library is built without llama.cpp: its functions come as pointers, some of its structs are mirrored.
 #ifndef TILEBEAM_SAMPLING_H
 #define TILEBEAM_SAMPLING_H
@@ -47,15 +50,45 @@ enum {
     TB_DRAW_TOP_MAX = 256, // of more likeliest tokens the whole vocabulary is sorted, by llama.cpp
     TB_DRAW_NOTHING = -1,  // the chain forbids every token
     TB_DRAW_DAMAGED = -2,  // the logits are not numbers
+    TB_DRAW_COMPLEX = -4,  // the grammar took more steps than it may
     TB_RANDOM_STATE = 624,
 };
 
+// What the tokens of a vocabulary add to a text.
+struct tb_pieces {
+    int32_t n_vocab;
+    const uint8_t * bytes;
+    const uint32_t * starts; // n_vocab + 1: where in `bytes` each begins
+    const uint8_t * ends;    // n_vocab: the token ends the text
+};
+
+// A grammar as lists: rules have alternatives, these have elements, one behind the other.
+enum tb_grammar_kind {
+    TB_GRAMMAR_END,       // of an alternative
+    TB_GRAMMAR_SET,       // a character of a set
+    TB_GRAMMAR_RULE,      // another rule
+    TB_GRAMMAR_TOKEN,     // one token
+    TB_GRAMMAR_NOT_TOKEN, // any other one
+};
+struct tb_grammar_element {
+    int32_t kind;  // enum tb_grammar_kind
+    int32_t value; // which set, rule or token
+};
+struct tb_grammar_rules {
+    const struct tb_grammar_element * elements;
+    const int32_t * alternatives; // where in `elements` each begins
+    const int32_t * rules;        // where in `alternatives` each begins, and their end; the first rule is the root
+    const uint32_t * ranges;      // pairs of code points, the first and the last, in ascending order
+    const int32_t * sets;         // which pair of `ranges` each begins with, and their end
+};
+struct tb_grammar; // and where in it one sequence is
+
 // How one sequence draws. Filled in by the caller, then tb_chain_seed.
 struct tb_chain {
-    void * links;     // llama_sampler chain of everything but the grammar
-    void * grammar;   // llama_sampler, or NULL
-    void * penalties; // of the links, or NULL
-    void * draw;      // of the links the one that draws by chance, NULL if the likeliest is taken
+    void * links;                // llama_sampler chain of everything but the grammar
+    struct tb_grammar * grammar; // or NULL
+    void * penalties;            // of the links, or NULL
+    void * draw;                 // of the links the one that draws by chance, NULL if the likeliest is taken
     const struct tb_bias * biases;
     int32_t n_biases;
     bool own; // drawn here; else the links draw
@@ -87,7 +120,7 @@ struct tb_draw_row {
     int32_t entry; // of the batch, with logits
     int32_t wants_norm;
     // Out.
-    int32_t token; // or TB_DRAW_NOTHING, TB_DRAW_DAMAGED; only a token has been accepted by the chain
+    int32_t token; // or TB_DRAW_NOTHING, _DAMAGED, _COMPLEX; only a token has been accepted by the chain
     float logit;   // of the token, as the model computed it
     double norm;   // logarithm of the sum of exp(logit) over the vocabulary, if wanted
 };
@@ -101,6 +134,24 @@ void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * r
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at
 // most TB_DRAW_TOP_MAX. How many there are: k, unless fewer are numbers.
 int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top);
+
+// The beginning of a grammar; both tables must outlive it. NULL: no memory, or it takes too many steps to begin.
+struct tb_grammar * tb_grammar_new(const struct tb_grammar_rules * rules, const struct tb_pieces * pieces);
+void tb_grammar_free(struct tb_grammar * grammar);
+
+// Set the logits of candidates that may not come next to -INFINITY. False: it would take more steps than this token
+// may take; from then on always.
+bool tb_grammar_apply(struct tb_grammar * grammar, struct tb_candidate * candidates, int32_t n);
+
+// Go on behind a token. False: it may not come next, or as tb_grammar_apply.
+bool tb_grammar_accept(struct tb_grammar * grammar, int32_t token);
+
+// The pieces of a vocabulary, read by llama.cpp's functions. With `bytes` NULL only `starts` and `ends` are written:
+// the last of `starts` says how many bytes there are.
+void tb_read_pieces(const void * vocab, int32_t n_vocab,
+                    int32_t (*to_piece)(const void *, int32_t, char *, int32_t, int32_t, bool), // llama_token_to_piece
+                    bool (*is_end)(const void *, int32_t),                                      // llama_vocab_is_eog
+                    uint8_t * bytes, uint32_t * starts, uint8_t * ends);
 // cffi: end
 
 #ifdef __cplusplus

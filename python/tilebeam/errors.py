@@ -12,6 +12,10 @@ class NpuError(TilebeamError):
     """The NPU failed, died or did not answer in time. The model that was loaded on it is lost; load it again."""
 
 
+class GrammarTooComplexError(TilebeamError):
+    """A text can be read in so many ways under its grammar that looking for its next token takes too long."""
+
+
 class PlacementWarning(UserWarning):
     """A model, or some matrices of it, runs on the CPU: says how much of it, why, and what to do."""
 

@@ -20,9 +20,10 @@ from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import HiddenStates
 from tilebeam.engine.kv_cache import Limits, PrefixCache
+from tilebeam.engine.matcher import too_complex
 from tilebeam.engine.observer import Observer, observed
 from tilebeam.engine.request import Request, Sample
-from tilebeam.engine.sampler import BAD_LOGITS, BatchSampler, Sampler, SampleRows
+from tilebeam.engine.sampler import BAD_LOGITS, TOO_COMPLEX, BatchSampler, Sampler, SampleRows
 from tilebeam.engine.scheduler import Plan, Scheduler
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.native.llama import Context
@@ -316,7 +317,7 @@ class Engine:
         if token < 0:
             if token == BAD_LOGITS:
                 raise TilebeamError("The model computed logits that are not numbers: its weights are damaged.")
-            self._no_token(sample)
+            self._no_token(sample, token == TOO_COMPLEX)
             return
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
@@ -360,8 +361,13 @@ class Engine:
         sample.detokenized += len(tokens)
         return sample.detokenizer.feed(b"".join(map(self.vocab.piece, tokens)))
 
-    def _no_token(self, sample: Sample) -> None:
-        """Grammar and logit_bias forbid every token."""
+    def _no_token(self, sample: Sample, complex: bool) -> None:
+        """Grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which they allow."""
+        if complex:
+            what = f"Sample {sample.index}: after {len(sample.tokens)} tokens the text"
+            sample.request.error = too_complex(what)
+            self.cancel(sample.request)
+            return
         if sample.request.params.grammar is not None and self.vocab.eos < 0:
             # The text is complete, or will never be; without an end-of-text token that looks alike.
             self._finish(sample, "stop", pending=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.kv_cache import Sequence
+from tilebeam.engine.matcher import is_known
 from tilebeam.engine.sampler import Sampler
 from tilebeam.errors import TilebeamError
 from tilebeam.grammars.constraint import grammar_of
@@ -15,9 +16,6 @@ from tilebeam.native.llama import Context, Vocab, check_tokens
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.text_state import TextState
-
-# Grammars that a vocabulary remembers as fine; each may have 64 KiB.
-_MOST_GRAMMARS = 64
 
 
 @dataclass(eq=False)
@@ -167,14 +165,10 @@ def _with_checked_grammar(params: SamplingParams, vocab: Vocab) -> SamplingParam
     Raises:
         TilebeamError: there is no such grammar, or a bias is wrong.
     """
-    fine = vocab.fine_grammars
-    if params.constrained and params.grammar not in fine:
+    known = params.grammar is not None and is_known(params.grammar, vocab)
+    if params.constrained and not known:
         params = replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
-    known = params.grammar is None or params.grammar in fine
-    if not known or params.logit_bias:
+        known = params.grammar is not None and is_known(params.grammar, vocab)
+    if (params.constrained and not known) or params.logit_bias:
         Sampler(replace(params, grammar=None) if known else params, 0, vocab).close()
-    if not known and params.grammar is not None:
-        if len(fine) >= _MOST_GRAMMARS:
-            fine.clear()
-        fine.add(params.grammar)
     return params

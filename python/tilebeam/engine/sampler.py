@@ -7,7 +7,6 @@ chain; backend/sampling/sampling.h tells which chains it draws.
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,18 +15,17 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.matcher import Matcher
 from tilebeam.errors import TilebeamError
-from tilebeam.native.llama import Context, Vocab, log_router
+from tilebeam.native.llama import Context, Vocab
 from tilebeam.native.sampling import ffi, lib
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOP: int = lib.TB_DRAW_TOP_MAX
 NO_TOKEN: int = lib.TB_DRAW_NOTHING  # the sampler forbids every token
 BAD_LOGITS: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
+TOO_COMPLEX: int = lib.TB_DRAW_COMPLEX  # the grammar took more steps than it may
 
-# Of GBNF: what holds no rules (strings, character classes, comments), and repetitions with both bounds.
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-_REPETITION = re.compile(r"\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 # Penalties look at so many of the last tokens one by one; for more, llama.cpp goes through the vocabulary.
 _MOST_RECENT = 1024
 
@@ -66,12 +64,12 @@ class Sampler:
         self.pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         self.state = ffi.new("struct tb_chain *")
         self._kept: list[Any] = []  # what the struct points to
-        self._grammar: Any = None
+        self._grammar: Matcher | None = None
         try:
             if params.logit_bias:
                 self._add_bias(params.logit_bias, vocab)
             if params.grammar is not None:
-                self._grammar = _grammar(params.grammar, vocab)
+                self._grammar = Matcher(params.grammar, vocab)
         except TilebeamError:
             self.close()
             raise
@@ -92,7 +90,8 @@ class Sampler:
             self._add(draw)
             lib.tb_chain_seed(self.state, seed)
         state = self.state
-        state.links, state.grammar = _pointer(self.pointer), _pointer(self._grammar)
+        state.links = _pointer(self.pointer)
+        state.grammar = self._grammar.pointer if self._grammar is not None else ffi.NULL
         state.top_k, state.top_p, state.min_p = params.top_k, params.top_p, params.min_p
         state.temperature = params.temperature
         state.own = self._known(params, vocab) and (params.temperature == 0 or same_random_numbers())
@@ -148,7 +147,7 @@ class Sampler:
             C.llama_sampler_free(self.pointer)
             self.pointer = None
         if self._grammar is not None:
-            C.llama_sampler_free(self._grammar)
+            self._grammar.close()
             self._grammar = None
 
 
@@ -170,7 +169,7 @@ class SampleRows:
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """A view of what was drawn: int32 [rows], a token, `NO_TOKEN` or `BAD_LOGITS`."""
+        """A view of what was drawn: int32 [rows], a token, `NO_TOKEN`, `BAD_LOGITS` or `TOO_COMPLEX`."""
         return self._tokens
 
     @property
@@ -215,21 +214,9 @@ class BatchSampler:
         return order.tolist(), logits[order].tolist()
 
 
-def _grammar(grammar: str, vocab: Vocab) -> Any:
-    for least, most in _REPETITION.findall(_LITERAL.sub("", grammar)):
-        if int(most) < int(least):  # llama.cpp would go on repeating for ever
-            raise TilebeamError(f"Invalid grammar: {{{least},{most}}} asks for at least {least} and at most {most}.")
-    with log_router().capture() as log:
-        link = C.llama_sampler_init_grammar(vocab.pointer, grammar.encode("utf-8", "surrogatepass"), b"root")
-    if not link:
-        reason = " ".join("".join(text for _, text in log).split()) or "llama.cpp gave no reason"
-        raise TilebeamError(f"Invalid grammar: {reason}")
-    return link
-
-
 def _pointer(sampler: Any) -> Any:
-    """A llama_sampler, as cffi's void *; NULL for None."""
-    return ffi.cast("void *", ctypes.cast(sampler, ctypes.c_void_p).value or 0) if sampler else ffi.NULL
+    """A llama_sampler, as cffi's void *."""
+    return ffi.cast("void *", address_of(sampler))
 
 
 def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:

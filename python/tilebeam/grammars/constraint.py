@@ -1,6 +1,6 @@
 """What a text has to look like, as a grammar: GBNF, a JSON schema or a regular expression.
 
-All of them have limits: llama.cpp's parser recurses, and texts may come from clients.
+All of them have limits: parsers recurse, and texts may come from clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_DEPTH = 64
 
 
 class GrammarError(TilebeamError):
-    """A grammar that is not handed to llama.cpp's parser.
+    """What no grammar can be made of, or one beyond the limits.
 
     Attributes:
         what: is wrong with it.

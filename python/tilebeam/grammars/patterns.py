@@ -17,7 +17,7 @@ from tilebeam.grammars.gbnf import MAX_LENGTH, either, in_class, literal, repeat
 _LAST = sys.maxunicode
 _MAX_DEPTH = 16
 _MAX_REPEAT = 1000
-# Parts next to each other that may be empty: llama.cpp follows a text through all of them at once.
+# Parts next to each other that may be empty: the matcher follows a text through all of them at once.
 _MAX_EMPTY = 64
 
 # Any character of a string's JSON text. No halves of surrogate pairs: each stands for one character.

@@ -125,7 +125,6 @@ class Vocab:
             C.llama_vocab_fim_suf(pointer),
             C.llama_vocab_fim_mid(pointer),
         )
-        self.fine_grammars: set[str] = set()  # that llama.cpp could parse for this vocabulary
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._going: set[int] = set()  # known not to end

@@ -16,7 +16,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
@@ -243,6 +243,8 @@ class Service:
                 return await work(loaded)
             except NpuError as error:
                 raise unavailable(str(error), code="npu_failed", retry_after=2) from error
+            except GrammarTooComplexError as error:
+                raise bad_request(str(error), code="grammar_too_complex") from error
             except TilebeamError as error:
                 if loaded.failure is not None:
                     raise unavailable(str(error), code="model_failed", retry_after=2) from error
@@ -287,6 +289,8 @@ class Service:
 
         try:
             return await asyncio.to_thread(prepare)
+        except GrammarTooComplexError:
+            raise
         except TilebeamError as error:
             if lm.failure is not None:
                 raise
@@ -440,13 +444,17 @@ class EventStream(Response):
             writer = Writer(plan, plan.style(lm), service.metrics, self._began)
 
             text = await asyncio.to_thread(writer.opening, echoes)
+            stopped = False
             async for deltas in merged(streams):
-                if any(delta.finish_reason == "aborted" for _, delta in deltas):
-                    raise unavailable("The model was stopped.", code="aborted", retry_after=2)
+                stopped = stopped or any(delta.finish_reason == "aborted" for _, delta in deltas)
+                if stopped:
+                    continue  # the reason, if there is one, comes behind
                 text += b"".join([writer.delta(i, delta) for i, delta in deltas])
                 if text:
                     await self._put(text, send)
                 text = b""
+            if stopped:
+                raise unavailable("The model was stopped.", code="aborted", retry_after=2)
             outputs = [stream.output for stream in streams]
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]

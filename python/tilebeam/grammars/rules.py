@@ -1,0 +1,407 @@
+"""GBNF, the syntax of llama.cpp's grammars, read into the flat lists that the matcher of backend/sampling goes through.
+
+Rules that are named twice are what the second one says. What is repeated becomes a rule of its own, of which each
+repetition holds one element, so that large numbers stay small.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+MAX_ELEMENTS = 1 << 18
+MAX_REPEAT = 1 << 16
+
+_LAST = sys.maxunicode
+_NAME = re.compile(r"[a-zA-Z0-9-]+")
+_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_LINE_END = re.compile(r"\r\n|\r|\n|$")
+_PLAIN = re.compile(r'[^"\\]+')
+_BOUNDS = re.compile(r"\{[ \t]*(\d{1,18})[ \t]*(?:(,)[ \t]*(\d{1,18})?[ \t]*)?\}")
+_TOKEN = re.compile(r"(!?)(<\[(\d{1,9})\]>|<[^>]*>)")
+_ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+Range = tuple[int, int]
+# A token's name in a grammar, such as "<think>", to its id; None: it is not one token.
+TokenNames = Callable[[str], int | None]
+
+
+class RulesError(ValueError):
+    """A text that is no grammar, or one that cannot be matched."""
+
+
+class Kind(IntEnum):
+    """What an element of an alternative is; the numbers are those of enum tb_grammar_kind."""
+
+    END = 0
+    SET = 1
+    RULE = 2
+    TOKEN = 3
+    NOT_TOKEN = 4
+
+
+Element = tuple[Kind, int]
+Alternative = list[Element]
+
+
+@dataclass
+class Rules:
+    """A grammar.
+
+    Attributes:
+        bodies: alternatives of each rule; the first rule is the root. Each element says its kind and which set, rule or
+            token it is.
+        sets: of characters, as ranges of code points in ascending order.
+    """
+
+    bodies: list[list[Alternative]] = field(default_factory=list)
+    sets: list[tuple[Range, ...]] = field(default_factory=list)
+
+
+def read_rules(text: str, token_of: TokenNames = lambda _: None) -> Rules:
+    """Read a grammar.
+
+    Args:
+        text: GBNF; parentheses are nested no deeper than Python recurses.
+        token_of: knows the tokens of the vocabulary by name.
+
+    Raises:
+        RulesError: what is wrong with it.
+    """
+    rules = _Reader(text, token_of).read()
+    _refuse_left_recursion(rules)
+    return rules
+
+
+class _Reader:
+    """Reads one grammar."""
+
+    def __init__(self, text: str, token_of: TokenNames) -> None:
+        self._text = text
+        self._token_of = token_of
+        self._at = 0
+        self._elements = 0
+        self._ids: dict[str, int] = {"root": 0}
+        self._bodies: list[list[Alternative] | None] = [None]
+        self._sets: dict[tuple[Range, ...], int] = {}
+
+    def read(self) -> Rules:
+        self._skip(lines=True)
+        while self._at < len(self._text):
+            self._rule()
+        missing = [name for name, id in self._ids.items() if self._bodies[id] is None]
+        if missing:
+            raise RulesError(f"there is no rule {missing[0]!r}")
+        return Rules([body for body in self._bodies if body is not None], list(self._sets))
+
+    # --- syntax -----------------------------------------------------------------------------------------------------
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self, lines: bool) -> None:
+        found = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+
+    def _expected(self, what: str) -> RulesError:
+        line = self._text.count("\n", 0, self._at) + 1
+        rest = self._text[self._at : self._at + 20]
+        return RulesError(f"{what} expected in line {line}, " + (f"before {rest!r}" if rest else "where it ends"))
+
+    def _rule(self) -> None:
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            raise self._expected("the name of a rule")
+        self._at = name.end()
+        self._skip(lines=False)
+        if not self._text.startswith("::=", self._at):
+            raise self._expected("::=")
+        self._at += 3
+        self._skip(lines=True)
+        body = self._alternatives(nested=False)
+        end = _LINE_END.match(self._text, self._at)
+        if end is None:
+            raise self._expected("the end of the rule")
+        self._at = end.end()
+        self._skip(lines=True)
+        self._bodies[self._id(name[0])] = body
+
+    def _alternatives(self, nested: bool) -> list[Alternative]:
+        found = [self._sequence(nested)]
+        while self._peek() == "|":
+            self._at += 1
+            self._skip(lines=True)
+            found.append(self._sequence(nested))
+        return found
+
+    def _sequence(self, nested: bool) -> Alternative:
+        found: Alternative = []
+        while (item := self._item()) is not None:
+            self._skip(lines=nested)
+            while (bounds := self._repetition()) is not None:
+                self._skip(lines=nested)
+                item = self._repeated(item, *bounds)
+            self._count(len(item))
+            found += item
+        return found
+
+    def _item(self) -> Alternative | None:
+        """What comes next, None: the sequence ends."""
+        char = self._peek()
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return [(Kind.SET, self._set(self._class()))]
+        if char == ".":
+            self._at += 1
+            return [(Kind.SET, self._set(_complement([])))]
+        if char == "(":
+            return self._group()
+        if char and char in "<!":
+            return [self._token()]
+        if char and char in "*+?{":
+            raise self._expected("something to repeat")
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            return None
+        self._at = name.end()
+        return [(Kind.RULE, self._id(name[0]))]
+
+    def _group(self) -> Alternative:
+        self._at += 1
+        self._skip(lines=True)
+        body = self._alternatives(nested=True)
+        if self._peek() != ")":
+            raise self._expected(")")
+        self._at += 1
+        return body[0] if len(body) == 1 else [self._new_rule(body)]
+
+    def _literal(self) -> Alternative:
+        self._at += 1
+        found: Alternative = []
+        while self._peek() != '"':
+            plain = _PLAIN.match(self._text, self._at)
+            chars = plain[0] if plain else self._char()
+            self._at = plain.end() if plain else self._at
+            found += [(Kind.SET, self._set(((ord(c), ord(c)),))) for c in chars]
+        self._at += 1
+        return found
+
+    def _class(self) -> Sequence[Range]:
+        self._at += 1
+        negated = self._peek() == "^"
+        self._at += negated
+        ranges = []
+        while self._peek() != "]":
+            low = high = self._char()
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] != "]":
+                self._at += 1
+                high = self._char()
+            ranges.append((ord(low), ord(high)))
+        self._at += 1
+        return _complement(ranges) if negated else _union(ranges)
+
+    def _char(self) -> str:
+        char = self._peek()
+        if not char:
+            raise self._expected("the end of a text or class")
+        self._at += 1
+        if char != "\\":
+            return char
+        kind = self._peek()
+        width = _DIGITS.get(kind)
+        if width is None:
+            if kind not in _ESCAPED:
+                self._at -= 1
+                raise self._expected("another character than this escape")
+            self._at += 1
+            return _ESCAPED[kind]
+        digits = self._text[self._at + 1 : self._at + 1 + width]
+        if not re.fullmatch(f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > _LAST:
+            raise self._expected(f"a character of {width} hexadecimal digits")
+        self._at += 1 + width
+        return chr(int(digits, 16))
+
+    def _token(self) -> Element:
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise self._expected("a token, as <NAME> or <[NUMBER]>,")
+        token = int(found[3]) if found[3] else self._token_of(found[2])
+        if token is None:
+            raise RulesError(f"{found[2]} is not one token of this model")
+        self._at = found.end()
+        return (Kind.NOT_TOKEN if found[1] else Kind.TOKEN), token
+
+    def _repetition(self) -> tuple[int, int | None] | None:
+        """Least and most times; most None: any number."""
+        simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        char = self._peek()
+        if char in simple:
+            self._at += 1
+            return simple[char]
+        if char != "{":
+            return None
+        found = _BOUNDS.match(self._text, self._at)
+        if found is None:
+            raise self._expected("a repetition, as {2}, {2,} or {2,5},")
+        self._at = found.end()
+        least = int(found[1])
+        most = int(found[3]) if found[3] else None if found[2] else least
+        if most is not None and most < least:
+            raise RulesError(f"{found[0]} asks for at least {least} and at most {most}")
+        if max(least, most or 0) > MAX_REPEAT:
+            raise RulesError(f"{found[0]} repeats more than {MAX_REPEAT} times")
+        return least, most
+
+    # --- what is made of it ------------------------------------------------------------------------------------------
+
+    def _count(self, elements: int) -> None:
+        self._elements += elements
+        if self._elements > MAX_ELEMENTS:
+            raise RulesError(f"it is too large: with its repetitions more than {MAX_ELEMENTS} elements")
+
+    def _id(self, name: str) -> int:
+        if name not in self._ids:
+            self._ids[name] = len(self._bodies)
+            self._bodies.append(None)
+        return self._ids[name]
+
+    def _new_rule(self, body: list[Alternative]) -> Element:
+        self._bodies.append(body)
+        self._count(2 * len(body))
+        return Kind.RULE, len(self._bodies) - 1
+
+    def _set(self, ranges: Sequence[Range]) -> int:
+        return self._sets.setdefault(tuple(ranges), len(self._sets))
+
+    def _repeated(self, item: Alternative, least: int, most: int | None) -> Alternative:
+        if not item or most == 0:
+            return []
+        self._count(least + (2 if most is None else 3 * (most - least)))
+        one = item[0] if len(item) == 1 else self._new_rule([item])
+        rest: Alternative = []
+        if most is None:
+            rest = [self._new_rule([[one], []])]
+            self._bodies[rest[0][1]] = [[one, rest[0]], []]
+        for _ in range(0 if most is None else most - least):
+            rest = [self._new_rule([[one, *rest], []])]
+        return [one] * least + rest
+
+
+def _union(ranges: Sequence[Range]) -> list[Range]:
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if low > high:
+            continue
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _complement(ranges: Sequence[Range]) -> list[Range]:
+    """All other characters: a text has no NUL and no halves of surrogate pairs."""
+    found, start = [], 0
+    for low, high in _union([*ranges, (0, 0), (0xD800, 0xDFFF)]):
+        if low > start:
+            found.append((start, low - 1))
+        start = high + 1
+    return [*found, (start, _LAST)] if start <= _LAST else found
+
+
+# --- left recursion ---------------------------------------------------------------------------------------------------
+
+
+def _refuse_left_recursion(rules: Rules) -> None:
+    """A rule that begins with itself and goes on behind that makes stacks without end.
+
+    Raises:
+        RulesError: there is one.
+    """
+    edges = _first_rules(rules)
+    group = _groups([[rule for rule, _ in found] for found in edges])
+    for rule, found in enumerate(edges):
+        if any(more and group[rule] == group[first] for first, more in found):
+            raise RulesError("it is left-recursive: a rule begins with itself, directly or through other rules")
+
+
+def _first_rules(rules: Rules) -> list[list[tuple[int, bool]]]:
+    """For each rule those that its texts may begin with, and whether more follows them in their alternative."""
+    empty = _may_be_empty(rules)
+    found: list[list[tuple[int, bool]]] = []
+    for body in rules.bodies:
+        firsts = []
+        for alternative in body:
+            for at, (kind, value) in enumerate(alternative):
+                if kind is not Kind.RULE:
+                    break
+                firsts.append((value, at + 1 < len(alternative)))
+                if not empty[value]:
+                    break
+        found.append(firsts)
+    return found
+
+
+def _may_be_empty(rules: Rules) -> list[bool]:
+    """For each rule, whether the empty text is one of its texts."""
+    empty = [False] * len(rules.bodies)
+    alternatives = [(rule, alternative) for rule, body in enumerate(rules.bodies) for alternative in body]
+    missing = [len(alternative) for _, alternative in alternatives]  # elements that may not be empty, as far as known
+    uses: list[list[int]] = [[] for _ in rules.bodies]
+    for at, (_, alternative) in enumerate(alternatives):
+        for kind, value in alternative:
+            if kind is Kind.RULE:
+                uses[value].append(at)
+    todo = [rule for rule, alternative in alternatives if not alternative]
+    while todo:
+        rule = todo.pop()
+        if empty[rule]:
+            continue
+        empty[rule] = True
+        for at in uses[rule]:
+            missing[at] -= 1
+            if missing[at] == 0:
+                todo.append(alternatives[at][0])
+    return empty
+
+
+def _groups(edges: Sequence[Sequence[int]]) -> list[int]:
+    """For each node of a graph the number of its strongly connected component (Tarjan's algorithm, without recursion).
+
+    Args:
+        edges: of each node, where they lead.
+    """
+    order: dict[int, int] = {}
+    low = [0] * len(edges)
+    group = [-1] * len(edges)
+    open_nodes: list[int] = []
+    for start in range(len(edges)):
+        walk: list[tuple[int, Iterator[int]]] = []
+        if start not in order:
+            order[start] = low[start] = len(order)
+            open_nodes.append(start)
+            walk.append((start, iter(edges[start])))
+        while walk:
+            node, rest = walk[-1]
+            following = next(rest, None)
+            if following is None:
+                walk.pop()
+                if walk:
+                    low[walk[-1][0]] = min(low[walk[-1][0]], low[node])
+                if low[node] == order[node]:
+                    while group[node] < 0:
+                        group[open_nodes.pop()] = node
+            elif following not in order:
+                order[following] = low[following] = len(order)
+                open_nodes.append(following)
+                walk.append((following, iter(edges[following])))
+            elif group[following] < 0:
+                low[node] = min(low[node], order[following])
+    return group

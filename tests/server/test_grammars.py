@@ -1,0 +1,51 @@
+"""Grammars of clients: large ones hold texts to them, and those that can be read in too many ways end their own request
+and nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tilebeam import LM
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from grammars_kit import GOOD, HOSTILE_AT_ONCE, HOSTILE_SOON  # noqa: E402
+from server_kit import LONG, PROMPT, Running, idle, until  # noqa: E402
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_grammars_are_answered(client: Any, name: str) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=24, seed=2, extra_body={"grammar": GOOD[name]}
+    )
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.choices[0].text
+
+
+@pytest.mark.parametrize("grammar", [*HOSTILE_AT_ONCE.values(), *HOSTILE_SOON.values()])
+def test_others_go_on_while_a_grammar_explodes(server: Running, client: Any, grammar: str) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "extra_body": {"grammar": grammar}}
+    with client.completions.create(**LONG, stream=True) as other:
+        next(iter(other))
+        with pytest.raises(openai.BadRequestError, match="can be read in too many ways") as caught:
+            client.completions.create(**ask)
+        assert caught.value.code == "grammar_too_complex"
+        with pytest.raises(openai.APIError, match="can be read in too many ways"):
+            list(client.completions.create(**ask, stream=True))
+        assert next(iter(other)).choices
+    until(lambda: idle(server))
+
+
+def test_a_grammar_of_hundreds_of_optional_parts(client: Any, lm: LM) -> None:
+    """Each may be left out: one text, but for a matcher that follows them apart more ways than it can count."""
+    grammar = "root ::= " + " ".join(f'"{c}"?' for c in "ab" * 200) + ' "."'
+    ends: Any = {str(t): -100 for t in range(lm.n_vocab) if b"." in lm.piece(t)}
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=30, logit_bias=ends, extra_body={"grammar": grammar, "top_k": 0}
+    )
+    text = answer.choices[0].text
+    assert len(text) >= 30
+    assert set(text) <= set("ab")
