@@ -7,6 +7,7 @@
 #   make lint              ruff, mypy, clang-format, compiler warnings as errors
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
+#   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
 #   make wheel             dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
@@ -46,7 +47,7 @@ quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick test-versions lint format wheel bench real clean check setup extras
+.PHONY: help demo test test-quick test-versions test-replicas lint format wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -139,6 +140,12 @@ test-quick: $(VENV)/.tilebeam
 test-versions: $(VENV)/.tilebeam
 	@echo "== tests with every release of llama-cpp-python (an hour on 2 CPUs)"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/releases/run.py $(VERSIONS_ARGS)
+
+test-replicas: $(VENV)/.tilebeam
+	@echo "== installing Ray Serve"
+	@$(call quietly,$(PIP) install $(call extra,replicas))
+	@echo "== several replicas behind one address"
+	@$(BIN)/pytest tests/server/test_replicas.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"

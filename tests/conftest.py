@@ -40,6 +40,7 @@ QUICK = (
     "project/test_rooms.py",
     "search/test_algorithms.py",
     "search/test_methods.py",
+    "server/test_placement.py",
     "session/test_session.py",
 )
 _HERE = Path(__file__).parent

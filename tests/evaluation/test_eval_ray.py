@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import process_kit
 import pytest
+import ray_kit
 from tilebeam.evaluation.log import timeless
 
 from bench.lib import synth
@@ -26,7 +23,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install tilebeam[ray])"
 )
 
-TOKEN = secrets.token_hex(32)  # of the test's own cluster
 ROOT = Path(__file__).resolve().parents[2]
 # Leaves a file for every process that judged, and dies once where a file asks for it.
 CHECKS = """
@@ -45,42 +41,13 @@ def right(item, text):
 def step(prompt, text):
     return sum(map(ord, text)) % 11 / 10
 """
-CLUSTER = """
-import ray, sys
-ray.init(
-    num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, _temp_dir=sys.argv[1],
-    log_to_driver=False, logging_level="error",
-)
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-"""
-
-
-def environment() -> dict[str, str]:
-    return process_kit.environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a Ray of two CPUs, in a process of its own."""
-    folder = tempfile.mkdtemp(prefix="tb", dir="/tmp")  # Ray's sockets need a short path
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    try:
-        address = process.stdout.readline().strip()
-        if not address:
-            pytest.skip(f"Ray does not start here: {process.communicate()[1][-300:]}")
+    """Its address."""
+    with ray_kit.cluster() as address:
         yield address
-    finally:
-        process.communicate("", timeout=120)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +82,7 @@ def evaluate(world: Path, name: str, *more: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         cwd=world,
-        env=environment(),
+        env=ray_kit.environment(),
         timeout=150,
     )
 

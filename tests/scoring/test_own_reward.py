@@ -284,13 +284,13 @@ def test_from_the_shell(path: Path, lm: LM, tmp_path: Path) -> None:
 def test_behind_the_server(path: Path, lm: LM, tmp_path: Path) -> None:
     """Requests that search with the reward model get the head."""
     pytest.importorskip("fastapi")
-    from tilebeam.server.main import loader
     from tilebeam.server.requests import Search
     from tilebeam.server.searches import Questions, algorithm_of
+    from tilebeam.server.served_model import ServedModel
 
     save_head(tmp_path / "h.gguf", head_of(lm))
     load = {"device": "cpu", "threads": 1, "n_ctx": 1024, "n_seq_max": 4}
-    loaded = loader(str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP, Questions())()
+    loaded = ServedModel(("m",), str(path), load, RewardSpec(None, head=tmp_path / "h.gguf"), STEP).open(Questions())
     with loaded.resources:
         asked = Search(method="beam", scorer="reward", budget=4, beam_width=2, max_steps=2, step_stop=STEP)
         [result] = algorithm_of(asked, loaded.scorer).run(loaded.lm, [PROMPT], 4, sampling=PARAMS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,18 +23,20 @@ from tilebeam.cli.options import (
 )
 from tilebeam.cli.reward_options import STEP_STOP_TEXT, RewardModelOptions, StepStop
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import LoadOptions
+from tilebeam.model.load_options import LoadOptions, default_threads
+from tilebeam.ray_cluster import package
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.settings import Settings
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
-    from tilebeam.server.main import States
     from tilebeam.server.model_host import Loaded
-    from tilebeam.server.models import Entry
+    from tilebeam.server.models import Models
+    from tilebeam.server.served_model import ServedModel, States
 
 _LIMITS = "Queue and limits"
 _ACCESS = "Who may ask"
+_CLUSTER = "Several machines"
 _KEY_VARIABLE = "TILEBEAM_API_KEY"
 _CTX_SIZE = 8192  # conversations of several clients share the cells: more than for one program's own calls
 
@@ -160,6 +161,18 @@ def serve(
     drawing: TokenOptions,
     reward_model: RewardModelOptions,
     step_stop: StepStop = STEP_STOP_TEXT,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            help="Serve from processes on the Ray cluster at this address; auto: the one this machine is in.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, help="Processes on it, each with the models.", rich_help_panel=_CLUSTER),
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request.")] = False,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, with searches as an extension.
@@ -176,9 +189,8 @@ def serve(
     check_packages()
     from tilebeam.native.chat_template import check_template
     from tilebeam.server import main as process
-    from tilebeam.server.models import Entry
-    from tilebeam.server.searches import SearchPool
     from tilebeam.server.security import is_loopback
+    from tilebeam.server.served_model import ServedModel
 
     spec = reward_model.read()
     arguments, adapters = run.arguments(), lora.adapters()
@@ -204,23 +216,37 @@ def serve(
         console.err().print(
             f"warning: anyone who can reach {host} can send requests: no --api-key is set", style="yellow"
         )
-    searches = SearchPool(max_searches)
     load = arguments | {"n_ctx": ctx_size, "n_seq_max": parallel, "n_batch": max(batch_size, parallel)}
     states = _states(state_dir, state_limit, cache_prompt)
     own = {"lora": adapters, **speculation.arguments()}
     models = _named(model, alias)
     if len(models) > 1:
         _check_several([path for _, path in models], own)
+    stop = unescaped(step_stop)
+    served = [ServedModel(names, path, load, spec, stop, own, cache_prompt, states) for names, path in models]
+    if ray is not None:
+        _serve_on_cluster(ray, served, settings, replicas or 1)
+        return
+    if replicas is not None:
+        raise TilebeamError("--replicas are processes on a Ray cluster: give its address with --ray.")
+    process.serve(served, settings, ready=_say_ready, verbose=verbose)
 
-    def entry(names: tuple[str, ...], path: str) -> Entry:
-        stop, questions = unescaped(step_stop), searches.questions
-        make = process.loader(path, load, spec, stop, questions, own=own, cache_prompt=cache_prompt, states=states)
-        return Entry(names, parallel, make)
 
-    entries = [entry(*named) for named in models]
-    rates_steps = spec is not None and not spec.outcome
-    ready = partial(_say_ready, entries)
-    process.serve(entries, settings, searches, rates_steps=rates_steps, ready=ready, verbose=verbose)
+def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Settings, replicas: int) -> None:
+    if settings.port == 0:
+        raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
+    package("ray.serve", "--ray", "replicas")
+    from tilebeam.server.ray_serve import Size, serve_replicas
+
+    load = served[0].load
+    size = Size(replicas, cpus=load["threads"] or default_threads(), slots=load["n_seq_max"], cells=load["n_ctx"])
+
+    def ready(url: str) -> None:
+        names = ", ".join(one.names[0] for one in served)
+        console.err().print(f"replicas: {replicas}; models: {names}", style="dim", highlight=False)
+        console.err().print(f"listening on {url}", highlight=False)
+
+    serve_replicas(served, settings, size, address, ready=ready)
 
 
 def _named(given: Sequence[str], alias: str | None) -> list[tuple[tuple[str, ...], str]]:
@@ -259,7 +285,7 @@ def _states(folder: Path | None, limit: str, cache_prompt: bool) -> States | Non
     """
     from tilebeam.engine.state_folder import state_folder
     from tilebeam.model.load_options import parse_limits
-    from tilebeam.server.main import States
+    from tilebeam.server.served_model import States
 
     if folder is None:
         return None
@@ -272,10 +298,10 @@ def _states(folder: Path | None, limit: str, cache_prompt: bool) -> States | Non
     return States(state_folder(folder), size)
 
 
-def _say_ready(entries: Sequence[Entry], loaded: Loaded | None, url: str) -> None:
+def _say_ready(models: Models, loaded: Loaded | None, url: str) -> None:
     err = console.err()
     if loaded is None:
-        names = ", ".join(entry.names[0] for entry in entries)
+        names = ", ".join(service.name for service in models.services)
         err.print(f"models: {names}; each is loaded when it is asked for", style="dim", highlight=False)
     else:
         err.print(console.about(loaded.lm), style="dim", highlight=False)

@@ -9,46 +9,24 @@ must be installed there.
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.config import Unit
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.worker import Job, Workbench
+from tilebeam.ray_cluster import Place, connect, last_line, package
 
 _ATTEMPTS = 3  # of a unit whose worker died
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the driver runs, so that workers find what it finds.
-
-    Attributes:
-        folder: relative paths start here.
-        path: its module search path.
-    """
-
-    folder: str
-    path: tuple[str, ...]
-
-    @staticmethod
-    def here() -> Place:
-        """This process's."""
-        return Place(os.getcwd(), tuple(os.path.abspath(p) for p in sys.path))
 
 
 class Worker:
     """Does units in a process of the cluster."""
 
     def __init__(self, job: Job, place: Place) -> None:
-        os.chdir(place.folder)
-        sys.path += [p for p in place.path if p not in sys.path]
+        place.enter()
         self._bench = Workbench(job)
 
     def run(self, unit: Unit) -> Record:
@@ -69,11 +47,7 @@ class RayExecutor:
     """
 
     def __init__(self, address: str = "auto", workers: int | None = None) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise TilebeamError("--ray needs Ray: pip install tilebeam[ray].") from None
-        self._ray: Any = ray
+        self._ray: Any = package("ray", "--ray", "ray")
         self._address = address
         self._workers = workers
 
@@ -85,25 +59,12 @@ class RayExecutor:
         """
         ours = not self._ray.is_initialized()
         if ours:
-            self._connect()
+            connect(self._ray, self._address)
         try:
             yield from self._spread(job, todo)
         finally:
             if ours:
                 self._ray.shutdown()
-
-    def _connect(self) -> None:
-        address = self._address
-        try:
-            host, colon, port = address.rpartition(":")
-            if colon and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), timeout=10).close()
-            self._ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (OSError, ValueError) as error:
-            raise TilebeamError(
-                f"No connection to a Ray cluster at {address}: {error}. Start one with `ray start --head`; one that "
-                "wants a token needs RAY_AUTH_MODE=token here, too."
-            ) from None
 
     def _spread(self, job: Job, todo: Sequence[Unit]) -> Iterator[tuple[Unit, Record]]:
         ray = self._ray
@@ -131,7 +92,7 @@ class RayExecutor:
                     raise TilebeamError(f"{unit.key}: {cause}") from error
                 except ray.exceptions.RayActorError as error:
                     if isinstance(error, ray.exceptions.ActorDiedError) and "creation task" in str(error):
-                        raise TilebeamError(f"A worker could not start: {_last_line(error)}") from error
+                        raise TilebeamError(f"A worker could not start: {last_line(error)}") from error
                     failures[unit.key] += 1
                     if failures[unit.key] == _ATTEMPTS:
                         raise TilebeamError(f"{unit.key}: its worker died {_ATTEMPTS} times: {error}") from error
@@ -145,7 +106,3 @@ class RayExecutor:
         finally:
             for worker in workers:
                 ray.kill(worker)
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]

@@ -10,6 +10,13 @@ Requests of all clients that ask for a model share its batches:
     response_requests, response_answers               /v1/responses, which is a chat in another form
     tokens, embeddings, scores, pages                 routes of their own
     security, metrics, settings, main                 keys and limits, Prometheus, options, the process
+    served_model                                      what is loaded: the model and its reward model
+
+Several processes behind one address (the extra `replicas`):
+
+    ray_serve        runs both on Ray Serve           -> ingress, replica
+    ingress          from a request to a replica      -> placement (which one)
+    replica          the application, with a model of its own
 
 This module imports none of the packages of the extra.
 """

@@ -30,6 +30,7 @@ from tilebeam.server.response_answers import add_response_routes
 from tilebeam.server.responses import dumped_in_parts
 from tilebeam.server.scores import add_score_routes
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
+from tilebeam.server.settings import Settings
 from tilebeam.server.tokens import add_token_routes
 
 log = logging.getLogger("tilebeam.server")
@@ -40,7 +41,6 @@ _CLIENT_CLOSED_REQUEST = 499
 
 def create_app(models: Models) -> FastAPI:
     """An ASGI application that serves models; it frees them when it ends."""
-    settings = models.settings
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -59,7 +59,14 @@ def create_app(models: Models) -> FastAPI:
     add_embedding_routes(app, models)
     add_score_routes(app, models)
     add_page_routes(app, models)
-    _error_handlers(app)
+    add_error_handlers(app)
+    add_access_rules(app, models.settings)
+    app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
+    return app
+
+
+def add_access_rules(app: FastAPI, settings: Settings) -> None:
+    """Have an application answer only who may ask, and take no more than it should."""
     keys = ApiKeys(settings.api_keys)
     names_allowed = bool(keys) or not is_loopback(settings.host)
     # The last one added is the first to see a request.
@@ -68,8 +75,6 @@ def create_app(models: Models) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]
-    return app
 
 
 def _routes(app: FastAPI, models: Models) -> None:
@@ -117,7 +122,9 @@ async def _as_response(answer: Response | dict[str, Any]) -> Response:
     return Response(await asyncio.to_thread(dumped_in_parts, answer), media_type="application/json")
 
 
-def _error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
+    """Have an application put all errors as OpenAI puts them."""
+
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
         return error.response()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,6 +32,8 @@ _RESTARTS = 3
 _RESTART_WINDOW = 600.0
 # Pauses before the first, second .. attempt to load, seconds.
 _PAUSES = (0.0, 2.0, 10.0)
+# How long the event loop's thread may keep Python to itself while the decoding thread waits for it.
+_SWITCH_SECONDS = 0.0005
 
 
 @dataclass
@@ -291,3 +294,9 @@ def _looked_at(task: asyncio.Task[None]) -> None:
     """Nobody may wait for its failure any more; the log has it."""
     if not task.cancelled() and not isinstance(task.exception(), ApiError | None):
         log.error("loading failed", exc_info=task.exception())
+
+
+def decoding_first() -> None:
+    """Have this process's event loop give way to the thread that decodes, which needs Python for a moment between two
+    batches."""
+    sys.setswitchinterval(_SWITCH_SECONDS)

@@ -22,7 +22,7 @@ from tilebeam.server.errors import ApiError
 _BODY_SECONDS = 30.0
 _SLOWEST_BODY = 64 << 10  # bytes a second
 # Requests at the same time: those that wait hold their bodies.
-_MOST_REQUESTS = 1024
+MOST_REQUESTS = 1024
 # Answers whether the server runs, which load balancers ask without a key.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 # A page that a browser loads before anybody can give it a key. It holds nothing but the form.
@@ -125,7 +125,7 @@ class Guard:
                 return ApiError(401, "This server needs an API key: Authorization: Bearer KEY.", code="missing_api_key")
             if not self._keys.fits(key):
                 return ApiError(401, "Invalid API key.", code="invalid_api_key")
-        if self._inside >= _MOST_REQUESTS and path not in PUBLIC_PATHS:
+        if self._inside >= MOST_REQUESTS and path not in PUBLIC_PATHS:
             return ApiError(
                 429, f"{self._inside} requests are in progress. Try again later.", code="queue_full", retry_after=5
             )

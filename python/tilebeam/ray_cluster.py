@@ -1,0 +1,83 @@
+"""A Ray cluster (the extras `ray` and `replicas`): how a program gets to it, and what its processes there need to know.
+
+This module imports Ray only when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from tilebeam.errors import TilebeamError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the driver runs, so that its processes on other machines find what it finds.
+
+    Attributes:
+        folder: relative paths start here.
+        path: its module search path.
+    """
+
+    folder: str
+    path: tuple[str, ...]
+
+    @staticmethod
+    def here() -> Place:
+        """This process's."""
+        return Place(os.getcwd(), tuple(os.path.abspath(p) for p in sys.path))
+
+    def enter(self) -> None:
+        """Make it this process's place."""
+        os.chdir(self.folder)
+        sys.path += [p for p in self.path if p not in sys.path]
+
+
+def package(name: str, option: str, extra: str) -> Any:
+    """Ray, or a part of it.
+
+    Args:
+        name: "ray" or "ray.serve".
+        option: of the command that needs it.
+        extra: of Tilebeam that brings it.
+
+    Raises:
+        TilebeamError: it is missing.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise TilebeamError(
+            f"{option} needs {'Ray' if name == 'ray' else 'Ray Serve'} ({error}): pip install 'tilebeam[{extra}]'."
+        ) from None
+
+
+def connect(ray: Any, address: str) -> None:
+    """Connect this process to a cluster.
+
+    Args:
+        ray: the package.
+        address: of the cluster; "auto": the one that this machine belongs to.
+
+    Raises:
+        TilebeamError: there is none.
+    """
+    try:
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, ValueError) as error:
+        raise TilebeamError(
+            f"No connection to a Ray cluster at {address}: {error}. Start one with `ray start --head`; one that wants "
+            "a token needs RAY_AUTH_MODE=token here, too."
+        ) from None
+
+
+def last_line(error: BaseException) -> str:
+    """Of an error that Ray tells with the other process's traceback, what went wrong."""
+    return str(error).strip().splitlines()[-1]

@@ -1,0 +1,121 @@
+"""What is served: model files, their reward model, where their KV cells outlast them, and how all of it is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilebeam.errors import TilebeamError
+from tilebeam.model.loader import load
+from tilebeam.scoring.load_reward import RewardSpec
+from tilebeam.server.model_host import Loaded
+from tilebeam.server.models import Entry, Models, check_names
+from tilebeam.server.searches import Questions, SearchPool
+from tilebeam.server.settings import Settings
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
+    from tilebeam.scoring.own_reward import OwnReward
+    from tilebeam.scoring.reward_model import RewardModel
+
+log = logging.getLogger("tilebeam.server")
+
+
+@dataclass(frozen=True)
+class States:
+    """Where KV cells outlast models: they are written when a model is closed, and read when it is loaded.
+
+    Attributes:
+        folder: theirs.
+        limit: bytes of its files.
+    """
+
+    folder: Path
+    limit: int
+
+    def load(self, lm: LM) -> None:
+        """Read what there is room for. What cannot be read is logged."""
+        try:
+            tokens = lm.load_prefixes(self.folder, skipped=log.warning)
+            log.info("%d tokens read from %s", tokens, self.folder)
+        except (TilebeamError, OSError) as error:
+            log.warning("no saved state: %s", error)
+
+    def save(self, lm: LM) -> None:
+        """Write what is kept, if the model is sound. What cannot be written is logged."""
+        if lm.failure is not None:
+            return
+        try:
+            count = lm.save_prefixes(self.folder, limit=self.limit, skipped=log.warning)
+            log.info("%d texts saved in %s", count, self.folder)
+        except (TilebeamError, OSError) as error:
+            log.warning("the state was not saved: %s", error)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model and its reward model, to be loaded again and again, in any process.
+
+    Attributes:
+        names: what it may be called in requests; the first is its name in answers.
+        path: the model's file.
+        load: further arguments of `tilebeam.load`, for both.
+        reward: the reward model, None for none.
+        step_stop: what ends a step of the texts that it rates.
+        own: arguments for the model alone: its adapters, its draft model.
+        cache_prompt: KV cells of finished requests stay while there is room, for those that begin alike: a
+            conversation's next turn.
+        states: where they outlast the model, None: nowhere.
+    """
+
+    names: tuple[str, ...]
+    path: str
+    load: Mapping[str, Any]
+    reward: RewardSpec | None
+    step_stop: str
+    own: Mapping[str, Any] = field(default_factory=dict)
+    cache_prompt: bool = True
+    states: States | None = None
+
+    def open(self, questions: Questions) -> Loaded:
+        """Load them.
+
+        Args:
+            questions: of searches' prompts.
+
+        Raises:
+            TilebeamError: one of them cannot be loaded.
+        """
+        with ExitStack() as stack:
+            lm = stack.enter_context(load(self.path, **self.own, **self.load))
+            if self.cache_prompt and lm.info.generates:
+                stack.enter_context(lm.keep_prefixes())
+                if self.states is not None:
+                    self.states.load(lm)
+                    stack.callback(self.states.save, lm)
+            scorer: RewardModel | OwnReward | None = None
+            if self.reward is not None:
+                scorer = self.reward.open(lm, step_stop=self.step_stop, question=questions, **self.load)
+                stack.callback(scorer.close)
+            return Loaded(lm, scorer, stack.pop_all())
+
+
+def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models, Loaded | None]:
+    """The models of a server, and the one that is loaded: a single one is, several are when they are asked for.
+
+    Raises:
+        TilebeamError: the model cannot be loaded, or two have the same name.
+    """
+    searches = SearchPool(settings.max_searches)
+    entries = [Entry(one.names, one.load["n_seq_max"], partial(one.open, searches.questions)) for one in served]
+    check_names([entry.names for entry in entries])
+    loaded = entries[0].load() if len(entries) == 1 else None
+    if loaded is not None:
+        entries = [replace(entries[0], loaded=loaded)]
+    rates_steps = any(one.reward is not None and not one.reward.outcome for one in served)
+    return Models(entries, settings, searches, rates_steps=rates_steps), loaded
