@@ -51,6 +51,8 @@ class SamplingParams:
         hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
         hidden_steps: and ``hidden_steps``, at the end of every step, which this string ends; "" for none.
         hidden_prompt: the prompt's last token counts as the first of the text, for texts that grow call by call.
+        lora: scales of the LoRA adapters that the model was loaded with, in their order; 0 leaves one out, as does a
+            list that is too short. None: as they were loaded. Prompts with other scales do not share batches or cells.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
     """
 
@@ -73,6 +75,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | bool | str | None = None
     regex: str | None = None
     logit_bias: Mapping[int, float] | None = None
+    lora: Sequence[float] | None = None
     speculate: bool = True
     hidden: bool = False
     hidden_steps: str = ""
@@ -81,6 +84,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.lora, list | tuple):
+            object.__setattr__(self, "lora", tuple(self.lora))
         self.validate()
 
     def validate(self) -> None:
@@ -125,6 +130,10 @@ class SamplingParams:
         need(
             is_whole(self.top_logprobs) and self.top_logprobs >= 0,
             f"top_logprobs must be a whole number, 0 for none, not {self.top_logprobs!r}",
+        )
+        need(
+            self.lora is None or (isinstance(self.lora, tuple) and all(map(is_finite, self.lora))),
+            f"lora must be a list of numbers, or None, not {self.lora!r}",
         )
         need(
             self.grammar is None

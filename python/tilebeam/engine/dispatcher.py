@@ -4,6 +4,10 @@ A thread that waits for a call steps the engine, for all callers, if no other th
 hands over to another thread that waits. Calls without a thread that waits (`background`) are stepped by a worker thread
 that lives as long as there are such calls. So a single call runs in its caller's thread, without any other.
 
+Calls whose prompts are computed with other LoRA adapters than those in force wait until the engine is idle: a batch has
+one set of adapters. Then the call at the head of the queue says which are next, and all calls of the queue with the
+same run with it. A call at the head waits only for calls that began before it, so that no set starves.
+
 Calls and exclusive users of the engine (`exclusive`: reading logits, decoding by hand) share one queue. An exclusive
 use starts when everything before it has ended, and what comes after it starts after it: none of them starves.
 
@@ -24,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
@@ -63,10 +68,21 @@ class Call:
         self._told: set[Sample] = set()  # whom `ended` has returned
 
     def add(self, request: Request) -> None:
-        """Make a request part of the call, before it is submitted."""
+        """Make a request part of the call, before it is submitted.
+
+        Raises:
+            TilebeamError: it is computed with other adapters than the call's other requests.
+        """
+        if self.requests and request.adapters != self.requests[0].adapters:
+            raise TilebeamError("Prompts of one call have the same lora: call once for each set of scales.")
         self.requests.append(request)
         if self.streams:
             request.on_change = self._on_change
+
+    @property
+    def adapters(self) -> tuple[float, ...]:
+        """The scales of adapters that its requests are computed with."""
+        return self.requests[0].adapters
 
     def snapshot(self) -> Progress:
         """The progress by now, for a hook."""
@@ -141,6 +157,7 @@ class Dispatcher:
     def __init__(self, engine: Engine) -> None:
         self.log: list[tuple[int, str]] = []  # llama.cpp's lines of the step under way
         self._engine = engine
+        self._adapters = engine.adapters  # of the load
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
         self._queue: deque[Call | _Exclusive] = deque()
@@ -235,14 +252,19 @@ class Dispatcher:
     # --- exclusive use ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[None]:
         """The engine, idle, for this thread only. Reentrant.
 
+        Args:
+            adapters: scales of the LoRA adapters to compute with; None: those of the load.
+
         Raises:
-            TilebeamError: closed, or the engine failed before.
+            TilebeamError: closed, or the engine failed before, or this thread has it with other adapters.
         """
         me = threading.get_ident()
         if self._owner == me:
+            if adapters not in (None, self._engine.adapters):
+                raise TilebeamError("This thread is using the model with other LoRA adapters.")
             yield
             return
         with self._lock:
@@ -262,6 +284,7 @@ class Dispatcher:
             self._run_commands()
         try:
             with log_router().capture() as self.log:
+                self._engine.adapt(self._adapters if adapters is None else adapters)
                 yield
         finally:
             with self._lock:
@@ -391,16 +414,37 @@ class Dispatcher:
             with log_router().capture() as self.log:
                 while not self._closed:
                     self._run_commands()
-                    while self._queue and isinstance(call := self._queue[0], Call):
-                        self._queue.popleft()
-                        self._active[call] = None
-                        for request in call.requests:
-                            self._engine.submit(request)
+                    self._begin_calls()
                     if ready() or not self._engine.busy:
                         break
                     self._step()
         finally:
             self._owner = None
+
+    def _begin_calls(self) -> None:
+        """Put calls from the head of the queue into the engine, as long as they go with its adapters. An idle engine
+        takes on those of the head, and all calls that go with them."""
+        queue, engine = self._queue, self._engine
+        if queue and isinstance(head := queue[0], Call) and not engine.busy and head.adapters != engine.adapters:
+            try:
+                engine.adapt(head.adapters)
+            except TilebeamError as error:
+                queue.popleft()
+                head.fail(error)
+                self._forget(head)
+                return
+            for one in list(takewhile(lambda one: isinstance(one, Call), queue)):
+                if isinstance(one, Call) and one.adapters == engine.adapters:
+                    queue.remove(one)
+                    self._begin(one)
+        while queue and isinstance(call := queue[0], Call) and call.adapters == engine.adapters:
+            queue.popleft()
+            self._begin(call)
+
+    def _begin(self, call: Call) -> None:
+        self._active[call] = None
+        for request in call.requests:
+            self._engine.submit(request)
 
     def _step(self) -> None:
         self.log.clear()

@@ -39,6 +39,7 @@ class Engine:
         n_ids: sequences that the context tells apart, at least n_slots; one more lets a prompt be pinned for samples
             that find no slot yet.
         on_failure: makes the exception for a failed llama_decode, given its return code.
+        adapters: scales of the LoRA adapters that are in force in the context.
 
     Attributes:
         broken: why decoding failed for good, None if it did not.
@@ -46,11 +47,19 @@ class Engine:
         observer: see `observe`.
     """
 
-    def __init__(self, context: Context, n_slots: int, n_ids: int, on_failure: Callable[[int], TilebeamError]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        n_slots: int,
+        n_ids: int,
+        on_failure: Callable[[int], TilebeamError],
+        adapters: tuple[float, ...] = (),
+    ) -> None:
         model = context.model
         self.context = context
         self.vocab = model.vocab
         self.kv = PrefixCache(context, Limits.of(context, n_ids))
+        self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context)
         self.hidden = HiddenStates(context)
@@ -109,6 +118,24 @@ class Engine:
     def drafting_off(self) -> str | None:
         """Why this model's samples cannot be drafted; None: they can."""
         return self.kv.uncuttable(last_batch=True)
+
+    @property
+    def adapters(self) -> tuple[float, ...]:
+        """Scales of the LoRA adapters that it computes with."""
+        return self.kv.adapters
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Compute with these scales from now on; nothing may run or wait.
+
+        Raises:
+            TilebeamError: llama.cpp does not take them.
+        """
+        if scales == self.kv.adapters:
+            return
+        self._steady = None
+        if not self.context.adapt(scales):
+            raise TilebeamError(f"llama.cpp does not take the scales {list(scales)} for the LoRA adapters.")
+        self.kv.adapters = scales
 
     def fail(self, code: int) -> NoReturn:
         """llama_decode failed for good: raise why, now and on every later use."""

@@ -36,12 +36,14 @@ class Memory(Protocol):
 
 
 class Sequence:
-    """Tokens that have cells, under one llama.cpp sequence id. Made by `KvCache` only."""
+    """Tokens that have cells, under one llama.cpp sequence id, made with one set of adapters. Made by `KvCache`
+    only."""
 
-    __slots__ = ("cells", "id", "tokens")
+    __slots__ = ("adapters", "cells", "id", "tokens")
 
-    def __init__(self, id: int) -> None:
+    def __init__(self, id: int, adapters: tuple[float, ...]) -> None:
         self.id = id
+        self.adapters = adapters
         self.tokens: list[int] = []
         self.cells: list[int] = []
 
@@ -82,10 +84,14 @@ class KvCache:
     Args:
         memory: the context's cache.
         limits: of it.
+
+    Attributes:
+        adapters: the scales of adapters that the model computes with now: cells made with others do not fit.
     """
 
     def __init__(self, memory: Memory, limits: Limits) -> None:
         self.limits = limits
+        self.adapters: tuple[float, ...] = ()
         self._memory = memory
         self._owners: npt.NDArray[np.int32] = np.zeros(limits.n_cells, np.int32)
         self._free_cells = list(range(limits.n_cells - 1, -1, -1))
@@ -111,7 +117,7 @@ class KvCache:
         """A new, empty sequence."""
         if not self._free_ids:
             raise TilebeamError(f"All {self.limits.n_ids} sequences are in use.")
-        seq = Sequence(self._free_ids.pop())
+        seq = Sequence(self._free_ids.pop(), self.adapters)
         self._live[seq.id] = seq
         return seq
 
@@ -247,8 +253,8 @@ class PrefixCache(KvCache):
 
     @property
     def cached(self) -> list[Sequence]:
-        """The sequences that stay; the least recently used first."""
-        return list(self._cached.values())
+        """The sequences that stay and fit the adapters in force; the least recently used first."""
+        return [seq for seq in self._cached.values() if seq.adapters == self.adapters]
 
     def evict(self, spare: Sequence | None = None) -> bool:
         """Close the least recently used of the cached sequences other than `spare`. False: nothing to evict."""
@@ -259,9 +265,12 @@ class PrefixCache(KvCache):
         return False
 
     def longest_prefix(self, target: list[int], limit: int) -> tuple[Sequence | None, int]:
-        """The sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`."""
+        """The sequence, cached or in use, that shares most of `target`, and how many tokens: at most `limit`. Those
+        that were made with other adapters do not count."""
         best: tuple[Sequence | None, int] = (None, 0)
         for seq in self._live.values():
+            if seq.adapters != self.adapters:
+                continue
             shared = self.forkable(len(seq), min(limit, common_prefix(seq.tokens, target)))
             if best[1] < shared <= limit:
                 best = (seq, shared)

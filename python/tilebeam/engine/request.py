@@ -101,6 +101,7 @@ class Request:
     queued: int = 0  # samples
     unfinished: int = 0  # samples
     error: TilebeamError | None = None  # why it ended early, if it is this request's own fault
+    adapters: tuple[float, ...] = ()  # scales of the LoRA adapters that compute it
 
     @property
     def text_start(self) -> int:

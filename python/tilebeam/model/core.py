@@ -35,7 +35,7 @@ class LoadInfo:
         executor: "thread" or "process", None on the CPU.
         layers: layers on each device, HMX0 first; the output counts as a layer. Empty on the CPU.
         divided: matrices that are cut over several devices.
-        lora: LoRA adapters in force: files and scales.
+        lora: LoRA adapters, in force where nothing else is asked for: files and scales.
         matrices: the weight matrices by type and place, the most bytes first.
         cache: types of K and V and how they lie, such as "f16 f16 flash": of which kind the KV cache is.
         architecture: llama.cpp's name of the model's family.
@@ -85,7 +85,8 @@ class Core:
         self._context = context
         self._resources = resources
         self._failure = on_failure
-        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed)
+        scales = tuple(scale for _, scale in info.lora)
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales)
         self._reader = Reader(context, self._engine.kv, self._engine.fail)
         self._dispatcher = Dispatcher(self._engine)
         self._templates = ChatTemplates(model.vocab, model.chat_template())
@@ -94,11 +95,25 @@ class Core:
         self._keeps = False  # for good, since a state was loaded
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, lora: Sequence[float] | None = None) -> Iterator[None]:
         """The engine, idle, for this thread only, of a model that generates."""
         self.check_generates()
-        with self._dispatcher.exclusive():
+        with self._dispatcher.exclusive(self._scales(lora)):
             yield
+
+    def _scales(self, lora: Sequence[float] | None) -> tuple[float, ...]:
+        """Scales of all adapters: those given, or those of the load.
+
+        Raises:
+            TilebeamError: there are more than adapters.
+        """
+        loaded = self.info.lora
+        if lora is None:
+            return tuple(scale for _, scale in loaded)
+        if len(lora) > len(loaded):
+            there = f"{len(loaded)} LoRA adapter{'s' if len(loaded) != 1 else ''}"
+            raise TilebeamError(f"The model was loaded with {there}; lora has {len(lora)} scales.")
+        return (*map(float, lora), *[0.0] * (len(loaded) - len(lora)))
 
     def check_generates(self) -> None:
         """Raise `TilebeamError` for an embedding model, which has no logits and reads whole texts only."""

@@ -199,11 +199,14 @@ class Generating(Core):
                 ids = [int(t) for t in prompt]
                 check_prompt(ids, self._context)
                 text = vocab.text(ids)
-            return make_request(self._context, text, ids, params, progress)
+            request = make_request(self._context, text, ids, params, progress)
+            request.adapters = self._scales(params.lora)
+            return request
 
     def check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Raise `TilebeamError` if `generate` would refuse these before decoding anything. Any thread may ask."""
         self.check_generates()
+        self._scales(sampling.lora)
         with self._dispatcher.using():
             make_request(self._context, "", list(prompt), sampling, Progress())
 

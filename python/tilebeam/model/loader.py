@@ -89,7 +89,7 @@ def load(
             has one for each device, and its last entry counts for all further ones. None keeps what is configured
             (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
-            changes the model as the adapter was trained to.
+            changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
         draft: a small model that guesses tokens ahead (speculative decoding), a GGUF file. Its vocabulary is the
             model's or a part of it.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
@@ -244,14 +244,16 @@ class _Loader:
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
             )
         tiled = self._check_loaded()
-        adapters = [(self._adapter(model, a.path), a.scale) for a in self._file.adapters]
+        adapters = [self._adapter(model, a.path) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
         if self._file.generates:
             self._check_memory(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
         self._stack.callback(context.close)
+        context.adapters = adapters
         if adapters:
-            self._logged("apply the LoRA adapters to", lambda: context.adapt(adapters) or None)
+            scales = [a.scale for a in self._file.adapters]
+            self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
         return model, context, tiled
 
     def _place(self, npu: Control) -> Placement:

@@ -136,13 +136,19 @@ class Reads(Core):
             return plan.results(self._reader.logprobs(plan.targets, plan.positions, plan.tokens, progress))
 
     def token_logprobs(
-        self, prompts: Sequence[Prompt], *, top: int = 0, progress: ReadHook | None = None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        top: int = 0,
+        lora: Sequence[float] | None = None,
+        progress: ReadHook | None = None,
     ) -> list[TokenReading]:
         """How likely each token of some texts is after those before it.
 
         Args:
             prompts: texts, or lists of token ids, taken as they are.
             top: how many of the likeliest tokens to tell at each place.
+            lora: as of `SamplingParams`.
             progress: called after every batch with (tokens decoded, tokens to decode).
 
         Returns:
@@ -153,7 +159,7 @@ class Reads(Core):
         """
         ids = [self._ids(p) for p in prompts]
         places = [list(range(len(i) - 1)) for i in ids]
-        with self._reading():
+        with self._reading(lora):
             return self._reader.logprobs(ids, places, [i[1:] for i in ids], progress, top)
 
     def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:

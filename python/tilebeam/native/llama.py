@@ -332,6 +332,7 @@ class Context:
     The batch arrays are numpy views of the memory that llama_decode reads: ``token``, ``pos``, ``seq`` (one sequence
     per token) and ``output`` (1: keep the logits). Fill the first n entries (`fill` does), then call ``decode(n)``.
 
+    ``adapters``: of the model, which `adapt` puts in force with the scales asked for.
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
     """
 
@@ -343,6 +344,7 @@ class Context:
         self.n_ubatch: int = C.llama_n_ubatch(pointer)  # tokens of one graph; a larger batch is decoded in parts
         self.n_seq_max: int = C.llama_n_seq_max(pointer)
         self.n_batch = n_batch
+        self.adapters: Sequence[Adapter] = ()
         self.on_decode: Callable[[int, int], None] | None = None
         self._memory = C.llama_get_memory(pointer)
         self.token: I32 = np.zeros(n_batch, np.int32)
@@ -359,11 +361,12 @@ class Context:
         self._batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
         self._batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
-    def adapt(self, adapters: Sequence[tuple[Adapter, float]]) -> bool:
-        """Put LoRA adapters in force, each with a scale, in place of those before; whether llama.cpp takes them."""
-        pointers = (C.llama_adapter_lora_p_ctypes * len(adapters))(*(a.pointer for a, _ in adapters))
-        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
-        return int(C.llama_set_adapters_lora(self.pointer, pointers, len(adapters), scales)) == 0
+    def adapt(self, scales: Sequence[float]) -> bool:
+        """Put the adapters in force with these scales, in place of those before; whether llama.cpp takes them."""
+        chosen = [(a.pointer, scale) for a, scale in zip(self.adapters, scales, strict=True) if scale]
+        pointers = (C.llama_adapter_lora_p_ctypes * len(chosen))(*(pointer for pointer, _ in chosen))
+        values = (ctypes.c_float * len(chosen))(*(scale for _, scale in chosen))
+        return int(C.llama_set_adapters_lora(self.pointer, pointers, len(chosen), values)) == 0
 
     def fill(self, pieces: Sequence[Piece]) -> None:
         """Fill the batch arrays from their beginning with pieces of texts, one behind the other."""

@@ -8,7 +8,7 @@ Requests of all clients that ask for a model share its batches:
     requests, prompts, chat, tools, grammar, errors   bodies in: fields, prompts, functions, what the text must be
     responses, echo, tool_calls, tool_style           JSON out: choices, scored prompts, calls read out of texts
     response_requests, response_answers               /v1/responses, which is a chat in another form
-    tokens, embeddings, scores, pages                 routes of their own
+    tokens, embeddings, scores, pages, adapter_routes routes of their own
     security, metrics, settings, main                 keys and limits, Prometheus, options, the process
     served_model                                      what is loaded: the model and its reward model
 

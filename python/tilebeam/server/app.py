@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tilebeam.server.adapter_routes import add_adapter_routes
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
@@ -59,6 +60,7 @@ def create_app(models: Models) -> FastAPI:
     add_embedding_routes(app, models)
     add_score_routes(app, models)
     add_page_routes(app, models)
+    add_adapter_routes(app, models)
     add_error_handlers(app)
     add_access_rules(app, models.settings)
     app.add_middleware(_Measured, metrics=models.metrics, paths={route.path for route in app.routes})  # type: ignore[attr-defined]

@@ -45,7 +45,8 @@ async def of(
             raise SearchCancelled("The request was cancelled.")
 
     def read() -> tuple[list[Echo | None], Usage]:
-        readings = lm.token_logprobs([prompt.ids for prompt in prompts], top=plan.top, progress=hook)
+        ids, lora = [prompt.ids for prompt in prompts], plan.params.lora
+        readings = lm.token_logprobs(ids, top=plan.top, lora=lora, progress=hook)
         usage = Usage(
             cached_tokens=sum(reading.cached_tokens for reading in readings),
             prefill_seconds=sum(reading.seconds for reading in readings),

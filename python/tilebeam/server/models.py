@@ -27,12 +27,14 @@ class Entry:
         slots: samples that it decodes at the same time.
         load: makes it; called again after it was unloaded or lost.
         loaded: made already; None: it is loaded for the first request.
+        lora: files and scales of its LoRA adapters.
     """
 
     names: tuple[str, ...]
     slots: int
     load: Callable[[], Loaded]
     loaded: Loaded | None = None
+    lora: Sequence[tuple[str, float]] = ()
 
 
 class Models:
@@ -60,12 +62,15 @@ class Models:
         places = Places(settings.models_max)
         self.services = [self._service(entry, places) for entry in entries]
         self._by_name = {name: service for service in self.services for name in service.names}
+        for service in self.services:
+            for name in service.adapters.names:
+                self._by_name.setdefault(name, service)
         self.metrics.watch(self._snapshots)
 
     def _service(self, entry: Entry, places: Places) -> Service:
         host = ModelHost(entry.load, entry.loaded, places=places, idle_seconds=self.settings.idle_seconds)
         metrics = self.metrics.of(entry.names[0])
-        return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics)
+        return Service(host, entry.names, entry.slots, self.settings, self._searches, metrics, entry.lora)
 
     def _snapshots(self) -> dict[str, Snapshot]:
         return {service.name: service.snapshot() for service in self.services}
@@ -89,7 +94,7 @@ class Models:
         return self._by_name[name]
 
     def listed(self) -> dict[str, Any]:
-        """The answer of /v1/models: every model under each of its names."""
+        """The answer of /v1/models: every model under each of its names, and its adapters."""
         return {"object": "list", "data": [self.entry(name) for name in self._by_name]}
 
     def entry(self, name: str) -> dict[str, Any]:
@@ -101,6 +106,8 @@ class Models:
         service = self.of(name)
         told = {"id": name, "object": "model", "created": self._started, "owned_by": "tilebeam"}
         told |= {"status": service.host.status()}
+        if name not in service.names:
+            told |= {"parent": service.name}
         lm = service.host.newest
         if lm is None:
             return told

@@ -20,6 +20,7 @@ MAX_STOPS = 16
 MAX_BIASES = 4096
 MAX_CHOICES = 1024
 MAX_TOOLS = 128
+MOST_ADAPTERS = 1024
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
 
@@ -93,6 +94,13 @@ class Search(BaseModel):
     candidates: bool = False
 
 
+class LoraScale(Strict):
+    """An adapter and its scale, as llama-server names them."""
+
+    id: int = Field(ge=0, lt=1 << 16)
+    scale: Number = Field(ge=-1000, le=1000)
+
+
 class Generation(Strict):
     """What both kinds of requests share.
 
@@ -126,6 +134,7 @@ class Generation(Strict):
     min_p: Number | None = Field(None, ge=0, lt=1)
     repeat_penalty: Number | None = Field(None, gt=0)
     ignore_eos: bool = False
+    lora: list[LoraScale] | None = Field(None, max_length=MOST_ADAPTERS)  # those that are not in it do nothing
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
     search: Search | None = None

@@ -62,7 +62,7 @@ class Answer:
         default = service.settings.sampling
         self._temperature = default.temperature if body.temperature is None else body.temperature
         self._top_p = default.top_p if body.top_p is None else body.top_p
-        self._model = service.name
+        self._model = service.told_name(body.model)
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._output: list[Json] = []

@@ -21,6 +21,7 @@ from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
+from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
 from tilebeam.server.metrics import ModelMetrics, Snapshot
@@ -60,6 +61,7 @@ class Service:
         settings: how to serve.
         searches: the threads of searches.
         metrics: its figures.
+        lora: files and scales of its LoRA adapters.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Service:
         settings: Settings,
         searches: SearchPool,
         metrics: ModelMetrics,
+        lora: Sequence[tuple[str, float]] = (),
     ) -> None:
         self.names = names
+        self.adapters = Adapters(lora, names)
         self.settings = settings
         self.host = host
         self.metrics = metrics
@@ -83,6 +87,10 @@ class Service:
     def name(self) -> str:
         """The model's name in answers."""
         return self.names[0]
+
+    def told_name(self, asked: str | None) -> str:
+        """The name that an answer tells: the model's, or that of the adapter that was asked for."""
+        return asked if asked is not None and asked in self.adapters.names else self.name
 
     def snapshot(self) -> Snapshot:
         """The figures of this moment."""
@@ -191,6 +199,7 @@ class Service:
                 logprobs=logprobs or (body.samples > body.n and body.search is None),
                 top_logprobs=top,
                 logit_bias=body.biases,
+                lora=self.adapters.chosen(body.model, body.lora),
             )
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
@@ -208,7 +217,8 @@ class Service:
     ) -> Response | Json:
         """Let the request in, generate, answer."""
         params = params.resolved()
-        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, self.name)
+        name = self.told_name(body.model)
+        plan = Plan(body, endpoint, logprobs, params.top_logprobs, params, count, prompts, echo, name)
         if body.stream:
             return EventStream(self, plan)
         with self.gate.enter(body.samples * count) as job:

@@ -1,0 +1,72 @@
+"""LoRA adapters of a served model: which scales a request gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilebeam.server.errors import bad_request
+from tilebeam.server.requests import LoraScale
+
+
+class Adapters:
+    """Adapters of one model.
+
+    Args:
+        loaded: their files and scales.
+        taken: names that mean the model itself.
+
+    Attributes:
+        names: what requests may give as `model` to get one alone: the name of its file without the suffix.
+    """
+
+    def __init__(self, loaded: Sequence[tuple[str, float]], taken: Collection[str]) -> None:
+        self._paths = [path for path, _ in loaded]
+        self._loaded = tuple(scale for _, scale in loaded)
+        self._in_force = self._loaded  # for requests that do not say
+        self.names: dict[str, int] = {}
+        for i, path in enumerate(self._paths):
+            if (name := Path(path).stem) not in taken:
+                self.names.setdefault(name, i)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The answer of GET /lora-adapters."""
+        told = zip(self._paths, self._in_force, strict=True)
+        return [{"id": i, "path": path, "scale": scale} for i, (path, scale) in enumerate(told)]
+
+    def put_in_force(self, wanted: Sequence[LoraScale]) -> None:
+        """Scales of requests that come from now on and do not say; adapters that are not named get 0.
+
+        Raises:
+            ApiError: there is no such adapter.
+        """
+        self._in_force = self._scales(wanted, "id")
+
+    def chosen(self, model: str | None, wanted: Sequence[LoraScale] | None) -> tuple[float, ...] | None:
+        """The scales of a request, None for those of the load.
+
+        Args:
+            model: its name of the model, which may be that of an adapter: this one alone then.
+            wanted: its own scales.
+
+        Raises:
+            ApiError: there is no such adapter.
+        """
+        if wanted is not None:
+            return self._scales(wanted, "lora")
+        if model in self.names:
+            return tuple((scale or 1.0) * (i == self.names[model]) for i, scale in enumerate(self._loaded))
+        return None if self._in_force == self._loaded else self._in_force
+
+    def _scales(self, wanted: Sequence[LoraScale], param: str) -> tuple[float, ...]:
+        scales = [0.0] * len(self._loaded)
+        for one in wanted:
+            if one.id >= len(scales):
+                raise bad_request(
+                    f"There is no LoRA adapter {one.id}: this model was started with {len(scales)}.",
+                    param=param,
+                    code="no_such_adapter",
+                )
+            scales[one.id] = one.scale
+        return tuple(scales)
