@@ -186,6 +186,19 @@ def test_idle_models_are_unloaded() -> None:
     asyncio.run(scenario())
 
 
+def test_a_model_that_does_not_close_well_does_not_block_its_host() -> None:
+    async def scenario() -> None:
+        one = made(idle_seconds=0.0)
+        async with one.host.using() as loaded:
+            loaded.resources.callback(lambda: 1 / 0)
+        await come(lambda: one.host.state == "unloaded")
+        await touch(one.host)
+        await one.host.close()
+        assert (len(one.loads), len(one.closed)) == (2, 2)
+
+    asyncio.run(scenario())
+
+
 def test_names_are_told_apart() -> None:
     with pytest.raises(TilebeamError, match="Two models are called 'a': give them names with -m NAME=FILE"):
         check_names([("a", "b"), ("c", "a")])

@@ -18,7 +18,9 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import CHAT, MESSAGES, PATIENCE, Running, idle, running, until  # noqa: E402
+from server_kit import CHAT, MESSAGES, PATIENCE, Running, idle, running, serving, until  # noqa: E402
+from tilebeam.server.model_host import Loaded  # noqa: E402
+from tilebeam.server.models import Entry  # noqa: E402
 
 VOTE: dict[str, Any] = {"method": "vote", "budget": 4, "extract": "text", "candidates": True}
 
@@ -153,6 +155,18 @@ def test_asking_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:
     assert tab.run("document.querySelectorAll('details').length") == 6
     assert tab.problems == []
     assert {url.split("/")[2] for url in tab.requests if url.startswith("http")} == {server.url.split("/")[2]}
+
+
+def test_choosing_a_model_in_a_browser(tab: browser_kit.Tab, lm: LM) -> None:
+    loaded = Loaded(lm)
+    entries = [Entry((name,), lm.n_seq_max, lambda: loaded, loaded) for name in ("first", "second")]
+    with serving(entries) as server:
+        tab.open(f"{server.url}/")
+        assert tab.run("[...document.querySelectorAll('#model option')].map(e => e.value)") == ["first", "second"]
+        fill(tab, model="second", question="how many", method="vote", budget=2, extract="text", max_tokens=4)
+        go(tab)
+        assert server.metric('tilebeam_generated_tokens_total{model="second"}') == 8
+        assert tab.problems == []
 
 
 def test_steps_in_a_browser(tab: browser_kit.Tab, server: Running) -> None:

@@ -217,7 +217,10 @@ class ModelHost:
         await self._unused.wait()
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            await asyncio.to_thread(loaded.resources.close)
+            try:
+                await asyncio.to_thread(loaded.resources.close)
+            except Exception:  # the next load goes its own way
+                log.exception("closing a model failed")
 
     def watch_idleness(self) -> None:
         """Begin to count the seconds without requests."""
