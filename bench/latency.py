@@ -64,10 +64,13 @@ def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process that are resident, and those of them that are no pages of files."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if name[:3] == "Rss"}
-    anonymous = kib["RssAnon"] + kib["RssShmem"]
+    """Bytes of this process that are resident, and those of them that are no pages of files. Memory that is shared with
+    the NPU has two mappings; the kernel's proportional sizes count it once."""
+    kib: dict[str, int] = {}
+    for name in ("status", "smaps_rollup"):
+        lines = Path("/proc/self", name).read_text(encoding="utf-8", errors="replace").splitlines()
+        kib |= {key: int(rest.split()[0]) for key, _, rest in (x.partition(":") for x in lines) if rest.endswith(" kB")}
+    anonymous = kib["Pss_Anon"] + kib["Pss_Shmem"]
     return {"resident": (anonymous + kib["RssFile"]) << 10, "anonymous": anonymous << 10}
 
 
