@@ -23,12 +23,12 @@ from tilebeam.cli.main import app
 from tilebeam.evaluation.config import item_seed
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
-from tilebeam.scoring.reward_heads import load_head
+from tilebeam.scoring.reward_heads import Head, load_head
 from tilebeam.text_state import Feature, width
 from tilebeam.training import fitting, quality
 from tilebeam.training.collection import FEATURES, Collection, CollectionSetting
 from tilebeam.training.options import FitOptions, features_of
-from tilebeam.training.report import report, write
+from tilebeam.training.report import report_of_fit, write
 from typer.testing import CliRunner
 
 from bench.lib.synth import preset, write_model
@@ -68,12 +68,14 @@ def planted(
 def test_a_planted_direction_is_found(feature: str, hidden: int, tmp_path: Path) -> None:
     """In whichever feature it is, scores are probabilities, and length and log-probability know nothing."""
     states, records = planted(120, feature=feature)
-    parts = fitting.split(records, 1)
+    samples = fitting.samples_of(records, 1)
     features = () if feature == "mean" else ("mean", feature)  # (): those that do best
-    fitted = fitting.fit(states, parts, FitOptions(features, hidden), {"name": "m"})
+    fitted = fitting.fit(states, samples, FitOptions(features, hidden), {"name": "m"})
     assert feature in fitted.head.features
-    assert len(fitted.head.layers) == 1 + bool(hidden)
-    found = report(fitted, states, parts, 1, {"model": "m"})
+    assert [len(bias) for _, bias in fitted.head.layers] == ([hidden * fitting.FOLDS, 1] if hidden else [1])
+    own = fitted.head(fitting.inputs(states, samples.ends, fitted.head.features))
+    assert quality.auroc(own, samples.correct >= 0.5) > 0.98
+    found = report_of_fit(fitted, samples, 1, {"model": "m"})
     rows = found.facts["auroc"]
     assert rows["the head"]["all"] > 0.98
     assert rows["the head"]["within"] > 0.97
@@ -93,22 +95,54 @@ def test_a_planted_direction_is_found(feature: str, hidden: int, tmp_path: Path)
 
 def test_the_same_seed_gives_the_same_head() -> None:
     states, records = planted(60)
-    heads = [fitting.fit(states, fitting.split(records, s), FitOptions(("mean",)), {}).head for s in (1, 1, 2)]
+    heads = [fitting.fit(states, fitting.samples_of(records, s), FitOptions(("mean",)), {}).head for s in (1, 1, 2)]
     assert np.array_equal(heads[0].layers[0][0], heads[1].layers[0][0])
     assert not np.array_equal(heads[0].layers[0][0], heads[2].layers[0][0])
 
 
-def test_problems_are_split_whole() -> None:
-    """No problem is in two parts, and the order of the records does not matter."""
-    _, records = planted(40)
-    parts, other = fitting.split(records, 3), fitting.split(records[::-1], 3)
-    assert [len(parts[p].grouped()) for p in fitting.PARTS] == [28, 6, 6]
-    assert sum(len(parts[p].records) for p in fitting.PARTS) == 40 * 6
-    for part in fitting.PARTS:
-        assert {39 - p for p in other[part].problem} == set(parts[part].problem)
-        assert len(parts[part].rows) == 2 * len(parts[part].ends)
-        assert set(parts[part].rows[1::2]) == set(parts[part].ends)
-    assert set(fitting.split(records, 4)["report"].problem) != set(parts["report"].problem)
+def test_where_there_is_nothing_to_learn_nothing_is_found() -> None:
+    """Labels by lot: heads of so many weights fit them, and what is reported must not."""
+    states, records = planted(100)
+    rng = np.random.default_rng(7)
+    for record in records:
+        for sample in record["samples"]:
+            sample["correct"] = float(rng.random() < 0.5)
+    samples = fitting.samples_of(records, 1)
+    fitted = fitting.fit(states, samples, FitOptions(), {})
+    rows = report_of_fit(fitted, samples, 1, {"model": "m"}).facts["auroc"]["the head"]
+    assert 0.42 < rows["all"] < 0.58
+    assert 0.4 < rows["within"] < 0.6
+    assert 0.4 < fitted.scores.mean() < 0.6
+
+
+def test_the_mean_of_heads_has_the_mean_of_their_logits() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, (9, 5)).astype(np.float32)
+    for hidden in (0, 3):
+        network = fitting._Network(5, hidden, 1)
+        drawn = [rng.normal(0, 1, len(network.start(0.5))).astype(np.float32) for _ in range(4)]
+        heads = [Head(tuple(network.layers(w)), "sigmoid") for w in drawn]
+        wanted = np.mean([network.logits(w, x) for w in drawn], axis=0)
+        moved = fitting.calibrated(fitting.mean_of(heads), 2.0, -0.5)
+        assert fitting.logits_of(moved(x)) == pytest.approx(2 * wanted - 0.5, abs=1e-4)
+
+
+def test_problems_are_in_one_fold_each() -> None:
+    """Folds are alike in size and in how often problems were solved; the order of the records does not matter."""
+    _, records = planted(43)
+    for record in records[:10]:
+        for sample in record["samples"]:
+            sample["correct"] = 0.0
+    samples, other = fitting.samples_of(records, 3), fitting.samples_of(records[::-1], 3)
+    folds = {p: set(samples.fold[samples.problem == p]) for p in range(43)}
+    assert folds == {42 - p: set(other.fold[other.problem == p]) for p in range(43)}
+    assert all(len(found) == 1 for found in folds.values())
+    sizes = np.bincount([next(iter(found)) for found in folds.values()])
+    assert sorted(sizes) == [8, 8, 9, 9, 9]
+    assert sorted(np.bincount([next(iter(folds[p])) for p in range(10)], minlength=5)) == [2] * 5
+    assert len(samples.rows) == 2 * len(samples.ends) == 2 * len(samples.records)
+    assert set(samples.rows[1::2]) == set(samples.ends)
+    assert fitting.folds_of(records, 4) != fitting.folds_of(records, 3)
 
 
 def test_too_little_is_refused() -> None:
@@ -117,7 +151,9 @@ def test_too_little_is_refused() -> None:
         for sample in record["samples"]:
             sample["correct"] = 1.0
     with pytest.raises(TilebeamError, match="too little to learn from"):
-        fitting.split(records, 1)
+        fitting.samples_of(records, 1)
+    with pytest.raises(TilebeamError, match="too little to learn from"):
+        fitting.samples_of(planted(3)[1], 1)
 
 
 def test_the_minimum_is_found() -> None:
@@ -129,9 +165,8 @@ def test_the_minimum_is_found() -> None:
         d = w.astype(np.float64) - goal
         return float((scale * d * d).sum() / 2), (scale * d).astype(np.float32)
 
-    last: list[Any] = []
-    fitting.minimize(loss, np.zeros(200, np.float32), lambda w: (last.append(w), True)[1])
-    assert loss(last[-1])[0] < 1e-4 * loss(np.zeros(200, np.float32))[0]
+    last = fitting.minimize(loss, np.zeros(200, np.float32))
+    assert loss(last)[0] < 1e-4 * loss(np.zeros(200, np.float32))[0]
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -288,6 +323,27 @@ def test_kill_and_resume(folder: Path, tmp_path: Path) -> None:
     assert sum(texts[0][u] == texts[1][u] for u in texts[0]) >= 28  # batches of other shapes round differently
     assert resumed["samples"] == whole["samples"]
     assert resumed["collection"] == whole["collection"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_head_is_tested_on_other_problems(folder: Path, tmp_path: Path) -> None:
+    """On problems that it learnt from it gives what it gives there; samples are kept for the next head."""
+    trained = run(flags(folder, tmp_path / "h.gguf"))
+    common = [f for f in flags(folder, tmp_path / "t") if f not in ("--features", "mean,length")]
+    common[1] = "test"
+    found = run([*common, "--reward-head", str(tmp_path / "h.gguf"), "--data", str(tmp_path / "h")])
+    assert (found["samples"], found["problems"]) == (trained["samples"], trained["problems"]) == (90, 30)
+    assert found["rated"] == "Rated by h.gguf."
+    for name in ("log-probability", "shortness"):
+        assert found["auroc"][name]["all"] == trained["auroc"][name]["all"]
+    head = load_head(tmp_path / "h.gguf")
+    records = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
+    samples = fitting.gathered(records, [0] * 30)
+    states = np.fromfile(tmp_path / "h.states", np.float16).reshape(len(samples.rows), -1)
+    scores = head(fitting.inputs(states, samples.ends, head.features))
+    assert found["auroc"]["the head"]["all"] == pytest.approx(quality.auroc(scores, samples.correct >= 0.5))
+    assert [(g["budget"], g["first"]) for g in found["gains"]] == [(2, name) for name, _ in quality.GAINS]
+    assert (tmp_path / "t.report.md").exists()
 
 
 @pytest.mark.usefixtures("no_plots")

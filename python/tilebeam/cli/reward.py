@@ -1,9 +1,12 @@
-"""`tilebeam reward train`: a reward head on a model's own hidden states."""
+"""`tilebeam reward train` and `test`: a reward head on a model's own hidden states."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,46 +23,45 @@ from tilebeam.text_files import unescaped
 from tilebeam.training.options import AUTO, SAMPLES, STEPS, FitOptions, features_of
 
 if TYPE_CHECKING:
+    from tilebeam.evaluation.log import Record
     from tilebeam.evaluation.tasks.base import Task
     from tilebeam.model.lm import LM
-    from tilebeam.training.collection import Collection
+    from tilebeam.scoring.reward_heads import Head
+    from tilebeam.training.collection import Collection, CollectionSetting
     from tilebeam.training.report import Report
 
 _TASK = "Task"
 _FIT = "Fit"
 
-app = App(name="reward", help="Train a reward head on a model's own hidden states.", no_args_is_help=True)
+app = App(name="reward", help="Train a reward head on a model's own hidden states, and test one.", no_args_is_help=True)
 
 
-@grouped
-def train(
-    *,
-    model: ModelOptions,
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """Problems, and how samples of them are drawn and kept."""
+
     task: Annotated[
         str,
-        typer.Option(
-            "--task", help="Problems to learn from, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE .."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES,
+        typer.Option("--task", help="Problems, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE .."),
+    ]
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Where samples are kept (.jsonl and .states are added); default: beside --out."),
-    ] = None,
+    ] = None
     seed: Annotated[
-        int, typer.Option("-s", "--seed", min=0, help="Of the samples, the split and the fit.")
-    ] = FitOptions.seed,
+        int, typer.Option("-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals.")
+    ] = FitOptions.seed
     items: Annotated[
         int | None,
         typer.Option("--items", min=1, help="The first N problems of a file; default: all.", rich_help_panel=_TASK),
-    ] = None,
+    ] = None
     template: Annotated[
         str | None,
         typer.Option(
             "--template", help="Template of a question (\\n allowed); default: the task's own.", rich_help_panel=_TASK
         ),
-    ] = None,
+    ] = None
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -67,34 +69,82 @@ def train(
             help="Put prompts into the model's chat template; default: as the task usually does.",
             rich_help_panel=_TASK,
         ),
-    ] = None,
+    ] = None
     extract: Annotated[
         str | None,
         typer.Option("--extract", help="A text's answer; default: the task's own.", rich_help_panel=_TASK),
-    ] = None,
+    ] = None
     checker: Annotated[
         str | None,
         typer.Option("--checker", help="FILE.py:function of item and text; True if right.", rich_help_panel=_TASK),
-    ] = None,
-    tokens: TokenOptions,
-    n_predict: NPredict = None,
-    stop: Stop = None,
+    ] = None
+    tokens: TokenOptions
+    n_predict: NPredict = None
+    stop: Stop = None
     steps: Annotated[
         int,
         typer.Option(
             "--steps",
             min=0,
-            help="Beginnings of each sample to learn from besides its end, for searches by steps.",
+            help="Beginnings of each sample that count besides its end, for searches by steps.",
             rich_help_panel=_FIT,
         ),
-    ] = STEPS,
-    step_stop: StepStop = STEP_STOP_TEXT,
+    ] = STEPS
+    step_stop: StepStop = STEP_STOP_TEXT
+
+    def open(self) -> tuple[TaskOptions, Task]:
+        """The task."""
+        from tilebeam.evaluation.tasks import open_task
+        from tilebeam.evaluation.tasks.choice import ChoiceTask
+
+        options = TaskOptions(
+            spec=self.task,
+            items=self.items,
+            template=None if self.template is None else unescaped(self.template),
+            extract=self.extract,
+            checker=self.checker,
+            chat=self.chat,
+        )
+        task = open_task(options)
+        if isinstance(task, ChoiceTask):
+            raise TilebeamError(f"--task {self.task}: choices are scored by their likelihood; heads rate texts.")
+        return options, task
+
+    def setting(self, model: ModelOptions, described: TaskOptions, task: Task) -> CollectionSetting:
+        """What the samples depend on."""
+        from tilebeam._version import __version__
+        from tilebeam.fingerprint import fingerprint
+        from tilebeam.training.collection import CollectionSetting
+
+        sampling = self.tokens.fields() | {
+            "max_tokens": task.defaults.max_tokens if self.n_predict is None else self.n_predict,
+            "stop": [unescaped(s) for s in self.stop] if self.stop else list(task.defaults.stop),
+        }
+        return CollectionSetting(
+            fingerprint(model.model),
+            described,
+            sampling,
+            self.samples,
+            lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
+            steps=self.steps,
+            step_stop=unescaped(self.step_stop),
+            seed=self.seed,
+            versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
+        )
+
+
+@grouped
+def train(
+    *,
+    model: ModelOptions,
+    problems: SampleOptions,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
     features: Annotated[
         str,
         typer.Option(
             "--features",
             help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
-            "separated; auto: what does best on held-out problems.",
+            "separated; auto: what does best on problems that heads did not learn from.",
             rich_help_panel=_FIT,
         ),
     ] = AUTO,
@@ -110,81 +160,80 @@ def train(
 
     Give the head to best-of-n, vote, beam, dvts, adaptive, eval or serve with --reward-head: its ratings decode no
     token. If a run is killed or interrupted, the same command resumes it; with more --items or other fit options it
-    uses the samples that exist. The report is about problems that the head has not seen.
+    uses the samples that exist. The report rates each problem by heads that did not learn from it.
 
     Example: tilebeam reward train -m model.gguf --task gsm8k:train.jsonl --items 1000 --samples 8 -o head.gguf
     """
-    from tilebeam.evaluation.tasks import open_task
-    from tilebeam.evaluation.tasks.choice import ChoiceTask
     from tilebeam.gguf.whole_file import check_target
-    from tilebeam.training.collection import Collection
 
     if out.suffix != ".gguf":
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
-    options = FitOptions(features_of(features), hidden, seed)
-    described = TaskOptions(
-        spec=task,
-        items=items,
-        template=None if template is None else unescaped(template),
-        extract=extract,
-        checker=checker,
-        chat=chat,
-    )
-    opened = open_task(described)
-    if isinstance(opened, ChoiceTask):
-        raise TilebeamError(f"--task {task}: choices are scored by their likelihood; a head learns from texts.")
-    sampling = tokens.fields() | {
-        "max_tokens": opened.defaults.max_tokens if n_predict is None else n_predict,
-        "stop": [unescaped(s) for s in stop] if stop else list(opened.defaults.stop),
-    }
-    setting = _setting(model, described, sampling, samples, steps, unescaped(step_stop), seed)
-    stem = out.with_suffix("")
-    with model.load(model.parallel) as lm, Collection(data or stem, setting, lm.n_embd) as collection:
-        try:
-            _collect(lm, opened, collection)
-        except KeyboardInterrupt:
-            console.err().print(f"Interrupted. What is collected is in {data or stem}.jsonl; run the command again.")
-            raise typer.Exit(130) from None
-        known = {item.id for item in opened.items}
-        found, head = _fit(lm, collection, known, options, model.model.stem)
+    options = FitOptions(features_of(features), hidden, problems.seed)
+    with _collected(model, problems, out.with_suffix("")) as (lm, collection, records, about):
+        found, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
-    from tilebeam.training.report import write
 
     save_head(out, head)
-    written = write(found, stem)
-    _show(found, json_)
-    console.err().print(", ".join(str(path) for path in (out, *written)), style="dim", soft_wrap=True)
+    _finish(found, out.with_suffix(""), [out], json_)
+
+
+@grouped
+def rate(
+    *,
+    model: ModelOptions,
+    head: Annotated[Path, typer.Option("--reward-head", help="The head: what tilebeam reward train wrote.")],
+    problems: SampleOptions,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the report goes (.report.md, .json, .png).")],
+    json_: Json = False,
+) -> None:
+    """Test a reward head on other problems: how well it tells right from wrong, and what it brings at each budget.
+
+    Draws samples of the problems as train does, keeps them with their hidden states, and goes on after a kill. Another
+    head, or the same one trained on more, is tested on the samples that exist.
+
+    Example: tilebeam reward test -m model.gguf --reward-head head.gguf --task gsm8k:test.jsonl --items 200 --samples 16
+    -o test/gsm8k
+    """
+    from tilebeam.scoring.reward_heads import load_head
+
+    loaded = load_head(head)
+    with _collected(model, problems, out) as (lm, collection, records, about):
+        from tilebeam.scoring.own_reward import OwnReward
+        from tilebeam.training.fitting import gathered, inputs
+        from tilebeam.training.report import report
+
+        OwnReward(lm, loaded)  # it fits
+        held = gathered(records, [0] * len(records))
+        scores = loaded(inputs(collection.states(), held.rows, loaded.features))
+        about["rated"] = f"Rated by {head.name}."
+        found = report(loaded, scores, held, problems.seed, about)
+    _finish(found, out, [], json_)
 
 
 app.command("train")(console.sentences(train))
+app.command("test")(console.sentences(rate))
 
 
-def _setting(
-    model: ModelOptions,
-    task: TaskOptions,
-    sampling: dict[str, Any],
-    samples: int,
-    steps: int,
-    step_stop: str,
-    seed: int,
-) -> Any:
-    from tilebeam._version import __version__
-    from tilebeam.fingerprint import fingerprint
-    from tilebeam.training.collection import CollectionSetting
+@contextmanager
+def _collected(
+    model: ModelOptions, problems: SampleOptions, beside: Path
+) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
+    """The model, all samples, the records of the problems that were asked for, and what a report says of them."""
+    from tilebeam.training.collection import Collection
 
-    versions = {"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
-    return CollectionSetting(
-        fingerprint(model.model),
-        task,
-        sampling,
-        samples,
-        lora=tuple((fingerprint(path), scale) for path, scale in model.lora.adapters()),
-        steps=steps,
-        step_stop=step_stop,
-        seed=seed,
-        versions=versions,
-    )
+    described, task = problems.open()
+    setting, stem = problems.setting(model, described, task), problems.data or beside
+    with model.load(model.parallel) as lm, Collection(stem, setting, lm.n_embd) as collection:
+        try:
+            _collect(lm, task, collection)
+        except KeyboardInterrupt:
+            console.err().print(f"Interrupted. What is collected is in {stem}.jsonl; run the command again.")
+            raise typer.Exit(130) from None
+        known = {item.id for item in task.items}
+        records = [r for r in collection.records if r["unit"] in known]
+        about = {"model": model.model.stem, "collection": setting.as_dict(), "digest": setting.digest}
+        yield lm, collection, records, about
 
 
 def _collect(lm: LM, task: Task, collection: Collection) -> None:
@@ -197,30 +246,39 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
         collect(lm, task, collection, progress=lambda state: bars.batch(state), finished=bars.finished)
 
 
-def _fit(lm: LM, collection: Collection, known: set[str], options: FitOptions, name: str) -> tuple[Report, Any]:
+def _fit(
+    lm: LM, collection: Collection, records: list[Record], options: FitOptions, about: dict[str, Any]
+) -> tuple[Report, Head]:
     """The report, and the head."""
     from tilebeam.scoring.own_reward import OwnReward, maker_of
-    from tilebeam.training.fitting import fit, split
-    from tilebeam.training.report import report
+    from tilebeam.training.fitting import fit, samples_of
+    from tilebeam.training.report import report_of_fit
 
-    records = [r for r in collection.records if r["unit"] in known]
-    parts, states = split(records, options.seed), collection.states()
+    samples = samples_of(records, options.seed)
     with console.bar("fit") as bar:
         task = bar.add_task("", total=None, note="")
         fitted = fit(
-            states, parts, options, maker_of(lm), lambda done, total: bar.update(task, completed=done, total=total)
+            collection.states(),
+            samples,
+            options,
+            maker_of(lm),
+            lambda done, total: bar.update(task, completed=done, total=total),
         )
     OwnReward(lm, fitted.head)  # it fits
-    about = {"model": name, "collection": collection.setting.as_dict(), "digest": collection.setting.digest}
-    return report(fitted, states, parts, options.seed, about), fitted.head
+    return report_of_fit(fitted, samples, options.seed, about), fitted.head
 
 
-def _show(found: Report, as_json: bool) -> None:
+def _finish(found: Report, stem: Path, written: list[Path], as_json: bool) -> None:
+    """Write the report and show it."""
+    from tilebeam.training.report import write
+
+    files = [*written, *write(found, stem)]
     if as_json:
         print(json.dumps(found.plain(), indent=2))
-        return
-    screen, text = console.out(), "\n".join(found.markdown())
-    if screen.is_terminal:
-        screen.print(Markdown(text))
     else:
-        print(text)
+        screen, text = console.out(), "\n".join(found.markdown())
+        if screen.is_terminal:
+            screen.print(Markdown(text))
+        else:
+            print(text)
+    console.err().print(", ".join(map(str, files)), style="dim", soft_wrap=True)

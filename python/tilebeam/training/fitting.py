@@ -1,7 +1,8 @@
-"""Fits a head to collected states: L-BFGS on the cross entropy, stopped early, calibrated, all by held-out problems.
+"""Fits a head to collected states: L-BFGS on the cross entropy with weight decay, in folds of problems.
 
-Problems are split into three parts: to learn from, to stop, choose and calibrate by, and to report on, which nothing
-else looks at.
+Problems are few and samples of one problem alike, so no problem is set aside: each fold is rated by heads that learnt
+from the others, and these ratings choose features and decay, calibrate, and are what is reported. The head is the mean
+of the folds' heads.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -27,8 +28,7 @@ Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Loss = Callable[[Array], tuple[float, Array]]
 
-PARTS = ("train", "choose", "report")
-_TURNS = ("train", "choose", "train", "report", "train", "train", "train")
+FOLDS = 5
 _SETS: tuple[tuple[Feature, ...], ...] = (
     ("length", "confidence"),
     ("mean", "length", "confidence"),
@@ -36,24 +36,26 @@ _SETS: tuple[tuple[Feature, ...], ...] = (
     ("last", "length", "confidence"),
     ("mean", "recent", "last", "length", "confidence"),
 )
-_DECAYS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # weight of the squares of the weights, strong ones first
-_STEPS, _PATIENCE = 200, 8
+_DECAYS = (0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001)  # weight of the squares of the weights, strong ones first
+_STEPS = 200
 _ROUNDED = 2e-3  # of a float16
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Judged samples of one part.
+    """Judged samples.
 
     Attributes:
         records: of the samples.
         problem: number of each one's problem.
+        fold: of each one's problem, 0 .. FOLDS - 1.
         ends: row of each one's end.
         rows, owner: all rows, ends included, and the sample that each belongs to.
     """
 
     records: list[Record]
     problem: npt.NDArray[np.int64]
+    fold: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     owner: npt.NDArray[np.int64]
@@ -68,50 +70,53 @@ class Samples:
         return [np.flatnonzero(self.problem == p).tolist() for p in np.unique(self.problem)]
 
 
-def parts_of(records: Sequence[Record], seed: int) -> dict[str, str]:
-    """The part of each problem: in an order that the seed decides, problems that were solved now and then, always or
-    never each by themselves, so that all parts have their share of them."""
+def folds_of(records: Sequence[Record], seed: int) -> list[int]:
+    """The fold of each problem: in an order that the seed decides, problems that were solved now and then, always or
+    never each by themselves, so that all folds have their share of them."""
 
-    def order(record: Record) -> tuple[int, bytes]:
-        kinds = {s["correct"] >= 0.5 for s in record["samples"]}
-        return -len(kinds), hashlib.sha256(f"{seed}/{record['unit']}".encode()).digest()
+    def order(i: int) -> tuple[int, bool, bytes]:
+        kinds = {s["correct"] >= 0.5 for s in records[i]["samples"]}
+        return len(kinds), True in kinds, hashlib.sha256(f"{seed}/{records[i]['unit']}".encode()).digest()
 
-    solved = [[r for r in records if (max(s["correct"] for s in r["samples"]) >= 0.5) is is_] for is_ in (True, False)]
-    ordered = [r for group in solved for r in sorted(group, key=order)]
-    return {r["unit"]: _TURNS[i % len(_TURNS)] for i, r in enumerate(ordered)}
+    folds = [0] * len(records)
+    for place, i in enumerate(sorted(range(len(records)), key=order)):
+        folds[i] = place % FOLDS
+    return folds
 
 
-def split(records: Sequence[Record], seed: int) -> dict[str, Samples]:
-    """The samples of each part.
+def samples_of(records: Sequence[Record], seed: int) -> Samples:
+    """The samples of collected problems, to learn from.
 
     Raises:
-        TilebeamError: a part has no right or no wrong samples.
+        TilebeamError: the folds besides one have no right or no wrong samples.
     """
-    found, of = {}, parts_of(records, seed)
-    for part in PARTS:
-        chosen = [(i, r) for i, r in enumerate(records) if of[r["unit"]] == part]
-        samples: list[Record] = []
-        problem: list[int] = []
-        ends: list[int] = []
-        rows: list[int] = []
-        owner: list[int] = []
-        for number, record in chosen:
-            row = record["row"]
-            for sample in record["samples"]:
-                rows += range(row, row + sample["states"])
-                owner += [len(samples)] * sample["states"]
-                row += sample["states"]
-                samples.append(sample)
-                problem.append(number)
-                ends.append(row - 1)
-        if len({s["correct"] >= 0.5 for s in samples}) < 2:
+    found = gathered(records, folds_of(records, seed))
+    for fold in range(FOLDS):
+        kinds = set((found.correct[found.fold != fold] >= 0.5).tolist())
+        if len(kinds) < 2 or not (found.fold == fold).any():
             raise TilebeamError(
-                f"There is too little to learn from: of {len(records)} problems {len(chosen)} are held for the part "
-                f"{part!r}, whose {len(samples)} samples are not both right and wrong. Collect more --items, or choose "
-                "problems that the model sometimes solves."
+                f"There is too little to learn from: {len(records)} problems in {FOLDS} folds, and the samples of all "
+                "but one are not both right and wrong. Collect more --items, or choose problems that the model "
+                "sometimes solves."
             )
-        found[part] = Samples(samples, *(np.array(a, np.int64) for a in (problem, ends, rows, owner)))
     return found
+
+
+def gathered(records: Sequence[Record], folds: Sequence[int]) -> Samples:
+    """The samples of collected problems, each problem in its fold."""
+    samples: list[Record] = []
+    columns: dict[str, list[int]] = {name: [] for name in ("problem", "fold", "ends", "rows", "owner")}
+    for number, (record, fold) in enumerate(zip(records, folds, strict=True)):
+        row = record["row"]
+        for sample in record["samples"]:
+            columns["rows"] += range(row, row + sample["states"])
+            columns["owner"] += [len(samples)] * sample["states"]
+            row += sample["states"]
+            samples.append(sample)
+            columns["problem"].append(number)
+            columns["fold"].append(fold)
+            columns["ends"].append(row - 1)
+    return Samples(samples, **{name: np.array(column, np.int64) for name, column in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -119,24 +124,43 @@ class Fitted:
     """A head, and what was tried for it.
 
     Attributes:
-        head: calibrated.
+        head: calibrated, the mean of those of the folds.
         decay: the chosen one.
-        tried: of each set of features and decay the loss on problems to choose by.
+        scores: of each row of `Samples.rows`, by heads that did not learn from its problem; what was chosen for them,
+            features, decay and calibration, goes by the other folds, too.
+        tried: of each set of features and decay the loss on problems that the head did not learn from.
     """
 
     head: Head
     decay: float
+    scores: Doubles
     tried: list[dict[str, object]]
+
+
+@dataclass
+class _Candidate:
+    """A set of features and a decay: the folds' heads, and what they say of the rows that they did not learn from."""
+
+    names: tuple[Feature, ...]
+    decay: float
+    heads: list[Head]
+    logits: Doubles
+
+    def losses(self, samples: Samples) -> Doubles:
+        """Of each fold, summed over its samples."""
+        at_ends = self.logits[np.isin(samples.rows, samples.ends)]
+        each = np.logaddexp(0, at_ends) - samples.correct * at_ends
+        return np.bincount(samples.fold, each, FOLDS).astype(np.float64)
 
 
 def fit(
     states: npt.NDArray[np.float16],
-    parts: dict[str, Samples],
+    samples: Samples,
     options: FitOptions,
     maker: dict[str, str],
     progress: Callable[[int, int], object] | None = None,
 ) -> Fitted:
-    """The head that does best on the problems to choose by.
+    """The head that does best on problems that it did not learn from.
 
     Args:
         states: rows of `Collection.states`.
@@ -144,18 +168,54 @@ def fit(
         progress: called with fits done, and all.
     """
     sets = [cast(tuple[Feature, ...], options.features)] if options.features else list(_SETS)
-    total = len(sets) * len(_DECAYS)
-    best: tuple[float, Head, float] | None = None
-    tried: list[dict[str, object]] = []
+    total = len(sets) * FOLDS * len(_DECAYS)
+    candidates: list[_Candidate] = []
     for names in sets:
-        for decay, loss, head in _path(states, parts, names, options, maker):
-            tried.append({"features": list(names), "decay": decay, "loss": loss})
-            if progress is not None:
-                progress(len(tried), total)
-            if best is None or loss < best[0]:
-                best = loss, head, decay
-    assert best is not None
-    return Fitted(calibrated(best[1], states, parts["choose"]), best[2], tried)
+        path = [_Candidate(names, decay, [], np.zeros(len(samples.rows))) for decay in _DECAYS]
+        for fold in range(FOLDS):
+            held = samples.fold[samples.owner] == fold
+            x = inputs(states, samples.rows[held], names)
+            for candidate, head in zip(path, _path(states, samples, fold, names, options, maker), strict=True):
+                candidate.heads.append(head)
+                candidate.logits[held] = logits_of(head(x))
+                if progress is not None:
+                    progress(len(candidates) * FOLDS + sum(len(c.heads) for c in path), total)
+        candidates += path
+    losses = np.array([c.losses(samples) for c in candidates])
+    best = candidates[int(losses.sum(1).argmin())]
+    tried: list[dict[str, object]] = [
+        {"features": list(c.names), "decay": c.decay, "loss": float(row.sum() / len(samples.records))}
+        for c, row in zip(candidates, losses, strict=True)
+    ]
+    head = calibrated(mean_of(best.heads), *_calibration(best.logits, samples, samples.fold >= 0))
+    return Fitted(head, best.decay, _held_out(candidates, losses, samples), tried)
+
+
+def _held_out(candidates: Sequence[_Candidate], losses: Doubles, samples: Samples) -> Doubles:
+    """Scores of all rows; of each fold by the candidate that the others choose, as the others calibrate it."""
+    scores = np.zeros(len(samples.rows))
+    for fold in range(FOLDS):
+        chosen = candidates[int(np.delete(losses, fold, axis=1).sum(1).argmin())]
+        stretch, move = _calibration(chosen.logits, samples, samples.fold != fold)
+        rows = samples.fold[samples.owner] == fold
+        scores[rows] = sigmoid(stretch * chosen.logits[rows] + move)
+    return scores
+
+
+def logits_of(scores: Doubles) -> Doubles:
+    """What a sigmoid made these of."""
+    clipped = np.clip(scores, 1e-7, 1 - 1e-7)
+    return np.asarray(np.log(clipped / (1 - clipped)))
+
+
+def mean_of(heads: Sequence[Head]) -> Head:
+    """The head whose logit is the mean of theirs: hidden layers side by side, or the mean of the weights."""
+    weights, biases = (np.stack([h.layers[-1][i] for h in heads]) for i in (0, 1))
+    layers = [(weights.mean(0), biases.mean(0))]
+    if len(heads[0].layers) > 1:
+        below, below_bias = (np.concatenate([h.layers[0][i] for h in heads]) for i in (0, 1))
+        layers = [(below, below_bias), (np.concatenate(weights, axis=1) / len(heads), biases.mean(0))]
+    return replace(heads[0], layers=tuple((w.astype(np.float32), b.astype(np.float32)) for w, b in layers))
 
 
 def inputs(states: npt.NDArray[np.float16], rows: npt.NDArray[np.int64], names: Sequence[Feature]) -> Array:
@@ -175,14 +235,15 @@ def n_embd_of(states: npt.NDArray[np.float16]) -> int:
 
 def _path(
     states: npt.NDArray[np.float16],
-    parts: dict[str, Samples],
+    samples: Samples,
+    fold: int,
     names: tuple[Feature, ...],
     options: FitOptions,
     maker: dict[str, str],
-) -> Iterator[tuple[float, float, Head]]:
-    """Decay, loss and head for each decay; each fit goes on from the one before."""
-    train, choose = parts["train"], parts["choose"]
-    x = inputs(states, train.rows, names)
+) -> Iterator[Head]:
+    """The head for each decay, learnt from the other folds; each fit goes on from the one before."""
+    learnt = samples.fold[samples.owner] != fold
+    x = inputs(states, samples.rows[learnt], names)
     mean = x.mean(0, dtype=np.float64)
     x -= mean.astype(np.float32)
     scale = np.sqrt(np.einsum("ij,ij->j", x, x, dtype=np.float64) / len(x))
@@ -195,44 +256,24 @@ def _path(
     )
     mean = mean.astype(np.float32)
     x /= scale
-    y = train.correct[train.owner].astype(np.float32)
-    held, held_y = (inputs(states, choose.ends, names) - mean) / scale, choose.correct
+    y = samples.correct[samples.owner[learnt]].astype(np.float32)
     network = _Network(x.shape[1], options.hidden, options.seed)
     weights = network.start(float(np.clip(y.mean(), 0.01, 0.99)))
+    row_weights = _row_weights(samples)[learnt]
+    row_weights /= row_weights.sum()
     for decay in _DECAYS:
-        seen = _Best(lambda w: cross_entropy(network.logits(w, held).astype(np.float64), held_y))
-        minimize(network.loss(x, y, _row_weights(train), decay), weights, seen)
-        weights = seen.weights
+        weights = minimize(network.loss(x, y, row_weights, decay), weights)
         layers = network.layers(weights)
         w, b = layers[0]
         layers[0] = (w / scale, b - (w / scale) @ mean)
-        yield decay, seen.loss, Head(tuple(layers), "sigmoid", features=names, maker=maker)
+        yield Head(tuple(layers), "sigmoid", features=names, maker=maker)
 
 
 def _row_weights(samples: Samples) -> Array:
-    """Of rows: a sample's end counts as much as its beginnings together; all together 1."""
+    """Of rows: a sample's end counts as much as its beginnings together."""
     counts = np.bincount(samples.owner)[samples.owner]
     is_end = np.isin(samples.rows, samples.ends)
-    weights = np.where(counts == 1, 1.0, np.where(is_end, 0.5, 0.5 / np.maximum(1, counts - 1)))
-    return np.asarray(weights / weights.sum(), np.float32)
-
-
-class _Best:
-    """Looks at held-out loss after every step; says when it has not fallen for long."""
-
-    def __init__(self, loss_of: Callable[[Array], float]) -> None:
-        self._loss_of = loss_of
-        self.loss = float("inf")
-        self.weights = np.zeros(0, np.float32)
-        self._since = 0
-
-    def __call__(self, weights: Array) -> bool:
-        loss = self._loss_of(weights)
-        if loss < self.loss:
-            self.loss, self.weights, self._since = loss, weights.copy(), 0
-        else:
-            self._since += 1
-        return self._since < _PATIENCE
+    return np.where(counts == 1, 1.0, np.where(is_end, 0.5, 0.5 / np.maximum(1, counts - 1))).astype(np.float32)
 
 
 class _Network:
@@ -291,24 +332,16 @@ class _Network:
         return value
 
 
-def cross_entropy(logits: Doubles, right: Doubles) -> float:
-    """Mean of -log of what a sample's own label was given."""
-    return float((np.logaddexp(0, logits) - right * logits).mean())
-
-
-def minimize(loss: Loss, start: Array, goes_on: Callable[[Array], bool], memory: int = 10) -> None:
-    """L-BFGS (Nocedal & Wright, algorithm 7.5) with backtracking, until a minimum, or `goes_on` of the weights after a
-    step says no."""
+def minimize(loss: Loss, start: Array, memory: int = 10) -> Array:
+    """L-BFGS (Nocedal & Wright, algorithm 7.5) with backtracking: the weights at a minimum, or after 200 steps."""
     w = start
     value, grad = loss(w)
     steps: deque[tuple[Array, Array, float]] = deque(maxlen=memory)
-    if not goes_on(w):
-        return
     for _ in range(_STEPS):
         direction = -_scaled(grad, steps)
         slope = float(grad @ direction)
         if slope > -1e-12:
-            return
+            break
         size = 1.0 if steps else min(1.0, 1 / float(np.abs(grad).sum()))
         while True:
             new = w + np.float32(size) * direction
@@ -317,15 +350,16 @@ def minimize(loss: Loss, start: Array, goes_on: Callable[[Array], bool], memory:
                 break
             size /= 2
             if size < 1e-8:
-                return
+                return w
         s, y = new - w, new_grad - grad
         curvature = float(s @ y)
         if curvature > 1e-12:
             steps.append((s, y, curvature))
-        converged = value - new_value < 1e-7 * max(1.0, abs(value))
+        converged = value - new_value < 1e-6 * max(1.0, abs(value))
         w, value, grad = new, new_value, new_grad
-        if not goes_on(w) or converged:
-            return
+        if converged:
+            break
+    return w
 
 
 def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
@@ -344,19 +378,26 @@ def _scaled(grad: Array, steps: Sequence[tuple[Array, Array, float]]) -> Array:
     return q
 
 
-def calibrated(head: Head, states: npt.NDArray[np.float16], samples: Samples) -> Head:
-    """The head whose logits are stretched and moved so that its scores are probabilities on these samples (Platt 1999,
-    with his targets, which few samples do not drive to 0 and 1)."""
-    scores = np.clip(head(inputs(states, samples.ends, head.features)), 1e-7, 1 - 1e-7)
-    z = np.log(scores / (1 - scores)).astype(np.float32)
-    one = _Network(1, 0, 0)
-    right = samples.correct.sum()
+def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """How to stretch and move logits so that they are those of probabilities on the ends of chosen samples (Platt 1999,
+    with his targets, which few samples do not drive to 0 and 1).
+
+    Args:
+        logits: of all rows.
+    """
+    z = logits[np.isin(samples.rows, samples.ends)][chosen].astype(np.float32)
+    correct = samples.correct[chosen]
+    right = correct.sum()
     low, high = 1 / (len(z) - right + 2), (right + 1) / (right + 2)
-    targets = low + (high - low) * samples.correct
-    seen = _Best(lambda w: cross_entropy(one.logits(w, z[:, None]).astype(np.float64), targets))
+    targets = (low + (high - low) * correct).astype(np.float32)
     row_weights = np.full(len(z), 1 / len(z), np.float32)
-    minimize(one.loss(z[:, None], targets.astype(np.float32), row_weights, 1e-4), np.array([1, 0], np.float32), seen)
-    stretch, move = seen.weights
-    stretch = max(stretch, np.float32(0.05))  # the order stays
-    (*below, (w, b)) = head.layers
-    return Head((*below, (w * stretch, b * stretch + move)), "sigmoid", features=head.features, maker=head.maker)
+    loss = _Network(1, 0, 0).loss(z[:, None], targets, row_weights, 1e-4)
+    stretch, move = minimize(loss, np.array([1, 0], np.float32))
+    return max(float(stretch), 0.05), float(move)  # the order stays
+
+
+def calibrated(head: Head, stretch: float, move: float) -> Head:
+    """The head with its logits stretched and moved."""
+    *below, (w, b) = head.layers
+    last = w * np.float32(stretch), b * np.float32(stretch) + np.float32(move)
+    return replace(head, layers=(*below, last))

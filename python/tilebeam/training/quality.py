@@ -80,12 +80,30 @@ def budgets(problems: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
     Args:
         problems: of each sample "answer", "correct", "score", "logprob", "tokens".
     """
-    most = min((len(samples) for samples in problems), default=0)
-    sizes = [1 << i for i in range(most.bit_length()) if 1 << i <= most]
     return [
-        {"budget": k} | {name: float(np.mean([of(samples, k) for samples in problems])) for name, of in METHODS.items()}
-        for k in sizes
+        {"budget": k} | {name: float(_solved(problems, name, k).mean()) for name in METHODS} for k in _sizes(problems)
     ]
+
+
+def gains(problems: Sequence[Sequence[dict[str, Any]]], seed: int = 0) -> list[dict[str, Any]]:
+    """What the head wins at the greatest budget over what needs no head: a paired bootstrap over problems."""
+    found = []
+    for k in _sizes(problems)[-1:]:
+        for first, second in GAINS if k > 1 else ():
+            values = [_solved(problems, name, k)[None] for name in (first, second)]
+            gain = estimators.paired_bootstrap(*values, seed=seed)
+            found.append({"budget": k, "first": first, "second": second} | gain.as_dict())
+    return found
+
+
+def _sizes(problems: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
+    most = min((len(samples) for samples in problems), default=0)
+    return [1 << i for i in range(most.bit_length())]
+
+
+def _solved(problems: Sequence[Sequence[dict[str, Any]]], name: str, k: int) -> Floats:
+    """Of each problem, how often a method solves it with k samples."""
+    return np.array([METHODS[name](samples, k) for samples in problems], np.float64)
 
 
 def _of(samples: Sequence[dict[str, Any]], key: str) -> list[Any]:
@@ -101,3 +119,4 @@ METHODS: dict[str, _Method] = {
     "shortest": lambda s, k: estimators.best_at_k([-t for t in _of(s, "tokens")], _of(s, "correct"), k),
     "any right": lambda s, k: estimators.best_at_k(_of(s, "correct"), _of(s, "correct"), k),
 }
+GAINS = (("weighted by head", "majority"), ("best by head", "best by log-probability"))

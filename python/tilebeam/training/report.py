@@ -1,4 +1,4 @@
-"""What a new head is worth, on problems that nothing was learnt from or chosen by: figures, Markdown, a plot."""
+"""What a head is worth on problems that it did not learn from: figures, Markdown, a plot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.gguf.whole_file import whole_file
+from tilebeam.scoring.reward_heads import Head
 from tilebeam.training import quality
-from tilebeam.training.fitting import Fitted, Samples, inputs
+from tilebeam.training.fitting import FOLDS, Fitted, Samples
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,9 @@ class Report:
         f = self.facts
         yield f"# Reward head of {f['model']}"
         yield ""
-        counts = f["problems"]
         yield (
-            f"Fitted on {counts['train']} problems, chosen and calibrated on {counts['choose']}, reported on "
-            f"{counts['report']} others: {f['samples']} samples, {100 * f['right']:.1f} % right, "
-            f"{100 * f['cut']:.1f} % cut off. Features {', '.join(f['features'])}; layers {f['layers']}; "
-            f"decay {f['decay']:g}."
+            f"{f['problems']} problems, {f['samples']} samples, {100 * f['right']:.1f} % right, "
+            f"{100 * f['cut']:.1f} % cut off. Features {', '.join(f['features'])}; layers {f['layers']}. {f['rated']}"
         )
         yield from ("", "| AUROC of | all samples | within a problem | without cut-off ones | within a problem |")
         yield "| --- | ---: | ---: | ---: | ---: |"
@@ -64,6 +62,13 @@ class Report:
             yield "| --- |" + " ---: |" * len(f["budgets"])
             for name in quality.METHODS:
                 yield f"| {name} | " + " | ".join(f"{100 * row[name]:.1f}" for row in f["budgets"]) + " |"
+        for gain in f["gains"]:
+            low, high = 100 * gain["low"], 100 * gain["high"]
+            yield ""
+            yield (
+                f"Of {gain['budget']} samples {gain['first']} solves {100 * gain['value']:+.1f} points more than "
+                f"{gain['second']} ({low:+.1f} to {high:+.1f}, paired bootstrap over problems)."
+            )
 
 
 _COLUMNS = ("all", "within", "whole", "whole_within")
@@ -75,26 +80,37 @@ def _figure(value: float | None, interval: tuple[float, float] | None = None) ->
     return f"{value:.3f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def report(
-    fitted: Fitted, states: npt.NDArray[np.float16], parts: dict[str, Samples], seed: int, about: dict[str, Any]
-) -> Report:
-    """Figures on the part that is there to report on.
+def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> Report:
+    """Figures of a new head, by what the heads of the folds made of problems that they did not learn from.
 
     Args:
         about: further facts: "model", and what was collected.
     """
-    held, head = parts["report"], fitted.head
-    scores = head(inputs(states, held.ends, head.features))
-    right = held.correct
+    rated = (
+        f"Each problem is rated by heads that learnt from {FOLDS - 1} of {FOLDS} folds of the problems, not from its "
+    )
+    chosen = {"rated": f"{rated}own; decay {fitted.decay:g}.", "decay": fitted.decay, "tried": fitted.tried}
+    return report(fitted.head, fitted.scores, held, seed, about | chosen)
+
+
+def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int, about: dict[str, Any]) -> Report:
+    """Figures of scores.
+
+    Args:
+        head: that gave them.
+        rated: the score of each of `held.rows`.
+        seed: of the bootstraps.
+        about: further facts: "model", "rated", who rated the problems, and what was collected.
+    """
+    right, ends = held.correct, np.isin(held.rows, held.ends)
+    scores = rated[ends]
     whole = np.array([r["finish"] == "stop" for r in held.records])
-    rated = {
+    rivals = {
         "the head": scores,
         "log-probability": np.array([r["logprob"] for r in held.records]),
         "shortness": -np.array([r["tokens"] for r in held.records], np.float64),
     }
-    begun = ~np.isin(held.rows, held.ends)
-    early = head(inputs(states, held.rows[begun], head.features)) if begun.any() else np.zeros(0)
-    owner = held.owner[begun]
+    early, owner = rated[~ends], held.owner[~ends]
     table = quality.reliability(scores, right)
     problems = [
         [held.records[i] | {"score": float(scores[i])} for i in group] for group in held.grouped() if len(group) > 1
@@ -104,13 +120,12 @@ def report(
         | {
             "features": list(head.features),
             "layers": head.shape,
-            "decay": fitted.decay,
             "seed": seed,
-            "problems": {name: len(part.grouped()) for name, part in parts.items()},
+            "problems": len(held.grouped()),
             "samples": len(right),
             "right": float(right.mean()),
             "cut": float(1 - whole.mean()),
-            "auroc": {name: _rows(s, right >= 0.5, held.problem, whole, seed) for name, s in rated.items()},
+            "auroc": {name: _rows(s, right >= 0.5, held.problem, whole, seed) for name, s in rivals.items()},
             "beginnings": {
                 "samples": len(early),
                 "all": quality.auroc(early, right[owner] >= 0.5),
@@ -119,7 +134,7 @@ def report(
             "reliability": table,
             "calibration_error": quality.calibration_error(table),
             "budgets": quality.budgets(problems),
-            "tried": fitted.tried,
+            "gains": quality.gains(problems, seed),
         }
     )
 
