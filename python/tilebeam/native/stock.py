@@ -49,7 +49,12 @@ def register() -> Registry:
 
 
 def own_load() -> Any:
-    """llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not."""
+    """llama.cpp's own ``llama_model_load_from_file``, whether `register` was called or not.
+
+    Raises:
+        TilebeamError: llama-cpp-python has no CPU backend.
+    """
+    plugin.ggml()
     import llama_cpp.llama_cpp as capi
 
     function = getattr(capi, _NAME)
