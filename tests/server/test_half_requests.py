@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from tilebeam import LM
@@ -13,10 +17,12 @@ from tilebeam import LM
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import PATIENCE, PROMPT, Running, running
+import uvicorn
+from server_kit import PATIENCE, PROMPT, Running, running, until
 from tilebeam.server import connections, security
 
 BODY = json.dumps({"prompt": PROMPT, "max_tokens": 3}).encode()
+ANSWER = 32 << 20
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
@@ -34,8 +40,8 @@ def hasty(lm: LM) -> Iterator[Running]:
 class Client:
     """A socket, by hand."""
 
-    def __init__(self, server: Running) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), PATIENCE)
+    def __init__(self, url: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), PATIENCE)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -51,18 +57,19 @@ class Client:
             body += self._socket.recv(size - len(body))
         return head + body
 
-    def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+    def rest(self, pause: float = 0) -> bytes:
+        """All that comes until the server closes the connection, with a pause behind each piece."""
         with self._socket:
-            found = b""
+            found = bytearray()
             while data := self._socket.recv(1 << 16):
                 found += data
-            return found
+                time.sleep(pause)
+            return bytes(found)
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/compl", HEAD, HEAD + b"content-length: 10\r\nx-half"])
 def test_half_a_head(hasty: Running, sent: bytes) -> None:
-    client = Client(hasty)
+    client = Client(hasty.url)
     client.send(sent)
     answer = client.rest()
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -72,7 +79,7 @@ def test_half_a_head(hasty: Running, sent: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"{", BODY[:-2]])
 def test_half_a_body(hasty: Running, sent: bytes) -> None:
-    client = Client(hasty)
+    client = Client(hasty.url)
     client.send(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + sent)
     answer = client.rest()
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -81,18 +88,18 @@ def test_half_a_body(hasty: Running, sent: bytes) -> None:
 
 
 def test_a_silent_connection_is_closed_without_a_word(hasty: Running) -> None:
-    assert Client(hasty).rest() == b""
+    assert Client(hasty.url).rest() == b""
 
 
 def test_a_head_without_end(hasty: Running) -> None:
-    client = Client(hasty)
+    client = Client(hasty.url)
     client.send(HEAD + b"x-long: " + b"a" * (connections.MAX_HEAD + 1))
     assert client.rest().startswith(b"HTTP/1.1 431 ")
 
 
 def test_a_second_request_on_a_connection_has_its_own_deadline(hasty: Running) -> None:
     whole = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-    client = Client(hasty)
+    client = Client(hasty.url)
     for _ in range(2):
         client.send(whole)
         assert client.one().startswith(b"HTTP/1.1 200 OK")
@@ -100,9 +107,51 @@ def test_a_second_request_on_a_connection_has_its_own_deadline(hasty: Running) -
     assert client.rest().startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.fixture(scope="module")
+def generous() -> Iterator[tuple[str, list[Exception | None]]]:
+    """Where 32 MiB are answered to whatever comes, and connections that were lost."""
+    lost: list[Exception | None] = []
+
+    class Noted(connections.Connection):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.append(exc)
+
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * ANSWER})
+
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, http=Noted, lifespan="off", log_level="error"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "STALL_SECONDS", 0.8)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", lost
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("ending", [b"", b"connection: close\r\n"])
+def test_a_client_that_takes_nothing_is_cut_off(generous: tuple[str, list[Exception | None]], ending: bytes) -> None:
+    url, lost = generous
+    before = len(lost)
+    client = Client(url)
+    client.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + ending + b"\r\n")
+    until(lambda: len(lost) > before)
+    with suppress(ConnectionResetError):
+        assert len(client.rest()) < ANSWER
+
+
+def test_a_slow_client_gets_all(generous: tuple[str, list[Exception | None]]) -> None:
+    client = Client(generous[0])
+    client.send(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert len(client.rest(pause=0.001)) > ANSWER
+
+
 def test_a_body_that_is_refused_may_be_sent_to_its_end(hasty: Running) -> None:
     """A client that reads its answer only when it has sent everything gets one."""
     size = (1 << 22) + 1
-    client = Client(hasty)
+    client = Client(hasty.url)
     client.send(HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
     assert client.rest().startswith(b"HTTP/1.1 413 ")

@@ -145,17 +145,15 @@ def _has_control(vocab: Vocab, text: str) -> bool:
 
 
 def _controls(vocab: Vocab, ids: Sequence[int]) -> list[int]:
-    return [token for token in ids if vocab.is_control(token)]
+    control = {token for token in set(ids) if vocab.is_control(token)}
+    return [token for token in ids if token in control]
 
 
 def _pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[str, list[str] | None]:
     """The template with marks for messages that say something, and its own text before, between and behind them; None:
     the template does more with a message than to copy it."""
-    marks = [f"m{secrets.token_hex(16)}m" if content else "" for content in contents]
-    text = render(marks)
-    used = [mark for mark in marks if mark]
-    if not used:
-        return text, [text]
-    pieces = re.split("|".join(used), text)
-    in_order = re.findall("|".join(used), text) == used
-    return text, pieces if in_order else None
+    secret = secrets.token_hex(12)
+    text = render([f"m{secret}n{i}m" if content else "" for i, content in enumerate(contents)])
+    found = [int(number) for number in re.findall(rf"m{secret}n(\d+)m", text)]
+    in_order = found == [i for i, content in enumerate(contents) if content]
+    return text, re.split(rf"m{secret}n\d+m", text) if in_order else None

@@ -91,11 +91,13 @@ def _routes(app: FastAPI, models: Models) -> None:
         return await models.of(body.model).infill(body, request)
 
     @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/chat/completions", response_model=None, include_in_schema=False)
     async def chat_completions(body: ChatRequest, request: Request) -> Response | dict[str, Any]:
         """Answer in a conversation."""
         return await _as_response(await models.of(body.model).chat(body, request))
 
     @app.get("/v1/models")
+    @app.get("/models", include_in_schema=False)
     async def listed() -> dict[str, Any]:
         """The models, under each of their names."""
         return models.listed()

@@ -1,7 +1,8 @@
 """Connections: uvicorn's protocol with deadlines, so that a client that sends half a request does not hold one.
 
-uvicorn closes connections that idle after an answer, but waits without end for the rest of a request's head. What is
-late with its body gets 408 from `security.Guard`, which sees bodies as they come.
+uvicorn closes connections that idle after an answer, but waits without end for the rest of a request's head, and for
+clients to take the rest of an answer, which it holds as long. What is late with its body gets 408 from
+`security.Guard`, which sees bodies as they come.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from tilebeam.server.errors import ApiError
 
 # Seconds from the first byte of a request (or from the connection's beginning) to the end of its head.
 HEAD_SECONDS = 30.0
+# Seconds in which a client must take something of what waits for it, and how often that is looked at in them.
+STALL_SECONDS = 60.0
+_LOOKS = 8
 # Bytes of a request's head.
 MAX_HEAD = 64 << 10
 
@@ -26,6 +30,9 @@ class Connection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _received = 0  # bytes of a head that is not complete
     _in_body = False  # of a request whose body is not complete
+    _watch: asyncio.TimerHandle | None = None  # of bytes that the client has not taken
+    _unsent = 0  # when they were looked at last
+    _idle_looks = 0  # that saw none of them taken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
@@ -35,7 +42,23 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
         self._disarm()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Much waits to be taken."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """Most of it was taken."""
+        super().resume_writing()
+        self._stop_watching()
+
+    def on_response_complete(self) -> None:
+        """An answer is written, as far as the application is concerned."""
+        super().on_response_complete()
+        self._look_later()
 
     def on_headers_complete(self) -> None:
         """The head is there: the application answers."""
@@ -74,6 +97,29 @@ class Connection(HttpToolsProtocol):
             self._refuse(408, "The request did not arrive in time.")
         self._disarm()
         self.transport.close()
+
+    def _look_later(self) -> None:
+        """Watch what the client has not taken."""
+        if self._watch is None:
+            self._unsent, self._idle_looks = self.transport.get_write_buffer_size(), 0
+            if self._unsent:
+                self._watch = self.loop.call_later(STALL_SECONDS / _LOOKS, self._look)
+
+    def _look(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._idle_looks = 0 if unsent < self._unsent else self._idle_looks + 1
+        self._unsent = unsent
+        if self._idle_looks == _LOOKS:
+            self.transport.abort()  # close() would wait for the client, too
+        elif unsent:
+            self._watch = self.loop.call_later(STALL_SECONDS / _LOOKS, self._look)
+        else:
+            self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer by hand: there is no request that the application could answer."""

@@ -86,6 +86,7 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.post("/v1/embeddings", response_model=None)
+    @app.post("/embeddings", response_model=None, include_in_schema=False)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Texts as vectors of length 1."""
         service = models.of(body.model)
@@ -107,6 +108,8 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
     @app.post("/v1/rerank")
     @app.post("/rerank", include_in_schema=False)
     @app.post("/v2/rerank", include_in_schema=False)
+    @app.post("/reranking", include_in_schema=False)
+    @app.post("/v1/reranking", include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Json:
         """Documents by their relevance to a query, the most relevant first."""
         service = models.of(body.model)

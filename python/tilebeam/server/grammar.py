@@ -19,6 +19,8 @@ def grammar_of(body: Generation) -> str | None:
     """
     if body.grammar is not None:
         return made("grammar", partial(constraint.checked, body.grammar))
+    if body.json_schema is not None:
+        return made("json_schema", partial(constraint.of_schema, body.json_schema))
     if body.guided_json is not None:
         return made("guided_json", partial(constraint.of_schema, body.guided_json))
     if body.guided_regex is not None:
@@ -28,6 +30,8 @@ def grammar_of(body: Generation) -> str | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
+    if wanted.schema_ is not None:
+        return made("response_format.schema", partial(constraint.of_schema, wanted.schema_))
     if wanted.type == "json_object":
         return constraint.of_schema({"type": "object"})
     if wanted.grammar is not None:

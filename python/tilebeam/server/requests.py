@@ -21,6 +21,7 @@ MAX_BIASES = 4096
 MAX_CHOICES = 1024
 MAX_TOOLS = 128
 MOST_ADAPTERS = 1024
+MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
 
@@ -69,10 +70,12 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the text must look like. "grammar", with GBNF, is an extension."""
+    """What the text must look like. "grammar", with GBNF, is an extension; so is `schema` of a json_object, as
+    llama-server and llama-cpp-python take it."""
 
     type: Literal["text", "json_object", "json_schema", "grammar"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
 
     @model_validator(mode="after")
@@ -80,6 +83,8 @@ class ResponseFormat(Strict):
         for kind in ("json_schema", "grammar"):
             if (self.type == kind) != (getattr(self, kind) is not None):
                 raise ValueError(f'"{kind}" goes with type "{kind}" and only with it')
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError('"schema" by itself goes with type "json_object" and only with it')
         return self
 
 
@@ -136,6 +141,7 @@ class Generation(Strict):
     ignore_eos: bool = False
     lora: list[LoraScale] | None = Field(None, max_length=MOST_ADAPTERS)  # those that are not in it do nothing
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+    json_schema: dict[str, Any] | bool | None = None
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
     search: Search | None = None
     # Named as vLLM names them:
@@ -246,7 +252,7 @@ class Generation(Strict):
     @property
     def formats(self) -> list[str]:
         """Which fields bind the text; one at most."""
-        given = ("grammar", "guided_json", "guided_regex", "guided_choice")
+        given = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice")
         formatted = self.response_format is not None and self.response_format.type != "text"
         return [*(n for n in given if getattr(self, n) is not None), *(["response_format"] if formatted else [])]
 
@@ -468,7 +474,7 @@ class Message(Strict):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)

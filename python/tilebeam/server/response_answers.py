@@ -24,6 +24,7 @@ def add_response_routes(app: FastAPI, models: Models) -> None:
     """Serve this path."""
 
     @app.post("/v1/responses", response_model=None)
+    @app.post("/responses", response_model=None, include_in_schema=False)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, in the form of OpenAI's Responses API."""
         chat = body.chat()
