@@ -1,7 +1,7 @@
 """What one user waits for, and what decoding takes from the machine: the stock CPU backend and Tilebeam, runs
 interleaved.
 
-    python -m bench.latency [-m MODEL] [-p 256,512,768,1024] [-npl 1,2,4,8,16] [-n 64] [--json] [--quick]
+    python -m bench.latency [-m MODEL] [-p LENGTHS] [-npl SAMPLES] [-n 64] [--json] [--quick]
         [--resume FILE --seconds S]
 
 Rows: time to first token (TTFT) and time per output token after it (TPOT) of one request over the length of its prompt
@@ -36,6 +36,7 @@ from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
 SIDES = ("npu", "cpu")
+PROMPTS = "256,512,768,1024"  # tokens
 FIGURES = ("ttft", "tpot", "cpu", "busy", "resident", "anonymous")
 
 
@@ -162,14 +163,14 @@ def main() -> None:
     """Measure and print."""
     p = Parser(__doc__, "a small model, short runs")
     p.add_model("ordinary GGUF file")
-    p.add_argument("-p", "--n-prompt", help="lengths of prompts (default 256,512,768,1024; 64,128 with --quick)")
+    p.add_argument("-p", "--n-prompt", help=f"tokens of prompts (default {PROMPTS}; 64,128 with --quick)")
     p.add_argument("-npl", "--n-parallel", help="samples behind the longest (default 1,2,4,8,16; 1,4 with --quick)")
     p.add_count("-n", "--n-gen", usual=64, quick=8, what="tokens per sample")
     p.add_threads()
     p.add_rounds(3, 1)
     rounds.add_options(p)
     o = p.parse()
-    prompts = numbers(o.n_prompt or ("64,128" if o.quick else "256,512,768,1024"), "-p")
+    prompts = numbers(o.n_prompt or ("64,128" if o.quick else PROMPTS), "-p")
     samples = numbers(o.n_parallel or ("1,4" if o.quick else "1,2,4,8,16"), "-npl")
     if o.n_gen < 2 or min(prompts) < 1 or min(samples) < 1:
         p.error("prompts and samples must be at least 1, tokens per sample at least 2")
