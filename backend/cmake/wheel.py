@@ -24,6 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 GLIBC = "2.28"
 PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}"
 ARCHES = ("x86_64", "aarch64")
+# zig takes no -march for Arm, but features of a CPU, by LLVM's names of them.
+_SCRIPT = """#!/bin/sh
+for a; do
+    shift
+    case $a in -march=armv8.2-a+*) a=-mcpu=generic+v8_2a+$(echo "${a#*+}" | sed s/fp16/fullfp16/) ;; esac
+    set -- "$@" "$a"
+done
+"""
 
 
 def compilers(arch: str, folder: Path) -> dict[str, str]:
@@ -35,7 +43,7 @@ def compilers(arch: str, folder: Path) -> dict[str, str]:
     found = {}
     for name, language in (("CC", "cc"), ("CXX", "c++")):
         script = folder / f"{arch}-{language}"
-        script.write_text(f'#!/bin/sh\nexec {home / "zig"} {language} -target {arch}-linux-gnu.{GLIBC} "$@"\n')
+        script.write_text(f'{_SCRIPT}exec {home / "zig"} {language} -target {arch}-linux-gnu.{GLIBC} "$@"\n')
         script.chmod(0o755)
         found[name] = str(script)
     return found

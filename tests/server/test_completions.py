@@ -39,6 +39,7 @@ def test_completions_are_what_the_model_says(client: Any, lm: LM) -> None:
     assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
     assert got.object == "text_completion"
     assert got.model == "tiny"
+    assert got.system_fingerprint.startswith("tilebeam-")
 
 
 def test_token_ids_as_a_prompt(client: Any, lm: LM) -> None:

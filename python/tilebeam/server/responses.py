@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tilebeam._version import __version__
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
 
 Piece = Callable[[int], bytes]  # the bytes of a token
@@ -32,7 +33,8 @@ class Head:
     def as_dict(self) -> Json:
         """For JSON."""
         prefix = "cmpl" if self.kind == "text_completion" else "chatcmpl"
-        return {"id": f"{prefix}-{self.id}", "object": self.kind, "created": self.created, "model": self.model}
+        told = {"id": f"{prefix}-{self.id}", "object": self.kind, "created": self.created, "model": self.model}
+        return told | {"system_fingerprint": f"tilebeam-{__version__}"}  # what else may change answers is the model's
 
 
 def usage_of(usage: Usage) -> Json:
