@@ -261,6 +261,9 @@ static bool expand(struct tb_grammar * g) {
     ++g->stamp;
     while (g->todo.n > 0) {
         const int32_t id = g->todo.items[--g->todo.n];
+        if (!spend(g, 1)) {
+            return false;
+        }
         if (g->nodes[id].seen == g->stamp) {
             continue;
         }
@@ -278,7 +281,10 @@ static bool expand(struct tb_grammar * g) {
         const int32_t rest = with(g, g->nodes[id].element + 1, g->nodes[id].below);
         for (int32_t i = g->rules.rules[rule]; rest != UNKNOWN && i < g->rules.rules[rule + 1]; ++i) {
             const int32_t entered = with(g, g->rules.alternatives[i], rest);
-            if (entered == UNKNOWN || !push(&g->todo, entered)) {
+            if (entered == UNKNOWN || !spend(g, 1)) {
+                return false;
+            }
+            if (g->nodes[entered].seen != g->stamp && !push(&g->todo, entered)) {
                 return false;
             }
         }
@@ -416,18 +422,25 @@ static bool take_byte(struct unfinished * part, uint8_t byte) {
     return true;
 }
 
-// Whether the character that has begun may be one that comes next.
-static bool may_become_one(const struct tb_grammar * g, int32_t set, struct unfinished part) {
+// The set, if the character that has begun may be one that comes next, else NOWHERE; UNKNOWN: too many steps.
+static int32_t may_become_one(struct tb_grammar * g, int32_t set, struct unfinished part) {
     const int32_t bits = 6 * part.missing;
     const uint32_t first = part.value << bits, high = first | ((1u << bits) - 1);
     const uint32_t low = first < part.least ? part.least : first;
     for (int32_t i = 0; low <= high && i < g->sets[set].n; ++i) {
         const int32_t id = g->members.items[g->sets[set].start + i];
-        if (id != EMPTY && top(g, id).kind == TB_GRAMMAR_SET && holds(g, top(g, id).value, low, high)) {
-            return true;
+        if (id == EMPTY || top(g, id).kind != TB_GRAMMAR_SET) {
+            continue;
+        }
+        const int32_t chars = top(g, id).value;
+        if (!spend(g, 1 + (g->rules.sets[chars + 1] - g->rules.sets[chars]) / 4)) {
+            return UNKNOWN;
+        }
+        if (holds(g, chars, low, high)) {
+            return set;
         }
     }
-    return false;
+    return NOWHERE;
 }
 
 // Where the characters of a token lead; UNKNOWN: too many steps.
@@ -450,7 +463,7 @@ static int32_t by_text(struct tb_grammar * g, int32_t token, struct unfinished *
             }
         }
     }
-    return part->missing > 0 && !may_become_one(g, set, *part) ? NOWHERE : set;
+    return part->missing > 0 ? may_become_one(g, set, *part) : set;
 }
 
 static bool is_token(struct tb_grammar_element element, int32_t token) {
@@ -487,8 +500,16 @@ static bool may_end(const struct tb_grammar * g) {
 // Where a token leads that does not end the text; UNKNOWN: that takes too many steps.
 static int32_t take(struct tb_grammar * g, int32_t token, struct unfinished * part) {
     int32_t set = g->failed ? UNKNOWN : by_text(g, token, part);
+    if (set == NOWHERE) {
+        *part = (struct unfinished){0, 0, 0};
+    }
     if (set != UNKNOWN && g->sets[g->at].tokens && g->part.missing == 0) {
-        set = by_itself(g, token, set);
+        // As itself a token is whole, whatever its bytes; a text that ends within a character cannot go on beside it.
+        const int32_t own = by_itself(g, token, part->missing > 0 ? NOWHERE : set);
+        if (own != NOWHERE || part->missing == 0) {
+            set = own;
+            *part = (struct unfinished){0, 0, 0};
+        }
     }
     g->failed = set == UNKNOWN;
     return set;

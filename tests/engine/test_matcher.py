@@ -4,8 +4,10 @@ too many ways for that."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -215,3 +217,36 @@ def test_tokens_by_name_and_number(lm: LM, vocab: Vocab) -> None:
         lm.generate("so", SamplingParams(grammar="root ::= <[99999999]>"))
     with pytest.raises(TilebeamError, match="is not one token"):
         lm.generate("so", SamplingParams(grammar="root ::= <no such token of any model>"))
+
+
+def test_as_itself_a_token_may_end_within_a_character(vocab: Vocab) -> None:
+    begun = next(t for t in range(vocab.size) if vocab.piece(t) == b"\xe2")
+    end = next(t for t in range(vocab.size) if len(vocab.piece(t)) > 2 and not vocab.is_end(t))
+    grammar = Native(f"root ::= (!<[{end}]>)* <[{end}]>", vocab)
+    before = grammar.allowed()
+    assert before is not None
+    assert {begun, end} <= before
+    assert grammar.accept(begun)
+    assert grammar.allowed() == before
+    assert grammar.accept(begun)
+    assert grammar.accept(end)
+    allowed = grammar.allowed()
+    assert allowed is not None
+    assert all(vocab.is_end(t) for t in allowed)
+
+
+def test_alternatives_that_are_alike_cost_steps(vocab: Vocab) -> None:
+    alike = 'root ::= (r "a")?{20000}\nr ::= ' + "|" * 20000
+    with pytest.raises(GrammarTooComplexError):
+        Matcher(alike, vocab)
+    assert Native('root ::= (r "a")?{20}\nr ::= ' + "|" * 20, vocab).allowed()
+
+
+def test_a_vocabulary_is_forgotten_with_its_model(lm: LM) -> None:
+    path = lm.info.path
+    with tilebeam.load(path, "cpu", n_ctx=64, threads=1) as other:
+        other.generate("a", max_tokens=2, grammar='root ::= "b"+')
+        seen = weakref.ref(other._model.vocab)
+    del other
+    gc.collect()
+    assert seen() is None

@@ -87,3 +87,10 @@ def test_large_grammars_are_read_without_recursion() -> None:
     chain = "".join(f"r{i} ::= o r{i + 1} | r{i + 1}\n" for i in range(4000))
     rules = read_rules(f'root ::= r0\n{chain}r4000 ::= "a"\no ::= "b"?')
     assert len(rules.bodies) == 4004
+
+
+def test_parentheses_are_counted_where_they_nest() -> None:
+    deep = "root ::= " + '(")" ' * 400 + '"a"' + ")" * 400
+    with pytest.raises(RulesError, match="nested more than"):
+        read_rules(deep)
+    assert read_rules("root ::= " + '(")") ' * 400)

@@ -6,6 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections import OrderedDict
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -37,7 +38,7 @@ class Matcher:
 
     def __init__(self, grammar: str, vocab: Vocab) -> None:
         known = _grammars_of(vocab)
-        self._kept = known.tables(grammar)  # what the native matcher points to
+        self._kept = known.tables(grammar, vocab)  # what the native matcher points to
         self.pointer = lib.tb_grammar_new(self._kept[0], known.pieces)
         if not self.pointer:
             known.forget(grammar)
@@ -68,13 +69,12 @@ def is_known(grammar: str, vocab: Vocab) -> bool:
 class _Grammars:
     """The grammars that were asked of a vocabulary lately, and its tokens' texts, as native code reads them."""
 
-    def __init__(self, vocab: Vocab) -> None:
-        self._vocab = vocab
+    def __init__(self, vocab: Vocab) -> None:  # which it must not keep: it lives as long as the vocabulary
         self._lock = threading.Lock()
         self._tables: OrderedDict[str, list[Any]] = OrderedDict()
         self.pieces, self._kept = _pieces(vocab)
 
-    def tables(self, grammar: str) -> list[Any]:
+    def tables(self, grammar: str, vocab: Vocab) -> list[Any]:
         """A struct tb_grammar_rules, and what has to live as long.
 
         Raises:
@@ -85,12 +85,12 @@ class _Grammars:
                 self._tables.move_to_end(grammar)
                 return self._tables[grammar]
         try:
-            rules = read_rules(grammar, self._token)
+            rules = read_rules(grammar, partial(_token, vocab))
         except RulesError as error:
             raise TilebeamError(f"Invalid grammar: {error}.") from None
         named = [value for kind, value in _elements(rules) if kind in (Kind.TOKEN, Kind.NOT_TOKEN)]
         if named:
-            check_tokens(named, self._vocab.size, "grammar")
+            check_tokens(named, vocab.size, "grammar")
         tables = [*_native(rules), self._kept]
         with self._lock:
             self._tables[grammar] = tables
@@ -107,9 +107,10 @@ class _Grammars:
         with self._lock:
             return grammar in self._tables
 
-    def _token(self, name: str) -> int | None:
-        tokens = self._vocab.tokenize(name, add_special=False, parse_special=True)
-        return tokens[0] if len(tokens) == 1 else None
+
+def _token(vocab: Vocab, name: str) -> int | None:
+    tokens = vocab.tokenize(name, add_special=False, parse_special=True)
+    return tokens[0] if len(tokens) == 1 else None
 
 
 _known: weakref.WeakKeyDictionary[Vocab, _Grammars] = weakref.WeakKeyDictionary()

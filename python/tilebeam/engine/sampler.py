@@ -70,7 +70,7 @@ class Sampler:
                 self._add_bias(params.logit_bias, vocab)
             if params.grammar is not None:
                 self._grammar = Matcher(params.grammar, vocab)
-        except TilebeamError:
+        except BaseException:
             self.close()
             raise
         if params.penalizes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+MAX_DEPTH = 64  # of parentheses: readers recurse
 MAX_ELEMENTS = 1 << 18
 MAX_REPEAT = 1 << 16
 
@@ -67,7 +68,7 @@ def read_rules(text: str, token_of: TokenNames = lambda _: None) -> Rules:
     """Read a grammar.
 
     Args:
-        text: GBNF; parentheses are nested no deeper than Python recurses.
+        text: GBNF.
         token_of: knows the tokens of the vocabulary by name.
 
     Raises:
@@ -85,6 +86,7 @@ class _Reader:
         self._text = text
         self._token_of = token_of
         self._at = 0
+        self._depth = 0  # of parentheses
         self._elements = 0
         self._ids: dict[str, int] = {"root": 0}
         self._bodies: list[list[Alternative] | None] = [None]
@@ -175,11 +177,15 @@ class _Reader:
 
     def _group(self) -> Alternative:
         self._at += 1
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RulesError(f"parentheses are nested more than {MAX_DEPTH} deep")
         self._skip(lines=True)
         body = self._alternatives(nested=True)
         if self._peek() != ")":
             raise self._expected(")")
         self._at += 1
+        self._depth -= 1
         return body[0] if len(body) == 1 else [self._new_rule(body)]
 
     def _literal(self) -> Alternative:
