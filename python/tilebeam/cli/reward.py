@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,15 +195,14 @@ def rate(
     Example: tilebeam reward test -m model.gguf --reward-head head.gguf --task gsm8k:test.jsonl --items 200 --samples 16
     -o test/gsm8k
     """
+    from tilebeam.scoring.own_reward import OwnReward
     from tilebeam.scoring.reward_heads import load_head
 
     loaded = load_head(head)
-    with _collected(model, problems, out) as (lm, collection, records, about):
-        from tilebeam.scoring.own_reward import OwnReward
+    with _collected(model, problems, out, lambda lm: OwnReward(lm, loaded)) as (_, collection, records, about):
         from tilebeam.training.fitting import gathered, inputs
         from tilebeam.training.report import report
 
-        OwnReward(lm, loaded)  # it fits
         held = gathered(records, [0] * len(records))
         scores = loaded(inputs(collection.states(), held.rows, loaded.features))
         about["rated"] = f"Rated by {head.name}."
@@ -217,14 +216,19 @@ app.command("test")(console.sentences(rate))
 
 @contextmanager
 def _collected(
-    model: ModelOptions, problems: SampleOptions, beside: Path
+    model: ModelOptions, problems: SampleOptions, beside: Path, check: Callable[[LM], object] = lambda _: None
 ) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
-    """The model, all samples, the records of the problems that were asked for, and what a report says of them."""
+    """The model, all samples, the records of the problems that were asked for, and what a report says of them.
+
+    Args:
+        check: raises what is wrong before anything is sampled.
+    """
     from tilebeam.training.collection import Collection
 
     described, task = problems.open()
     setting, stem = problems.setting(model, described, task), problems.data or beside
     with model.load(model.parallel) as lm, Collection(stem, setting, lm.n_embd) as collection:
+        check(lm)
         try:
             _collect(lm, task, collection)
         except KeyboardInterrupt:

@@ -28,7 +28,7 @@ def draw(report: Report, out: Path) -> list[Path]:
     # and without a date the same figures give the same SVG file, whose text is text.
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
-        if report.points:
+        if any(not p.row.oracle for p in report.points):
             written += _save(_over_cost(report, _seconds, "seconds per problem"), out / "latency")
             written += _save(_over_cost(report, _cpu_seconds, "CPU-seconds per problem"), out / "cpu-time")
     return written
@@ -140,7 +140,8 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
         ax.tick_params(axis="x", labelsize=7)
         ax.set_xlabel(what)
     beaten = [
-        f"{name_of(o.search.row)} beats {name_of(o.single.row)}, on {o.single.row.device}" for o in report.overtaking
+        f"{name_of(o.search.row)} overtakes {name_of(o.single.row)}, on {o.single.row.device}"
+        for o in report.overtaking
     ]
     figure.suptitle("\n".join([_heading(report), *beaten]))
     return figure

@@ -47,7 +47,7 @@ class Report:
 
     @property
     def overtaking(self) -> list[Overtaking]:
-        """Where a search with one model beats one sample of a better one, by device."""
+        """Where a search with another model overtakes one sample of the best one, by device."""
         return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]
 
 
 def overtaking_lines(report: Report) -> Iterator[str]:
-    """Where a search with a smaller model beats the better model, in sentences."""
+    """Where a search with another model overtakes the best model, in sentences."""
     for o in report.overtaking:
         p, single = o.search, o.single
         yield ""

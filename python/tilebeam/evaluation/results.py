@@ -317,7 +317,7 @@ def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Overtaking:
-    """A search with one model that is at least as accurate as one sample of a better model, and takes less time.
+    """A search with another model that is at least as accurate as one sample of the best one, and takes less time.
 
     Attributes:
         search: the point; single: the better model's one sample, on the same device.
@@ -332,7 +332,7 @@ class Overtaking:
 
 
 def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
-    """For each device, the most accurate point of another model that overtakes one sample of the best model.
+    """For each device, the most accurate search with another model that overtakes one sample of the best model.
 
     The best model is the one whose single sample is right most often. Devices where no point does are left out.
     """
@@ -348,6 +348,7 @@ def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
             for p in here
             if p.row.model != best.row.model
             and not p.row.oracle
+            and p.row.series != PASS
             and p.row.share.value >= best.row.share.value
             and p.seconds < best.seconds
         ]

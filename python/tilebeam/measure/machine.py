@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,14 +43,11 @@ def cpu_seconds() -> float:
 
 def _children(pid: str) -> list[str]:
     """Processes that a process started and that still run; none where the kernel does not tell."""
-    try:
-        return [
-            child
-            for thread in Path(f"/proc/{pid}/task").iterdir()
-            for child in (thread / "children").read_text(encoding="ascii").split()
-        ]
-    except OSError:
-        return []
+    found: list[str] = []
+    for thread in glob.iglob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError):  # that thread has ended
+            found += Path(thread).read_text(encoding="ascii").split()
+    return found
 
 
 def _cpu_seconds_of(pid: str) -> float:
