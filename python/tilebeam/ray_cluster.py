@@ -64,7 +64,7 @@ def connect(ray: Any, address: str) -> None:
         address: of the cluster; "auto": the one that this machine belongs to.
 
     Raises:
-        TilebeamError: there is none.
+        TilebeamError: no cluster answers.
     """
     try:
         host, colon, port = address.rpartition(":")

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from tilebeam.server.ingress import create_ingress, merged_metrics  # noqa: E402
 from tilebeam.server.placement import Ticket  # noqa: E402
+from tilebeam.server.replica import _Exchange  # noqa: E402
 from tilebeam.server.settings import Settings  # noqa: E402
 
 
@@ -195,3 +196,18 @@ def test_a_client_that_leaves_ends_its_request() -> None:
 
     assert len(asyncio.run(run())) == 2
     assert replicas.answer.cancelled
+
+
+def test_an_application_that_ends_in_the_middle_ends_its_stream() -> None:
+    async def scenario() -> list[str]:
+        exchange = _Exchange(b"")
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
+        await exchange.send({"type": "http.response.body", "body": b"a", "more_body": True})
+        exchange.end()
+        return [message["type"] async for messages in exchange.sent() for message in messages]
+
+    async def within() -> list[str]:
+        return await asyncio.wait_for(scenario(), 10)
+
+    found = asyncio.run(within())
+    assert found == ["http.response.start", "http.response.body"]

@@ -150,6 +150,49 @@ def test_nobody_starves() -> None:
     asyncio.run(scenario())
 
 
+def test_a_model_that_was_loaded_for_nobody_makes_room() -> None:
+    async def scenario() -> None:
+        places, loading = Places(1), threading.Event()
+
+        def slowly() -> Loaded:
+            loading.wait(PATIENCE)
+            return Loaded(FakeLM(), resources=ExitStack())  # type: ignore[arg-type]
+
+        a, b = ModelHost(slowly, places=places), made(places)
+        first = asyncio.ensure_future(touch(a))
+        await come(lambda: a.state == "loading")
+        second = asyncio.ensure_future(touch(b.host))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        loading.set()
+        await asyncio.wait_for(second, PATIENCE)
+        assert a.state == "unloaded"
+        await asyncio.wait_for(touch(a), PATIENCE)
+        await asyncio.gather(a.close(), b.host.close())
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_as_the_last_one_leaves_waits_anew() -> None:
+    async def scenario() -> None:
+        places = Places(1)
+        a, b = made(places), made(places)
+        async with a.host.using():
+            leaving = asyncio.ensure_future(touch(b.host))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            coming = asyncio.ensure_future(touch(b.host))
+            await asyncio.sleep(0)
+        await asyncio.wait_for(coming, PATIENCE)
+        assert b.loads == [1]
+        await asyncio.gather(a.host.close(), b.host.close())
+
+    asyncio.run(scenario())
+
+
 def test_a_load_that_fails_is_tried_again_by_the_next_request() -> None:
     async def scenario() -> None:
         trouble = ["no memory"]

@@ -71,6 +71,21 @@ def test_a_request_that_went_elsewhere_counts_there() -> None:
     assert [placed(placement, "?" * i).replica for i in (2, 3)] == [other, chosen]
 
 
+def test_a_request_that_is_done_counts_nowhere() -> None:
+    """Its routing may still go on."""
+    placement: Placement[str] = Placement(8, 8192)
+    late = placed(placement, LONG, samples=8)
+    late.close()
+    placement.moved(late, "a")
+    placement.choose(late, ["b"])
+    assert placement._load == {"a": 0} or placement._load == {"b": 0}
+
+
+def test_a_body_that_nests_too_deep_has_no_prompt() -> None:
+    deep = '{"content":' * 900 + '""' + "}" * 900
+    assert list(ticket_for(f'{{"messages":[{deep}]}}'.encode()).blocks) == []
+
+
 def test_a_replica_that_is_gone_is_forgotten() -> None:
     placement: Placement[str] = Placement(8, 8192)
     ticket = placed(placement, LONG)

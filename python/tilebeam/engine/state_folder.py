@@ -69,14 +69,19 @@ class StateFolder:
         """
         now, room, kept = time.time_ns(), limit, set[Path]()
         for i, (tokens, cells) in enumerate(texts):
-            path = self._file(tokens)
-            if not path.exists():
+            path, when = self._file(tokens), (now - i * _TICK, now - i * _TICK)
+            try:
+                os.utime(path, ns=when)  # it is there, and was used
+            except FileNotFoundError:
                 state = SavedState(self._origin, np.asarray(tokens, np.int32), cells())
                 if state.tokens.nbytes + state.cells.nbytes > room:
                     continue
                 state.write(path)
-            os.utime(path, ns=(now - i * _TICK, now - i * _TICK))
-            room -= path.stat().st_size
+                with contextlib.suppress(FileNotFoundError):  # another process tidies up
+                    path.chmod(0o600)  # it tells what was asked
+                    os.utime(path, ns=when)
+            with contextlib.suppress(FileNotFoundError):
+                room -= path.stat().st_size
             kept.add(path)
         self._tidy([tokens for tokens, _ in texts], kept, limit)
         return sum(path.exists() for path in kept)

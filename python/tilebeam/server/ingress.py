@@ -182,7 +182,7 @@ class _Reply:
 
     def _told(self, error: ApiError) -> bytes:
         """The error as an event of this stream."""
-        if self._path != "/v1/responses":
+        if self._path not in ("/v1/responses", "/responses"):
             return event(error.body())
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}
         return b"event: error\n" + event(told | {"sequence_number": self._events})

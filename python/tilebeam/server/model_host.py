@@ -178,10 +178,15 @@ class ModelHost:
         self._expected += 1
         try:
             await asyncio.shield(self._loading)
+        except asyncio.CancelledError:
+            # Others may wait for the place of a model that nobody wants any more.
+            asyncio.get_running_loop().call_soon(self._places.turn)
+            raise
         finally:
             self._expected -= 1
             if self._expected == 0 and self.state == "unloaded" and self._loading is not None:
                 self._loading.cancel()  # it waits for a place that nobody needs any more
+                self._loading = None  # who comes next begins anew
 
     async def _load_once(self) -> None:
         try:
@@ -190,16 +195,17 @@ class ModelHost:
             try:
                 self._loaded = await asyncio.to_thread(self._load)
             except Exception as error:
-                known = isinstance(error, TilebeamError | OSError)
-                self.reason = str(error) if known else f"Unexpected {type(error).__name__}; the server's log has more."
+                self.reason, known = _reason_of(error)
                 self.state = "unloaded"
                 log.error("loading failed: %s", error, exc_info=None if known else error)
                 self._places.give(self)
                 raise unavailable(f"The model cannot be loaded: {self.reason}", code="model_load_failed") from error
             self.state, self.reason, self.last_used = "ready", "", time.monotonic()
             self.watch_idleness()
+            self._places.turn()
         finally:
-            self._loading = None
+            if self._loading is asyncio.current_task():
+                self._loading = None
 
     def unload(self) -> None:
         """Free an idle model; the next request loads it again."""
@@ -261,9 +267,9 @@ class ModelHost:
             await asyncio.sleep(pause)
             try:
                 self._loaded = await asyncio.to_thread(self._load)
-            except (TilebeamError, OSError) as error:
-                self.reason = str(error)
-                log.error("loading it again failed: %s", error)
+            except Exception as error:
+                self.reason, known = _reason_of(error)
+                log.error("loading it again failed: %s", error, exc_info=None if known else error)
                 continue
             self.restarts += 1
             self.state, self.reason = "ready", ""
@@ -291,6 +297,13 @@ class ModelHost:
                     await task
         self.state, self.reason = "stopped", "the server is shutting down"
         await self._free()
+
+
+def _reason_of(error: Exception) -> tuple[str, bool]:
+    """Why a load failed, for clients, and whether such failures are known."""
+    if isinstance(error, TilebeamError | OSError):
+        return str(error), True
+    return f"Unexpected {type(error).__name__}; the server's log has more.", False
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:

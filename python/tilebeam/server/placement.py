@@ -40,13 +40,15 @@ class Ticket:
         self.samples = samples
         self.replica: Any = None
         self.placement: Placement[Any] | None = None
+        self.closed = False
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
         """The replica has no use for what it says."""
         return Ticket, ()
 
     def close(self) -> None:
-        """The request is done: the replica has less to do."""
+        """The request is done: the replica has less to do, and whoever still looks for one for it changes nothing."""
+        self.closed = True
         if self.placement is not None:
             self.placement.leave(self)
 
@@ -109,6 +111,8 @@ class Placement(Generic[Replica]):
 
     def _enter(self, ticket: Ticket, replica: Replica) -> None:
         self._withdraw(ticket)
+        if ticket.closed:
+            return
         ticket.replica, ticket.placement = replica, self
         self._load[replica] = self._load.get(replica, 0) + ticket.samples
         self._turns += 1
@@ -130,11 +134,11 @@ def ticket_for(body: bytes) -> Ticket:
     what is wrong."""
     try:
         given = json.loads(body)
+        if isinstance(given, dict):
+            return Ticket(blocks_of(_texts(given)), _samples(given))
     except (ValueError, RecursionError):
-        return Ticket()
-    if not isinstance(given, dict):
-        return Ticket()
-    return Ticket(blocks_of(_texts(given)), _samples(given))
+        pass
+    return Ticket()
 
 
 def blocks_of(texts: Iterable[str]) -> list[int]:

@@ -128,10 +128,15 @@ class _Exchange:
 
     async def sent(self) -> AsyncIterator[list[Message]]:
         """What is sent until `end`."""
-        while (message := await self._messages.get()) is not None:
+        ended = False
+        while not ended and (message := await self._messages.get()) is not None:
             messages = [message]
-            while not self._messages.empty() and (more := self._messages.get_nowait()) is not None:
-                messages.append(more)
+            while not ended and not self._messages.empty():
+                more = self._messages.get_nowait()
+                if more is None:
+                    ended = True
+                else:
+                    messages.append(more)
             self._taken.set()
             yield messages
             if messages[-1]["type"] == "http.response.body" and not messages[-1].get("more_body", False):
