@@ -8,13 +8,12 @@ text it must match the whole.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tilebeam.grammars.characters import LAST, Range, complement, union
 from tilebeam.grammars.gbnf import MAX_LENGTH, either, in_class, literal, repeated
 
-_LAST = sys.maxunicode
 _MAX_DEPTH = 16
 _MAX_REPEAT = 1000
 # Parts next to each other that may be empty: the matcher follows a text through all of them at once.
@@ -24,8 +23,6 @@ _MAX_EMPTY = 64
 CHAR = r"""[^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" ( [0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex ) )"""
 
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}  # as JSON escapes them
-
-Range = tuple[int, int]
 
 
 class PatternError(ValueError):
@@ -66,29 +63,8 @@ def text_grammar(pattern: str) -> str:
 # --- sets of characters -----------------------------------------------------------------------------------------------
 
 
-def _union(ranges: Sequence[Range]) -> list[Range]:
-    found: list[Range] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(high, found[-1][1])
-        else:
-            found.append((low, high))
-    return found
-
-
-def _complement(ranges: Sequence[Range]) -> list[Range]:
-    found, start = [], 0
-    for low, high in _union(ranges):
-        if low > start:
-            found.append((start, low - 1))
-        start = high + 1
-    if start <= _LAST:
-        found.append((start, _LAST))
-    return found
-
-
 def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    return _complement([*_complement(ranges), *others])
+    return complement([*complement(ranges), *others])
 
 
 _DIGIT: list[Range] = [(0x30, 0x39)]
@@ -98,7 +74,7 @@ _SPACE: list[Range] = [
     *[(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)],
 ]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
-_DOT = _complement([(10, 10), (13, 13), (0x2028, 0x2029)])
+_DOT = complement([(10, 10), (13, 13), (0x2028, 0x2029)])
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _NOT_PLAIN: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
 _RARE: list[Range] = [(1, 8), (0xB, 0xC), (0xE, 0x1F), (0x7F, 0x7F)]
@@ -112,7 +88,7 @@ def _as_json(ranges: Sequence[Range]) -> str:
     """
     plain = _without(ranges, _NOT_PLAIN)
     parts = [_one_of(plain)] if plain else []
-    escaped = [c for low, high in _union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]
+    escaped = [c for low, high in union(ranges) for c in range(low, min(high, 0x7F) + 1) if _is_escaped(c)]
     # Of a large set, such as all but a few, the rare control characters are left out.
     rare = [c for c in escaped if c not in _SHORT]
     written = [c for c in escaped if c in _SHORT] + (rare if not plain or len(rare) <= 4 else [])
@@ -339,7 +315,7 @@ class _Parser:
             else:
                 ranges += low
         self._at += 1
-        return _complement(ranges) if negated else _union(ranges)
+        return complement(ranges) if negated else union(ranges)
 
     def _class_atom(self) -> list[Range]:
         char = self._take()
@@ -349,7 +325,7 @@ class _Parser:
         char = self._take()
         if char.lower() in _CLASSES:
             found = _CLASSES[char.lower()]
-            return found if char.islower() else _complement(found)
+            return found if char.islower() else complement(found)
         if char in _CONTROL and not (char == "0" and self._peek().isdigit()):
             return [(_CONTROL[char], _CONTROL[char])]
         if char in "xu":
@@ -367,7 +343,7 @@ class _Parser:
             raise PatternError(f"\\{kind} without its digits")
         self._at = found.end()
         code = int(found[0].strip("{}"), 16)
-        if code > _LAST or 0xD800 <= code <= 0xDFFF:
+        if code > LAST or 0xD800 <= code <= 0xDFFF:
             raise PatternError(f"\\{kind}{found[0]}, which is not a character")
         return [(code, code)]
 

@@ -7,16 +7,16 @@ repetition holds one element, so that large numbers stay small.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+from tilebeam.grammars.characters import LAST, Range, complement, union
 
 MAX_DEPTH = 64  # of parentheses: readers recurse
 MAX_ELEMENTS = 1 << 18
 MAX_REPEAT = 1 << 16
 
-_LAST = sys.maxunicode
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -27,7 +27,6 @@ _TOKEN = re.compile(r"(!?)(<\[(\d{1,9})\]>|<[^>]*>)")
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 
-Range = tuple[int, int]
 # A token's name in a grammar, such as "<think>", to its id; None: it is not one token.
 TokenNames = Callable[[str], int | None]
 
@@ -162,7 +161,7 @@ class _Reader:
             return [(Kind.SET, self._set(self._class()))]
         if char == ".":
             self._at += 1
-            return [(Kind.SET, self._set(_complement([])))]
+            return [(Kind.SET, self._set(_others([])))]
         if char == "(":
             return self._group()
         if char and char in "<!":
@@ -211,7 +210,7 @@ class _Reader:
                 high = self._char()
             ranges.append((ord(low), ord(high)))
         self._at += 1
-        return _complement(ranges) if negated else _union(ranges)
+        return _others(ranges) if negated else union(ranges)
 
     def _char(self) -> str:
         char = self._peek()
@@ -229,7 +228,7 @@ class _Reader:
             self._at += 1
             return _ESCAPED[kind]
         digits = self._text[self._at + 1 : self._at + 1 + width]
-        if not re.fullmatch(f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > _LAST:
+        if not re.fullmatch(f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > LAST:
             raise self._expected(f"a character of {width} hexadecimal digits")
         self._at += 1 + width
         return chr(int(digits, 16))
@@ -300,26 +299,9 @@ class _Reader:
         return [one] * least + rest
 
 
-def _union(ranges: Sequence[Range]) -> list[Range]:
-    found: list[Range] = []
-    for low, high in sorted(ranges):
-        if low > high:
-            continue
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(high, found[-1][1])
-        else:
-            found.append((low, high))
-    return found
-
-
-def _complement(ranges: Sequence[Range]) -> list[Range]:
+def _others(ranges: Sequence[Range]) -> list[Range]:
     """All other characters: a text has no NUL and no halves of surrogate pairs."""
-    found, start = [], 0
-    for low, high in _union([*ranges, (0, 0), (0xD800, 0xDFFF)]):
-        if low > start:
-            found.append((start, low - 1))
-        start = high + 1
-    return [*found, (start, _LAST)] if start <= _LAST else found
+    return complement([*ranges, (0, 0), (0xD800, 0xDFFF)])
 
 
 # --- left recursion ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -59,6 +60,11 @@ class Samples:
     ends: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     owner: npt.NDArray[np.int64]
+
+    @cached_property
+    def at_end(self) -> npt.NDArray[np.bool_]:
+        """Of each row, whether it is the end of its sample."""
+        return np.isin(self.rows, self.ends)
 
     @property
     def correct(self) -> Doubles:
@@ -148,7 +154,7 @@ class _Candidate:
 
     def losses(self, samples: Samples) -> Doubles:
         """Of each fold, summed over its samples."""
-        at_ends = self.logits[np.isin(samples.rows, samples.ends)]
+        at_ends = self.logits[samples.at_end]
         each = np.logaddexp(0, at_ends) - samples.correct * at_ends
         return np.bincount(samples.fold, each, FOLDS).astype(np.float64)
 
@@ -272,8 +278,7 @@ def _path(
 def _row_weights(samples: Samples) -> Array:
     """Of rows: a sample's end counts as much as its beginnings together."""
     counts = np.bincount(samples.owner)[samples.owner]
-    is_end = np.isin(samples.rows, samples.ends)
-    return np.where(counts == 1, 1.0, np.where(is_end, 0.5, 0.5 / np.maximum(1, counts - 1))).astype(np.float32)
+    return np.where(counts == 1, 1.0, np.where(samples.at_end, 0.5, 0.5 / np.maximum(1, counts - 1))).astype(np.float32)
 
 
 class _Network:
@@ -385,7 +390,7 @@ def _calibration(logits: Doubles, samples: Samples, chosen: npt.NDArray[np.bool_
     Args:
         logits: of all rows.
     """
-    z = logits[np.isin(samples.rows, samples.ends)][chosen].astype(np.float32)
+    z = logits[samples.at_end][chosen].astype(np.float32)
     correct = samples.correct[chosen]
     right = correct.sum()
     low, high = 1 / (len(z) - right + 2), (right + 1) / (right + 2)

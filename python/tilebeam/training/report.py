@@ -102,7 +102,7 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
         seed: of the bootstraps.
         about: further facts: "model", "rated", who rated the problems, and what was collected.
     """
-    right, ends = held.correct, np.isin(held.rows, held.ends)
+    right, ends = held.correct, held.at_end
     scores = rated[ends]
     whole = np.array([r["finish"] == "stop" for r in held.records])
     rivals = {
