@@ -377,6 +377,44 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
     assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
 
 
+def test_models_take_turns_so_that_a_stopped_run_has_the_same_items_of_all(tmp_path: Path) -> None:
+    job, task = job_of(tmp_path)
+    first = job.setting.models[0]
+    both, _ = job_of(tmp_path, models=(first, replace(first, name="n")))
+    evaluated(both, task, tmp_path / "out")
+    lines = (tmp_path / "out" / "log.jsonl").read_text().splitlines()[1:]
+    spans = [json.loads(line)["unit"].rpartition("/")[2] for line in lines]
+    assert len(set(spans)) == 3
+    assert spans == sorted(spans, key=lambda span: int(span.partition("-")[0]))
+    assert {json.loads(line)["unit"].partition("/")[0] for line in lines[: len(lines) // 3]} == {"m", "n"}
+    # In what order units are done makes no difference.
+    alone = evaluated(job, task, tmp_path / "alone")
+    whole = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [r.as_dict() for r in alone.rows] == [r for r in whole["accuracy"] if r["model"] == "m"]
+
+
+def test_how_well_scorers_tell_right_samples_is_reported(whole: tuple[Job, Task, Path]) -> None:
+    job, _, out = whole
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    samples = [(r["id"], s) for r in found if r["series"] == "samples" for s in r["samples"]]
+    (reported,) = json.loads((out / "report.json").read_text())["rankings"]
+    assert (reported["model"], reported["samples"]) == ("m", len(samples))
+    assert set(reported["rows"]) == {"logprob", "shortness"}  # who knows the answer is not ranked
+    own: list[float] = []
+    for problem in dict.fromkeys(p for p, _ in samples):  # an item's samples under all seeds are one problem's
+        here = [s for p, s in samples if p == problem]
+        pairs = [
+            (a["scores"]["logprob"] > b["scores"]["logprob"]) + (a["scores"]["logprob"] == b["scores"]["logprob"]) / 2
+            for a in here
+            for b in here
+            if a["correct"] > b["correct"]
+        ]
+        own += [float(np.mean(pairs))] if pairs else []
+    assert reported["rows"]["logprob"]["within"] == pytest.approx(np.mean(own))
+    assert f"{reported['rows']['logprob']['within']:.3f}" in (out / "report.md").read_text()
+    assert job.setting.n_samples * 30 == len(samples)
+
+
 def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text("def low(prompt, text): return -1.0\ndef inf(prompt, text): return float('inf')\n")
     job, task = job_of(tmp_path, scorers=(f"{tmp_path}/c.py:low",), methods=("self-consistency",), seeds=(1,))

@@ -247,7 +247,7 @@ def _collect(lm: LM, task: Task, collection: Collection) -> None:
     bars = Bars()
     done = sum(collection.has(task, item, task.prompt(item, lm)) for item in task.items)
     with bars.phase("collect", len(task.items), done):
-        collect(lm, task, collection, progress=lambda state: bars.batch(state), finished=bars.finished)
+        collect(lm, task, collection, finished=bars.finished)
 
 
 def _fit(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilebeam.evaluation import choices
+from tilebeam.evaluation import choices, ranking
 from tilebeam.evaluation.config import LIKELIHOOD, Setting
 from tilebeam.evaluation.estimators import Mean
-from tilebeam.evaluation.results import PASS, Comparison, Latency, Overtaking, Point, Row, overtaking
+from tilebeam.evaluation.results import PASS, Comparison, Latency, Overtaking, Point, Ranking, Row, overtaking
 from tilebeam.evaluation.tasks import title_of
 from tilebeam.evaluation.tasks.base import Item, Task
 
@@ -34,6 +34,7 @@ class Report:
     setting: Setting
     task: Task
     rows: list[Row]
+    rankings: list[Ranking]
     comparisons: list[Comparison]
     latencies: list[Latency]
     points: list[Point]
@@ -58,6 +59,7 @@ class Report:
             "digest": self.setting.digest,
             "setting": self.setting.as_dict(),
             "accuracy": [r.as_dict() for r in self.rows],
+            "rankings": [r.as_dict() for r in self.rankings],
             "comparisons": [c.as_dict() for c in self.comparisons],
             "latency": [m.as_dict() for m in self.latencies],
             "points": [p.as_dict() for p in self.points],
@@ -100,6 +102,7 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
         "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in dict.fromkeys(r.figure for r in report.rows)),
     )
     yield "Series in *italics* know the answer: bounds, not methods."
+    yield from ranking_lines(report.rankings)
     if report.latencies:
         yield from ("", "## Seconds per prompt", "")
         yield "One prompt at a time from an empty cache: mean over the prompts (95 % interval)."
@@ -172,6 +175,17 @@ def accuracy_table(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[str]
         cells = {r.budget: cell(r) for r in group}
         name = f"*{series}*" if any(r.oracle for r in group) else series
         yield f"| {name} | {figure} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+
+
+def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
+    """How well scorers tell right samples from wrong ones, as Markdown."""
+    for r in rankings:
+        yield from ("", f"## How {r.model} on {r.device} is scored", "")
+        yield (
+            f"{r.samples} samples, {100 * r.right:.1f} % right, {100 * r.cut:.1f} % cut off. AUROC: the chance that a "
+            "right sample has a higher score than a wrong one, of all problems or of the same one."
+        )
+        yield from ("", *ranking.table(r.rows))
 
 
 def overtaking_lines(report: Report) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilebeam.evaluation import choices
+from tilebeam.evaluation import choices, ranking
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import scorers as scoring
 from tilebeam.evaluation.config import LIKELIHOOD, Setting, Unit
@@ -88,6 +88,28 @@ class Latency:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well scores tell a model's right samples from its wrong ones.
+
+    Attributes:
+        samples: how many; right: the share that is right; cut: the share that was cut off.
+        rows: by scorer, what `ranking.figures` gives; "shortness" is there for comparison.
+    """
+
+    model: str
+    device: str
+    samples: int
+    right: float
+    cut: float
+    rows: dict[str, dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain: dict[str, Any] = ranking.without_nan(asdict(self))
+        return plain
 
 
 @dataclass(frozen=True)
@@ -249,6 +271,25 @@ def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
     for value in values:
         groups[key(value)].append(value)
     return dict(groups)
+
+
+# --- scorers ----------------------------------------------------------------------------------------------------------
+
+
+def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> list[Ranking]:
+    """Of all samples of an item under all seeds: how well each scorer and shortness tell the right ones."""
+    found: list[Ranking] = []
+    sampled = [] if setting.likelihood else [u for u in units if not u.method]
+    for (model, device), group in _grouped(sampled, lambda u: (u.model, u.device)).items():
+        items = [(item["id"], s) for unit in group for item in records[unit.key]["items"] for s in item["samples"]]
+        problem, samples = [i for i, _ in items], [s for _, s in items]
+        right = [s["correct"] >= 1 for s in samples]
+        whole = [s["finish"] == "stop" for s in samples]
+        scores = {n: [s["scores"][n] for s in samples] for n in setting.scorers if n != scoring.VERIFIER}
+        scores["shortness"] = [-s["tokens"] for s in samples]
+        rows = {name: ranking.figures(values, right, problem, whole) for name, values in scores.items()}
+        found.append(Ranking(model, device, len(samples), float(np.mean(right)), 1 - float(np.mean(whole)), rows))
+    return found
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------

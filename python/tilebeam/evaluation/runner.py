@@ -181,6 +181,7 @@ def evaluate(
         setting,
         task,
         rows,
+        results.rankings(setting, everything, records),
         results.comparisons(rows),
         measured := results.latencies(timed),
         results.points(rows, measured),
@@ -219,8 +220,10 @@ def _work(
             log.add(record)
             watcher.finished(unit.last - unit.first)
         return
-    with make(job, task, 1) as bench:
-        for unit in todo:
+    # Models that fit into memory together take turns: a run that is stopped has the same items of all of them.
+    together = _fit_together(job.setting, len(job.setting.devices))
+    with make(job, task, len(job.setting.models) * len(job.setting.devices) if together else 1) as bench:
+        for unit in sorted(todo, key=lambda unit: unit.first) if together else todo:
             log.add(bench.run(unit, watcher.batch))
             watcher.finished(unit.last - unit.first)
 
@@ -306,10 +309,15 @@ def _latency_pass(
         turns = [Turn(i, *pair, c) for i in range(n_items) for c in configurations for pair in pairs]
         todo = [turn for turn in turns if turn.key not in log.records]
         if todo:
-            sizes = sum(Path(m.path).stat().st_size for m in setting.models) * len(devices)
-            together = sizes * 1.5 < usable_memory()[1] / 2
+            together = _fit_together(setting, len(devices))
             _take_turns(job, task, make, pairs, todo, together, log, watcher)
         return list(log.records.values())
+
+
+def _fit_together(setting: Setting, devices: int) -> bool:
+    """Whether all models fit into memory on so many devices, with room for their caches and everything else."""
+    sizes = sum(Path(m.path).stat().st_size for m in setting.models) * devices
+    return sizes * 1.5 < usable_memory()[1] / 2
 
 
 def _take_turns(

@@ -29,7 +29,7 @@ from tilebeam.evaluation.log import Log, Record
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.gguf.whole_file import naming
-from tilebeam.outputs import CompletionOutput, ProgressHook, check_complete
+from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
@@ -168,47 +168,37 @@ class Collection:
         self.close()
 
 
-def collect(
-    lm: LM,
-    task: Task,
-    collection: Collection,
-    *,
-    progress: ProgressHook | None = None,
-    finished: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Draw and judge samples of all problems that are not collected yet, several problems at a time.
+def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[int], None] = lambda _: None) -> None:
+    """Draw and judge samples of all problems that are not collected yet, as many at a time as there are slots.
 
     Args:
-        progress: called after every batch; finished: after every few problems, with how many they were.
+        finished: called with 1 after every problem.
     """
     setting = collection.setting
     problems = [(item, task.prompt(item, lm)) for item in task.items]
     todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt)]
-    together = max(1, -(-2 * lm.n_seq_max // setting.samples))
-    for first in range(0, len(todo), together):
-        part = todo[first : first + together]
-        params = [
-            SamplingParams(
-                **setting.sampling,
-                n=setting.samples,
-                seed=item_seed(setting.seed, item.id),
-                logprobs=True,
-                hidden=True,
-                hidden_steps=setting.step_stop if setting.steps else "",
-            )
-            for item, _ in part
-        ]
-        outputs = lm.generate([prompt for _, prompt in part], params, progress=progress)
-        check_complete(outputs)
-        for (item, prompt), output in zip(part, outputs, strict=True):
-            answers = merged([task.extract(c.text) for c in output.outputs], task.equal)
-            samples, rows = [], []
-            for candidate, answer in zip(output.outputs, answers, strict=True):
-                states = _kept(candidate, setting.steps)
-                rows += [s.features(FEATURES) for s in states]
-                samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
-            collection.add(task, item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
-        finished(len(part))
+    params = [
+        SamplingParams(
+            **setting.sampling,
+            n=setting.samples,
+            seed=item_seed(setting.seed, item.id),
+            logprobs=True,
+            hidden=True,
+            hidden_steps=setting.step_stop if setting.steps else "",
+        )
+        for item, _ in todo
+    ]
+    for i, output in lm.completed([prompt for _, prompt in todo], params):
+        check_complete([output])
+        item, prompt = todo[i]
+        answers = merged([task.extract(c.text) for c in output.outputs], task.equal)
+        samples, rows = [], []
+        for candidate, answer in zip(output.outputs, answers, strict=True):
+            states = _kept(candidate, setting.steps)
+            rows += [s.features(FEATURES) for s in states]
+            samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
+        collection.add(task, item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
+        finished(1)
 
 
 def _judged(task: Task, item: Item, candidate: CompletionOutput, answer: str | None) -> Record:

@@ -1,4 +1,4 @@
-"""How good scores are: by rank, as probabilities, and by what choosing and voting with them gains."""
+"""How good scores are: as probabilities, and by what choosing and voting with them gains."""
 
 from __future__ import annotations
 
@@ -11,51 +11,6 @@ import numpy.typing as npt
 from tilebeam.evaluation import estimators
 
 Floats = npt.NDArray[np.float64]
-
-_DRAWS = 400  # of problems, for intervals
-
-
-def auroc(scores: npt.ArrayLike, right: npt.ArrayLike) -> float:
-    """The chance that a right sample has a higher score than a wrong one, ties counting half; NaN without either."""
-    s, r = np.asarray(scores, np.float64), np.asarray(right, bool)
-    n, m = int(r.sum()), int((~r).sum())
-    if not n or not m:
-        return float("nan")
-    _, which, counts = np.unique(s, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # mean rank of equal ones
-    return float((ranks[which][r].sum() - n * (n + 1) / 2) / (n * m))
-
-
-def auroc_within(scores: npt.ArrayLike, right: npt.ArrayLike, problem: npt.ArrayLike) -> float:
-    """The mean of each problem's own AUROC, over problems with right and wrong samples; NaN without any."""
-    found = list(_each(np.asarray(scores), np.asarray(right, bool), np.asarray(problem)).values())
-    return float(np.mean(found)) if found else float("nan")
-
-
-def _each(scores: npt.NDArray[Any], right: npt.NDArray[np.bool_], problem: npt.NDArray[Any]) -> dict[Any, float]:
-    values = {p: auroc(scores[problem == p], right[problem == p]) for p in np.unique(problem)}
-    return {p: v for p, v in values.items() if v == v}
-
-
-def intervals(
-    scores: npt.ArrayLike, right: npt.ArrayLike, problem: npt.ArrayLike, seed: int = 0
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """95 % bootstrap intervals over problems of `auroc` and of `auroc_within`."""
-    s, r, p = np.asarray(scores, np.float64), np.asarray(right, bool), np.asarray(problem)
-    rng, names = np.random.default_rng(seed), np.unique(p)
-    rows = {name: np.flatnonzero(p == name) for name in names}
-    each = np.array(list(_each(s, r, p).values()))
-    draws = [np.concatenate([rows[n] for n in rng.choice(names, len(names))]) for _ in range(_DRAWS)]
-    within = [float(rng.choice(each, len(each)).mean()) for _ in range(_DRAWS)] if len(each) else []
-    return _middle([auroc(s[d], r[d]) for d in draws]), _middle(within)
-
-
-def _middle(values: Sequence[float]) -> tuple[float, float]:
-    known = [v for v in values if v == v]
-    if not known:
-        return float("nan"), float("nan")
-    low, high = np.percentile(known, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def reliability(scores: Floats, right: Floats, bins: int = 10) -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.evaluation import ranking
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.scoring.reward_heads import Head
 from tilebeam.training import quality
@@ -29,7 +30,7 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """For JSON: null where a figure cannot be had."""
-        found: dict[str, Any] = _plain(self.facts)
+        found: dict[str, Any] = ranking.without_nan(self.facts)
         return found
 
     def markdown(self) -> Iterator[str]:
@@ -41,15 +42,13 @@ class Report:
             f"{f['problems']} problems, {f['samples']} samples, {100 * f['right']:.1f} % right, "
             f"{100 * f['cut']:.1f} % cut off. Features {', '.join(f['features'])}; layers {f['layers']}. {f['rated']}"
         )
-        yield from ("", "| AUROC of | all samples | within a problem | without cut-off ones | within a problem |")
-        yield "| --- | ---: | ---: | ---: | ---: |"
-        for name, row in f["auroc"].items():
-            yield f"| {name} | " + " | ".join(_figure(row.get(k), row.get(f"{k}_interval")) for k in _COLUMNS) + " |"
+        yield from ("", *ranking.table(f["auroc"]))
         if f["beginnings"]["samples"]:
+            early = f["beginnings"]
             yield ""
             yield (
-                f"Of {f['beginnings']['samples']} beginnings of samples: {_figure(f['beginnings']['all'])} overall, "
-                f"{_figure(f['beginnings']['within'])} within a problem."
+                f"Of {early['samples']} beginnings of samples: {ranking.figure(early['all'])} overall, "
+                f"{ranking.figure(early['within'])} within a problem."
             )
         yield from ("", f"Expected calibration error {100 * f['calibration_error']:.1f} %.", "")
         yield "| score | samples | right |"
@@ -69,15 +68,6 @@ class Report:
                 f"Of {gain['budget']} samples {gain['first']} solves {100 * gain['value']:+.1f} points more than "
                 f"{gain['second']} ({low:+.1f} to {high:+.1f}, paired bootstrap over problems)."
             )
-
-
-_COLUMNS = ("all", "within", "whole", "whole_within")
-
-
-def _figure(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.3f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 def report_of_fit(fitted: Fitted, held: Samples, seed: int, about: dict[str, Any]) -> Report:
@@ -125,11 +115,11 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
             "samples": len(right),
             "right": float(right.mean()),
             "cut": float(1 - whole.mean()),
-            "auroc": {name: _rows(s, right >= 0.5, held.problem, whole, seed) for name, s in rivals.items()},
+            "auroc": {name: ranking.figures(s, right >= 0.5, held.problem, whole, seed) for name, s in rivals.items()},
             "beginnings": {
                 "samples": len(early),
-                "all": quality.auroc(early, right[owner] >= 0.5),
-                "within": quality.auroc_within(early, right[owner] >= 0.5, held.problem[owner]),
+                "all": ranking.auroc(early, right[owner] >= 0.5),
+                "within": ranking.auroc_within(early, right[owner] >= 0.5, held.problem[owner]),
             },
             "reliability": table,
             "calibration_error": quality.calibration_error(table),
@@ -137,24 +127,6 @@ def report(head: Head, rated: npt.NDArray[np.float64], held: Samples, seed: int,
             "gains": quality.gains(problems, seed),
         }
     )
-
-
-def _rows(
-    scores: npt.NDArray[np.float64],
-    right: npt.NDArray[np.bool_],
-    problem: npt.NDArray[np.int64],
-    whole: npt.NDArray[np.bool_],
-    seed: int,
-) -> dict[str, Any]:
-    overall, within = quality.intervals(scores, right, problem, seed)
-    return {
-        "all": quality.auroc(scores, right),
-        "all_interval": overall,
-        "within": quality.auroc_within(scores, right, problem),
-        "within_interval": within,
-        "whole": quality.auroc(scores[whole], right[whole]),
-        "whole_within": quality.auroc_within(scores[whole], right[whole], problem[whole]),
-    }
 
 
 def write(found: Report, stem: Path) -> list[Path]:
@@ -190,15 +162,6 @@ def _name_lines(axes: Any, ends: list[float]) -> None:
             color=f"C{i}",
             annotation_clip=False,
         )
-
-
-def _plain(value: Any) -> Any:
-    """Without NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def _draw(found: Report, stem: Path) -> list[Path]:

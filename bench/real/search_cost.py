@@ -1,0 +1,296 @@
+"""Figures 5 and 10 of the paper with real models: a small model with search against a larger one, accuracy over cost.
+
+    python -m bench.real.search_cost --data FOLDER --minutes 60 [--rows gsm8k,math]
+    python -m bench.real.search_cost --data FOLDER --latency-items 10 --into docs/evaluation.md    (on a quiet machine)
+
+Qwen2.5-Coder 0.5B and 1.5B on GSM8K, MATH and HumanEval, with a reward head for each model that learns from GSM8K's
+training problems first. All of it takes hours on two CPUs, so it is taken in slices: after --minutes it stops, and the
+next call goes on. What is finished is kept packed in bench/real/logs and unpacked where it is missing; a call without
+--minutes only reports. Models and FOLDER are those of `python -m bench.real`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import lzma
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilebeam import TilebeamError
+from tilebeam.cli import console
+from tilebeam.evaluation import ranking
+from tilebeam.gguf.whole_file import whole_file
+
+from bench.lib import ROOT
+from bench.lib.document import put_into
+from bench.lib.options import Parser
+from bench.lib.report import start
+from bench.real.__main__ import fetched, found_in
+from bench.real.rows import GSM8K, MATH
+from bench.real.sources import HUMANEVAL, MODELS
+
+HERE = Path(__file__).parent
+HEADS, LOGS = HERE / "heads", HERE / "logs"
+OUT = ROOT / "build" / "search-cost"
+DRAWN = ("--temp", "0.7", "--top-p", "0.95")
+# Problems of GSM8K's training file that a model's head learns from, six samples of each.
+LEARNING = {"0.5B": 320, "1.5B": 120}
+KEPT = ("log.jsonl", "latency.jsonl")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One `tilebeam eval` of both models.
+
+    Attributes:
+        name: of its folder and logs; title: for people.
+        kind: of the task; files: names that the data file may have, () for HumanEval, which is fetched.
+        items: how many; options: of `tilebeam eval` besides.
+    """
+
+    name: str
+    title: str
+    kind: str
+    files: tuple[str, ...]
+    items: int
+    options: tuple[str, ...]
+
+
+_CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head", "--budget", "1,2,4,8,16")
+_STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16")
+EVALUATIONS = (
+    Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, "-n", "448")),
+    Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
+    Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, "-n", "640")),
+    Evaluation(
+        "humaneval",
+        "HumanEval",
+        "humaneval",
+        (),
+        164,
+        ("--method", "best-of-n", "--scorer", "logprob,head,examples", "--budget", "1,2,4,8,16", "-n", "384"),
+    ),
+)
+
+
+def program(words: list[str], until: float) -> bool:
+    """Run one of Tilebeam's commands until a time of `time.monotonic`; whether it came to its end.
+
+    Raises:
+        TilebeamError: it failed.
+    """
+    console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
+    with subprocess.Popen([sys.executable, "-m", "tilebeam", *words], stdout=sys.stderr) as process:
+        try:
+            status = process.wait(max(1.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return False
+    if status:
+        raise TilebeamError(f"tilebeam {words[0]} ended with status {status}.")
+    return True
+
+
+def shape(options: argparse.Namespace) -> list[str]:
+    """Options of all that generates."""
+    return ["-np", "32", "-c", "18432", *DRAWN, *(["-t", str(options.threads)] if options.threads else [])]
+
+
+def learnt(name: str, model: Path, options: argparse.Namespace, until: float) -> Path | None:
+    """The head of a model, trained if it is not there; None: time is over."""
+    head = HEADS / f"{name}.gguf"
+    if head.exists():
+        return head
+    if (problems := found_in(options.data, ("gsm8k_train*.jsonl",))) is None:
+        raise TilebeamError(f"{head} is missing, and so is gsm8k_train.jsonl in --data, from which it is trained.")
+    words = ["reward", "train", "-m", str(model), "--task", f"gsm8k:{problems}", "--items", str(LEARNING[name])]
+    words += ["--samples", "6", "-n", "448", *shape(options), "-o", str(options.out / f"{name}.gguf")]
+    if not program(words, until):
+        return None
+    HEADS.mkdir(exist_ok=True)
+    shutil.copy(options.out / f"{name}.gguf", head)
+    return head
+
+
+def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
+    """What is run for a row."""
+    words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "20", "--seeds", "1"]
+    for name, model in models.items():
+        words += ["-m", f"{name}={model}", "--reward-head", str(HEADS / f"{name}.gguf")]
+    return [*words, *row.options, *shape(options), "-o", str(options.out / row.name)]
+
+
+def unpack(row: Evaluation, folder: Path) -> None:
+    """Put kept logs where an evaluation looks for its own, unless some are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        packed, log = LOGS / f"{row.name}-{name}.xz", folder / name
+        if packed.exists() and not log.exists():
+            with whole_file(log) as partial, lzma.open(packed) as source, open(partial, "wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def pack(row: Evaluation, folder: Path) -> None:
+    """Keep an evaluation's logs."""
+    LOGS.mkdir(exist_ok=True)
+    for name in KEPT:
+        if (log := folder / name).exists():
+            with whole_file(LOGS / f"{row.name}-{name}.xz") as partial, lzma.open(partial, "wb", preset=9) as target:
+                target.write(log.read_bytes())
+
+
+def run(
+    row: Evaluation, models: dict[str, Path], options: argparse.Namespace, until: float | None
+) -> dict[str, Any] | None:
+    """Go on with an evaluation until a time, None: only report; the report of what is done, None without any."""
+    data = found_in(options.data, row.files) if row.files else fetched(HUMANEVAL, options.out / "files")
+    if data is None:
+        console.err().print(f"{row.name} is left out: --data has no {' or '.join(row.files)}", style="yellow")
+        return None
+    folder = options.out / row.name
+    unpack(row, folder)
+    words = command(row, models, data, options)
+    if until is not None and time.monotonic() < until:
+        timed = ["--latency-items", str(options.latency_items), "--latency-device", "npu,cpu"]
+        done = program([*words, *(timed if options.latency_items else [])], until)
+        pack(row, folder)
+        if not done:
+            console.err().print(f"{row.name} is not finished: the same command goes on", style="yellow")
+    if not (folder / "log.jsonl").exists():
+        return None
+    with contextlib.suppress(TilebeamError):  # no item is done by both models
+        program([*words, "--so-far"], time.monotonic() + 600)
+        report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        return report
+    return None
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+_SERIES = {
+    "pass": "any of k samples (bound)",
+    "self-consistency": "majority",
+    "self-consistency[logprob]": "votes weighted by log-probability",
+    "self-consistency[head]": "votes weighted by the head",
+    "best-of-n[logprob]": "best by log-probability",
+    "best-of-n[head]": "best by the head",
+    "best-of-n[examples]": "best by the examples of the docstring",
+    "beam[head]": "beam search, the head",
+    "dvts[head]": "DVTS, the head",
+}
+
+
+def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
+    """What a report says, as Markdown."""
+    budgets = sorted({r["budget"] for r in report["accuracy"]})
+    yield from (f"### {row.title}", "")
+    yield (
+        f"{report['items']} of {row.items} items, digest of the setting {report['digest'][:12]}. Items solved, in "
+        "percent with Wilson's 95 % interval, by samples:"
+    )
+    yield from ("", f"| model | chosen by | {' | '.join(map(str, budgets))} |")
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for r in report["accuracy"]:
+        if r["figure"] != "naive@k":
+            text = f"{100 * r['value']:.0f} ({100 * r['low']:.0f}-{100 * r['high']:.0f})"
+            cells.setdefault((r["model"], r["series"]), {})[r["budget"]] = text
+    for (model, series), found in cells.items():
+        yield f"| {model} | {_SERIES.get(series, series)} | {' | '.join(found.get(k, '') for k in budgets)} |"
+    for r in report["rankings"]:
+        yield ""
+        yield (
+            f"{r['model']}: {r['samples']} samples, {100 * r['right']:.0f} % right, {100 * r['cut']:.0f} % cut off. "
+            "How well scores tell the right ones:"
+        )
+        yield from ("", *ranking.table(r["rows"]))
+    for found in filter(_shown, report["comparisons"]):
+        yield from ("", _difference(found))
+    for o in report["overtaking"]:
+        yield from ("", _overtaking(o))
+
+
+_COMPARED = (("self-consistency[head]", "self-consistency"), ("best-of-n[head]", "best-of-n[logprob]"))
+
+
+def _shown(comparison: dict[str, Any]) -> bool:
+    first, second = comparison["first"], comparison["second"]
+    same = (first["model"], first["budget"]) == (second["model"], second["budget"])
+    pair = first["series"], second["series"]
+    return same and first["budget"] == 16 and (pair in _COMPARED or pair[::-1] in _COMPARED)
+
+
+def _difference(comparison: dict[str, Any]) -> str:
+    first, second, sign = comparison["first"], comparison["second"], 100
+    if (first["series"], second["series"]) not in _COMPARED:
+        first, second, sign = second, first, -100
+    low, high = sorted((sign * comparison["low"], sign * comparison["high"]))
+    return (
+        f"{first['model']}, {first['budget']} samples, {_SERIES[first['series']]} against {_SERIES[second['series']]}: "
+        f"{sign * comparison['value']:+.1f} points ({low:+.1f} to {high:+.1f}, paired bootstrap)."
+    )
+
+
+def _overtaking(found: dict[str, Any]) -> str:
+    search, single = found["search"], found["single"]
+    return (
+        f"On {search['device']} {search['model']} with {search['budget']} samples, {_SERIES[search['series']]}, solves "
+        f"{100 * search['accuracy']:.0f} % in {search['seconds']:.1f} s a problem ({search['cpu_seconds']:.1f} "
+        f"CPU-seconds), one sample of {single['model']} {100 * single['accuracy']:.0f} % in {single['seconds']:.1f} s "
+        f"({single['cpu_seconds']:.1f})."
+    )
+
+
+def plots(row: Evaluation, folder: Path, document: Path) -> Iterator[str]:
+    """Copy an evaluation's plots beside a document; lines that show them."""
+    for name in ("accuracy", "latency", "cpu-time"):
+        if (plot := folder / f"{name}.png").exists():
+            target = document.with_name(f"real-{row.name}-{name}.png")
+            shutil.copy(plot, target)
+            yield from ("", f"![{row.title}, {name}]({target.name})")
+
+
+def main() -> None:
+    """Go on for --minutes, then report."""
+    p = Parser(__doc__, "has no effect")
+    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl and math.jsonl")
+    p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
+    p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")
+    p.add_argument("--minutes", type=float, help="how long to go on (default: not at all)")
+    p.add_argument("--latency-items", type=int, default=0, help="also time on so many prompts, on both devices")
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("--out", type=Path, default=OUT, help="logs and reports (default: build/search-cost)")
+    p.add_argument("--into", type=Path, help="a document that holds the marks of search-cost")
+    options = p.parse()
+    rows = [e for e in EVALUATIONS if not options.rows or e.name in options.rows.split(",")]
+    named = {name: Path(file) for name, _, file in (m.partition("=") for m in options.model)}
+    models = {name: named.get(name) or fetched(MODELS[name], options.out / "files") for name in MODELS}
+    until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    if until is not None and not all(learnt(name, model, options, until) for name, model in models.items()):
+        return
+    lines: list[str] = []
+    reports = {}
+    for row in rows:
+        if (report := run(row, models, options, until)) is not None:
+            reports[row.name] = report
+            lines += ["", *section(row, report)]
+            if options.into:
+                lines += plots(row, options.out / row.name, options.into)
+    if options.into:
+        put_into(options.into, "search-cost", "\n".join(lines))
+    print(json.dumps(reports, indent=1) if options.json else "\n".join(lines))
+
+
+if __name__ == "__main__":
+    start(main)

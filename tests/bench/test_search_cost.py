@@ -1,0 +1,99 @@
+"""bench.real.search_cost: logs survive packing, a slice ends on time and goes on, and what its document says is what
+reports have."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tilebeam import TilebeamError
+
+from bench.real import search_cost
+
+ROW = search_cost.Evaluation("gsm8k", "GSM8K", "gsm8k", ("gsm8k_test*.jsonl",), 200, ())
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.setattr(search_cost, "LOGS", tmp_path / "logs")
+    (tmp_path / "gsm8k_test.jsonl").touch()
+    return argparse.Namespace(data=tmp_path, out=tmp_path / "out", threads=None, latency_items=0)
+
+
+def test_logs_are_kept_packed_and_unpacked_where_they_are_missing(options: argparse.Namespace) -> None:
+    folder = options.out / "gsm8k"
+    folder.mkdir(parents=True)
+    (folder / "log.jsonl").write_text("first\nsecond\n")
+    search_cost.pack(ROW, folder)
+    assert [p.name for p in search_cost.LOGS.iterdir()] == ["gsm8k-log.jsonl.xz"]  # nothing was timed
+    (folder / "log.jsonl").write_text("a newer one\n")
+    search_cost.unpack(ROW, folder)
+    assert (folder / "log.jsonl").read_text() == "a newer one\n"
+    (folder / "log.jsonl").unlink()
+    search_cost.unpack(ROW, folder)
+    assert (folder / "log.jsonl").read_text() == "first\nsecond\n"
+
+
+def test_a_slice_ends_when_its_time_is_over_and_the_next_goes_on(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is run is told by its words; the program itself is `tilebeam eval`, which other tests interrupt."""
+    ran: list[list[str]] = []
+    log = options.out / "gsm8k" / "log.jsonl"
+
+    def program(words: list[str], until: float) -> bool:
+        del until
+        ran.append(words)
+        if "--so-far" in words:
+            (log.parent / "report.json").write_text(json.dumps({"items": len(log.read_text().splitlines())}))
+        else:
+            log.write_text((log.read_text() if log.exists() else "") + "unit\n")
+        return "--so-far" in words
+
+    monkeypatch.setattr(search_cost, "program", program)
+    models = {"0.5B": Path("a.gguf"), "1.5B": Path("b.gguf")}
+    for done in (1, 2):
+        assert search_cost.run(ROW, models, options, time.monotonic() + 60) == {"items": done}
+        log.unlink()  # the next machine has what was packed
+    assert search_cost.run(ROW, models, options, None) == {"items": 2}  # only reports
+    assert ["--so-far" in words for words in ran] == [False, True, False, True, True]
+    assert ran[0][: ran[0].index("--so-far") if "--so-far" in ran[0] else None] == ran[1][:-1]
+    options.data = None
+    assert search_cost.run(ROW, models, options, None) is None
+
+
+def test_a_program_that_fails_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TilebeamError, match="tilebeam eval ended with status"):
+        search_cost.program(["eval", "--task", "none", "-o", str(tmp_path)], time.monotonic() + 60)
+
+
+def figure(series: str, budget: int, value: float) -> dict[str, Any]:
+    row = {"model": "0.5B", "device": "npu", "series": series, "budget": budget, "figure": "maj@k"}
+    return row | {"value": value, "low": value - 0.05, "high": value + 0.05}
+
+
+def test_the_document_has_the_reports_figures() -> None:
+    vote, weighted = figure("self-consistency", 16, 0.4), figure("self-consistency[head]", 16, 0.5)
+    ranked = {"all": 0.8, "all_interval": [0.7, 0.9], "within": 0.75, "within_interval": None, "whole": None}
+    cost = {"device": "cpu", "seconds": 3.0, "cpu_seconds": 6.0, "accuracy": 0.5}
+    report = {
+        "items": 100,
+        "digest": "0123456789abcdef",
+        "accuracy": [figure("pass", 1, 0.3), vote, weighted],
+        "rankings": [{"model": "0.5B", "samples": 1600, "right": 0.3, "cut": 0.1, "rows": {"head": ranked}}],
+        "comparisons": [{"first": vote, "second": weighted, "value": -0.1, "low": -0.15, "high": -0.04}],
+        "overtaking": [
+            {"search": weighted | cost, "single": cost | {"model": "1.5B", "seconds": 4.0, "accuracy": 0.45}}
+        ],
+    }
+    text = "\n".join(search_cost.section(ROW, report))
+    assert "100 of 200 items" in text
+    assert "| 0.5B | any of k samples (bound) | 30 (25-35) |  |" in text
+    assert "| 0.5B | votes weighted by the head |  | 50 (45-55) |" in text
+    assert "| head | 0.800 (0.70 to 0.90) | 0.750 | - | - |" in text
+    assert "votes weighted by the head against majority: +10.0 points (+4.0 to +15.0" in text
+    assert "On cpu 0.5B with 16 samples, votes weighted by the head, solves 50 % in 3.0 s a problem" in text
