@@ -16,7 +16,7 @@ import tilebeam
 from engine_kit import EXACT
 from tilebeam import LM, StateWarning, TilebeamError
 from tilebeam.engine import state_folder
-from tilebeam.engine.saved_state import tokens_in
+from tilebeam.engine.saved_state import SavedState, tokens_in
 
 from bench.lib.synth import preset, write_model
 
@@ -96,6 +96,25 @@ def test_the_folder_stays_below_its_limit(path: Path, tmp_path: Path) -> None:
         assert files(tmp_path) == [tmp_path / "notes.txt"]
 
 
+def test_old_files_make_room_before_new_ones_are_written(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = []
+    write = SavedState.write
+
+    def noted(state: SavedState, to: Path) -> None:
+        write(state, to)
+        totals.append(sum(file.stat().st_size for file in files(tmp_path)))
+
+    monkeypatch.setattr(SavedState, "write", noted)
+    with load(path) as lm:
+        fill(lm, tmp_path, PROMPTS)
+        limit, old = totals[-1], len(totals)
+        fill(lm, tmp_path, [f"another text, {prompt}" for prompt in PROMPTS], limit=limit)
+    assert len(totals) > old
+    assert max(totals[old:]) <= limit
+
+
 def damaged(change: Callable[[bytearray], None]) -> Callable[[Path], None]:
     def change_file(path: Path) -> None:
         data = bytearray(path.read_bytes())
@@ -133,9 +152,11 @@ def test_a_bad_file_is_skipped(path: Path, tmp_path: Path, harm: Callable[[Path]
         assert len(seen) == 1
         assert answer(lm, PROMPTS[2])[1] == len(lm.tokenize(PROMPTS[2])) - 1
         assert answer(lm, PROMPTS[1])[1] < 5
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert lm.save_prefixes(tmp_path) == 3  # all is well again, but for what cannot be told apart
+        assert lm.save_prefixes(tmp_path) == 3
+    with load(path) as lm, warnings.catch_warnings():  # all is well again
+        warnings.simplefilter("error")
+        assert lm.load_prefixes(tmp_path) > 0
+        assert answer(lm, PROMPTS[1])[1] == len(lm.tokenize(PROMPTS[1])) - 1
 
 
 def test_models_share_a_folder(path: Path, other: Path, tmp_path: Path) -> None:
@@ -150,6 +171,7 @@ def test_models_share_a_folder(path: Path, other: Path, tmp_path: Path) -> None:
     theirs.replace(mine)
     with load(path) as lm, pytest.warns(StateWarning, match="another text or another model's"):
         assert lm.load_prefixes(tmp_path) == 0
+    mine.touch()
     with load(path) as lm, pytest.raises(TilebeamError, match="cannot be made a folder"):
         lm.load_prefixes(mine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 import uvicorn
 from server_kit import PATIENCE, PROMPT, Running, running, until
 from tilebeam.server import connections, security
+from uvicorn.server import ServerState
 
 BODY = json.dumps({"prompt": PROMPT, "max_tokens": 3}).encode()
 ANSWER = 32 << 20
@@ -123,7 +126,7 @@ def generous() -> Iterator[tuple[str, list[Exception | None]]]:
 
     server = uvicorn.Server(uvicorn.Config(answer, port=0, http=Noted, lifespan="off", log_level="error"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connections, "STALL_SECONDS", 0.8)
+        patch.setattr(connections, "STALL_SECONDS", 2.0)
         thread = threading.Thread(target=server.run)
         thread.start()
         until(lambda: server.started)
@@ -141,6 +144,51 @@ def test_a_client_that_takes_nothing_is_cut_off(generous: tuple[str, list[Except
     until(lambda: len(lost) > before)
     with suppress(ConnectionResetError):
         assert len(client.rest()) < ANSWER
+
+
+class Waiting(asyncio.Transport):
+    """A transport whose client has not taken some bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = 0
+        self.ended = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.ended.set()
+
+    def close(self) -> None:
+        """Waits for the client."""
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_client_that_leaves_the_last_bytes_is_cut_off(monkeypatch: pytest.MonkeyPatch, complete: bool) -> None:
+    """The end of an answer may be too little to keep the application from writing, and still wait for ever. While an
+    answer goes on, what waits may grow although the client takes it."""
+
+    async def talk() -> bool:
+        config = uvicorn.Config(lambda *_: None, lifespan="off")
+        config.load()
+        protocol, transport = connections.Connection(config, ServerState(), {}), Waiting()
+        protocol.connection_made(transport)
+        transport.unsent = 100_000
+        protocol.pause_writing()
+        protocol.cycle = SimpleNamespace(response_complete=complete, message_event=asyncio.Event(), disconnected=False)  # type: ignore[assignment]
+        transport.unsent = 10_000
+        protocol.resume_writing()
+        try:
+            await asyncio.wait_for(transport.ended.wait(), 10 if complete else 0.5)
+        except TimeoutError:
+            return False
+        finally:
+            protocol.connection_lost(None)
+        return True
+
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.08)
+    assert asyncio.run(talk()) == complete
 
 
 def test_a_slow_client_gets_all(generous: tuple[str, list[Exception | None]]) -> None:

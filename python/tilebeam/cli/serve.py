@@ -173,7 +173,7 @@ def serve(
         int | None,
         typer.Option("--replicas", min=1, help="Processes on it, each with the models.", rich_help_panel=_CLUSTER),
     ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log every request (not with --ray).")] = False,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, with searches as an extension.
 
@@ -225,6 +225,8 @@ def serve(
     stop = unescaped(step_stop)
     served = [ServedModel(names, path, load, spec, stop, own, cache_prompt, states) for names, path in models]
     if ray is not None:
+        if verbose:
+            raise TilebeamError("--verbose: replicas write into Ray's own log files; leave it out with --ray.")
         _serve_on_cluster(ray, served, settings, replicas or 1)
         return
     if replicas is not None:

@@ -23,10 +23,14 @@ from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.native.llama import Context
 
-_MAGIC, _VERSION = b"tilebeam state\n", 1
+_MAGIC, VERSION = b"tilebeam state\n", 1
 _HEAD = struct.Struct("<15sBQ")
 _DIGEST = 32
 _LONGEST_DESCRIPTION = 1 << 16
+
+
+class DamagedState(TilebeamError):
+    """A file that was read, and holds nothing that can be used."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class SavedState:
             TilebeamError: it cannot be written.
         """
         about = json.dumps(asdict(self.origin) | {"tokens": len(self.tokens), "bytes": len(self.cells)}).encode()
-        parts = (_HEAD.pack(_MAGIC, _VERSION, len(about)), about, self.tokens.data, self.cells.data)
+        parts = (_HEAD.pack(_MAGIC, VERSION, len(about)), about, self.tokens.data, self.cells.data)
         digest = hashlib.blake2b(digest_size=_DIGEST)
         try:
             with whole_file(path) as partial, partial.open("wb") as file:
@@ -92,9 +96,9 @@ class SavedState:
         n_tokens, n_bytes = about.pop("tokens"), about.pop("bytes")
         end = start + 4 * n_tokens + n_bytes
         if len(data) != end + _DIGEST:
-            raise TilebeamError(f"{path} is damaged: it has {len(data)} bytes of {end + _DIGEST}.")
+            raise DamagedState(f"{path} is damaged: it has {len(data)} bytes of {end + _DIGEST}.")
         if hashlib.blake2b(data[:end].data, digest_size=_DIGEST).digest() != data[end:].tobytes():
-            raise TilebeamError(f"{path} is damaged: its digest does not fit its content.")
+            raise DamagedState(f"{path} is damaged: its digest does not fit its content.")
         tokens = data[start : start + 4 * n_tokens].copy().view(np.int32)
         return cls(Origin(**about), tokens, data[start + 4 * n_tokens : end])
 
@@ -114,7 +118,7 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
     except OSError as error:
         raise TilebeamError(f"{path} cannot be read: {error.strerror or error}.") from None
     if len(data) != 4 * about["tokens"]:
-        raise TilebeamError(f"{path} is damaged: it ends within its tokens.")
+        raise DamagedState(f"{path} is damaged: it ends within its tokens.")
     return [int(token) for token in np.frombuffer(data, np.int32)]
 
 
@@ -123,9 +127,9 @@ def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> d
     head = data[: _HEAD.size].tobytes()
     magic, version, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0)
     if magic != _MAGIC:
-        raise TilebeamError(f"{path} is no saved state of Tilebeam.")
-    if version != _VERSION:
-        raise TilebeamError(f"{path} has the format {version}, this version reads {_VERSION}: save the state anew.")
+        raise DamagedState(f"{path} is no saved state of Tilebeam.")
+    if version != VERSION:
+        raise DamagedState(f"{path} has the format {version}, this version reads {VERSION}: save the state anew.")
     kinds = {"model": str, "name": str, "cache": str, "tokens": int, "bytes": int}
     try:
         text = data[_HEAD.size : _HEAD.size + min(length, _LONGEST_DESCRIPTION)].tobytes()
@@ -134,7 +138,7 @@ def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> d
     except (ValueError, RecursionError, AttributeError):
         sound = False
     if not sound or about["tokens"] < 1 or about["bytes"] < 1:
-        raise TilebeamError(f"{path} is damaged: its description cannot be read.")
+        raise DamagedState(f"{path} is damaged: its description cannot be read.")
     return {**about, "length": length}
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
-from tilebeam.engine.saved_state import Origin, SavedState, tokens_in
+from tilebeam.engine.saved_state import VERSION, DamagedState, Origin, SavedState, tokens_in
 from tilebeam.errors import TilebeamError
 
 # Bytes of a folder's files where nothing else is said.
@@ -40,7 +40,7 @@ class StateFolder:
         path: the folder, made if it is missing.
         origin: what makes cells.
         release: of llama.cpp, whose bytes of a sequence another one may read wrongly.
-        skipped: told of files that cannot be used, and why.
+        skipped: told of files that cannot be used, and why; damaged ones are deleted.
 
     Raises:
         TilebeamError: it cannot be made or written to.
@@ -51,7 +51,7 @@ class StateFolder:
     ) -> None:
         self.path = state_folder(path)
         self._origin = origin
-        self._made_by = _digest(json.dumps(asdict(origin) | {"release": release}).encode())
+        self._made_by = _digest(json.dumps(asdict(origin) | {"release": release, "format": VERSION}).encode())
         self._skipped = skipped
 
     def write(self, texts: list[tuple[list[int], Callable[[], npt.NDArray[np.uint8]]]], limit: int) -> int:
@@ -74,8 +74,9 @@ class StateFolder:
                 os.utime(path, ns=when)  # it is there, and was used
             except FileNotFoundError:
                 state = SavedState(self._origin, np.asarray(tokens, np.int32), cells())
-                if state.tokens.nbytes + state.cells.nbytes > room:
+                if (size := state.tokens.nbytes + state.cells.nbytes) > room:
                     continue
+                self._delete_oldest(limit - size, kept)
                 state.write(path)
                 with contextlib.suppress(FileNotFoundError):  # another process tidies up
                     path.chmod(0o600)  # it tells what was asked
@@ -91,16 +92,21 @@ class StateFolder:
         for path, tokens in self._own():
             if path not in kept and any(common_prefix(tokens, text) == len(tokens) for text in texts):
                 path.unlink(missing_ok=True)
+        self._delete_oldest(limit, set())
+        with contextlib.suppress(FileNotFoundError):  # another process tidies up
+            for path in self.path.iterdir():
+                if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > _PART_SECONDS:
+                    path.unlink(missing_ok=True)
+
+    def _delete_oldest(self, limit: int, spared: set[Path]) -> None:
+        """Delete the files of all models that were used longest ago, until the others have at most so many bytes."""
         with contextlib.suppress(FileNotFoundError):  # another process tidies up
             files = [(path.stat(), path) for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
             total = sum(about.st_size for about, _ in files)
             for about, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
-                if total > limit:
+                if total > limit and path not in spared:
                     path.unlink(missing_ok=True)
                     total -= about.st_size
-            for path in self.path.iterdir():
-                if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > _PART_SECONDS:
-                    path.unlink(missing_ok=True)
 
     def read(self, tokens: int, texts: int) -> Iterator[SavedState]:
         """The texts used last, as many as there is room for, the one used last in the end.
@@ -117,9 +123,9 @@ class StateFolder:
             try:
                 state = SavedState.read(path)
                 if state.origin != self._origin or path != self._file(state.tokens.tolist()):
-                    raise TilebeamError(f"{path} holds another text or another model's.")
+                    raise DamagedState(f"{path} holds another text or another model's.")
             except TilebeamError as error:
-                self._skipped(str(error))
+                self._skip(path, error)
                 continue
             yield state
 
@@ -134,9 +140,16 @@ class StateFolder:
             try:
                 tokens = tokens_in(path)
             except TilebeamError as error:
-                self._skipped(str(error))
+                self._skip(path, error)
                 continue
             yield path, tokens
+
+    def _skip(self, path: Path, error: TilebeamError) -> None:
+        """Tell of a file that cannot be used, and make its name free for one that can."""
+        if isinstance(error, DamagedState):
+            path.unlink(missing_ok=True)
+            error = DamagedState(f"{error} It was deleted.")
+        self._skipped(str(error))
 
     def _file(self, tokens: list[int]) -> Path:
         return self.path / f"{self._made_by}-{_digest(np.asarray(tokens, np.int32).tobytes())}.state"

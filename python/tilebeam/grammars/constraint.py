@@ -15,9 +15,8 @@ from tilebeam.grammars.combining import SchemaError
 from tilebeam.grammars.gbnf import MAX_LENGTH, either, literal
 from tilebeam.grammars.json_schema import grammar_of_schema
 from tilebeam.grammars.patterns import PatternError, text_grammar
+from tilebeam.grammars.rules import MAX_DEPTH
 from tilebeam.sampling_params import SamplingParams
-
-_MAX_DEPTH = 64
 
 
 class GrammarError(TilebeamError):
@@ -64,8 +63,8 @@ def of_schema(schema: Any) -> str:
         text = json.dumps(schema, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"it is no JSON: {error}") from None
-    if len(text) > MAX_LENGTH or _depth(text, "{[", "}]") > _MAX_DEPTH:
-        raise SchemaError(f"it is larger than {MAX_LENGTH} characters or deeper than {_MAX_DEPTH}")
+    if len(text) > MAX_LENGTH or _depth(text, "{[", "}]") > MAX_DEPTH:
+        raise SchemaError(f"it is larger than {MAX_LENGTH} characters or deeper than {MAX_DEPTH}")
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise SchemaError("it holds half of a surrogate pair")
     return _of_schema_text(text)
@@ -114,8 +113,8 @@ def checked(grammar: str) -> str:
     if "\0" in grammar:
         raise GrammarError("it contains a NUL character")
     # Brackets within literals count too: rather refuse a strange grammar than overflow the parser's stack.
-    if _depth(grammar, "(", ")") > _MAX_DEPTH:
-        raise GrammarError(f"it is nested deeper than {_MAX_DEPTH}")
+    if _depth(grammar, "(", ")") > MAX_DEPTH:
+        raise GrammarError(f"it is nested deeper than {MAX_DEPTH}")
     return grammar
 
 

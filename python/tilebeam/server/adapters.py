@@ -18,7 +18,8 @@ class Adapters:
         taken: names that mean the model itself.
 
     Attributes:
-        names: what requests may give as `model` to get one alone: the name of its file without the suffix.
+        names: what requests may give as `model` to get one alone: the name of its file without the suffix, with "-"
+            and its id behind it where that is another's name.
     """
 
     def __init__(self, loaded: Sequence[tuple[str, float]], taken: Collection[str]) -> None:
@@ -27,8 +28,11 @@ class Adapters:
         self._in_force = self._loaded  # for requests that do not say
         self.names: dict[str, int] = {}
         for i, path in enumerate(self._paths):
-            if (name := Path(path).stem) not in taken:
-                self.names.setdefault(name, i)
+            name, known = Path(path).stem, {*taken, *self.names}
+            if name in known:  # by its number, unless that is a name as well
+                name = f"{name}-{i}"
+            if name not in known:
+                self.names[name] = i
 
     def listed(self) -> list[dict[str, Any]]:
         """The answer of GET /lora-adapters."""

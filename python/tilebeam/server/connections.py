@@ -51,9 +51,11 @@ class Connection(HttpToolsProtocol):
         self._look_later()
 
     def resume_writing(self) -> None:
-        """Most of it was taken."""
+        """Most of it was taken. What is left is watched once nothing more comes: until then it may grow."""
         super().resume_writing()
         self._stop_watching()
+        if self.cycle is None or self.cycle.response_complete:
+            self._look_later()
 
     def on_response_complete(self) -> None:
         """An answer is written, as far as the application is concerned."""

@@ -5,16 +5,18 @@ Ray's HTTP proxies -> Ingress (one process: access, placement) -> Replica (N pro
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -109,7 +111,11 @@ class _Replicas:
         try:
             answers = self._handle.broadcast("about", method)
             told = await answers.results_async(timeout_s=patience, return_exceptions=True)
-        except (TimeoutError, RayError, RayServeException):
+        except TimeoutError:  # one hangs, and Ray will replace it; another speaks for those that answer
+            with suppress(TimeoutError, RayError, RayServeException):
+                return dict([await asyncio.wait_for(self._handle.about.remote(method), patience)])
+            return {}
+        except (RayError, RayServeException):
             return {}
         return dict(answer for answer in told if not isinstance(answer, BaseException))
 
@@ -190,7 +196,7 @@ def serve_replicas(
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
         _check_room(size)
-        stop = _signalled()
+        wait_for_signal = _signalled()
         _start(settings, stack)
         try:
             stack.callback(_delete)
@@ -199,7 +205,7 @@ def serve_replicas(
             raise TilebeamError(f"The replicas did not start: {_why() or last_line(error)}") from error
         _wait_for(f"http://{_bracketed(_reachable(settings.host))}:{settings.port}/health")
         ready(f"http://{_bracketed(settings.host)}:{settings.port}/v1")
-        stop.wait()
+        wait_for_signal()
         _drain(settings.shutdown_seconds)
 
 
@@ -247,18 +253,21 @@ def _why() -> str:
     return str(found[-1]) if found else ""
 
 
-def _signalled() -> threading.Event:
-    """An event that SIGINT and SIGTERM set; the second signal does not wait for what that event began."""
-    stop = threading.Event()
+def _signalled() -> Callable[[], object]:
+    """Have SIGINT and SIGTERM end a wait, which is returned; the second signal does not wait for what that begins."""
+    # A pipe: an event's lock could be held by the very wait that the handler interrupts.
+    ended, end = os.pipe()
+    came: list[int] = []
 
-    def come(*_: object) -> None:
-        if stop.is_set():
+    def come(number: int, _: object) -> None:
+        if came:
             raise KeyboardInterrupt
-        stop.set()
+        came.append(number)
+        os.write(end, b"\0")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, come)
-    return stop
+    return partial(os.read, ended, 1)
 
 
 def _bracketed(host: str) -> str:
