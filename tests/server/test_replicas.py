@@ -208,6 +208,19 @@ def test_a_replica_that_dies_costs_its_own_requests_an_error_and_comes_back(flee
     assert names == fleet.replicas()
 
 
+def test_a_replica_that_hangs_does_not_take_the_others_down(fleet: Fleet) -> None:
+    before = fleet.replicas()
+    hung = ray_kit.processes("ray::ServeReplica:tilebeam:Replica")[0]
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        answer = httpx.get(f"{fleet.url}/health", timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert len(set(answer.json()["replicas"]) & before) == 1
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    until(lambda: len(fleet.replicas()) == 2)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -230,6 +243,7 @@ def test_what_cannot_be_served_is_said(
     [
         (("--ray", "auto", "--port", "0"), "cannot choose a port"),
         (("--replicas", "2"), "give its address with --ray"),
+        (("--ray", "auto", "-v"), "leave it out with --ray"),
     ],
 )
 def test_options_that_do_not_go_together(path: Path, options: tuple[str, ...], said: str) -> None:

@@ -110,12 +110,9 @@ class _Replicas:
         """What a method of each returns."""
         try:
             answers = self._handle.broadcast("about", method)
-            told = await answers.results_async(timeout_s=patience, return_exceptions=True)
-        except TimeoutError:  # one hangs, and Ray will replace it; another speaks for those that answer
-            with suppress(TimeoutError, RayError, RayServeException):
-                return dict([await asyncio.wait_for(self._handle.about.remote(method), patience)])
-            return {}
-        except (RayError, RayServeException):
+            # In a thread: only this form has the others' answers where one replica hangs.
+            told = await asyncio.to_thread(answers.results, timeout_s=patience, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException):
             return {}
         return dict(answer for answer in told if not isinstance(answer, BaseException))
 
