@@ -66,19 +66,20 @@ class Evaluation:
     options: tuple[str, ...]
 
 
-_CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head", "--budget", "1,2,4,8,16")
+_CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head")
+_SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
 _STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16")
 EVALUATIONS = (
-    Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, "-n", "448")),
+    Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
-    Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, "-n", "640")),
+    Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "640")),
     Evaluation(
         "humaneval",
         "HumanEval",
         "humaneval",
         (),
         164,
-        ("--method", "best-of-n", "--scorer", "logprob,head,examples", "--budget", "1,2,4,8,16", "-n", "384"),
+        ("--method", "best-of-n", "--scorer", "logprob,head,examples", *_EIGHT, "-n", "384"),
     ),
 )
 
@@ -228,7 +229,7 @@ def _shown(comparison: dict[str, Any]) -> bool:
     first, second = comparison["first"], comparison["second"]
     same = (first["model"], first["budget"]) == (second["model"], second["budget"])
     pair = first["series"], second["series"]
-    return same and first["budget"] == 16 and (pair in _COMPARED or pair[::-1] in _COMPARED)
+    return same and first["budget"] in (8, 16) and (pair in _COMPARED or pair[::-1] in _COMPARED)
 
 
 def _difference(comparison: dict[str, Any]) -> str:

@@ -316,9 +316,17 @@ def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
-def latencies(records: Iterable[Record]) -> list[Latency]:
-    """Figures of the timed passes."""
-    runs = _grouped(records, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
+def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> list[Latency]:
+    """Figures of the timed passes.
+
+    Args:
+        records: of the log.
+        alike: by a series that was timed, all for which that holds.
+    """
+    named = [
+        record | {"series": name} for record in records for name in alike.get(record["series"]) or [record["series"]]
+    ]
+    runs = _grouped(named, lambda r: (r["model"], r["device"], r["series"], r["budget"]))
     found = []
     for (model, device, series, budget), group in sorted(runs.items()):
         seconds = [run["seconds"] for run in group]

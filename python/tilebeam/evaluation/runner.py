@@ -173,7 +173,7 @@ def evaluate(
     timed: list[Record] = []
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
-        configurations = [c for c in timed_configurations(setting) if c.series in known]
+        configurations = [c for c in timed_configurations(setting) if c.series in known or known & set(c.alike)]
         n_timed = 0 if so_far else min(latency_items, len(task.items))
         devices = tuple(latency_devices) or setting.devices
         timed = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
@@ -183,7 +183,7 @@ def evaluate(
         rows,
         results.rankings(setting, everything, records),
         results.comparisons(rows),
-        measured := results.latencies(timed),
+        measured := results.latencies(timed, {c.series: c.alike for c in timed_configurations(setting)}),
         results.points(rows, measured),
         notes,
         [item for i, item in enumerate(task.items) if any(u.first <= i < u.last for u in everything)],
@@ -262,13 +262,26 @@ def write_report(report: Report, out: Path) -> None:
 # --- the timed pass ---------------------------------------------------------------------------------------------------
 
 
+# Scorers of whole samples that read what decoding them left behind, by how much they have it leave.
+_READERS = ("", "logprob-sum", "logprob", scoring.OWN)
+
+
 def timed_configurations(setting: Setting) -> list[Timed]:
-    """What is timed: one sample, and every method with every scorer at every budget at which there is a choice."""
+    """What is timed: one sample, and every method with every scorer at every budget at which there is a choice.
+
+    Methods that choose among the same samples by what decoding left behind are timed once for all, with the scorer that
+    has it leave the most: what tells them apart is far below what can be measured.
+    """
     found = [Timed(PASS, 1, None, "")]
-    for method in setting.parsed_methods():
-        for scorer in setting.scorers_of(method):
-            budgets = [k for k in setting.budgets if k > 1 or not method.sampled]
-            found += [Timed(setting.series(method, scorer), k, method, scorer) for k in budgets]
+    pairs = [(method, scorer) for method in setting.parsed_methods() for scorer in setting.scorers_of(method)]
+    alike = [(method, scorer) for method, scorer in pairs if method.sampled and scorer in _READERS]
+    names = tuple(setting.series(method, scorer) for method, scorer in alike)
+    longest = max(alike, key=lambda pair: _READERS.index(pair[1]), default=None)
+    for pair in (pair for pair in pairs if pair not in alike or pair == longest):
+        method, scorer = pair
+        series = setting.series(method, scorer)
+        budgets = [k for k in setting.budgets if k > 1 or not method.sampled]
+        found += [Timed(series, k, method, scorer, names if pair == longest else (series,)) for k in budgets]
     return found
 
 

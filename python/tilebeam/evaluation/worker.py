@@ -55,12 +55,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Timed:
-    """A configuration whose latency is measured."""
+    """A configuration whose latency is measured.
+
+    Attributes:
+        series, budget, method, scorer: as of a `Unit`; no method: one sample.
+        alike: all series that take the same work, this one among them.
+    """
 
     series: str
     budget: int
     method: Method | None
     scorer: str
+    alike: tuple[str, ...] = ()
 
 
 class Workbench:
