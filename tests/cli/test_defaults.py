@@ -59,6 +59,8 @@ OTHERS = {
     ("perplexity", "--ctx-size"): 512,  # windows of the text
     ("perplexity", "--batch-size"): 2048,
     ("imatrix", "--ctx-size"): 512,
+    ("diff", "--ctx-size"): 64,  # one batch
+    ("diff", "--device"): "cpu,npu",
     ("bench", "--batch-size"): "2048",  # lists
     ("bench", "--device"): "cpu,npu",
     ("eval", "--device"): "npu",  # results say where they were made

@@ -90,21 +90,21 @@ def test_moments_are_those_of_the_inputs(model: Path, moments: dict[str, Array])
 
 
 def test_layers_behind_the_last_wanted_one_are_not_computed(model: Path, moments: dict[str, Array]) -> None:
-    from tilebeam.measure import imatrix
+    from tilebeam.measure import graph_watch
     from tilebeam.measure.moments import MomentCollector
 
     seen: list[str] = []
 
     class Watched(MomentCollector):
-        def _wants(self, t: Any) -> bool:
+        def wants(self, t: Any) -> bool:
             if t.op == self._mul_mat:
                 seen.append(self._name(t.src[0].contents))
-            return super()._wants(t)
+            return super().wants(t)
 
     collector = Watched(wanted=frozenset({"blk.0.ffn_gate.weight"}))
     with load(model, device="cpu", n_ctx=256, n_seq_max=1, threads=1) as lm:
         windows = windows_of(lm, TEXT * 60, 256, 1)
-        imatrix.decode(lm, windows, collector, threads=1)
+        graph_watch.decode(lm, windows, collector, threads=1)
     np.testing.assert_allclose(
         collector.moments["blk.0.ffn_gate.weight"].trace() * 4,
         moments["blk.0.ffn_gate.weight"].trace(),

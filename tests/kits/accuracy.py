@@ -322,9 +322,9 @@ _WEIGHTS: dict[str, str] = {}
 def _recorder() -> Any:
     """What the scheduler asks before every node of a graph; it is told not to stop there."""
     import llama_cpp as lc
-    from tilebeam.measure.imatrix import Tensor, _operation
+    from tilebeam.measure.graph_watch import Tensor, operation
 
-    ops = {_operation("MUL_MAT"), _operation("MUL_MAT_ID")}
+    ops = {operation("MUL_MAT"), operation("MUL_MAT_ID")}
     base = ctypes.CDLL("libggml-base.so.0")
     base.ggml_backend_buffer_name.restype = ctypes.c_char_p
     base.ggml_backend_buffer_name.argtypes = [ctypes.c_void_p]

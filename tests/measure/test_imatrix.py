@@ -267,7 +267,7 @@ def test_collected_importance_is_the_mean_square_of_what_comes_in(model: Path, t
 
 
 def fake_tensor(op: int, data: Array | None, name: str, ne: tuple[int, ...], sources: tuple[Any, ...] = ()) -> Any:
-    from tilebeam.measure.imatrix import Tensor
+    from tilebeam.measure.graph_watch import Tensor
 
     t = Tensor(op=op, name=name.encode())
     shape = (*ne, 1, 1, 1)[:4]
@@ -286,7 +286,8 @@ def fake_tensor(op: int, data: Array | None, name: str, ne: tuple[int, ...], sou
 @pytest.mark.parametrize("shared", [False, True])
 def test_experts_are_counted_by_the_tokens_routed_to_them(shared: bool) -> None:
     """MUL_MAT_ID: x [K, experts used (or 1), tokens], ids [experts used, tokens]."""
-    from tilebeam.measure.imatrix import Collector, _operation
+    from tilebeam.measure.graph_watch import operation
+    from tilebeam.measure.imatrix import Collector
 
     rng = np.random.default_rng(3)
     k, n_experts, used, tokens = 32, 4, 2, 17
@@ -295,7 +296,7 @@ def test_experts_are_counted_by_the_tokens_routed_to_them(shared: bool) -> None:
     collector = Collector()
     weight = fake_tensor(0, None, "CPU#blk.0.ffn_up_exps.weight#0", (k, 64, n_experts))
     tensors = (weight, fake_tensor(0, x, "x", (k, x.shape[1], tokens)), fake_tensor(0, ids, "ids", (used, tokens)))
-    collector._add(fake_tensor(_operation("MUL_MAT_ID"), None, "y", (64, used, tokens), tensors))
+    collector.add(fake_tensor(operation("MUL_MAT_ID"), None, "y", (64, used, tokens), tensors))
     got = collector.sums["blk.0.ffn_up_exps.weight"]
     assert got.counts.tolist() == [int((ids == e).sum()) for e in range(n_experts)]
     for e in range(n_experts):

@@ -16,6 +16,7 @@ import typer
 from tilebeam.cli import (
     bench,
     console,
+    diff,
     doctor,
     evaluate,
     generate,
@@ -64,6 +65,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "perplexity": perplexity.perplexity,
     "imatrix": imatrix.imatrix,
+    "diff": diff.diff,
     "trace": trace.trace,
     "score": score.score,
     "reward-head": score.reward_head,

@@ -7,84 +7,36 @@ multiplication after it ran. The sums are those of ``llama-imatrix`` up to the o
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.imatrix import Sums
+from tilebeam.measure.graph_watch import TYPE_F32, Watch, array, decode, operation
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
-from tilebeam.native.llama import Context, log_router
 
 F32 = npt.NDArray[np.float32]
 
 MIN_ROWS = 16  # llama-imatrix takes no notice of smaller batches
-TYPE_F32 = 0
 OUTPUT = "output.weight"
 EMBEDDING = "token_embd.weight"
 # A scheduler copy of a weight is called BACKEND#name#number.
 COPY = re.compile(r"[^#]*#([^#]*)(?:#.*)?")
 
 
-class Tensor(ctypes.Structure):
-    """struct ggml_tensor of the pinned ggml."""
+class Collector(Watch):
+    """Sums of squares by weight tensor."""
 
-
-Tensor._fields_ = [
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * 4),
-    ("nb", ctypes.c_size_t * 4),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * 16),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(Tensor) * 10),
-    ("view_src", ctypes.c_void_p),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * 64),
-]
-
-
-def _operation(name: str) -> int:
-    """Number of an op of the ggml in use."""
-    lib = ctypes.CDLL("libggml-base.so.0")  # by name: the copy that libllama resolved
-    lib.ggml_op_name.restype = ctypes.c_char_p
-    lib.ggml_op_name.argtypes = [ctypes.c_int]
-    for i in range(128):
-        if lib.ggml_op_name(i) == name.encode():
-            return i
-    raise TilebeamError(f"This llama.cpp has no operation {name}.")
-
-
-def _array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A view of a tensor in host memory, numpy's order of dimensions."""
-    last = sum((t.ne[i] - 1) * t.nb[i] for i in range(4)) + np.dtype(dtype).itemsize
-    raw = (ctypes.c_char * last).from_address(t.data)
-    strides = tuple(t.nb[i] for i in reversed(range(4)))
-    return np.ndarray(tuple(t.ne[i] for i in reversed(range(4))), dtype, raw, strides=strides)
-
-
-@dataclass
-class Collector:
-    """Sums of squares by weight tensor, through the scheduler's callback; `error` is what went wrong in there, `enough`
-    ends a window before its last op."""
-
-    process_output: bool = False
-    sums: dict[str, Sums] = field(default_factory=dict)
-    error: BaseException | None = None
-    enough: bool = False
-
-    def __post_init__(self) -> None:
-        self._mul_mat, self._mul_mat_id = _operation("MUL_MAT"), _operation("MUL_MAT_ID")
-        self.callback = C.ggml_backend_sched_eval_callback(self._seen)
+    def __init__(self, process_output: bool = False) -> None:
+        super().__init__()
+        self.process_output = process_output
+        self.sums: dict[str, Sums] = {}
+        self._mul_mat, self._mul_mat_id = operation("MUL_MAT"), operation("MUL_MAT_ID")
 
     def _name(self, weight: Any) -> str:
         name = bytes(weight.name).decode("utf-8", "replace")
@@ -92,19 +44,8 @@ class Collector:
         name = found[1] if found else name
         return OUTPUT if name == EMBEDDING else name  # a tied output matrix
 
-    def _seen(self, pointer: int, ask: bool, _data: Any) -> bool:
-        """The scheduler asks which results it should stop at, and shows them. False ends the graph."""
-        try:
-            t = ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents
-            if ask:
-                return self._wants(t)
-            self._add(t)
-            return not self.enough
-        except BaseException as e:  # nothing may leave a callback of C
-            self.error = e
-            return False
-
-    def _wants(self, t: Any) -> bool:
+    def wants(self, t: Any) -> bool:
+        """The products with the weights whose inputs count."""
         if t.op not in (self._mul_mat, self._mul_mat_id):
             return False
         weight, x = t.src[0].contents, t.src[1].contents
@@ -115,14 +56,15 @@ class Collector:
         name = self._name(weight)
         return name.startswith("blk.") or (self.process_output and name == OUTPUT)
 
-    def _add(self, t: Any) -> None:
+    def add(self, t: Any) -> None:
+        """Add what came into a weight."""
         weight, x = t.src[0].contents, t.src[1].contents
-        values, name = _array(x, np.float32), self._name(weight)
+        values, name = array(x, np.float32), self._name(weight)
         k = int(x.ne[0])
         if t.op == self._mul_mat_id:
             experts = int(weight.ne[2])
             entry = self._entry(name, experts, experts, k)
-            ids = _array(t.src[2].contents, np.int32)[0, 0]  # (tokens, experts used)
+            ids = array(t.src[2].contents, np.int32)[0, 0]  # (tokens, experts used)
             for used in range(ids.shape[1]):
                 rows = values[0, :, used % x.ne[1]]
                 for expert in np.unique(ids[:, used]):
@@ -154,20 +96,6 @@ def _squares(rows: F32) -> npt.NDArray[np.float64]:
     return out
 
 
-def _context(lm: LM, n_ctx: int, threads: int, collector: Collector) -> Context:
-    p = C.llama_context_default_params()
-    p.n_ctx = p.n_batch = p.n_ubatch = n_ctx
-    p.n_seq_max = 1
-    p.n_threads = p.n_threads_batch = threads
-    p.cb_eval = collector.callback
-    p.no_perf = True
-    with log_router().capture():
-        pointer = C.llama_init_from_model(lm._model.pointer, p)
-    if not pointer:
-        raise TilebeamError(f"llama.cpp cannot make a context of {n_ctx} tokens for this model.")
-    return Context(pointer, lm._model, n_ctx, n_ctx)
-
-
 def collect(
     lm: LM,
     windows: Windows,
@@ -193,35 +121,3 @@ def collect(
     collector = Collector(process_output)
     decode(lm, windows, collector, threads=threads, progress=progress)
     return collector.sums
-
-
-def decode(
-    lm: LM,
-    windows: Windows,
-    collector: Collector,
-    *,
-    threads: int,
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Decode windows of text under the eyes of a collector; all positions have outputs. As `collect`."""
-    lm.check_generates()
-    context = _context(lm, windows.n_ctx, threads, collector)
-    try:
-        for i in range(len(windows)):
-            n = windows.n_ctx
-            context.clear()
-            context.token[:n] = windows.inputs(i)
-            context.pos[:n] = np.arange(n)
-            context.seq[:n] = 0
-            context.output[:n] = 1
-            collector.enough = False
-            status = context.decode(n)
-            if collector.error is not None:
-                raise collector.error
-            if status != 0 and not collector.enough:
-                raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
-            if progress:
-                progress(i + 1)
-    finally:
-        with log_router().capture():
-            context.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.byte_bar import Shown
 from tilebeam.gguf.calibration import Calibration
-from tilebeam.measure.imatrix import TYPE_F32, Collector, _array, decode
+from tilebeam.measure.graph_watch import TYPE_F32, array, decode
+from tilebeam.measure.imatrix import Collector
 from tilebeam.measure.perplexity import Windows, windows_of
 from tilebeam.model.lm import LM
 
@@ -28,22 +28,22 @@ F32 = npt.NDArray[np.float32]
 STRIPE = 512  # inputs whose products with all later ones are added at a time
 
 
-@dataclass
 class MomentCollector(Collector):
     """X^T X of the wanted matrices' inputs, by the matrix that was seen first with each input.
 
-    Attributes:
+    Args:
         wanted: names of weight tensors.
+
+    Attributes:
         moments: by the first of the matrices with the same input.
         first: for every matrix seen, the name that its moments have.
     """
 
-    wanted: frozenset[str] = frozenset()
-    moments: dict[str, F32] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, wanted: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.moments: dict[str, F32] = {}
+        self.first: dict[str, str] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -51,21 +51,23 @@ class MomentCollector(Collector):
         self._inputs: dict[int, str] = {}
         self._left = set(self.wanted)
 
-    def _wants(self, t: Any) -> bool:
+    def wants(self, t: Any) -> bool:
+        """The products with the weights whose inputs count."""
         if t.op != self._mul_mat or t.src[1].contents.type != TYPE_F32:
             return False
         if self.enough or not self._left:
             return False
         return self._name(t.src[0].contents) in self._left
 
-    def _add(self, t: Any) -> None:
+    def add(self, t: Any) -> None:
+        """Add what came into a weight."""
         x, name = t.src[1].contents, self._name(t.src[0].contents)
         self._left.discard(name)
         same = self._inputs.setdefault(ctypes.addressof(x), name)
         if self.first.setdefault(name, same) != same:
             raise TilebeamError(f"The weights {name} are used in two ways; they cannot be calibrated.")
         if same == name:
-            rows = np.ascontiguousarray(_array(x, np.float32).reshape(-1, int(x.ne[0])))
+            rows = np.ascontiguousarray(array(x, np.float32).reshape(-1, int(x.ne[0])))
             self._add_rows(name, rows)
         self.enough = not self._left
 
@@ -104,7 +106,7 @@ def collect_moments(
     Raises:
         TilebeamError: decoding fails, or an activation is not a number.
     """
-    collector = MomentCollector(wanted=frozenset(names))
+    collector = MomentCollector(frozenset(names))
 
     def window_done(done: int) -> None:
         collector.begin()

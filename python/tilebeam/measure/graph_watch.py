@@ -1,0 +1,149 @@
+"""Tensors of a model's graph, as llama.cpp's scheduler computes them: a watch sees those that it asks for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+
+from tilebeam.errors import TilebeamError
+from tilebeam.measure.perplexity import Windows
+from tilebeam.model.lm import LM
+from tilebeam.native.llama import Context, log_router
+
+TYPE_F32 = 0
+
+
+class Tensor(ctypes.Structure):
+    """struct ggml_tensor of the pinned ggml."""
+
+
+Tensor._fields_ = [
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(Tensor) * 10),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64),
+]
+
+
+def ggml() -> ctypes.CDLL:
+    """ggml's own functions."""
+    return ctypes.CDLL("libggml-base.so.0")  # by name: the copy that libllama resolved
+
+
+def operation(name: str) -> int:
+    """Number of an op of the ggml in use."""
+    lib = ggml()
+    lib.ggml_op_name.restype = ctypes.c_char_p
+    lib.ggml_op_name.argtypes = [ctypes.c_int]
+    for i in range(128):
+        if lib.ggml_op_name(i) == name.encode():
+            return i
+    raise TilebeamError(f"This llama.cpp has no operation {name}.")
+
+
+def array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """A view of a tensor in host memory, numpy's order of dimensions."""
+    last = sum((t.ne[i] - 1) * t.nb[i] for i in range(4)) + np.dtype(dtype).itemsize
+    raw = (ctypes.c_char * last).from_address(t.data)
+    strides = tuple(t.nb[i] for i in reversed(range(4)))
+    return np.ndarray(tuple(t.ne[i] for i in reversed(range(4))), dtype, raw, strides=strides)
+
+
+class Watch:
+    """What looks at a graph's tensors through the scheduler's callback.
+
+    Attributes:
+        error: what went wrong in there.
+        enough: ends a window before its last op.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.enough = False
+        self.callback = C.ggml_backend_sched_eval_callback(self._seen)
+
+    def wants(self, t: Any) -> bool:
+        """Whether to see a tensor once it is computed. The graph runs in one piece up to there."""
+        raise NotImplementedError
+
+    def add(self, t: Any) -> None:
+        """A tensor that was wanted."""
+        raise NotImplementedError
+
+    def _seen(self, pointer: int, ask: bool, _data: Any) -> bool:
+        """The scheduler asks which results it should stop at, and shows them. False ends the graph."""
+        try:
+            t = ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents
+            if ask:
+                return self.wants(t)
+            self.add(t)
+            return not self.enough
+        except BaseException as e:  # nothing may leave a callback of C
+            self.error = e
+            return False
+
+
+def _context(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Context:
+    p = C.llama_context_default_params()
+    p.n_ctx = p.n_batch = p.n_ubatch = n_ctx
+    p.n_seq_max = 1
+    p.n_threads = p.n_threads_batch = threads
+    p.cb_eval = watch.callback
+    p.no_perf = True
+    with log_router().capture():
+        pointer = C.llama_init_from_model(lm._model.pointer, p)
+    if not pointer:
+        raise TilebeamError(f"llama.cpp cannot make a context of {n_ctx} tokens for this model.")
+    return Context(pointer, lm._model, n_ctx, n_ctx)
+
+
+def decode(
+    lm: LM,
+    windows: Windows,
+    watch: Watch,
+    *,
+    threads: int,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Decode windows of text under a watch's eyes; all positions have outputs.
+
+    Args:
+        progress: called with the number of windows done.
+
+    Raises:
+        TilebeamError: decoding fails; and whatever the watch raised.
+    """
+    lm.check_generates()
+    context = _context(lm, windows.n_ctx, threads, watch)
+    try:
+        for i in range(len(windows)):
+            n = windows.n_ctx
+            context.clear()
+            context.token[:n] = windows.inputs(i)
+            context.pos[:n] = np.arange(n)
+            context.seq[:n] = 0
+            context.output[:n] = 1
+            watch.enough = False
+            status = context.decode(n)
+            if watch.error is not None:
+                raise watch.error
+            if status != 0 and not watch.enough:
+                raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
+            if progress:
+                progress(i + 1)
+    finally:
+        with log_router().capture():
+            context.close()
