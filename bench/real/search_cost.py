@@ -17,7 +17,6 @@ import json
 import lzma
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -44,7 +43,7 @@ HEADS, LOGS = HERE / "heads", HERE / "logs"
 OUT = ROOT / "build" / "search-cost"
 DRAWN = ("--temp", "0.7", "--top-p", "0.95")
 # Problems of GSM8K's training file that a model's head learns from, six samples of each.
-LEARNING = {"0.5B": 320, "1.5B": 120}
+LEARNING = {"0.5B": 240, "1.5B": 120}
 KEPT = ("log.jsonl", "latency.jsonl")
 
 
@@ -95,7 +94,7 @@ def program(words: list[str], until: float) -> bool:
         try:
             status = process.wait(max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # not SIGINT, which a program in the background may ignore
             process.wait()
             return False
     if status:
@@ -105,7 +104,7 @@ def program(words: list[str], until: float) -> bool:
 
 def shape(options: argparse.Namespace) -> list[str]:
     """Options of all that generates."""
-    return ["-np", "32", "-c", "18432", *DRAWN, *(["-t", str(options.threads)] if options.threads else [])]
+    return ["-np", "32", "-c", "18432", *DRAWN, "-t", str(options.threads)]
 
 
 def learnt(name: str, model: Path, options: argparse.Namespace, until: float) -> Path | None:
@@ -126,7 +125,7 @@ def learnt(name: str, model: Path, options: argparse.Namespace, until: float) ->
 
 def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
     """What is run for a row."""
-    words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "20", "--seeds", "1"]
+    words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "10", "--seeds", "1"]
     for name, model in models.items():
         words += ["-m", f"{name}={model}", "--reward-head", str(HEADS / f"{name}.gguf")]
     return [*words, *row.options, *shape(options), "-o", str(options.out / row.name)]
@@ -270,7 +269,7 @@ def main() -> None:
     p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")
     p.add_argument("--minutes", type=float, help="how long to go on (default: not at all)")
     p.add_argument("--latency-items", type=int, default=0, help="also time on so many prompts, on both devices")
-    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("-t", "--threads", type=int, default=2, help="kept results are of one number (default: 2)")
     p.add_argument("--out", type=Path, default=OUT, help="logs and reports (default: build/search-cost)")
     p.add_argument("--into", type=Path, help="a document that holds the marks of search-cost")
     options = p.parse()

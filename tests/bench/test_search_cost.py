@@ -21,7 +21,7 @@ ROW = search_cost.Evaluation("gsm8k", "GSM8K", "gsm8k", ("gsm8k_test*.jsonl",), 
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.setattr(search_cost, "LOGS", tmp_path / "logs")
     (tmp_path / "gsm8k_test.jsonl").touch()
-    return argparse.Namespace(data=tmp_path, out=tmp_path / "out", threads=None, latency_items=0)
+    return argparse.Namespace(data=tmp_path, out=tmp_path / "out", threads=2, latency_items=0)
 
 
 def test_logs_are_kept_packed_and_unpacked_where_they_are_missing(options: argparse.Namespace) -> None:
