@@ -163,8 +163,10 @@ def run(
     words = command(row, models, data, options)
     if until is not None and time.monotonic() < until:
         timed = ["--latency-items", str(options.latency_items), "--latency-device", "npu,cpu"]
-        done = program([*words, *(timed if options.latency_items else [])], until)
-        pack(row, folder)
+        try:
+            done = program([*words, *(timed if options.latency_items else [])], until)
+        finally:
+            pack(row, folder)
         if not done:
             console.err().print(f"{row.name} is not finished: the same command goes on", style="yellow")
     if not (folder / "log.jsonl").exists():
