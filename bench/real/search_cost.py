@@ -71,7 +71,7 @@ _STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
-    Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "640")),
+    Evaluation("math", "MATH, heads from GSM8K", "math", MATH, 100, (*_CHOSEN, *_EIGHT, "-n", "600")),
     Evaluation(
         "humaneval",
         "HumanEval",

@@ -49,12 +49,13 @@ def diff(
 ) -> None:
     """Compare a model's tensors on two devices, and name the first one that deviates. For people who port a device.
 
-    Without --tensors these are the outputs of layers, and what lies between runs as it does in use. Errors are root
-    mean squares of the difference, relative to the reference's; 8-bit activations alone make some percent.
+    Without --tensors these are the outputs of layers, and what lies between runs as it does in use; --layer shows all
+    of a layer that deviates. Errors are root mean squares of the difference, relative to the reference's; 8-bit
+    activations alone make some percent.
 
     Exit status: 0 if no tensor deviates, 1 if one does, 2 for errors.
 
-    Example: tilebeam diff -m model.gguf --device cpu,npu; then --layer N for the layer that it names
+    Example: tilebeam diff -m model.gguf --device cpu,npu
     """
     from tilebeam.measure.deviation import deviations, first_beyond
 

@@ -269,14 +269,14 @@ _READERS = ("", "logprob-sum", "logprob", scoring.OWN)
 def timed_configurations(setting: Setting) -> list[Timed]:
     """What is timed: one sample, and every method with every scorer at every budget at which there is a choice.
 
-    Methods that choose among the same samples by what decoding left behind are timed once for all, with the scorer that
-    has it leave the most: what tells them apart is far below what can be measured.
+    Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
+    compare answers, with the scorer that has decoding leave the most: the others do a part of that.
     """
     found = [Timed(PASS, 1, None, "")]
     pairs = [(method, scorer) for method in setting.parsed_methods() for scorer in setting.scorers_of(method)]
     alike = [(method, scorer) for method, scorer in pairs if method.sampled and scorer in _READERS]
     names = tuple(setting.series(method, scorer) for method, scorer in alike)
-    longest = max(alike, key=lambda pair: _READERS.index(pair[1]), default=None)
+    longest = max(alike, key=lambda p: (_READERS.index(p[1]), p[0].name == "self-consistency"), default=None)
     for pair in (pair for pair in pairs if pair not in alike or pair == longest):
         method, scorer = pair
         series = setting.series(method, scorer)
