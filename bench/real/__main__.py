@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tilebeam import TilebeamError
 from tilebeam.cli import console
@@ -43,7 +43,17 @@ _METHODS = {
 }
 
 
-def data_file(row: Row | Text, folder: Path | None, files: Path) -> Path | None:
+class Needs(Protocol):
+    """What is run on a file of data: its name, and names that the file may have, none for HumanEval."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+
+
+def data_file(row: Needs, folder: Path | None, files: Path) -> Path | None:
     """Where a row's data is; None: it is missing."""
     return found_in(folder, row.files) if row.files else fetched(HUMANEVAL, files)
 
@@ -154,9 +164,7 @@ def main() -> None:
         p.error(f"unknown row {unknown.pop()}; rows: {', '.join(NAMES)}")
     if options.data is not None and not options.data.is_dir():
         p.error(f"--data {options.data} is not a folder")
-    named = dict(m.partition("=")[::2] for m in options.model)
-    if bad := [name for name, file in named.items() if name not in MODELS or not Path(file).is_file()]:
-        p.error(f"--model {bad[0]}={named[bad[0]]}: write NAME=FILE with {' or '.join(MODELS)} and a file that exists")
+    named = named_models(p, options)
     began = time.monotonic()
     done = evaluated([r for r in ROWS if r.name in wanted], named, options)
     lines = read_texts([TEXT] if TEXT.name in wanted else [], named, options)
@@ -170,15 +178,32 @@ def main() -> None:
         print(text)
 
 
-def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
-    """A row's model and data; None, and a line that says so, if the data is missing."""
-    files = options.out / "files"
-    data = data_file(row, options.data, files)
+def named_models(p: Parser, options: argparse.Namespace) -> dict[str, str]:
+    """The files of --model, by name; the parser refuses others."""
+    named = dict(m.partition("=")[::2] for m in options.model)
+    if bad := [name for name, file in named.items() if name not in MODELS or not Path(file).is_file()]:
+        p.error(f"--model {bad[0]}={named[bad[0]]}: write NAME=FILE with {' or '.join(MODELS)} and a file that exists")
+    return named
+
+
+def model_file(name: str, named: dict[str, str], options: argparse.Namespace) -> Path:
+    """A model, fetched unless it was named."""
+    return Path(named[name]) if name in named else fetched(MODELS[name], options.out / "files")
+
+
+def data_there(row: Needs, options: argparse.Namespace) -> Path | None:
+    """A row's data; None, and a line that says so, if it is missing."""
+    data = data_file(row, options.data, options.out / "files")
     if data is None:
         where = options.data or "the folder of DATA=FOLDER (--data)"
         console.err().print(f"{row.name} is left out: {where} has no {' or '.join(row.files)}", style="yellow")
-        return None
-    return Path(named[row.model]) if row.model in named else fetched(MODELS[row.model], files), data
+    return data
+
+
+def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -> tuple[Path, Path] | None:
+    """A row's model and data; None if the data is missing."""
+    data = data_there(row, options)
+    return None if data is None else (model_file(row.model, named, options), data)
 
 
 def evaluated(

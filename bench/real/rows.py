@@ -37,11 +37,11 @@ class Row:
 
 GSM8K = ("gsm8k_test*.jsonl", "gsm8k.jsonl")
 MATH = ("math*.jsonl",)
-_DRAWN = ("--temp", "0.7", "--top-p", "0.95")
-_SAMPLES = (*_DRAWN, "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
+DRAWN = ("--temp", "0.7", "--top-p", "0.95")
+_SAMPLES = (*DRAWN, "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
 _VOTE = (("pass", 1), ("self-consistency", 4), ("pass", 4))
 # Samples of a reward head's problems: --items 2 or so would have none that is right.
-LEARNING = ("--items", "36", "--samples", "4", "--seed", "1", *_DRAWN)
+LEARNING = ("--items", "36", "--samples", "4", "--seed", "1", *DRAWN)
 LEARNED = (("best-of-n[head]", 4), ("self-consistency[head]", 4))
 
 ROWS = (

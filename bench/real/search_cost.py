@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,13 @@ from bench.lib import ROOT
 from bench.lib.document import put_into
 from bench.lib.options import Parser
 from bench.lib.report import start
-from bench.real.__main__ import fetched, found_in
-from bench.real.rows import GSM8K, MATH
-from bench.real.sources import HUMANEVAL, MODELS
+from bench.real.__main__ import data_there, found_in, model_file, named_models
+from bench.real.rows import DRAWN, GSM8K, MATH
+from bench.real.sources import MODELS
 
 HERE = Path(__file__).parent
 HEADS, LOGS = HERE / "heads", HERE / "logs"
 OUT = ROOT / "build" / "search-cost"
-DRAWN = ("--temp", "0.7", "--top-p", "0.95")
 # Problems of GSM8K's training file that a model's head learns from, six samples of each.
 LEARNING = {"0.5B": 240, "1.5B": 120}
 KEPT = ("log.jsonl", "latency.jsonl")
@@ -107,20 +106,20 @@ def shape(options: argparse.Namespace) -> list[str]:
     return ["-np", "32", "-c", "18432", *DRAWN, "-t", str(options.threads)]
 
 
-def learnt(name: str, model: Path, options: argparse.Namespace, until: float) -> Path | None:
-    """The head of a model, trained if it is not there; None: time is over."""
+def learnt(name: str, model: Path, options: argparse.Namespace, until: float) -> bool:
+    """Train the head of a model, if it is not there; whether it is there then: False if time is over."""
     head = HEADS / f"{name}.gguf"
     if head.exists():
-        return head
+        return True
     if (problems := found_in(options.data, ("gsm8k_train*.jsonl",))) is None:
         raise TilebeamError(f"{head} is missing, and so is gsm8k_train.jsonl in --data, from which it is trained.")
     words = ["reward", "train", "-m", str(model), "--task", f"gsm8k:{problems}", "--items", str(LEARNING[name])]
     words += ["--samples", "6", "-n", "448", *shape(options), "-o", str(options.out / f"{name}.gguf")]
     if not program(words, until):
-        return None
+        return False
     HEADS.mkdir(exist_ok=True)
     shutil.copy(options.out / f"{name}.gguf", head)
-    return head
+    return True
 
 
 def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
@@ -154,9 +153,7 @@ def run(
     row: Evaluation, models: dict[str, Path], options: argparse.Namespace, until: float | None
 ) -> dict[str, Any] | None:
     """Go on with an evaluation until a time, None: only report; the report of what is done, None without any."""
-    data = found_in(options.data, row.files) if row.files else fetched(HUMANEVAL, options.out / "files")
-    if data is None:
-        console.err().print(f"{row.name} is left out: --data has no {' or '.join(row.files)}", style="yellow")
+    if (data := data_there(row, options)) is None:
         return None
     folder = options.out / row.name
     unpack(row, folder)
@@ -217,8 +214,8 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
             "How well scores tell the right ones:"
         )
         yield from ("", *ranking.table(r["rows"]))
-    for found in filter(_shown, report["comparisons"]):
-        yield from ("", _difference(found))
+    for line in _differences(report["comparisons"]):
+        yield from ("", line)
     for o in report["overtaking"]:
         yield from ("", _overtaking(o))
 
@@ -226,22 +223,18 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
 _COMPARED = (("self-consistency[head]", "self-consistency"), ("best-of-n[head]", "best-of-n[logprob]"))
 
 
-def _shown(comparison: dict[str, Any]) -> bool:
-    first, second = comparison["first"], comparison["second"]
-    same = (first["model"], first["budget"]) == (second["model"], second["budget"])
-    pair = first["series"], second["series"]
-    return same and first["budget"] in (8, 16) and (pair in _COMPARED or pair[::-1] in _COMPARED)
-
-
-def _difference(comparison: dict[str, Any]) -> str:
-    first, second, sign = comparison["first"], comparison["second"], 100
-    if (first["series"], second["series"]) not in _COMPARED:
-        first, second, sign = second, first, -100
-    low, high = sorted((sign * comparison["low"], sign * comparison["high"]))
-    return (
-        f"{first['model']}, {first['budget']} samples, {_SERIES[first['series']]} against {_SERIES[second['series']]}: "
-        f"{sign * comparison['value']:+.1f} points ({low:+.1f} to {high:+.1f}, paired bootstrap)."
-    )
+def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What heads win at the greatest budgets, whichever way round a report compares."""
+    for c in comparisons:
+        for first, second, sign in ((c["first"], c["second"], 100), (c["second"], c["first"], -100)):
+            same = (first["model"], first["budget"]) == (second["model"], second["budget"])
+            if same and first["budget"] in (8, 16) and (first["series"], second["series"]) in _COMPARED:
+                low, high = sorted((sign * c["low"], sign * c["high"]))
+                yield (
+                    f"{first['model']}, {first['budget']} samples, {_SERIES[first['series']]} against "
+                    f"{_SERIES[second['series']]}: {sign * c['value']:+.1f} points ({low:+.1f} to {high:+.1f}, paired "
+                    "bootstrap)."
+                )
 
 
 def _overtaking(found: dict[str, Any]) -> str:
@@ -276,8 +269,8 @@ def main() -> None:
     p.add_argument("--into", type=Path, help="a document that holds the marks of search-cost")
     options = p.parse()
     rows = [e for e in EVALUATIONS if not options.rows or e.name in options.rows.split(",")]
-    named = {name: Path(file) for name, _, file in (m.partition("=") for m in options.model)}
-    models = {name: named.get(name) or fetched(MODELS[name], options.out / "files") for name in MODELS}
+    named = named_models(p, options)
+    models = {name: model_file(name, named, options) for name in MODELS}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     if until is not None and not all(learnt(name, model, options, until) for name, model in models.items()):
         return

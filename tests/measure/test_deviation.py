@@ -113,6 +113,7 @@ def test_the_command_says_whether_a_tensor_deviates(sound: Path) -> None:
         (["--device", "cpu,gpu"], "give two of"),
         (["--layer", "99"], "names no such tensors"),
         (["-m", "missing.gguf"], "missing.gguf"),
+        (["-f", "missing.txt"], "missing.txt"),
     ],
 )
 def test_what_cannot_be_compared_is_said(sound: Path, words: list[str], said: str) -> None:

@@ -55,17 +55,17 @@ def err() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-def fail(sentence: str) -> NoReturn:
-    """Print one sentence to stderr and leave with exit code 1."""
+def fail(sentence: str, status: int = 1) -> NoReturn:
+    """Print one sentence to stderr and leave with an exit code."""
     console = err()
     console.print(
         Text.assemble(("tilebeam: ", "bold red"), " ".join(sentence.split()).removeprefix("tilebeam: ")), soft_wrap=True
     )
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
-def sentences(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn the exceptions of a command into one sentence and exit code 1; TILEBEAM_DEBUG=1 shows the traceback.
+def sentences(command: Callable[P, R], status: int = 1) -> Callable[P, R]:
+    """Turn the exceptions of a command into one sentence and an exit code; TILEBEAM_DEBUG=1 shows the traceback.
     Tilebeam's warnings become a sentence, too."""
 
     @functools.wraps(command)
@@ -83,7 +83,7 @@ def sentences(command: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if os.environ.get("TILEBEAM_DEBUG"):
                 raise
-            fail(_sentence(error))
+            fail(_sentence(error), status)
 
     return run
 

@@ -57,21 +57,16 @@ def diff(
 
     Example: tilebeam diff -m model.gguf --device cpu,npu
     """
-    from tilebeam.measure.deviation import deviations, first_beyond
+    from tilebeam.measure.deviation import Recorder, deviations, first_beyond
 
-    try:
-        reference, other = _devices(device)
-        found = deviations(
-            *(
-                _recorded(model, name, _text(file), tokens, tensors or layer is not None, layer, threads, executor)
-                for name in (reference, other)
-            )
-        )
-        if not found:
-            raise TilebeamError("The two devices have no tensor in common: their graphs differ.")
-    except TilebeamError as error:
-        console.err().print(f"tilebeam: {error}", style="red", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from None
+    reference, other = _devices(device)
+    text = _TEXT * 8 if file is None else read_corpus(file)
+    sides = Recorder(tensors, layer), Recorder(tensors, layer)
+    for name, recorder in zip((reference, other), sides, strict=True):
+        _record(recorder, model, name, text, tokens, threads or default_threads(), executor)
+    found = deviations(*sides)
+    if not found:
+        raise TilebeamError("The two devices have no tensor in common: their graphs differ.")
     first = first_beyond(found, tolerance)
     if json_:
         print(json.dumps(_plain(found, first, reference, other, tolerance), indent=2))
@@ -90,32 +85,18 @@ def _devices(text: str) -> tuple[Backend, Backend]:
     return found[0], found[1]
 
 
-def _text(file: Path | None) -> str:
-    return _TEXT * 8 if file is None else read_corpus(file)
-
-
-def _recorded(
-    model: Path,
-    device: Backend,
-    text: str,
-    tokens: int,
-    everything: bool,
-    layer: int | None,
-    threads: int | None,
-    executor: Any,
-) -> Recorder:
-    """What a model computes on a device."""
-    from tilebeam.measure.deviation import Recorder, record
+def _record(
+    recorder: Recorder, model: Path, device: Backend, text: str, tokens: int, threads: int, executor: Any
+) -> None:
+    """Keep what a model computes on a device."""
+    from tilebeam.measure.deviation import record
     from tilebeam.model.loader import load
 
-    threads = threads or default_threads()
     own = {"executor": executor} if device == "npu" else {}
     with console.loading(f"{model} on {device}"):
         lm = load(model, device=device, n_ctx=max(tokens, 64), n_seq_max=1, threads=threads, lookup=False, **own)
     with lm:
-        recorder = Recorder(everything, layer)
         record(lm, lm.tokenize(text)[:tokens], recorder, threads)
-    return recorder
 
 
 def _plain(

@@ -73,7 +73,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(console.sentences(_command))
+    # As diff(1) has it, 1 says that something differs.
+    app.command(_name)(console.sentences(_command, status=2 if _name == "diff" else 1))
 app.add_typer(reward.app, name="reward")
 
 

@@ -170,20 +170,20 @@ def evaluate(
         records = {unit.key: log.records[unit.key] for unit in everything}
     _write_results(out / "results.jsonl", everything, records)
     rows, notes = results.accuracy(setting, everything, records)
-    timed: list[Record] = []
+    timed, runs = timed_configurations(setting), list[Record]()
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
-        configurations = [c for c in timed_configurations(setting) if c.series in known or known & set(c.alike)]
+        configurations = [c for c in timed if known & set(c.alike)]
         n_timed = 0 if so_far else min(latency_items, len(task.items))
         devices = tuple(latency_devices) or setting.devices
-        timed = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
+        runs = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
     report = Report(
         setting,
         task,
         rows,
         results.rankings(setting, everything, records),
         results.comparisons(rows),
-        measured := results.latencies(timed, {c.series: c.alike for c in timed_configurations(setting)}),
+        measured := results.latencies(runs, {c.series: c.alike for c in timed}),
         results.points(rows, measured),
         notes,
         [item for i, item in enumerate(task.items) if any(u.first <= i < u.last for u in everything)],
@@ -272,7 +272,7 @@ def timed_configurations(setting: Setting) -> list[Timed]:
     Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
     compare answers, with the scorer that has decoding leave the most: the others do a part of that.
     """
-    found = [Timed(PASS, 1, None, "")]
+    found = [Timed(PASS, 1, None, "", (PASS,))]
     pairs = [(method, scorer) for method in setting.parsed_methods() for scorer in setting.scorers_of(method)]
     alike = [(method, scorer) for method, scorer in pairs if method.sampled and scorer in _READERS]
     names = tuple(setting.series(method, scorer) for method, scorer in alike)

@@ -66,7 +66,7 @@ class Timed:
     budget: int
     method: Method | None
     scorer: str
-    alike: tuple[str, ...] = ()
+    alike: tuple[str, ...]
 
 
 class Workbench:

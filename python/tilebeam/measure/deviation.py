@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.graph_watch import TYPE_F32, Watch, decode, ggml, operation
+from tilebeam.measure.graph_watch import TYPE_F32, Watch, decode, ggml, name_of, op_name
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
 
@@ -63,7 +63,7 @@ class Recorder(Watch):
 
     Args:
         everything: all tensors of float32 that something computes; else the outputs of layers.
-        layer: of everything only what this layer computes.
+        layer: everything, but only what this layer computes.
 
     Attributes:
         values: by name, in the order of the graph.
@@ -72,13 +72,11 @@ class Recorder(Watch):
     def __init__(self, everything: bool = False, layer: int | None = None) -> None:
         super().__init__()
         self.values: dict[str, Recorded] = {}
-        self._at = 0  # the layer whose tensors come; the scheduler asks about all of them in their order
-        self._everything = everything
+        # The layers of the tensor that was asked about last and of the next: the scheduler asks in the graph's order.
+        self._at = self._next = 0
+        self._everything = everything or layer is not None
         self._layer = layer
-        self._views = {operation(name) for name in _VIEWS}
         self._lib = ggml()
-        self._lib.ggml_op_name.restype = ctypes.c_char_p
-        self._lib.ggml_op_name.argtypes = [ctypes.c_int]
         self._lib.ggml_is_contiguous.restype = ctypes.c_bool
         self._lib.ggml_is_contiguous.argtypes = [ctypes.c_void_p]
         get = self._lib.ggml_backend_tensor_get
@@ -86,30 +84,24 @@ class Recorder(Watch):
 
     def wants(self, t: Any) -> bool:
         """What was asked for, of float32."""
-        name, at = _name(t), self._at
+        name, self._at = name_of(t), self._next
         if found := _END_OF_LAYER.fullmatch(name):
-            at = int(found[1])
-            self._at = at + 1
-        if t.type != TYPE_F32 or t.op in self._views:
+            self._at = int(found[1])
+            self._next = self._at + 1
+        if t.type != TYPE_F32 or op_name(t.op) in _VIEWS:
             return False
         if not self._everything:
             return LAYERS.fullmatch(name) is not None
-        return self._layer in (None, at) and bool(self._lib.ggml_is_contiguous(ctypes.addressof(t)))
+        return self._layer in (None, self._at) and bool(self._lib.ggml_is_contiguous(ctypes.addressof(t)))
 
     def add(self, t: Any) -> None:
         """Copy it, from wherever the device has it."""
         value = np.empty(tuple(t.ne[i] for i in reversed(range(4))), np.float32)
         self._lib.ggml_backend_tensor_get(ctypes.addressof(t), value.ctypes.data, 0, value.nbytes)
-        name, number = _name(t), 1
+        name, number = name_of(t), 1
         while (unique := name if number == 1 else f"{name}#{number}") in self.values:
             number += 1
-        end = _END_OF_LAYER.fullmatch(name)
-        layer = int(end[1]) if end else self._at
-        self.values[unique] = Recorded(self._lib.ggml_op_name(t.op).decode(), layer, value)
-
-
-def _name(t: Any) -> str:
-    return bytes(t.name).decode("utf-8", "replace")
+        self.values[unique] = Recorded(op_name(t.op), self._at, value)
 
 
 def record(lm: LM, tokens: Sequence[int], recorder: Recorder, threads: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -45,13 +46,24 @@ def ggml() -> ctypes.CDLL:
 
 def operation(name: str) -> int:
     """Number of an op of the ggml in use."""
+    for i in range(128):
+        if op_name(i) == name:
+            return i
+    raise TilebeamError(f"This llama.cpp has no operation {name}.")
+
+
+def op_name(number: int) -> str:
+    """Name of an op of the ggml in use."""
     lib = ggml()
     lib.ggml_op_name.restype = ctypes.c_char_p
     lib.ggml_op_name.argtypes = [ctypes.c_int]
-    for i in range(128):
-        if lib.ggml_op_name(i) == name.encode():
-            return i
-    raise TilebeamError(f"This llama.cpp has no operation {name}.")
+    name: bytes = lib.ggml_op_name(number)
+    return name.decode()
+
+
+def name_of(t: Any) -> str:
+    """A tensor's name."""
+    return bytes(t.name).decode("utf-8", "replace")
 
 
 def array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -62,7 +74,7 @@ def array(t: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.ndarray(tuple(t.ne[i] for i in reversed(range(4))), dtype, raw, strides=strides)
 
 
-class Watch:
+class Watch(ABC):
     """What looks at a graph's tensors through the scheduler's callback.
 
     Attributes:
@@ -75,13 +87,13 @@ class Watch:
         self.enough = False
         self.callback = C.ggml_backend_sched_eval_callback(self._seen)
 
+    @abstractmethod
     def wants(self, t: Any) -> bool:
         """Whether to see a tensor once it is computed. The graph runs in one piece up to there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, t: Any) -> None:
-        """A tensor that was wanted."""
-        raise NotImplementedError
+        """A tensor that was wanted: the one of which `wants` was asked last."""
 
     def _seen(self, pointer: int, ask: bool, _data: Any) -> bool:
         """The scheduler asks which results it should stop at, and shows them. False ends the graph."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.imatrix import Sums
-from tilebeam.measure.graph_watch import TYPE_F32, Watch, array, decode, operation
+from tilebeam.measure.graph_watch import TYPE_F32, Watch, array, decode, name_of, operation
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
 
@@ -39,7 +39,7 @@ class Collector(Watch):
         self._mul_mat, self._mul_mat_id = operation("MUL_MAT"), operation("MUL_MAT_ID")
 
     def _name(self, weight: Any) -> str:
-        name = bytes(weight.name).decode("utf-8", "replace")
+        name = name_of(weight)
         found = COPY.fullmatch(name)
         name = found[1] if found else name
         return OUTPUT if name == EMBEDDING else name  # a tied output matrix
