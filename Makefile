@@ -153,8 +153,8 @@ lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
-	@echo "== compiling with warnings as errors into build/lint"
-	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/lint -G Ninja -DTILEBEAM_WERROR=ON -DCMAKE_BUILD_TYPE=Debug)
+	@echo "== compiling with warnings as errors into build/lint, the plugin for every release"
+	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/lint -G Ninja -DTILEBEAM_WERROR=ON -DTILEBEAM_RELEASES=all -DCMAKE_BUILD_TYPE=Debug)
 	@$(call quietly,PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/lint)
 
 format: $(VENV)/.lint

@@ -57,8 +57,8 @@ def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: i
                     for runner in runners.values():
                         runner.warm_up(case)
                     warm.add(case)
-                ours = runners["npu"].run(case)
-                baseline = runners["cpu"].run(case)
+                ours = runners["npu"].run(case).seconds
+                baseline = runners["cpu"].run(case).seconds
                 log.end(
                     ours=ours / case.n_gen,
                     baseline=baseline / case.n_gen,

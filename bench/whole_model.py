@@ -84,7 +84,7 @@ def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, not
                     continue
                 begun += 1
                 note(name)
-                ours, baseline = runners["npu"].run(case), runners["cpu"].run(case)
+                ours, baseline = runners["npu"].run(case).seconds, runners["cpu"].run(case).seconds
                 third = {} if ik is None else {"ik_llama": ik.seconds(group.path, case, group.threads)}
                 log.end(
                     ours=ours,

@@ -28,8 +28,8 @@ from tilebeam.evaluation import plots, runner
 from tilebeam.evaluation.config import ModelFile, Setting, differences, item_seed
 from tilebeam.evaluation.log import Log
 from tilebeam.evaluation.options import TaskOptions
-from tilebeam.evaluation.report import Report
-from tilebeam.evaluation.results import Latency, Point, Row, overtaking
+from tilebeam.evaluation.report import Report, cost_table, cpu_cell, joules_cell
+from tilebeam.evaluation.results import Latency, Point, Row, latencies, overtaking
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job
@@ -300,7 +300,7 @@ def test_a_search_overtakes_one_sample_of_a_better_model() -> None:
         share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
         row = Row(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
         cost = statistics.Mean(seconds, seconds, seconds)
-        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, 1, 1.0), on_front=False)
+        return Point(row, Latency(model, device, series, budget, cost, seconds, cost, None, 1, 1.0), on_front=False)
 
     large, small = point("large", "pass", 1, 0.5, 4.0), point("small", "pass", 1, 0.3, 1.0)
     near, far, late, told = (
@@ -316,6 +316,26 @@ def test_a_search_overtakes_one_sample_of_a_better_model() -> None:
     cpu = [point("small", "vote", 4, 0.5, 9.0, "cpu"), point("large", "pass", 1, 0.5, 8.0, "cpu")]
     assert [o.single.row.device for o in overtaking([large, near, *cpu])] == ["npu"]
     assert overtaking([near]) == []
+
+
+def test_costs_per_token_and_energy_by_method_and_budget() -> None:
+    def run(series: str, budget: int, joules: float | None) -> dict[str, object]:
+        costs = {"seconds": 2.0, "cpu_seconds": 3.0, "joules": joules, "tokens": 60 * budget}
+        return {"model": "m", "device": "npu", "series": series, "budget": budget} | costs
+
+    told = [run("pass", 1, 40.0), run("pass", 1, 50.0), run("vote", 4, 30.0), run("vote", 4, None)]
+    one, four = latencies(told, {})
+    assert one.joules is not None
+    assert one.joules.value == 45.0
+    assert four.joules is None  # a mean of other prompts says little
+    assert list(cost_table([one, four], [1, 4], joules_cell))[2:] == [
+        "| m | npu | pass | 45 (40-50), 0.75 |  |",
+        "| m | npu | vote |  |  |",
+    ]
+    assert [row.split("|")[4:6] for row in cost_table([one, four], [1, 4], cpu_cell)][2:] == [
+        [" 50 ", "  "],
+        ["  ", " 12.5 "],
+    ]
 
 
 def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:

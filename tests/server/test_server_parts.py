@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.native.chat_template import ChatTemplates
-from tilebeam.server import chat
+from tilebeam.server import admission, chat
 from tilebeam.server import model_host as host_module
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate
@@ -206,6 +206,22 @@ def test_the_gate_counts_samples() -> None:
     with pytest.raises(ApiError) as caught, gate.enter(1):
         pass
     assert (caught.value.status, caught.value.code) == (503, "shutting_down")
+
+
+def test_loading_does_not_count_for_when_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now)
+    gate = Gate(slots=1, waiting=0, most=10, metrics=Metrics(["tiny"]).of("tiny"))
+    for _ in range(20):
+        with gate.enter(1) as job:
+            now += 50  # until the model is there
+            job.began = now
+            now += 2
+    with gate.enter(1):
+        now += 50  # the load failed
+    with gate.enter(1), pytest.raises(ApiError) as caught, gate.enter(1):
+        pass
+    assert caught.value.headers()["retry-after"] == "2"
 
 
 def test_jobs_end_with_their_clients_and_with_the_server() -> None:

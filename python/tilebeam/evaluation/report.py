@@ -107,9 +107,14 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
         yield from ("", "## Seconds per prompt", "")
         yield "One prompt at a time from an empty cache: mean over the prompts (95 % interval)."
         yield ""
-        yield from latency_table(report.latencies, s.budgets)
+        yield from cost_table(report.latencies, s.budgets, lambda m: _with_interval(m.seconds))
         yield from ("", "CPU-seconds per prompt, of all CPUs together:", "")
-        yield from latency_table(report.latencies, s.budgets, lambda m: m.cpu_seconds)
+        yield from cost_table(report.latencies, s.budgets, lambda m: _with_interval(m.cpu_seconds))
+        yield from ("", "CPU-milliseconds per sampled token:", "")
+        yield from cost_table(report.latencies, s.budgets, cpu_cell)
+        if any(m.joules for m in report.latencies):
+            yield from ("", "Joules per prompt, of the whole machine, and per sampled token:", "")
+            yield from cost_table(report.latencies, s.budgets, joules_cell)
     if report.front:
         yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
         yield "| ---: | ---: | --- | --- | --- | ---: |"
@@ -206,18 +211,29 @@ def name_of(row: Row) -> str:
     return f"{row.model}, {row.series}@{row.budget}"
 
 
-def latency_table(
-    measured: Sequence[Latency],
-    budgets: Sequence[int],
-    cost: Callable[[Latency], Mean] = lambda m: m.seconds,
-) -> Iterator[str]:
+def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
     """A cost by budget, as Markdown."""
     yield "| model | device | series | " + " | ".join(f"{k}" for k in budgets) + " |"
     yield "| --- | --- | --- |" + " ---: |" * len(budgets)
     for (model, device, series), group in _groups(measured, lambda m: (m.model, m.device, m.series)):
-        costs = {m.budget: cost(m) for m in group}
-        cells = {k: f"{c.value:.3g} ({c.low:.3g}-{c.high:.3g})" for k, c in costs.items()}
+        cells = {m.budget: cost(m) for m in group}
         yield f"| {model} | {device} | {series} | " + " | ".join(cells.get(k, "") for k in budgets) + " |"
+
+
+def _with_interval(mean: Mean) -> str:
+    return f"{mean.value:.3g} ({mean.low:.3g}-{mean.high:.3g})"
+
+
+def cpu_cell(m: Latency) -> str:
+    """CPU-milliseconds per sampled token."""
+    return f"{1e3 * m.cpu_seconds.value / m.tokens:.3g}" if m.tokens else ""
+
+
+def joules_cell(m: Latency) -> str:
+    """Joules per prompt with their interval, and per sampled token."""
+    if m.joules is None:
+        return ""
+    return _with_interval(m.joules) + (f", {m.joules.value / m.tokens:.3g}" if m.tokens else "")
 
 
 def cell(row: Row) -> str:

@@ -20,7 +20,7 @@ from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.evaluation.tasks.choice import ChoiceTask
 from tilebeam.fingerprint import fingerprint
-from tilebeam.measure.machine import cpu_seconds
+from tilebeam.measure.cost import Stopwatch
 from tilebeam.model.loader import load
 from tilebeam.outputs import CompletionOutput, ProgressHook, RequestOutput, Usage, check_complete
 from tilebeam.sampling_params import SamplingParams
@@ -197,7 +197,8 @@ class Workbench:
         """The real algorithm on one prompt alone, from clean caches, by the clock.
 
         Returns:
-            "tokens" sampled, "seconds" from prompt to choice, and "cpu_seconds" that this took on all CPUs.
+            "tokens" sampled, "seconds" from prompt to choice, "cpu_seconds" that this took on all CPUs, and "joules" of
+            the whole machine, None if it does not tell them.
         """
         lm = self._lm(model, device)
         self._clean(lm, device)
@@ -206,13 +207,15 @@ class Workbench:
         algorithm = None
         if timed.method is not None:
             algorithm = self._algorithm(timed.method, timed.scorer, model, device)
-        began, cpu = time.perf_counter(), cpu_seconds()
+        watch = Stopwatch()
         if algorithm is None:
             usage = lm.generate([prompt], replace(params, n=1))[0].usage
         else:
             usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
-        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
-        return {"seconds": round(seconds, 6), "cpu_seconds": round(cpu, 6), "tokens": usage.completion_tokens}
+        cost = watch.cost()
+        joules = None if cost.joules is None else round(cost.joules, 3)
+        times = {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6)}
+        return times | {"joules": joules, "tokens": usage.completion_tokens}
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import platform
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,8 +38,9 @@ def cpu_features() -> set[str]:
 def cpu_seconds() -> float:
     """CPU time of this process and of those that it started: an NPU process, checkers of answers."""
     times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return own + sum(map(_cpu_seconds_of, _children("self")))
+    return (
+        time.process_time() + times.children_user + times.children_system + sum(map(_cpu_seconds_of, _children("self")))
+    )
 
 
 def _children(pid: str) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilebeam.errors import TilebeamError
+from tilebeam.measure.cost import Cost, Stopwatch
 from tilebeam.model.lm import LM
 
 
@@ -110,8 +111,8 @@ class Runner:
                 f"{case.name} x {case.n_parallel} needs {case.cells} KV cells, but the model has {info.n_ctx}."
             )
 
-    def run(self, case: Case) -> float:
-        """Run a case once; seconds of its timed part.
+    def run(self, case: Case) -> Cost:
+        """Run a case once; what its timed part cost.
 
         Raises:
             TilebeamError: no room for it, or a decode failed (`NpuError` if the NPU did).
@@ -121,12 +122,12 @@ class Runner:
             with self.keeping():
                 return self.run(case)
         self._fill_depth(case)
-        started = time.perf_counter()
+        watch = Stopwatch()
         if case.n_prompt:
             self._prefill(range(case.n_parallel), case.n_depth, case.n_prompt)
         for step in range(case.n_gen):
             self._step(case.n_parallel, case.n_depth + case.n_prompt + step)
-        return time.perf_counter() - started
+        return watch.cost()
 
     def warm_up(self, case: Case) -> None:
         """Touch what the case uses: its prompt once, and one generated token."""
@@ -197,7 +198,7 @@ def compare(
     warmup: bool = True,
     max_seconds: float | None = None,
     on_run: Callable[[str, float | None], None] | None = None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[Cost]]:
     """Time a case on several models in turn: A B A B ..
 
     Args:
@@ -209,14 +210,14 @@ def compare(
         on_run: called after every run with the model's name and the seconds, None for a warmup.
 
     Returns:
-        Seconds of every run by model; the i-th runs of all models stood next to each other.
+        The cost of every run by model; the i-th runs of all models stood next to each other.
     """
     if repetitions < 1:
         raise TilebeamError(f"Repetitions must be at least 1, not {repetitions}.")
     runners = {name: Runner(lm) for name, lm in models.items()}
     for runner in runners.values():
         runner.check(case)
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    costs: dict[str, list[Cost]] = {name: [] for name in runners}
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
@@ -230,7 +231,7 @@ def compare(
             if done and max_seconds is not None and time.perf_counter() - started > max_seconds:
                 break
             for name, runner in runners.items():
-                seconds[name].append(runner.run(case))
+                costs[name].append(runner.run(case))
                 if on_run:
-                    on_run(name, seconds[name][-1])
-    return seconds
+                    on_run(name, costs[name][-1].seconds)
+    return costs

@@ -33,6 +33,7 @@ class Job:
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.stopped: BaseException | None = None  # why
+        self.began: float | None = None  # when it had its model, by `time.monotonic`
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self, reason: BaseException) -> None:
@@ -130,16 +131,16 @@ class Gate:
         job = Job(samples)
         self._jobs.add(job)
         self._idle.clear()
-        began = time.monotonic()
         try:
             yield job
         finally:
             self._jobs.discard(job)
             if not self._jobs:
                 self._idle.set()
-            if job.stopped is None:
+            if job.stopped is None and job.began is not None:
                 rounds = -(-samples // self.slots)
-                self._seconds_per_sample += 0.2 * ((time.monotonic() - began) / rounds - self._seconds_per_sample)
+                taken = (time.monotonic() - job.began) / rounds
+                self._seconds_per_sample += 0.2 * (taken - self._seconds_per_sample)
 
     def close(self) -> None:
         """Let nobody in from now on."""

@@ -222,7 +222,7 @@ class Service:
         if body.stream:
             return EventStream(self, plan)
         with self.gate.enter(body.samples * count) as job:
-            work = self._with_model(lambda loaded: self._whole(loaded, plan), body.restricted)
+            work = self._with_model(job, lambda loaded: self._whole(loaded, plan), body.restricted)
             return await job.run(work, request.receive)
 
     async def in_thread(self, request: Request, work: Callable[[Loaded, threading.Event], T]) -> T:
@@ -240,15 +240,18 @@ class Service:
             return await in_thread(self._readers, lambda: work(loaded, stopped), stopped)
 
         with self.gate.enter(1) as job:
-            return await job.run(self._with_model(read), request.receive)
+            return await job.run(self._with_model(job, read), request.receive)
 
-    async def _with_model(self, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False) -> T:
+    async def _with_model(
+        self, job: Job, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False
+    ) -> T:
         """The result of work with the model, which is loaded first where it is not; its errors as `ApiError`.
 
         Args:
             restricted: not every token may follow every text.
         """
         async with self.host.using() as loaded:
+            job.began = time.monotonic()  # loading is not what those behind it wait for
             try:
                 return await work(loaded)
             except NpuError as error:
@@ -394,7 +397,7 @@ class EventStream(Response):
             with service.gate.enter(plan.body.samples * plan.count) as job:
                 watcher = asyncio.create_task(self._watch(job))
                 try:
-                    work = service._with_model(lambda loaded: self._send(loaded, send), plan.body.restricted)
+                    work = service._with_model(job, lambda loaded: self._send(loaded, send), plan.body.restricted)
                     await job.run(work, receive)
                 finally:
                     watcher.cancel()
