@@ -68,6 +68,7 @@ BENCHES = (
     Bench("engine_overhead", "A step of the engine outside llama_decode"),
     Bench("graph_overhead", "A decode step beside its arithmetic"),
     Bench("scoring", "Scoring a growing beam"),
+    Bench("head_cost", "A reward head on the model's own hidden states"),
     Bench("serve_load", "The server under load"),
     Bench("load", "Loading"),
     Bench("repack", "gguf-repack"),

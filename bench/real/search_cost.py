@@ -268,7 +268,10 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=OUT, help="logs and reports (default: build/search-cost)")
     p.add_argument("--into", type=Path, help="a document that holds the marks of search-cost")
     options = p.parse()
-    rows = [e for e in EVALUATIONS if not options.rows or e.name in options.rows.split(",")]
+    asked = options.rows.split(",") if options.rows else [e.name for e in EVALUATIONS]
+    if unknown := set(asked) - {e.name for e in EVALUATIONS}:
+        p.error(f"--rows: there is no {', '.join(sorted(unknown))}")
+    rows = [e for e in EVALUATIONS if e.name in asked]
     named = named_models(p, options)
     models = {name: model_file(name, named, options) for name in MODELS}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes

@@ -40,6 +40,7 @@ SHORTER: dict[str, list[str]] = {
     "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
     "graph_overhead": [*TINY, "-npl", "2"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
+    "head_cost": [*TINY, "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
     "load": TINY,
     "repack": ["-m", "MODEL", "-r", "1"],
