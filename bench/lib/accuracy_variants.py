@@ -55,7 +55,7 @@ SAME_WEIGHTS = cpu("Q4_0 column dequantized, stock CPU in float32", "q4_0-column
 COLUMN = Variant("Q4_0 column, int8", "q4_0-column")
 COLUMN_FP16 = Variant("Q4_0 column, fp16", "q4_0-column", numerics="fp16")
 COLUMN_EXACT = replace(COLUMN, name="Q4_0 column, int8, float32 exp", softmax="exact")
-COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, float32 exp", softmax="exact")
+COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, attention in float32", softmax="exact")
 COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
 COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
 COLUMN_256 = replace(COLUMN, name="Q4_0 column, int8-256", numerics="int8-256")
@@ -128,8 +128,8 @@ _LAYOUT_PAIRS = (
     Pair("tile against common groups (the paper's table 4)", TILE, COLUMN),
     Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
     Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
-    Pair("table against float32 exponentials, attention else in float32", COLUMN_FP16, COLUMN_FP16_EXACT),
-    Pair("the same with 8-bit activations", COLUMN, COLUMN_EXACT),
+    Pair("attention in FP16 with the table against float32 (the paper's table 5)", COLUMN_FP16, COLUMN_FP16_EXACT),
+    Pair("8-bit activations, attention in float32: the table against float32 exponentials", COLUMN, COLUMN_EXACT),
     Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
     Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
     Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),

@@ -40,6 +40,7 @@ class Op(IntEnum):
     NAMES = 13
     FP16 = 14
     GEMM_K = 15
+    ATTENTION = 16
 
 
 PORTABLE, HVX = 0, 1

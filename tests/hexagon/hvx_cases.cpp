@@ -46,6 +46,7 @@ enum op : uint32_t {
     op_names,
     op_fp16,
     op_gemm_k,
+    op_attention,
 };
 enum set : uint32_t { set_portable, set_hvx };
 
@@ -249,6 +250,36 @@ size_t gather(const request & r) {
     return r.bytes;
 }
 
+// The two products of the FP16 numerics. p: rows, cells, dim, type of K and V. in: float q[rows][dim], k[cells][dim],
+// v[cells][dim], float p[rows][attention_tile_cells]. out: float s[rows][cells], o[rows][dim].
+size_t attention(const kernel_table & t, const uint32_t (&p)[5]) {
+    const int rows = static_cast<int>(p[0]), cells = static_cast<int>(p[1]), dim = static_cast<int>(p[2]);
+    const cell_type type = p[3] == TB_F16 ? cell_type::f16 : cell_type::f32;
+    const size_t cell_bytes = p[2] * (p[3] == TB_F16 ? sizeof(uint16_t) : sizeof(float));
+    const float * q[attention_tile_rows];
+    const void *k[attention_tile_cells], *v[attention_tile_cells];
+    float * o[attention_tile_rows];
+    const uint8_t * from = input;
+    float * out = reinterpret_cast<float *>(output);
+    for (int r = 0; r < rows; r++, from += p[2] * sizeof(float)) {
+        q[r] = reinterpret_cast<const float *>(from);
+        o[r] = out + rows * cells + r * dim;
+    }
+    for (int c = 0; c < cells; c++) {
+        k[c] = from + static_cast<size_t>(c) * cell_bytes;
+        v[c] = from + static_cast<size_t>(cells + c) * cell_bytes;
+    }
+    float * s = reinterpret_cast<float *>(work);
+    float * scratch = s + attention_tile_rows * attention_tile_cells;
+    t.attention.fp16.scores({rows, cells, dim, q, k, type, s, scratch, {}});
+    for (int r = 0; r < rows; r++)
+        std::memcpy(out + r * cells, s + r * attention_tile_cells, p[1] * sizeof(float));
+    from += 2 * p[1] * cell_bytes;
+    t.attention.fp16.products(
+        {rows, cells, dim, reinterpret_cast<const float *>(from), nullptr, v, type, o, scratch, {}});
+    return static_cast<size_t>(rows) * static_cast<size_t>(cells + dim) * sizeof(float);
+}
+
 // p: cells, has bias. in: uint64 visible, float scale, softcap, max, sum, s[64], bias[64].
 // out: float alpha, max, sum, s[cells].
 size_t softmax(const kernel_table & t, const uint32_t (&p)[5]) {
@@ -381,6 +412,8 @@ size_t answer(const request & r) {
         return fp16(*t, r.p);
     case op_gemm_k:
         return gemm_k(*t, r.p);
+    case op_attention:
+        return attention(*t, r.p);
     default:
         return 0;
     }

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tilebeam._ext import lib
 from tilebeam.native import executor as _npu
 
-EXACT_EXP: int = lib.TB_FLAG_EXACT_EXP
+# How attention computes: FP16 exponents by the table, all in float32, or the paper's Algorithm 1.
+NUMERICS: dict[str, int] = {"table": 0, "exact": lib.TB_FLAG_EXACT_EXP, "fp16": lib.TB_FLAG_FP16}
+every_numerics = pytest.mark.parametrize("numerics", NUMERICS)
 runs, threads = t.runs_with_hvx, t.threads
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**31)
@@ -25,12 +27,29 @@ def spread_heads(x: NDArray[Any], heads: int, streams: int) -> NDArray[Any]:
     return np.repeat(np.repeat(x, heads // x.shape[1], axis=1), streams // x.shape[0], axis=0)
 
 
+def halves(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Rounded to FP16."""
+    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
 def scores(
-    q: NDArray[Any], k: NDArray[Any], mask: NDArray[Any] | None, scale: float, max_bias: float, softcap: float
+    q: NDArray[Any],
+    k: NDArray[Any],
+    mask: NDArray[Any] | None,
+    scale: float,
+    max_bias: float,
+    softcap: float,
+    *,
+    fp16: bool = False,
 ) -> NDArray[np.float64]:
-    """Logits `[S, H, n, n_kv]` in float64. q `[S, H, n, d]`, k `[S', Hkv, n_kv, d]`, mask `[S'', H', n, n_kv]`."""
+    """Logits `[S, H, n, n_kv]` in float64. q `[S, H, n, d]`, k `[S', Hkv, n_kv, d]`, mask `[S'', H', n, n_kv]`.
+
+    `fp16`: operands and products rounded to FP16.
+    """
     streams, heads = q.shape[:2]
-    s = q @ spread_heads(k, heads, streams).swapaxes(-1, -2) * scale
+    q, k = (halves(q * scale), halves(k)) if fp16 else (q * scale, k)
+    s = q @ spread_heads(k, heads, streams).swapaxes(-1, -2)
+    s = halves(s) if fp16 else s
     if softcap:
         s = softcap * np.tanh(s / softcap)
     if mask is not None:
@@ -83,7 +102,7 @@ class Case:
         permuted: bool = False,
         spread: float = 1.0,
         mask_rows: int = 0,
-        exact: bool = False,
+        numerics: str = "table",
         arena: int = 1 << 23,
     ) -> None:
         """`arena`: bytes of memory at least; what the tensors of these shapes take is added."""
@@ -117,26 +136,32 @@ class Case:
         scale = 1 / math.sqrt(dk)
         params: dict[int, int | float] = {0: scale, 1: max_bias, 2: softcap}
         self.op = t.make_op("FLASH_ATTN", self.dst, [q, k, v, mask, sink], params)
-        self.op.flags = EXACT_EXP if exact else 0
+        self.op.flags = NUMERICS[numerics]
+        self._numerics = numerics
         self._scores = scores(q.floats(), k.floats(), m, scale, max_bias, softcap)
+        self._scores16 = scores(q.floats(), k.floats(), m, scale, max_bias, softcap, fp16=True)
         self._v = v.floats()
         self._sinks = sink.floats() if sink else None
 
-    def reference(self, fp16: bool) -> NDArray[np.float64]:
-        """The result in float64, or with the FP16 exponent's numerics."""
-        return attention(self._scores, self._v, self._sinks, fp16)
+    def reference(self, numerics: str) -> NDArray[np.float64]:
+        """The result in float64 ("exact"), with the FP16 exponent's numerics, or with operands and scores in FP16,
+        too."""
+        if numerics == "fp16":
+            return attention(self._scores16, halves(self._v), self._sinks, fp16=True)
+        return attention(self._scores, self._v, self._sinks, fp16=numerics == "table")
 
     def check(self, isa: str, n_threads: int) -> None:
-        """Run and compare. The FP16 model rounds relative to the final maximum, the kernel to the running one, so the
-        two differ by roundings of the exponent, which a float64 softmax sees as well."""
+        """Run and compare. The FP16 models round relative to the final maximum, the kernel to the running one, so the
+        two differ by roundings of the exponent, which a float64 softmax sees as well. With FP16 numerics what is
+        accumulated is rounded with every tile, which the model leaves out."""
         got = t.run(self.arena, self.op, self.dst, isa, n_threads)
-        exact, model = self.reference(False), self.reference(True)
+        exact, model = self.reference("exact"), self.reference(self._numerics)
         assert np.all(np.isfinite(got))
         size = float(np.sqrt(np.mean(exact**2))) + 1e-6
-        if self.op.flags & EXACT_EXP:
+        if self._numerics == "exact":
             assert np.max(np.abs(got - exact)) < 1e-4 * size
             return
-        assert np.sqrt(np.mean((got - exact) ** 2)) < 2e-3 * size
+        assert np.sqrt(np.mean((got - exact) ** 2)) < (4e-3 if self._numerics == "fp16" else 2e-3) * size
         assert np.sqrt(np.mean((got - model) ** 2)) < 2e-3 * size
         assert np.max(np.abs(got - exact)) < 2e-2 * size
 
@@ -160,7 +185,7 @@ class Case:
     softcap=st.sampled_from([0.0, 5.0]),
     sinks=st.booleans(),
     permuted=st.booleans(),
-    exact=st.booleans(),
+    numerics=st.sampled_from(list(NUMERICS)),
     seed=SEEDS,
 )
 def test_shapes_and_options(
@@ -179,7 +204,7 @@ def test_shapes_and_options(
     softcap: float,
     sinks: bool,
     permuted: bool,
-    exact: bool,
+    numerics: str,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -203,17 +228,17 @@ def test_shapes_and_options(
         sinks=sinks,
         permuted=permuted,
         mask_rows=seed % 3,
-        exact=exact,
+        numerics=numerics,
         arena=1 << 25,
     ).check(isa, n_threads)
 
 
 @runs
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("numerics", ["table", "exact"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
-def test_scores_of_any_size(isa: str, size: float, sign: float, masked: bool, exact: bool) -> None:
+def test_scores_of_any_size(isa: str, size: float, sign: float, masked: bool, numerics: str) -> None:
     """Rows whose best cells have the same score share the weight, however large that is: rounding a large score must
     not lift them above the maximum."""
     rng = np.random.default_rng(3)
@@ -229,7 +254,7 @@ def test_scores_of_any_size(isa: str, size: float, sign: float, masked: bool, ex
     mask = a.add(t.F16, (n_kv, tokens), np.where(seen, 0.0, -np.inf)) if masked else None
     dst = a.add(t.F32, (dim, 1, tokens), None)
     op = t.make_op("FLASH_ATTN", dst, [q, k, v, mask, None], {0: 0.37, 1: 0.0, 2: 0.0})
-    op.flags = EXACT_EXP if exact else 0
+    op.flags = NUMERICS[numerics]
     got = t.run(a, op, dst, isa, 2)[0, :, 0]
     weights = (seen & best).astype(np.float64)
     want = weights @ v.floats()[0, 0] / weights.sum(axis=1, keepdims=True)
@@ -239,10 +264,12 @@ def test_scores_of_any_size(isa: str, size: float, sign: float, masked: bool, ex
 @runs
 @pytest.mark.parametrize("kind", [t.F32, t.F16, t.BF16, t.Q8_0, t.Q4_0, t.IQ4_NL])
 @pytest.mark.parametrize("other", [False, True])
-def test_cell_types(isa: str, kind: int, other: bool) -> None:
+@every_numerics
+def test_cell_types(isa: str, kind: int, other: bool, numerics: str) -> None:
     rng = np.random.default_rng(kind)
     kinds = (t.F16, kind) if other else (kind, kind)
-    Case(rng, tokens=9, n_kv=200, kinds=kinds, visible=rng.random((1, 1, 9, 200)) < 0.7).check(isa, 2)
+    visible = rng.random((1, 1, 9, 200)) < 0.7
+    Case(rng, tokens=9, n_kv=200, kinds=kinds, visible=visible, numerics=numerics).check(isa, 2)
 
 
 @runs
@@ -282,21 +309,25 @@ def side_by_side(sequences: int, prompt: int, steps: int, prompts: int = 1, pad:
     ids=["prefill", "first", "best-of-n", "two-prompts", "apart", "long"],
 )
 @pytest.mark.parametrize("group", [1, 4])
-def test_real_masks(isa: str, n_threads: int, tokens: int, visible: NDArray[np.bool_], group: int) -> None:
+@pytest.mark.parametrize("numerics", ["table", "fp16"])
+def test_real_masks(
+    isa: str, n_threads: int, tokens: int, visible: NDArray[np.bool_], group: int, numerics: str
+) -> None:
     rng = np.random.default_rng(7)
-    Case(rng, tokens=tokens, n_kv=visible.shape[-1], group=group, visible=visible, sinks=group == 4).check(
-        isa, n_threads
-    )
+    n_kv, sinks = visible.shape[-1], group == 4
+    case = Case(rng, tokens=tokens, n_kv=n_kv, group=group, visible=visible, sinks=sinks, numerics=numerics)
+    case.check(isa, n_threads)
 
 
 @runs
 @threads
-def test_fully_masked_rows_are_zero(isa: str, n_threads: int) -> None:
+@every_numerics
+def test_fully_masked_rows_are_zero(isa: str, n_threads: int, numerics: str) -> None:
     rng = np.random.default_rng(8)
     visible = np.ones((1, 1, 4, 700), bool)
     visible[0, 0, [0, 2]] = False
     for sinks in (False, True):
-        case = Case(rng, tokens=4, n_kv=700, visible=visible, sinks=sinks)
+        case = Case(rng, tokens=4, n_kv=700, visible=visible, sinks=sinks, numerics=numerics)
         got = t.run(case.arena, case.op, case.dst, isa, n_threads)
         assert not got[0, [0, 2]].any()
         assert got[0, [1, 3]].any()
@@ -308,14 +339,15 @@ def test_large_scores_stay_finite(isa: str) -> None:
 
 
 @runs
-def test_hidden_cells_are_not_read_into_results(isa: str) -> None:
+@every_numerics
+def test_hidden_cells_are_not_read_into_results(isa: str, numerics: str) -> None:
     """Cells of a cache that were never written may hold anything, NaN too."""
     rng = np.random.default_rng(10)
     visible = np.zeros((1, 1, 3, 190), bool)
     visible[..., :70] = True
     visible[..., 100:103] = np.eye(3, dtype=bool)
-    case = Case(rng, tokens=3, n_kv=190, visible=visible)
-    want = case.reference(False)
+    case = Case(rng, tokens=3, n_kv=190, visible=visible, numerics=numerics)
+    want = case.reference("exact")
     hidden = ~visible[0, 0].any(axis=0)
     for source in (1, 2):
         d = case.op.src[source]

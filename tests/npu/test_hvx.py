@@ -452,6 +452,34 @@ def test_fp16_numerics_on_tiles(kind: Type, request: pytest.FixtureRequest) -> N
             assert np.array_equal(np.frombuffer(a, np.float32).reshape(b.shape), b), way
 
 
+def _in_order(x: Array, w: Array) -> Array:
+    """x @ w summed in float32 in the order of k, rounded to FP16."""
+    total = np.zeros((len(x), w.shape[1]), np.float32)
+    for k in range(len(w)):
+        total += x[:, k, None].astype(np.float32) * w[k].astype(np.float32)
+    return total.astype(np.float16).astype(np.float32)
+
+
+@needs_compiler
+def test_products_of_attention_on_the_matrix_unit(request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(9)
+    shapes = [(1, 1, 32), (7, 64, 64), (32, 33, 128), (33, 31, 40), (128, 64, 80), (2, 2, 1), (65, 50, 65)]
+    requests, want = [], []
+    for rows, cells, dim in shapes:
+        for kind, number in ((Type.F16, np.float16), (Type.F32, np.float32)):
+            q, k, v = (rng.standard_normal((n, dim)).astype(np.float16) for n in (rows, cells, cells))
+            p = np.zeros((rows, 64), np.float16)
+            p[:, :cells] = rng.random((rows, cells)) * (rng.random((rows, cells)) < 0.8)
+            operands = (q.astype(np.float32), k.astype(number), v.astype(number), p.astype(np.float32))
+            requests.append(Request(Op.ATTENTION, HVX, (rows, cells, dim, kind), operands))
+            want.append((_in_order(q, k.T), _in_order(p[:, :cells], v)))
+    for way, command in programs(request).items():
+        for asked, got, (s, o) in zip(requests, guest.ask(command, requests), want, strict=True):
+            numbers = np.frombuffer(got, np.float32)
+            assert np.array_equal(numbers[: s.size].reshape(s.shape), s), f"{way}: {asked.params}"
+            assert np.array_equal(numbers[s.size :].reshape(o.shape), o), f"{way}: {asked.params}"
+
+
 @needs_qemu
 def test_dispatch_picks_the_hvx_kernels() -> None:
     (names,) = guest.ask(guest.command(), [Request(Op.NAMES)])

@@ -19,7 +19,9 @@ namespace tb::npu {
 
 constexpr int attention_tile_cells = 64; // cells per tile at most: one bit each in a uint64_t
 constexpr int attention_tile_rows = 128; // query rows per tile at most
-constexpr int attention_sum_parts = 16;  // floats whose sum is a row's running sum: a vector's lanes
+// Room for a tile's cells as floats, or, dim rounded up to the matrix unit's 32, for operands in FP16.
+constexpr int64_t attention_scratch_floats(int64_t dim) { return (dim + 31) / 32 * 32 * attention_tile_cells; }
+constexpr int attention_sum_parts = 16; // floats whose sum is a row's running sum: a vector's lanes
 
 // K or V cells are rows of F16, of float or of Q8_0 blocks, contiguous inside a row.
 enum class cell_type { f16, f32, q8_0 };
@@ -40,7 +42,7 @@ struct attention_scores_args {
     const void * const * k;  // [cells], each dim elements of `type`
     cell_type type;
     float * s;       // [rows][attention_tile_cells]
-    float * scratch; // dim * attention_tile_cells floats, 64-byte aligned
+    float * scratch; // attention_scratch_floats(dim) floats, 128-byte aligned
     attention_fetch fetch;
 };
 
@@ -66,8 +68,17 @@ struct attention_accumulate_args {
     const void * const * v;
     cell_type type;
     float * const * o; // [rows], each dim floats
-    float * scratch;   // dim * attention_tile_cells floats, 64-byte aligned
+    float * scratch;   // as above
     attention_fetch fetch;
+};
+
+// The FP16 numerics (ops/attention_fp16.h) on a matrix unit: operands are FP16 numbers, whatever type they are in, sums
+// float32, results FP16 numbers.
+struct attention_fp16 {
+    const char * name; // nullptr: the set has no matrix unit; its other kernels and rounding do the same
+    void (*scores)(const attention_scores_args & a);
+    // o[r][:] = sum_c p[r][c] * v[c][:]; what o held, and alpha, have no effect.
+    void (*products)(const attention_accumulate_args & a);
 };
 
 struct attention_kernels {
@@ -80,6 +91,7 @@ struct attention_kernels {
     uint64_t (*visible)(const uint16_t * mask, int cells, uint64_t * biased);
     // out[i] = exp2(in[i]) for non-positive FP16 numbers (bits); positive inputs count as 0, NaN gives NaN.
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
+    attention_fp16 fp16;
 };
 
 // The 64 KiB table, indexed by the low 15 bits of a non-positive FP16 number; built at first use.

@@ -9,6 +9,7 @@
 namespace tb::npu {
 namespace {
 
+constexpr uint64_t alignment = 128;    // of a matrix unit's operands
 constexpr int64_t min_split_words = 4; // splitting finer than this costs more in merging than it brings
 constexpr int64_t parts_per_thread = 4;
 constexpr int64_t few_rows = 12;        // items of fewer rows spend more on reading K and V than on arithmetic
@@ -46,7 +47,7 @@ void lay_out(attention_plan & p, int n_threads) {
     uint64_t at = 0;
     const auto take = [&at](uint64_t bytes) {
         const uint64_t start = at;
-        at += align64(bytes);
+        at += (bytes + alignment - 1) / alignment * alignment;
         return start;
     };
     p.partials_at =
@@ -57,22 +58,27 @@ void lay_out(attention_plan & p, int n_threads) {
     const uint64_t cells = attention_tile_cells;
     const uint64_t rows = static_cast<uint64_t>(p.item_rows());
     const uint64_t tile_rows = static_cast<uint64_t>(p.group_rows());
-    const uint64_t dim = static_cast<uint64_t>(std::max(p.dk, p.dv));
     p.scores_at = take(tile_rows * cells * sizeof(float)) / sizeof(float);
-    p.tile_at = take(dim * cells * sizeof(float)) / sizeof(float);
+    p.tile_at =
+        take(static_cast<uint64_t>(attention_scratch_floats(std::max(p.dk, p.dv))) * sizeof(float)) / sizeof(float);
     p.k_at = take(p.convert ? static_cast<uint64_t>(p.dk) * cells * sizeof(float) : 0) / sizeof(float);
     p.v_at = take(p.convert ? static_cast<uint64_t>(p.dv) * cells * sizeof(float) : 0) / sizeof(float);
     p.output_at = take(rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
     p.max_at = take(rows * sizeof(float)) / sizeof(float);
     p.sums_at = take(rows * attention_sum_parts * sizeof(float)) / sizeof(float);
     p.own_at = take(tile_rows * cells * sizeof(int32_t)) / sizeof(int32_t);
+    const uint64_t rounded_rows = p.fp16 ? tile_rows : 0;
+    p.queries_at = take(rounded_rows * static_cast<uint64_t>(p.dk) * sizeof(float)) / sizeof(float);
+    p.values_at = take(rounded_rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
     p.workspace_bytes = at;
     p.total = p.workspace_at + p.workspace_bytes * static_cast<uint64_t>(n_threads);
 }
 
 } // namespace
 
-bool attention_reads(uint32_t type) { return type == TB_F16 || type == TB_F32 || type == TB_Q8_0; }
+bool attention_reads(uint32_t type, bool fp16) {
+    return type == TB_F16 || (!fp16 && (type == TB_F32 || type == TB_Q8_0));
+}
 
 attention_plan make_attention_plan(const tb_op & op, int n_threads) {
     attention_plan p = {};
@@ -92,7 +98,8 @@ attention_plan make_attention_plan(const tb_op & op, int n_threads) {
     p.words = divide_up(p.n_kv, word_cells);
     p.mask_heads = masked ? op.src[3].ne[2] : 0;
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
-    p.convert = !attention_reads(k.type) || !attention_reads(v.type);
+    p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
+    p.convert = !attention_reads(k.type, p.fp16) || !attention_reads(v.type, p.fp16);
     p.biased_at = align64(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
     p.mask_bytes = p.biased_at + static_cast<uint64_t>(p.mask_lines() * p.words);
     divide(p, n_threads);

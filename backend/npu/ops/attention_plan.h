@@ -28,14 +28,15 @@ struct attention_plan {
     int64_t words;
     int64_t splits;                   // parts of an item, each over its share of the words
     int64_t mask_heads, mask_streams; // 0 without a mask
-    bool convert;                     // K and V are of a type that the kernels do not read
+    bool fp16;                        // the numerics of ops/attention_fp16.h
+    bool convert;                     // K or V is of a type that the kernels do not read
     // prepared: the mask's bits, and a byte for each word that tells whether a visible value in it is not 0
     uint64_t biased_at, mask_bytes;
     // scratch; sizes may exceed a 32-bit address space, which the executor refuses
     uint64_t partials_at, workspace_at;
     uint64_t workspace_bytes, total;
     // workspace of one thread, in floats and (own) 32-bit integers
-    uint64_t scores_at, tile_at, k_at, v_at, output_at, max_at, sums_at, own_at;
+    uint64_t scores_at, tile_at, k_at, v_at, output_at, max_at, sums_at, own_at, queries_at, values_at;
 
     int64_t groups() const { return heads / group; }
     int64_t group_rows() const { return item_heads * item_tokens; }
@@ -44,8 +45,8 @@ struct attention_plan {
     int64_t mask_lines() const { return tokens * mask_heads * mask_streams; }
 };
 
-// Can the kernels read cells of this type as they are?
-bool attention_reads(uint32_t type);
+// Can the kernels read cells of this type as they are? Those of the FP16 numerics must hold FP16 numbers.
+bool attention_reads(uint32_t type, bool fp16);
 
 attention_plan make_attention_plan(const tb_op & op, int n_threads);
 

@@ -11,6 +11,7 @@
 //     equal words run together.
 // So N samples of one prompt cost one pass over the prompt's cells plus their own tails. When there are fewer items
 // than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
+#include "ops/attention_fp16.h"
 #include "ops/attention_plan.h"
 #include "ops/ops.h"
 
@@ -48,7 +49,7 @@ class item_runner {
   public:
     item_runner(const op_context & context, const attention_plan & plan)
         : ctx(context), p(plan), kernels(context.kernels->attention), q(context.src[0]), k(context.src[1]),
-          v(context.src[2]), mask(context.src[3]) {
+          v(context.src[2]), mask(context.src[3]), fp16{*context.kernels, 0.0f, nullptr, nullptr} {
         float * workspace = reinterpret_cast<float *>(ctx.scratch + p.workspace_at +
                                                       p.workspace_bytes * static_cast<size_t>(ctx.thread));
         scores = workspace + p.scores_at;
@@ -59,6 +60,13 @@ class item_runner {
         max = workspace + p.max_at;
         sums = workspace + p.sums_at;
         own_cell = reinterpret_cast<int32_t *>(workspace) + p.own_at;
+        scale = ctx.param_f(0);
+        if (p.fp16) {
+            fp16.queries = workspace + p.queries_at;
+            fp16.values = workspace + p.values_at;
+            fp16.scale = scale;
+            scale = 1.0f;
+        }
         max_bias = ctx.param_f(1);
         softcap = ctx.param_f(2);
         k_bytes = p.dk / tb_type_block(k.type()) * tb_type_size(k.type());
@@ -115,9 +123,10 @@ class item_runner {
     float * max;        // [rows]
     float * sums;       // [rows][attention_sum_parts]
     int32_t * own_cell; // [lines][attention_tile_cells]
-    float max_bias, softcap;
+    float scale, max_bias, softcap;
     int64_t k_bytes, v_bytes; // of a cell's row
     bool exact;
+    fp16_products fp16;
 
     // The item: groups x tokens x n_heads of a group. A group's rows with the same mask form a line: a token with all
     // its heads, or (if the mask differs between heads) a single row. Lines are the same in all groups.
@@ -340,11 +349,15 @@ class item_runner {
                 o_rows[rows++] = o + head * p.dv;
             }
         }
-        kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows, k_rows, kernel_type(k.type()), scores, tile,
-                        part_of(k, k_bytes, next, group)});
+        const attention_scores_args qk = {rows,   cells,  static_cast<int>(p.dk),
+                                          q_rows, k_rows, kernel_type(k.type()),
+                                          scores, tile,   part_of(k, k_bytes, next, group)};
+        const attention_accumulate_args pv = {
+            rows,   cells, static_cast<int>(p.dv),          scores, alpha, v_rows, kernel_type(v.type()),
+            o_rows, tile,  part_of(v, v_bytes, next, group)};
+        p.fp16 ? fp16.scores(qk) : kernels.scores(qk);
         softmax(group * group_rows, lines, n, cell, cells, visible, alpha);
-        kernels.accumulate({rows, cells, static_cast<int>(p.dv), scores, alpha, v_rows, kernel_type(v.type()), o_rows,
-                            tile, part_of(v, v_bytes, next, group)});
+        p.fp16 ? fp16.accumulate(pv) : kernels.accumulate(pv);
     }
 
     // Rows that see the same and have no bias are given to the kernel together. row0: the first row of the group.
@@ -352,7 +365,7 @@ class item_runner {
                  float * alpha) {
         attention_softmax_args args = {};
         args.cells = cells;
-        args.scale = ctx.param_f(0);
+        args.scale = scale;
         args.softcap = softcap;
         args.exact = exact;
         args.s = scores;
@@ -403,7 +416,8 @@ class item_runner {
         }
     }
 
-    static cell_type kernel_type(uint32_t type) {
+    cell_type kernel_type(uint32_t type) const {
+        if (!attention_reads(type, p.fp16)) return cell_type::f32;
         return type == TB_F16 ? cell_type::f16 : type == TB_Q8_0 ? cell_type::q8_0 : cell_type::f32;
     }
 
@@ -412,8 +426,9 @@ class item_runner {
         for (int c = 0; c < cells; c++) {
             const uint8_t * row = base + cell[c] * t.nb(1);
             rows[c] = row;
-            if (!attention_reads(t.type())) {
+            if (!attention_reads(t.type(), p.fp16)) {
                 ctx.kernels->vec.to_f32[t.type()](dim, row, floats + c * dim);
+                if (p.fp16) ctx.kernels->gemm.round_fp16(dim, floats + c * dim);
                 rows[c] = floats + c * dim;
             }
         }

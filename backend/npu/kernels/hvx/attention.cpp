@@ -1,5 +1,5 @@
-// Softmax of FlashAttention on HVX: the exponent by vgather, and FP16 <-> float around it. Scores and accumulation are
-// the portable ones: v66 has no HVX floating point.
+// Softmax of FlashAttention on HVX: the exponent by vgather, and FP16 <-> float around it. Scores and accumulation in
+// float32 are the portable ones: v66 has no HVX floating point. Those of the FP16 numerics are attention_fp16.cpp's.
 #include "kernels/attention.h"
 
 #include <cmath>
@@ -101,10 +101,13 @@ void exp2_fp16(const uint16_t * in, uint16_t * out, size_t n) {
 
 } // namespace
 
+void fill_attention_hvx_fp16(attention_kernels & k);
+
 void fill_attention_hvx(attention_kernels & k) {
     k.name = "attention_f16_1x64_hvx";
     k.softmax = softmax;
     k.exp2_fp16 = exp2_fp16;
+    fill_attention_hvx_fp16(k);
 }
 
 } // namespace tb::npu
