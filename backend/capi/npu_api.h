@@ -43,6 +43,12 @@ const char * tb_npu_kernel_name(tb_npu * npu, const tb_op * op);
 // count as 0). Returns a tb_status.
 int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t n);
 
+// Seconds that the steps of attention take on the calling thread over `repeats` passes: scores, softmax, accumulation.
+// `rows` queries of one head against `cells` cells of F16, of `dim` elements each; flags are those of TB_OP_FLASH_ATTN.
+// Returns a tb_status.
+int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_t dim, uint32_t flags, uint32_t repeats,
+                            double seconds[3]);
+
 // Bytes of memory that this process can have: all, and what is available of it (base/usable_memory.h). `root`: NULL, or
 // where proc/ and sys/ are.
 void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available);
