@@ -57,6 +57,7 @@ COLUMN_FP16 = Variant("Q4_0 column, fp16", "q4_0-column", numerics="fp16")
 COLUMN_EXACT = replace(COLUMN, name="Q4_0 column, int8, float32 exp", softmax="exact")
 COLUMN_FP16_EXACT = replace(COLUMN_FP16, name="Q4_0 column, fp16, attention in float32", softmax="exact")
 COLUMN_KV8 = replace(COLUMN, name="Q4_0 column, int8, KV Q8_0", kv="q8_0")
+COLUMN_KV4 = replace(COLUMN, name="Q4_0 column, int8, KV Q4_0", kv="q4_0")
 COLUMN_FP16_KV8 = replace(COLUMN_FP16, name="Q4_0 column, fp16, KV Q8_0", kv="q8_0")
 COLUMN_256 = replace(COLUMN, name="Q4_0 column, int8-256", numerics="int8-256")
 TILE = Variant("Q4_0 tile, int8", "q4_0-tile")
@@ -107,13 +108,23 @@ _LAYOUT_GROUPS = (
     Group(
         "Against the same Q4_0 weights without any rounding of activations",
         SAME_WEIGHTS,
-        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, COLUMN_FP16, COLUMN_FP16_EXACT, COLUMN_FP16_KV8),
+        (
+            STOCK,
+            COLUMN,
+            COLUMN_256,
+            COLUMN_EXACT,
+            COLUMN_KV8,
+            COLUMN_KV4,
+            COLUMN_FP16,
+            COLUMN_FP16_EXACT,
+            COLUMN_FP16_KV8,
+        ),
         most=16,
     ),
     Group(
         "Against the unquantized source, other types and devices",
         SOURCE,
-        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
+        (STOCK, COLUMN, COLUMN_256, COLUMN_EXACT, COLUMN_KV8, COLUMN_KV4, TILE, TILE_FP16, PAPER, PAPER_COLUMN, NL, Q8),
         most=32,
     ),
     Group(
@@ -138,6 +149,7 @@ _LAYOUT_PAIRS = (
     Pair("8-bit activations: the NPU against the stock CPU backend", COLUMN, STOCK),
     Pair("KV cache Q8_0 against F16", COLUMN_FP16_KV8, COLUMN_FP16),
     Pair("the same with 8-bit activations", COLUMN_KV8, COLUMN),
+    Pair("KV cache Q4_0 against F16, 8-bit activations", COLUMN_KV4, COLUMN),
     Pair("IQ4_NL against Q4_0, column", NL, COLUMN),
 )
 
@@ -148,6 +160,7 @@ LAYOUTS = Comparison("dequantized", _LAYOUT_GROUPS, _LAYOUT_PAIRS)
 _SAME_FILE = cpu("stock CPU", "source")
 _SAME_FILE_NPU = Variant("NPU, int8", "source")
 _SAME_FILE_KV8 = replace(_SAME_FILE_NPU, name="NPU, int8, KV Q8_0", kv="q8_0")
+_SAME_FILE_KV4 = replace(_SAME_FILE_NPU, name="NPU, int8, KV Q4_0", kv="q4_0")
 _SAME_WEIGHTS_F32 = cpu("the same weights in float32", "source-f32")
 
 AS_IS = Comparison(
@@ -157,12 +170,13 @@ AS_IS = Comparison(
         Group(
             "Against the same weights without any rounding of activations",
             _SAME_WEIGHTS_F32,
-            (_SAME_FILE, _SAME_FILE_NPU, _SAME_FILE_KV8),
+            (_SAME_FILE, _SAME_FILE_NPU, _SAME_FILE_KV8, _SAME_FILE_KV4),
         ),
     ),
     (
         Pair("the NPU against the stock CPU backend", _SAME_FILE_NPU, _SAME_FILE),
         Pair("KV cache Q8_0 against F16", _SAME_FILE_KV8, _SAME_FILE_NPU),
+        Pair("KV cache Q4_0 against F16", _SAME_FILE_KV4, _SAME_FILE_NPU),
     ),
 )
 

@@ -327,6 +327,14 @@ def test_names_flags_and_nop() -> None:
         assert shape(op)[0] == lib.TB_E_PROTOCOL
 
 
+def test_attention_is_in_fp16_or_has_exact_exponents() -> None:
+    q, k, out = Tensor(F32, 64, 5, 4), Tensor(F16, 64, 256, 2), Tensor(F32, 64, 4, 5)
+    fp16, exact = lib.TB_FLAG_FP16, lib.TB_FLAG_EXACT_EXP
+    for flags, found in ((0, ""), (fp16, ""), (exact, ""), (fp16 | exact, "flags"), (lib.TB_FLAG_INT8_256, "flags")):
+        op = make(lib.TB_OP_FLASH_ATTN, out, [q, k, k], flags=flags)
+        assert shape(op) == (lib.TB_E_UNSUPPORTED if found else lib.TB_OK, found)
+
+
 def test_an_empty_result_needs_nothing() -> None:
     """No output rows wanted: the op passes, and its bounds hold wherever it lies inside its buffer."""
     dst, x, rows = Tensor(F32, 64, 0), Tensor(F32, 64, 9), Tensor(I32, 0)

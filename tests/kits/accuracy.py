@@ -51,7 +51,7 @@ class Job:
     n_ctx: int = 512
     n_batch: int = 512
     n_ubatch: int = 512
-    kv: str = "f16"  # f16, f32, q8_0
+    kv: str = "f16"  # f16, f32, q8_0, q4_0
     flash: bool = True
     swa_full: bool = True
     kv_unified: bool = True
@@ -296,7 +296,7 @@ def open_context(job: Job, model: Any) -> Iterator[Any]:
     """A llama_context for the job, freed on exit."""
     import llama_cpp as lc
 
-    kv_type = {"f16": 1, "f32": 0, "q8_0": 8}[job.kv]
+    kv_type = {"f16": 1, "f32": 0, "q4_0": 2, "q8_0": 8}[job.kv]
     p = lc.llama_context_default_params()
     p.n_ctx, p.n_batch, p.n_ubatch = job.n_ctx, job.n_batch, job.n_ubatch
     p.n_seq_max = N_PARALLEL if job.mode in ("parallel", "streams") else 1

@@ -101,6 +101,8 @@ def test_stock_llama_runs_ordinary_files_on_the_npu(ordinary: Path) -> None:
     "options",
     [
         {"type_k": "q8_0", "type_v": "q8_0"},
+        {"type_k": "q8_0", "type_v": "q4_0"},
+        {"type_k": "q4_0", "type_v": "q4_0"},
         {"type_k": "f32", "type_v": "f32"},
         {"flash_attn": False},
         {"n_gpu_layers": 0},

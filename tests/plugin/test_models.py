@@ -71,6 +71,7 @@ SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "without flash attention": ("llama-q4_0", {"flash": False}),
     "float32 cache": ("llama-q4_0", {"kv": "f32"}),
     "quantized cache": ("llama-q4_0", {"kv": "q8_0"}),
+    "4-bit cache": ("llama-q4_0", {"kv": "q4_0"}),
     "two layers of three on the device": ("qwen2-q4_0", {"n_gpu_layers": 2}),
     "only the output on the device": ("qwen2-q4_0", {"n_gpu_layers": 1}),
     "nothing on the device": ("qwen2-q4_0", {"n_gpu_layers": 0}),
@@ -203,7 +204,9 @@ def test_settings(runs: Runs, name: str) -> None:
     offloaded = SETTINGS[name][1].get("n_gpu_layers") != 0
     assert (result.graphs > 0) == offloaded
     figures = runs.figures((name, "stock"), (name, "npu"))
-    assert figures.kl < KL_LIMIT, figures
+    # Rounding to 4 bits turns a difference in the last bit of a float into a step of an eighth: with such a cache the
+    # stock backend is 5 times KL_LIMIT from the same weights in float32.
+    assert figures.kl < KL_LIMIT * (4 if name == "4-bit cache" else 1), figures
     assert figures.top1 >= TOP1_LIMIT, figures
     _assert_as_good(runs, (name, "exact"), (name, "stock"), (name, "npu"))
 

@@ -140,9 +140,12 @@ def test_other_prompts_and_load_go_to_all(fleet: Fleet) -> None:
     names = {fleet.post({"prompt": f"{i} {SYSTEM}", "max_tokens": 1}).headers[NAME] for i in range(4)}
     assert names == fleet.replicas()
     assert len(names) == 2
-    with ThreadPoolExecutor(12) as pool:  # the same prompt, more samples than a replica decodes together
-        answers = pool.map(lambda i: fleet.post({"prompt": SYSTEM + str(i), "max_tokens": 64, "n": 2}), range(12))
-    assert {answer.headers[NAME] for answer in answers} == names
+    # One replica has all that it decodes together; its client takes none of it, so that it lasts. Then the same prompt
+    # is read again elsewhere.
+    endless = {"prompt": SYSTEM, "max_tokens": 1500, "n": 4, "ignore_eos": True, "logprobs": 5}
+    with fleet.stream(endless) as busy:
+        answers = [fleet.post({"prompt": SYSTEM + str(i), "max_tokens": 1, "n": 4}) for i in range(2)]
+        assert {busy.headers[NAME], *(answer.headers[NAME] for answer in answers)} == names
 
 
 def test_it_is_the_same_application(fleet: Fleet) -> None:

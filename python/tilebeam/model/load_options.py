@@ -18,7 +18,7 @@ from tilebeam.native.choices import Executor
 # Where a model can run; "auto" is what `tilebeam.model.device_choice` makes of the file.
 Backend = Literal["npu", "cpu"]
 Device = Literal["auto", "npu", "cpu"]
-KvType = Literal["f16", "f32", "q8_0"]
+KvType = Literal["f16", "f32", "q8_0", "q4_0"]
 Verify = Literal["once", "always", "never"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 DEVICES: tuple[Device, ...] = get_args(Device)
@@ -66,7 +66,7 @@ class LoadOptions:
             _one_of("executor", self.executor, get_args(Executor))
         _one_of("type_k", self.type_k, get_args(KvType))
         _one_of("type_v", self.type_v, get_args(KvType))
-        if self.type_v == "q8_0" and not self.flash_attn:
+        if self.type_v in ("q8_0", "q4_0") and not self.flash_attn:
             raise TilebeamError("A quantized V cache needs flash attention.")
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)

@@ -37,8 +37,8 @@ _loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
 # ggml's types of the KV cache, and bytes per element.
-_KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q8_0": 8}
-_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+_KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 def load(
@@ -81,7 +81,7 @@ def load(
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
             None keeps what is configured (default "thread", or TILEBEAM_NPU).
         flash_attn: use flash attention; without it attention runs as several slower ops.
-        type_k, type_v: "f16", "f32" or "q8_0" for the KV cache.
+        type_k, type_v: "f16", "f32", "q8_0" or "q4_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
         devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one, or
             TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
