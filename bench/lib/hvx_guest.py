@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,23 @@ def emulator() -> str | None:
 def command() -> list[str]:
     """How to start the program under qemu-hexagon."""
     return [emulator() or "qemu-hexagon", str(_paths.built("hexagon/hvx_cases"))]
+
+
+@cache
+def command_v73() -> list[str] | None:
+    """How to start the program with the integer kernels compiled for v73; None where QEMU knows no such CPU, or did not
+    when the program would have been built."""
+    try:
+        program = _paths.built("hexagon/hvx_cases_v73")
+    except FileNotFoundError:
+        return None
+    qemu = emulator()
+    if (
+        qemu is None
+        or "v73" not in subprocess.run([qemu, "-cpu", "help"], capture_output=True, text=True, check=False).stdout
+    ):
+        return None
+    return [qemu, "-cpu", "v73", str(program)]
 
 
 def objdump() -> str | None:

@@ -2,7 +2,8 @@
 
 The program of tests/hexagon/hvx_cases.cpp is started once per test with all its cases. What it answers on qemu-hexagon
 is compared bit for bit with the portable kernels of the host; the emulated intrinsics are compared with qemu's one by
-one, so that the kernels with HVX floating point (v73), which no emulator here runs, can be checked through them.
+one, so that the kernels with HVX floating point (v73), which no emulator here runs, can be checked through them. The
+integer kernels compiled for v73 run where QEMU knows that CPU (10.0 does, 7.2 does not).
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def programs(request: pytest.FixtureRequest, v73: bool = True) -> dict[str, list
         found["emulated v73"] = request.getfixturevalue("host73")
     if guest.missing() is None:
         found["qemu"] = guest.command()
+    if (command := guest.command_v73()) is not None:
+        found["qemu v73"] = command
     return found
 
 

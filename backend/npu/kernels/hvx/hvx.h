@@ -2,7 +2,7 @@
 //
 // The kernels compile for two generations from one source. HVX v66 (run under qemu-hexagon) has no floating point:
 // what v68 and later do with a qfloat instruction is done there by integer instructions that give IEEE bits.
-// TILEBEAM_HVX_FLOAT says which. Host tests compile the same sources over an emulation of the intrinsics
+// TILEBEAM_HVX_FLOAT says which; 0 for a later generation gives the integer ones there. Host tests compile the same sources over an emulation of the intrinsics
 // (tests/hexagon/emulated), which stands in for the two headers below.
 //
 // Tiles are 64-byte aligned only, MXFP4's 32-byte, hence the unaligned loads.
@@ -15,7 +15,9 @@
 #include <hexagon_types.h>
 #include <hvx_hexagon_protos.h>
 
-#define TILEBEAM_HVX_FLOAT (__HVX_ARCH__ >= 68)
+#ifndef TILEBEAM_HVX_FLOAT
+#    define TILEBEAM_HVX_FLOAT (__HVX_ARCH__ >= 68)
+#endif
 
 namespace tb::npu::hvx {
 
