@@ -6,10 +6,10 @@
 // tile's quants are unpacked once, into L1: then it is a tile of format `prepared`, with quants as unit::block wants
 // them.
 //
-// unit::block<Format, Source, rows>(tile, first, at) adds the products of unit::vectors vectors of columns, from
-// `first` on, with `rows` rows to their sums. Format says what the numbers mean, Source where they are: the format
-// itself, or format_unpacked. It is not to be inlined: among its neighbours the compiler runs out of registers.
-// Internal linkage, see vec_loops.h.
+// unit::block<Format, Source, rows>(tile, first, at) adds the products of unit::vectors<Format>(rows) vectors of
+// columns, from `first` on, with `rows` rows to their sums. Format says what the numbers mean, Source where they are:
+// the format itself, or format_unpacked. It is not to be inlined: among its neighbours the compiler runs out of
+// registers. Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_TILES_H
 #define TILEBEAM_NPU_KERNELS_GEMM_TILES_H
 
@@ -69,7 +69,7 @@ struct tile_rows {
 template <class unit, class Format, class Source, int rows>
 void some_rows(const uint8_t * tile, const tile_rows & at, int n) {
     if (n == rows) {
-        for (int first = 0; first < gemm_panel / unit::width; first += unit::vectors)
+        for (int first = 0; first < gemm_panel / unit::width; first += unit::template vectors<Format>(rows))
             unit::template block<Format, Source, rows>(tile, first, at);
     } else if constexpr (rows > 1) {
         some_rows<unit, Format, Source, rows - 1>(tile, at, n);

@@ -38,7 +38,11 @@ struct unit {
     using ints = __m256i;
     using floats = __m256;
     static constexpr int width = 8;
-    static constexpr int rows = 4, vectors = 2; // at a time
+    static constexpr int rows = 4; // at a time
+    // One row has registers for all columns, where quants take few steps: memory is read in order, activations once.
+    template <class Format> static constexpr int vectors(int n) {
+        return n == 1 && Format::narrow != 4 ? gemm_panel / width : 2;
+    }
 
     static ints load(const uint8_t * p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
     static void store(uint8_t * p, ints v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), v); }
@@ -137,101 +141,90 @@ struct format_prepared : format_unpacked<unit> {
     static constexpr int narrow = 1;
 };
 
-// Quads 2 * c and 2 * c + 1 of two vectors of columns times those of `n` rows, added to 16 bits or 32.
-template <class Format, class Source, int n>
+// Quads 2 * c and 2 * c + 1 of some vectors of columns times those of `n` rows, added to 16 bits or 32.
+template <class Format, class Source, int n, int vectors>
 __attribute__((always_inline)) inline void add_chunk(const uint8_t * tile, int c, int first, const uint8_t * q,
-                                                     __m256i (&sum)[n][2]) {
+                                                     __m256i (&sum)[n][vectors]) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        const __m256i w0 = Source::weights(tile, c, h, first), w1 = Source::weights(tile, c, h, first + 1);
-        const __m256i u0 = _mm256_abs_epi8(w0), u1 = _mm256_abs_epi8(w1);
+        __m256i w[vectors], u[vectors];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            w[i] = Source::weights(tile, c, h, first + i);
+            u[i] = _mm256_abs_epi8(w[i]);
+        }
 #pragma GCC unroll 4
         for (int m = 0; m < n; m++) {
             const __m256i a = broadcast_int(q + 32 * m + 4 * h);
-            if constexpr (Format::narrow > 1) {
-                sum[m][0] = _mm256_add_epi16(sum[m][0], _mm256_maddubs_epi16(w0, a));
-                sum[m][1] = _mm256_add_epi16(sum[m][1], _mm256_maddubs_epi16(w1, a));
-            } else {
-                const __m256i p0 = _mm256_maddubs_epi16(u0, _mm256_sign_epi8(a, w0));
-                const __m256i p1 = _mm256_maddubs_epi16(u1, _mm256_sign_epi8(a, w1));
-                sum[m][0] = _mm256_add_epi32(sum[m][0], widen_pairs(p0));
-                sum[m][1] = _mm256_add_epi32(sum[m][1], widen_pairs(p1));
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++) {
+                if constexpr (Format::narrow > 1) {
+                    sum[m][i] = _mm256_add_epi16(sum[m][i], _mm256_maddubs_epi16(w[i], a));
+                } else {
+                    const __m256i p = _mm256_maddubs_epi16(u[i], _mm256_sign_epi8(a, w[i]));
+                    sum[m][i] = _mm256_add_epi32(sum[m][i], widen_pairs(p));
+                }
+                asm("" : "+x"(sum[m][i])); // keeps the order of additions: in another one they need more registers
             }
-            // keeps the order of additions: in another one they need more registers
-            asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
         }
     }
 }
 
 // A tile's dot products in 32 bits.
-template <class Format, class Source, int n>
+template <class Format, class Source, int n, int vectors>
 __attribute__((always_inline)) inline void dot_products(const uint8_t * tile, int first, const uint8_t * q,
-                                                        __m256i (&sum)[n][2]) {
+                                                        __m256i (&sum)[n][vectors]) {
+    const auto each = [&](auto && f) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+        for (int m = 0; m < n; m++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                f(m, i);
+        }
+    };
+    each([&](int m, int i) { sum[m][i] = _mm256_setzero_si256(); });
     if constexpr (Format::narrow == 4) {
-        __m256i half[n][2];
-        add_chunk<Format, Source, n>(tile, 0, first, q, sum);
-        add_chunk<Format, Source, n>(tile, 1, first, q + 8, sum);
-#pragma GCC unroll 4
-        for (int m = 0; m < n; m++) {
-            half[m][0] = widen_pairs(sum[m][0]);
-            half[m][1] = widen_pairs(sum[m][1]);
-            sum[m][0] = sum[m][1] = _mm256_setzero_si256();
-        }
-        add_chunk<Format, Source, n>(tile, 2, first, q + 16, sum);
-        add_chunk<Format, Source, n>(tile, 3, first, q + 24, sum);
-#pragma GCC unroll 4
-        for (int m = 0; m < n; m++) {
-            sum[m][0] = _mm256_add_epi32(half[m][0], widen_pairs(sum[m][0]));
-            sum[m][1] = _mm256_add_epi32(half[m][1], widen_pairs(sum[m][1]));
-        }
+        __m256i half[n][vectors];
+        add_chunk<Format, Source>(tile, 0, first, q, sum);
+        add_chunk<Format, Source>(tile, 1, first, q + 8, sum);
+        each([&](int m, int i) {
+            half[m][i] = widen_pairs(sum[m][i]);
+            sum[m][i] = _mm256_setzero_si256();
+        });
+        add_chunk<Format, Source>(tile, 2, first, q + 16, sum);
+        add_chunk<Format, Source>(tile, 3, first, q + 24, sum);
+        each([&](int m, int i) { sum[m][i] = _mm256_add_epi32(half[m][i], widen_pairs(sum[m][i])); });
     } else {
 #pragma GCC unroll 1
         for (int c = 0; c < 4; c++, q += 8)
-            add_chunk<Format, Source, n>(tile, c, first, q, sum);
-        if constexpr (Format::narrow == 8) {
-#pragma GCC unroll 4
-            for (int m = 0; m < n; m++) {
-                sum[m][0] = widen_pairs(sum[m][0]);
-                sum[m][1] = widen_pairs(sum[m][1]);
-            }
-        }
+            add_chunk<Format, Source>(tile, c, first, q, sum);
+        if constexpr (Format::narrow == 8) each([&](int m, int i) { sum[m][i] = widen_pairs(sum[m][i]); });
     }
 }
 
 template <class Format, class Source, int block_rows>
 __attribute__((noinline)) void unit::block(const uint8_t * tile, int first, const tile_rows & at) {
-    constexpr int n = block_rows;
-    __m256i sum[n][2];
-    dot_products<Format, Source, n>(tile, first, at.q, sum);
-    const __m256 scale0 = Source::scales(tile, first), scale1 = Source::scales(tile, first + 1);
-    __m256 least0, least1;
-    if constexpr (Format::has_minima) {
-        least0 = Source::minima(tile, first);
-        least1 = Source::minima(tile, first + 1);
-    }
+    constexpr int n = block_rows, count = vectors<Format>(block_rows);
+    __m256i sum[n][count];
+    dot_products<Format, Source>(tile, first, at.q, sum);
 #pragma GCC unroll 4
-    for (int m = 0; m < n; m++) {
-        __m256i dot0 = sum[m][0], dot1 = sum[m][1];
-        const __m256 s = broadcast_float(at.scales + 4 * m);
-        float * to = at.sums[m] + 8 * first;
-        if constexpr (Format::has_minima) {
-            const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
-            const __m256 x0 = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), scale0, _mm256_mul_ps(least0, start));
-            const __m256 x1 = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), scale1, _mm256_mul_ps(least1, start));
-            store_floats(to, _mm256_fmadd_ps(x0, s, load_floats(to)));
-            store_floats(to + 8, _mm256_fmadd_ps(x1, s, load_floats(to + 8)));
-        } else {
-            if constexpr (Format::offset != 0) {
-                const __m256i start = broadcast_int(at.starts + 4 * m);
-                dot0 = _mm256_add_epi32(start, dot0);
-                dot1 = _mm256_add_epi32(start, dot1);
+    for (int i = 0; i < count; i++) {
+        const __m256 scale = Source::scales(tile, first + i);
+        __m256 least;
+        if constexpr (Format::has_minima) least = Source::minima(tile, first + i);
+#pragma GCC unroll 4
+        for (int m = 0; m < n; m++) {
+            __m256i dot = sum[m][i];
+            const __m256 s = broadcast_float(at.scales + 4 * m);
+            float * to = at.sums[m] + 8 * (first + i);
+            if constexpr (Format::has_minima) {
+                const __m256 start = _mm256_cvtepi32_ps(broadcast_int(at.starts + 4 * m));
+                const __m256 x = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_mul_ps(least, start));
+                store_floats(to, _mm256_fmadd_ps(x, s, load_floats(to)));
+            } else {
+                if constexpr (Format::offset != 0) dot = _mm256_add_epi32(broadcast_int(at.starts + 4 * m), dot);
+                store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, s), load_floats(to)));
             }
-            store_floats(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(scale0, s), load_floats(to)));
-            store_floats(to + 8,
-                         _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(scale1, s), load_floats(to + 8)));
         }
     }
 }

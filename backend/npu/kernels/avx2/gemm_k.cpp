@@ -84,55 +84,67 @@ template <bool is_signed> __m256i products(__m256i w, __m256i x) {
     return is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
 }
 
-// `n` rows of half a panel. Not to be inlined: among its neighbours the compiler runs out of registers.
-template <class Format, int n, class Source>
-__attribute__((noinline)) void some_rows(const Source & source, int half, const uint8_t * q,
+// `n` rows of `vectors` of a panel's vectors of columns, from `first` on. Not to be inlined: among its neighbours the
+// compiler runs out of registers.
+template <class Format, int n, int vectors, class Source>
+__attribute__((noinline)) void some_rows(const Source & source, int first, const uint8_t * q,
                                          int32_t (*sums)[gemm_panel]) {
     constexpr int narrow = k_narrow<Format>();
-    const int first = 2 * half;
-    __m256i sum[n][2];
+    __m256i sum[n][vectors];
 #pragma GCC unroll 4
-    for (int m = 0; m < n; m++)
-        sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+    for (int m = 0; m < n; m++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++)
+            sum[m][i] = _mm256_setzero_si256();
+    }
 #pragma GCC unroll 1
     for (int t = 0; t < gemm_k_tiles; t++, q += TB_TILE_K) {
-        source.prefetch(t, half);
+        for (int i = 0; i < vectors; i += 2)
+            source.prefetch(t, (first + i) / 2);
 #pragma GCC unroll 8
         for (int part = 0; part < 8; part += narrow) {
-            __m256i some[n][2];
+            __m256i some[n][vectors];
 #pragma GCC unroll 8
             for (int j = part; j < part + narrow; j++) {
-                const __m256i w0 = source.weights(t, j, first), w1 = source.weights(t, j, first + 1);
+                __m256i w[vectors];
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++)
+                    w[i] = source.weights(t, j, first + i);
 #pragma GCC unroll 4
                 for (int m = 0; m < n; m++) {
                     const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
-                    const __m256i p0 = products<narrow == 1>(w0, x), p1 = products<narrow == 1>(w1, x);
-                    some[m][0] = j == part ? p0 : _mm256_add_epi16(some[m][0], p0);
-                    some[m][1] = j == part ? p1 : _mm256_add_epi16(some[m][1], p1);
-                    asm("" : "+x"(some[m][0]), "+x"(some[m][1])); // keeps the order: another needs more registers
+#pragma GCC unroll 4
+                    for (int i = 0; i < vectors; i++) {
+                        const __m256i p = products<narrow == 1>(w[i], x);
+                        some[m][i] = j == part ? p : _mm256_add_epi16(some[m][i], p);
+                        asm("" : "+x"(some[m][i])); // keeps the order: another needs more registers
+                    }
                 }
             }
             const int s = part * Format::scales / 8;
-            const __m256i s0 = source.scale(t, s, first), s1 = source.scale(t, s, first + 1);
 #pragma GCC unroll 4
-            for (int m = 0; m < n; m++) {
-                sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(some[m][0], s0));
-                sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(some[m][1], s1));
-                asm("" : "+x"(sum[m][0]), "+x"(sum[m][1]));
+            for (int i = 0; i < vectors; i++) {
+                const __m256i scale = source.scale(t, s, first + i);
+#pragma GCC unroll 4
+                for (int m = 0; m < n; m++) {
+                    sum[m][i] = _mm256_add_epi32(sum[m][i], _mm256_madd_epi16(some[m][i], scale));
+                    asm("" : "+x"(sum[m][i]));
+                }
             }
         }
     }
 #pragma GCC unroll 4
     for (int m = 0; m < n; m++) {
-        lanes::store_sums(sums[m] + lanes::width * first, sum[m][0]);
-        lanes::store_sums(sums[m] + lanes::width * (first + 1), sum[m][1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++)
+            lanes::store_sums(sums[m] + lanes::width * (first + i), sum[m][i]);
     }
 }
 
 template <class Format, int most, class Source>
 void at_most(const Source & source, int half, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
     if (rows == most) {
-        some_rows<Format, most>(source, half, q, sums);
+        some_rows<Format, most, 2>(source, 2 * half, q, sums);
     } else if constexpr (most > 1) {
         at_most<Format, most - 1>(source, half, q, rows, sums);
     }
@@ -144,6 +156,8 @@ template <class Format> constexpr int block_rows = k_narrow<Format>() > 2 ? 4 : 
 // In blocks that differ by one row at most.
 template <class Format, class Source>
 void all_rows(const Source & source, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+    // One row has registers for all columns: memory is read in order, and an activation once.
+    if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, q, sums);
     for (int half = 0; half < halves; half++) {
         int blocks = (rows + block_rows<Format> - 1) / block_rows<Format>;
         for (int row = 0; row < rows; blocks--) {

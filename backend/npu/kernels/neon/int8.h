@@ -19,7 +19,8 @@ struct unit {
     using ints = int8x16_t;
     using floats = float32x4_t;
     static constexpr int width = 4;
-    static constexpr int rows = 4, vectors = 4; // at a time
+    static constexpr int rows = 4; // at a time
+    template <class> static constexpr int vectors(int) { return 4; }
 
     static ints load(const uint8_t * p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
     static void store(uint8_t * p, ints v) { vst1q_u8(p, vreinterpretq_u8_s8(v)); }
