@@ -17,6 +17,7 @@
 #endif
 
 #include "build_id.h"
+#include "kernels/kernels.h"
 #include "sandbox.h"
 #include "service.h"
 #include "thread_pool.h"
@@ -132,6 +133,7 @@ int main(int argc, char ** argv) {
 #endif
     std::signal(SIGBUS, SIG_DFL); // a sanitizer would turn a truncated model file into an exit code
     tb::usable_cpus();            // reads files, and remembers what they say
+    tb::npu::available_kernels(); // may ask for more registers, and remembers the answer
     static served s{region, socket, tb::session::enter_sandbox() | TB_GUARD_PARENT};
     pthread_t thread;
     if (pthread_create(&thread, nullptr, serve, &s) != 0) {

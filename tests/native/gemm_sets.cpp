@@ -4,20 +4,16 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <vector>
 
+#include "gemm_data.h"
 #include "kernels/gemm_shape.h"
-#include "kernels/kernels.h"
 
 using namespace tb::npu;
 
 namespace {
 
-std::mt19937 rng(1);
 int failures = 0;
-
-float uniform() { return std::uniform_real_distribution<float>(-1, 1)(rng); }
 
 void expect(bool good, const char * set, const char * what) {
     if (good) return;
@@ -31,43 +27,6 @@ bool close(const std::vector<float> & a, const std::vector<float> & b, float tol
     }
     return true;
 }
-
-std::vector<float> floats(size_t n) {
-    std::vector<float> v(n);
-    for (float & x : v)
-        x = uniform();
-    return v;
-}
-
-// Random tiles: any quants, `scales` scales (and minima) in 2^-4 .. 2^-3 of either sign.
-std::vector<uint8_t> tiles(size_t quants, int64_t n, bool float_scales, int scales = 32) {
-    const size_t bytes = quants + static_cast<size_t>(scales) * (float_scales ? sizeof(float) : sizeof(uint16_t));
-    std::vector<uint8_t> v(bytes * static_cast<size_t>(n));
-    for (uint8_t & x : v)
-        x = static_cast<uint8_t>(rng());
-    for (int64_t t = 0; t < n; t++) {
-        uint8_t * scale = v.data() + static_cast<size_t>(t) * bytes + quants;
-        for (int i = 0; i < scales; i++) {
-            const float wide = uniform() / 8;
-            const uint16_t half = static_cast<uint16_t>(0x2c00 | (rng() & 0x83ff));
-            if (float_scales) {
-                std::memcpy(scale + 4 * i, &wide, 4);
-            } else {
-                std::memcpy(scale + 2 * i, &half, 2);
-            }
-        }
-    }
-    return v;
-}
-
-struct result {
-    explicit result(int rows) : data(static_cast<size_t>(rows) * 32, 0.5f) {
-        for (int m = 0; m < rows; m++)
-            at[m] = data.data() + 32 * m;
-    }
-    std::vector<float> data;
-    float * at[gemm_max_rows];
-};
 
 std::vector<uint8_t> groups(const gemm_kernels & k, gemm_format f, const std::vector<float> & x, int rows, int64_t n) {
     std::vector<uint8_t> group(static_cast<size_t>(n) * gemm_record_bytes(rows));
@@ -97,23 +56,10 @@ void compare(const kernel_table & t, const kernel_table & reference, gemm_format
 }
 
 void integer(const kernel_table & t, const kernel_table & reference) {
-    constexpr struct {
-        gemm_format format;
-        uint32_t type;
-    } kinds[] = {{gemm_q4, TB_Q4_0_COL},   {gemm_q8, TB_Q8_0_COL},   {gemm_iq4nl, TB_IQ4_NL_COL},
-                 {gemm_q5_0, TB_Q5_0_COL}, {gemm_q4_1, TB_Q4_1_COL}, {gemm_q5_1, TB_Q5_1_COL}};
-    for (const auto & kind : kinds) {
-        const tile_traits tile = tile_of(kind.type);
-        const auto panel = tiles(tile.quants, 5, false, tile.minima ? 64 : 32);
+    for (const column_kind & kind : column_kinds) {
+        const auto panel = column_panel(kind, 5);
         compare(t, reference, kind.format, panel, kind.format, panel, 5);
     }
-    const tile_traits mxfp4 = tile_of(TB_MXFP4_COL);
-    auto powers = tiles(mxfp4.quants, 5, false, 16);
-    for (size_t i = 0; i < 5 * gemm_panel; i++)
-        powers[i / gemm_panel * mxfp4.bytes + mxfp4.quants + i % gemm_panel] = static_cast<uint8_t>(118 + rng() % 8);
-    compare(t, reference, gemm_mxfp4, powers, gemm_mxfp4, powers, 5);
-    const auto prepared = tiles(gemm_prepared_quants, 5, true);
-    compare(t, reference, gemm_prepared, prepared, gemm_prepared, prepared, 5);
 }
 
 // One column half of a tile each: zeros, a negative zero among others, subnormal, infinite, no number.
@@ -234,13 +180,6 @@ void coarse(const kernel_table & t, const kernel_table & reference) {
 
 // Types of 256 k: random bytes with finite scales, over blocks of 256 k.
 void k_quants(const kernel_table & t, const kernel_table & reference) {
-    constexpr struct {
-        gemm_format format;
-        size_t bytes, halves; // of a block panel, and how many of its last are FP16 scales
-    } kinds[] = {{gemm_q4_k, TB_Q4_K_PANEL, 2 * TB_K_HALVES}, {gemm_q5_k, TB_Q5_K_PANEL, 2 * TB_K_HALVES},
-                 {gemm_q6_k, TB_Q6_K_PANEL, TB_K_HALVES},     {gemm_q2_k, TB_Q2_K_PANEL, 2 * TB_K_HALVES},
-                 {gemm_q3_k, TB_Q3_K_PANEL, TB_K_HALVES},     {gemm_iq4_xs, TB_IQ4_XS_PANEL, TB_K_HALVES},
-                 {gemm_tq2_0, TB_TQ2_0_PANEL, TB_K_HALVES},   {gemm_tq1_0, TB_TQ1_0_PANEL, TB_K_HALVES}};
     constexpr int64_t blocks = 3, n = blocks * gemm_k_tiles;
     auto special = floats(32 * n);
     for (size_t i = 0; i < TB_K_BLOCK; i++)
@@ -253,16 +192,8 @@ void k_quants(const kernel_table & t, const kernel_table & reference) {
         reference.gemm.quantize_k(special.data(), n, q.data(), 3, row);
     }
     expect(p == q, t.isa, "quantize_k");
-    for (const auto & kind : kinds) {
-        std::vector<uint8_t> panel(kind.bytes * blocks);
-        for (uint8_t & x : panel)
-            x = static_cast<uint8_t>(rng());
-        for (size_t b = 1; b <= blocks; b++) {
-            for (size_t at = b * kind.bytes - kind.halves; at < b * kind.bytes; at += 2) {
-                const uint16_t half = static_cast<uint16_t>(rng() & 0x83ff); // subnormal
-                std::memcpy(panel.data() + at, &half, 2);
-            }
-        }
+    for (const k_kind & kind : k_kinds) {
+        const auto panel = k_panel(kind, blocks);
         const gemm_int8 &fast = t.gemm.int8[kind.format], &slow = reference.gemm.int8[kind.format];
         for (int rows = 1; rows <= fast.rows; rows++) {
             result out(rows), want(rows);

@@ -80,7 +80,7 @@ def test_int8_256(isa: str, type: Type, k: int, n: int, m: int, threads: int, se
     name: list[str] = []
     out = device(isa, threads).product(w, x, flags=FLAG_INT8_256, name=name)
     if "q8k" not in name[0]:
-        assert m < 64 or isa not in ("portable", "avx512vnni", "avx512bf16")
+        assert m < 64 or isa not in ("portable", "avx512vnni", "avx512bf16", "amx")
         np.testing.assert_array_equal(out, device(isa, threads).product(w, x))
         return
     assert m >= 64
@@ -343,11 +343,13 @@ def test_kernel_names(isa: str) -> None:
             x = rng.standard_normal((m, 64)).astype(np.float32)
             device(isa, 1).product(make_weights(type, 64, 32, rng), x, name=name)
             assert name[0].startswith("gemm_")
-            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON; AVX512-BF16 products with BF16
-            base = {"avxvnni": "avx2", "i8mm": "neon", "avx512bf16": "avx512vnni"}.get(isa, isa)
-            assert name[0].endswith(("_" + isa, "_" + base))
+            # AVX-VNNI adds integer kernels to those of AVX2, i8mm to those of NEON; AVX512-BF16 products with BF16, AMX
+            # integer kernels to those
+            bases = {"avxvnni": ("avx2",), "i8mm": ("neon",), "avx512bf16": ("avx512vnni",)}
+            bases["amx"] = ("avx512vnni", "avx512bf16")
+            assert name[0].split("_")[-1] in (isa, *bases.get(isa, ()))
             seen.add(name[0])
-    tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith("avx512") else {"q8p"}  # read as it is, or prepared
+    tile_grouping = {"q4t", "q8t", "nlt"} if isa.startswith(("avx512", "amx")) else {"q8p"}  # as it is, or prepared
     floats = {"f32d", "f16d", "bf16d", "f32"}
     column = {"q4c", "q8c", "nlc", "q50c", "q41c", "q51c", "mx4c"}
     assert {name.split("_")[1] for name in seen} == column | floats | tile_grouping

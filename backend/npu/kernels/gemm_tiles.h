@@ -21,8 +21,6 @@
 namespace tb::npu {
 namespace {
 
-constexpr int quad_bytes = gemm_panel * 4;
-
 constexpr size_t unpacked_bytes = gemm_prepared_bytes + gemm_panel * sizeof(float);
 
 // Quads of bytes, then float scales, then, of formats that have any, float minima.

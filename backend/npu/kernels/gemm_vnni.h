@@ -22,9 +22,6 @@
 namespace tb::npu {
 namespace {
 
-constexpr int column_bytes = 4; // of one column in a quad
-constexpr int quad_bytes = gemm_panel * column_bytes;
-
 int32_t read_int(const uint8_t * p) {
     int32_t v;
     std::memcpy(&v, p, 4);
@@ -144,6 +141,35 @@ template <class unit> struct format_prepared : format_q8<unit> {
 
 // ---- whole panels
 
+// A panel's sums, one row after the other: out's, or zeros; and back.
+template <class unit> void open_sums(const gemm_int8_args & a, float (*sums)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++) {
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
+    }
+}
+
+template <class unit> void close_sums(const gemm_int8_args & a, const float (*sums)[gemm_panel]) {
+    for (int m = 0; m < a.rows; m++) {
+        for (int i = 0; i < gemm_panel; i += unit::width)
+            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
+    }
+}
+
+// What 32 k add to sums: their dot products, times the columns' scales and the row's; minima times the sum of the row's
+// activations, `start`.
+template <class unit, class Format>
+void add_products(float * sums, typename unit::ints dot, const typename unit::floats & scale,
+                  const typename unit::floats & least, typename unit::floats row_scale, const uint8_t * start) {
+    if constexpr (Format::has_minima) {
+        const auto q = unit::broadcast(static_cast<float>(read_int(start)));
+        const auto x = unit::fma(unit::to_floats(dot), scale, unit::mul(least, q));
+        unit::store_floats(sums, unit::fma(x, row_scale, unit::load_floats(sums)));
+    } else {
+        unit::store_floats(sums, unit::fma(unit::to_floats(dot), unit::mul(scale, row_scale), unit::load_floats(sums)));
+    }
+}
+
 // A tile some tiles on: the hardware follows a stream to the end of its page, and that is in the next one as often as
 // not.
 template <size_t bytes, size_t ahead, auto hint> void prefetch(const uint8_t * tile) {
@@ -156,10 +182,7 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
     constexpr int vectors = unit::vectors, panel_vectors = gemm_panel / unit::width;
     alignas(64) float sums[gemm_max_rows][gemm_panel];
     const int rows = a.rows;
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(sums[m] + i, a.add ? unit::load_floats(a.out[m] + i) : unit::zero());
-    }
+    open_sums<unit>(a, sums);
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     Format format;
@@ -195,27 +218,24 @@ template <class unit, class Format> void multiply_panel(const gemm_int8_args & a
                 }
                 const typename unit::floats s = unit::broadcast(read_float(factors));
 #pragma GCC unroll 4
-                for (int i = 0; i < vectors; i++) {
-                    float * to = sum + unit::width * i;
-                    if constexpr (Format::has_minima) {
-                        const auto start = unit::broadcast(static_cast<float>(read_int(factors + 4 * rows)));
-                        const auto x = unit::fma(unit::to_floats(dot[i]), scale[i], unit::mul(least[i], start));
-                        unit::store_floats(to, unit::fma(x, s, unit::load_floats(to)));
-                    } else {
-                        unit::store_floats(
-                            to, unit::fma(unit::to_floats(dot[i]), unit::mul(scale[i], s), unit::load_floats(to)));
-                    }
-                }
+                for (int i = 0; i < vectors; i++)
+                    add_products<unit, Format>(sum + unit::width * i, dot[i], scale[i], least[i], s,
+                                               factors + 4 * rows);
             }
         }
     }
-    for (int m = 0; m < rows; m++) {
-        for (int i = 0; i < gemm_panel; i += unit::width)
-            unit::store_floats(a.out[m] + i, unit::load_floats(sums[m] + i));
-    }
+    close_sums<unit>(a, sums);
 }
 
 // ---- coarse
+
+// What a block adds to, or leaves in, `out`.
+template <class unit>
+void coarse_products(float * out, typename unit::ints dot, typename unit::floats scale, typename unit::floats row_scale,
+                     bool add) {
+    const typename unit::floats product = unit::mul(scale, row_scale), sum = unit::to_floats(dot);
+    unit::store_floats(out, add ? unit::fma(sum, product, unit::load_floats(out)) : unit::mul(sum, product));
+}
 
 // One block of `quads` quads, added to or written to `out`.
 template <class unit, int rows>
@@ -252,11 +272,8 @@ void coarse_block(const uint8_t * weights, const float * scales, const uint8_t *
     for (int m = 0; m < rows; m++) {
         const typename unit::floats s = unit::broadcast(read_float(factors + 4 * m));
 #pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
-            float * to = out[m] + unit::width * (first + i);
-            const typename unit::floats product = unit::mul(scale[i], s), sum = unit::to_floats(dot[m][i]);
-            unit::store_floats(to, add ? unit::fma(sum, product, unit::load_floats(to)) : unit::mul(sum, product));
-        }
+        for (int i = 0; i < vectors; i++)
+            coarse_products<unit>(out[m] + unit::width * (first + i), dot[m][i], scale[i], s, add);
     }
 }
 

@@ -11,6 +11,9 @@
 namespace tb::npu {
 namespace {
 
+constexpr int column_bytes = 4; // of one column in a quad
+constexpr int quad_bytes = TB_TILE_N * column_bytes;
+
 struct tile_traits {
     size_t quants;   // bytes before the scales
     size_t bytes;    // with them
