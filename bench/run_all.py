@@ -57,6 +57,7 @@ BENCHES = (
     Bench("limits", "The machine's limits"),
     Bench("gemm", "MUL_MAT alone"),
     Bench("dequant_layouts", "Dequantizing 4-bit weights from several layouts"),
+    Bench("lut_gemv", "Low-bit weights by tables of partial sums", arguments=("--fast",)),
     Bench("softmax_exp", "The exponent alone of attention's softmax"),
     Bench("attention", "Attention"),
     Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)"),

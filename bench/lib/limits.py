@@ -19,8 +19,8 @@ __all__ = ["compile", "fma_gflops", "int8_gops", "machine", "read_gbs"]
 
 
 @cache
-def compile(name: str) -> ctypes.CDLL:
-    """Build a source file of bench/ for this very CPU and load it.
+def compile(name: str, *flags: str) -> ctypes.CDLL:
+    """Build a source file of bench/ for this very CPU, with further flags, and load it.
 
     Raises:
         RuntimeError: there is no C++ compiler.
@@ -30,7 +30,7 @@ def compile(name: str) -> ctypes.CDLL:
         raise RuntimeError("no C++ compiler: install the package g++")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "library.so"
-        command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w"]
+        command = [compiler, "-O3", "-march=native", "-std=c++17", "-ffast-math", "-shared", "-fPIC", "-w", *flags]
         command += ["-I", str(ROOT / "ggml_ext" / "include")]
         subprocess.run([*command, str(ROOT / "bench" / name), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))

