@@ -546,10 +546,10 @@ def test_runs_alternate_and_leave_the_model_usable(model: Path) -> None:
         params = tilebeam.SamplingParams(max_tokens=6, temperature=0)
         before = b.generate("the cat", params)[0].outputs[0].token_ids
         case = Case(n_prompt=5, n_gen=3, n_parallel=4, n_depth=7, shared=True)
-        seconds = compare({"a": a, "b": b}, case, 3, on_run=lambda name, s: order.append((name, s is None)))
+        costs = compare({"a": a, "b": b}, case, 3, on_run=lambda name, s: order.append((name, s is None)))
         assert b.generate("the cat", params)[0].outputs[0].token_ids == before
-        assert {name: len(s) for name, s in seconds.items()} == {"a": 3, "b": 3}
-        assert all(s > 0 for times in seconds.values() for s in times)
+        assert {name: len(own) for name, own in costs.items()} == {"a": 3, "b": 3}
+        assert all(cost.seconds > 0 and cost.cpu_seconds > 0 for own in costs.values() for cost in own)
         assert order == [("a", True), ("b", True)] + [("a", False), ("b", False)] * 3
         with pytest.raises(TilebeamError, match="cells"):
             Runner(a).run(Case(n_prompt=300))

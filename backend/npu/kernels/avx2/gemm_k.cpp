@@ -156,8 +156,6 @@ template <class Format> constexpr int block_rows = k_narrow<Format>() > 2 ? 4 : 
 // In blocks that differ by one row at most.
 template <class Format, class Source>
 void all_rows(const Source & source, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
-    // One row has registers for all columns: memory is read in order, and an activation once.
-    if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, q, sums);
     for (int half = 0; half < halves; half++) {
         int blocks = (rows + block_rows<Format> - 1) / block_rows<Format>;
         for (int row = 0; row < rows; blocks--) {
@@ -174,6 +172,8 @@ struct unit : lanes {
     static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
                       int32_t (*sums)[gemm_panel]) {
         const packed<Format> source{panel, scales};
+        // One row has registers for all columns: memory is read in order, and an activation once.
+        if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, q, sums);
         if (rows <= (Format::plain ? 2 : 1) * block_rows<Format>) return all_rows<Format>(source, q, rows, sums);
         all_rows<Format>(unpacked<Format>(source), q, rows, sums);
     }

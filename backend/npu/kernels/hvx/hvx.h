@@ -2,8 +2,8 @@
 //
 // The kernels compile for two generations from one source. HVX v66 (run under qemu-hexagon) has no floating point:
 // what v68 and later do with a qfloat instruction is done there by integer instructions that give IEEE bits.
-// TILEBEAM_HVX_FLOAT says which; 0 for a later generation gives the integer ones there. Host tests compile the same sources over an emulation of the intrinsics
-// (tests/hexagon/emulated), which stands in for the two headers below.
+// TILEBEAM_HVX_FLOAT says which; 0 for a later generation gives the integer ones there. Host tests compile the same
+// sources over an emulation of the intrinsics (tests/hexagon/emulated), which stands in for the two headers below.
 //
 // Tiles are 64-byte aligned only, MXFP4's 32-byte, hence the unaligned loads.
 #ifndef TILEBEAM_NPU_KERNELS_HVX_H
