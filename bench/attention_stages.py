@@ -19,6 +19,7 @@ from statistics import median
 
 from tilebeam._ext import lib
 from tilebeam.cli import console
+from tilebeam.cli.bench import numbers
 from tilebeam.native import executor as _npu
 
 from bench.lib import report
@@ -90,7 +91,7 @@ def main() -> None:
     p.add_count("--cells", usual=4096, quick=512, what="cells of the prompt")
     p.add_rounds(15, 2)
     o = p.parse()
-    asked = [int(n) for n in (o.queries or ("1,16" if o.quick else "1,2,4,8,16,32,64,128")).split(",")]
+    asked = numbers(o.queries or ("1,16" if o.quick else "1-128*2"), "--queries")
     rows = report.Rows("attention_stages", o.json)
     stages = Stages(o.isa, o.cells, o.head_dim)
     with console.bar("stages") as progress:

@@ -23,6 +23,7 @@ import numpy as np
 import tilebeam
 from tilebeam import LM, SamplingParams
 from tilebeam.cli import console
+from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad
 from tilebeam.scoring.own_reward import OwnReward, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, make_head
@@ -82,7 +83,7 @@ def main() -> None:
     p.add_threads()
     p.add_rounds(9, 1)
     o = p.parse()
-    counts = [int(n) for n in o.n_parallel.split(",")]
+    counts = numbers(o.n_parallel, "-npl")
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", "q8_0")
     room = PROMPT + max(counts) * (o.n_predict + 1)
     rows = report.Rows("head_cost", o.json)

@@ -159,9 +159,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=OUT, help="fetched files, logs and reports (default: build/real)")
     p.add_argument("--fresh", action="store_true", help="throw away earlier results")
     options = p.parse()
-    wanted = options.rows.split(",") if options.rows else NAMES
-    if unknown := set(wanted) - set(NAMES):
-        p.error(f"unknown row {unknown.pop()}; rows: {', '.join(NAMES)}")
+    wanted = named_rows(p, options.rows, NAMES)
     if options.data is not None and not options.data.is_dir():
         p.error(f"--data {options.data} is not a folder")
     named = named_models(p, options)
@@ -176,6 +174,14 @@ def main() -> None:
         text = "\n".join([*(table(done) if done else ()), *(f"\n{line}" for line in lines)])
         (options.out / "report.md").write_text(text + "\n", encoding="utf-8")
         print(text)
+
+
+def named_rows(p: Parser, asked: str | None, names: Sequence[str]) -> list[str]:
+    """The rows that --rows names, all of them without it; the parser's error for one that there is not."""
+    wanted = asked.split(",") if asked else list(names)
+    if unknown := set(wanted) - set(names):
+        p.error(f"unknown row {unknown.pop()}; rows: {', '.join(names)}")
+    return wanted
 
 
 def named_models(p: Parser, options: argparse.Namespace) -> dict[str, str]:

@@ -34,7 +34,7 @@ from bench.lib import ROOT
 from bench.lib.document import put_into
 from bench.lib.options import Parser
 from bench.lib.report import start
-from bench.real.__main__ import data_there, found_in, model_file, named_models
+from bench.real.__main__ import data_there, found_in, model_file, named_models, named_rows
 from bench.real.rows import DRAWN, GSM8K, MATH
 from bench.real.sources import MODELS
 
@@ -268,10 +268,8 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=OUT, help="logs and reports (default: build/search-cost)")
     p.add_argument("--into", type=Path, help="a document that holds the marks of search-cost")
     options = p.parse()
-    asked = options.rows.split(",") if options.rows else [e.name for e in EVALUATIONS]
-    if unknown := set(asked) - {e.name for e in EVALUATIONS}:
-        p.error(f"--rows: there is no {', '.join(sorted(unknown))}")
-    rows = [e for e in EVALUATIONS if e.name in asked]
+    wanted = named_rows(p, options.rows, [e.name for e in EVALUATIONS])
+    rows = [e for e in EVALUATIONS if e.name in wanted]
     named = named_models(p, options)
     models = {name: model_file(name, named, options) for name in MODELS}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
