@@ -230,6 +230,14 @@ def test_a_chat_is_its_template(client: Any, lm: LM) -> None:
     assert [c.message.content for c in same.choices] == [c.message.content for c in got.choices]
 
 
+def test_an_answer_that_holds_nul_can_be_sent_back(client: Any, lm: LM) -> None:
+    said: Any = [*MESSAGES, {"role": "assistant", "content": "a\0b"}, {"role": "user", "content": "and"}]
+    wanted = lm.chat(said, template="chatml", seed=9, max_tokens=12)
+    got = client.chat.completions.create(model="tiny", messages=said, seed=9, max_tokens=12)
+    assert got.choices[0].message.content == wanted.outputs[0].text
+    assert got.usage.prompt_tokens == len(wanted.prompt_token_ids)
+
+
 def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
     said = [*MESSAGES, {"role": "assistant", "content": "the number"}]
     text = lm.apply_chat_template(MESSAGES, template="chatml") + "the number"

@@ -134,13 +134,6 @@ def test_functions(client: Any) -> None:
 USER = {"role": "user", "content": "hi"}
 ODD = TOOL | {"parameters": {"properties": {"a": {"not": {}}}}}
 WRONG: list[tuple[Any, str | None, str]] = [
-    ({"input": "a\0b"}, "input", "input: must not hold a NUL"),
-    ({"instructions": "a\0b", "input": "hi"}, "instructions", "instructions: must not hold a NUL"),
-    (
-        {"instructions": "be", "input": [USER, USER | {"content": "a\0b"}]},
-        "input[1].content",
-        "input[1].content: must not",
-    ),
     ({"input": "very " * 2000}, "input", "tokens"),
     ({"input": "hi", "tools": [TOOL, TOOL]}, "tools", "two functions are named"),
     ({"input": "hi", "tools": [TOOL, ODD | {"name": "g"}], "tool_choice": "required"}, "tools[1].parameters", "turned"),
@@ -152,9 +145,9 @@ WRONG: list[tuple[Any, str | None, str]] = [
         "input[2].arguments: is no JSON",
     ),
     (
-        {"input": [USER, {"type": "function_call_output", "call_id": "a", "output": "x\0"}]},
-        "input[1].output",
-        "input[1].output: must not hold a NUL",
+        {"input": [USER, {"type": "function_call_output", "call_id": "a\0", "output": "x"}]},
+        "input[1].call_id",
+        "input[1].call_id: ",
     ),
 ]
 

@@ -54,7 +54,7 @@ def prompt_of(
         tools: functions that the template tells the model of.
 
     Raises:
-        MessagesRefused: a message holds what cannot be part of one, or the template does not take them.
+        MessagesRefused: a message is none, or the template does not take them.
         ControlTokensInMessage: see there.
         TilebeamError: there is no template, or it cannot be run.
     """
@@ -126,9 +126,6 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
             raise MessagesRefused(f'messages[{i}] must be a dict with "role" and "content".')
         if not isinstance(message["content"], str):
             raise MessagesRefused(f"messages[{i}].content must be a text, not {type(message['content']).__name__}.")
-        for key, value in message.items():
-            if isinstance(value, str) and "\0" in value:
-                raise MessagesRefused(f"messages[{i}].{key}: must not hold a NUL character.")
 
 
 def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -301,6 +302,8 @@ def builtin_template_names() -> tuple[str, ...]:
 def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], add_assistant: bool) -> str:
     """Format (role, content) pairs with one of the templates that llama.cpp knows by heart.
 
+    A NUL character ends a text in C, and models do say it: there, a mark that no text holds stands for it.
+
     Args:
         template: its name.
 
@@ -308,17 +311,18 @@ def apply_builtin_template(template: str, messages: Sequence[tuple[str, str]], a
         TilebeamError: it is none of them.
     """
     chat = (C.llama_chat_message * len(messages))()
+    nul = f"NUL{secrets.token_hex(12)}".encode()
     for item, (role, content) in zip(chat, messages, strict=True):
-        item.role = role.encode("utf-8")
-        item.content = content.encode("utf-8")
-    room = 256 + 2 * sum(len(content.encode("utf-8")) + 64 for _, content in messages)
+        item.role = role.encode("utf-8").replace(b"\0", nul)
+        item.content = content.encode("utf-8").replace(b"\0", nul)
+    room = 256 + 2 * sum(len(item.content) + 64 for item in chat)
     while True:
         buffer = ctypes.create_string_buffer(room)
         n = C.llama_chat_apply_template(template.encode("utf-8"), chat, len(messages), add_assistant, buffer, room)
         if n < 0:
             raise TilebeamError(f"llama.cpp does not know the chat template {template[:80]!r}.")
         if n <= room:
-            return buffer.raw[:n].decode("utf-8", "replace")
+            return buffer.raw[:n].replace(nul, b"\0").decode("utf-8", "replace")
         room = n
 
 

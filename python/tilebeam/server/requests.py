@@ -448,13 +448,6 @@ class Message(Strict):
     audio: None = None
     function_call: None = None
 
-    @field_validator("content")
-    @classmethod
-    def _no_nul(cls, value: str | list[TextPart] | None) -> str | list[TextPart] | None:
-        if "\0" in joined(value):
-            raise ValueError("must not hold a NUL character")
-        return value
-
     @model_validator(mode="after")
     def _is_whole(self) -> Message:
         if self.tool_calls and self.role != "assistant":

@@ -106,20 +106,17 @@ class _Place:
 
     Attributes:
         own: the field.
-        names: of parts of the message that have another one there.
         calls: the fields of its calls.
     """
 
     own: str
-    names: dict[str, str]
     calls: list[str] = dataclass_field(default_factory=list)
 
     def of(self, part: str) -> str:
         """The field that a part of the message is made of."""
         if call := re.match(r"\.tool_calls\[(\d+)\](?:\.function)?", part):
             return self.calls[int(call[1])] + part[call.end() :].replace(".id", ".call_id")
-        part = part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
-        return self.own + self.names.get(part, part)
+        return self.own + part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
 
 
 class ResponsesRequest(Strict):
@@ -224,13 +221,12 @@ class ResponsesRequest(Strict):
         places: list[_Place] = []
         if self.instructions is not None:
             found.append({"role": "system", "content": self.instructions})
-            places.append(_Place("instructions", {".content": ""}))
+            places.append(_Place("instructions"))
         if isinstance(self.input, str):
-            return [*found, {"role": "user", "content": self.input}], [*places, _Place("input", {".content": ""})]
+            return [*found, {"role": "user", "content": self.input}], [*places, _Place("input")]
         for i, item in enumerate(self.input):
             if not isinstance(item, CallItem):
-                names = {".content": ".output"} if isinstance(item, ResultItem) else {}
-                places.append(_Place(f"input[{i}]", names))
+                places.append(_Place(f"input[{i}]"))
             if isinstance(item, MessageItem):
                 found.append({"role": item.role, "content": joined(item.content)})
             elif isinstance(item, ResultItem):
@@ -238,7 +234,7 @@ class ResponsesRequest(Strict):
             else:
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": None, "tool_calls": []})
-                    places.append(_Place(f"input[{i}]", {}))
+                    places.append(_Place(f"input[{i}]"))
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 found[-1].setdefault("tool_calls", []).append(call)
