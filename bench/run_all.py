@@ -62,6 +62,7 @@ BENCHES = (
     Bench("attention", "Attention"),
     Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
+    Bench("peers", "Other engines on the same work", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
     Bench("latency", "Time to first token, and what decoding takes (the paper's figure 16)", sliced=True),
     Bench("best_of_n", "Best-of-N, wall time", sliced=True),

@@ -12,17 +12,9 @@ are counted, not skipped. Without -m it writes a random model with the shape of 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,38 +23,8 @@ import tilebeam
 from tilebeam import LM, SamplingParams
 
 from bench.lib import models, report
+from bench.lib.clients import Answers, Load, ask_all, server
 from bench.lib.options import Parser
-
-
-@dataclass
-class Load:
-    """What is asked, by client.
-
-    Attributes:
-        prompts: of each client's requests, token ids.
-        max_tokens: of each.
-    """
-
-    prompts: list[list[list[int]]]
-    max_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        """All tokens that answers have."""
-        return self.max_tokens * sum(map(len, self.prompts))
-
-
-@dataclass
-class Answers:
-    """What came back.
-
-    Attributes:
-        seconds: of each request.
-        failures: what was wrong, one line each.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
 
 
 def mean_batch(before: dict[str, float], after: dict[str, float]) -> float:
@@ -83,77 +45,6 @@ def batches_of(lm: LM) -> dict[str, float]:
     """The same of a model in this process."""
     sizes = lm.figures().batches
     return {"batches": float(sum(sizes.values())), "samples": float(sum(k * n for k, n in sizes.items()))}
-
-
-@contextmanager
-def server(path: Path, options: list[str]) -> Iterator[int]:
-    """A server in a process of its own; its port."""
-    command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-    assert process.stderr is not None
-    try:
-        said = ""
-        for line in process.stderr:
-            said += line
-            if found := re.search(r"listening on http://\S+:(\d+)/", line):
-                yield int(found[1])
-                break
-        else:
-            raise RuntimeError(f"the server did not start: {said}")
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> str | None:
-    """One request over an open connection. None, or what was wrong.
-
-    HTTP by hand: a client library would take more CPU than the server's own HTTP, on the CPUs that both share.
-    """
-    content = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    length = re.search(r"content-length: (\d+)", answer)
-    if length:
-        text = await reader.readexactly(int(length[1]))
-    else:
-        text = b""
-        while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
-            text += (await reader.readexactly(size + 2))[:-2]
-        await reader.readexactly(2)
-    if " 200 " not in answer.split("\r\n")[0]:
-        return text.decode(errors="replace")
-    if body["stream"]:
-        events = text.split(b"\n\n")
-        if b"[DONE]" not in events[-2]:
-            return "the stream was cut"
-        usage = json.loads(events[-3].removeprefix(b"data: "))["usage"]
-    else:
-        usage = json.loads(text)["usage"]
-    got, wanted = usage["completion_tokens"], body["max_tokens"]
-    return None if got == wanted else f"{got} tokens instead of {wanted}"
-
-
-async def ask_all(port: int, load: Load, stream: bool, answers: Answers) -> None:
-    """Every client's requests, one after the other; all clients at once."""
-
-    async def client(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        for i, prompt in enumerate(load.prompts[number]):
-            body = {"prompt": prompt, "max_tokens": load.max_tokens, "seed": 1000 * number + i, "stream": stream}
-            body |= {"ignore_eos": True} | ({"stream_options": {"include_usage": True}} if stream else {})
-            began = time.perf_counter()
-            try:
-                wrong = await ask(reader, writer, body)
-            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-                wrong = f"{type(error).__name__}: {error}"
-            answers.seconds.append(time.perf_counter() - began)
-            if wrong:
-                answers.failures.append(wrong)
-        writer.close()
-
-    await asyncio.gather(*(client(i) for i in range(len(load.prompts))))
 
 
 def generate_all(lm: LM, load: Load) -> None:
@@ -192,7 +83,7 @@ def main() -> None:
         tilebeam.load(
             path, args.device, n_ctx=cells, n_seq_max=args.parallel, threads=args.threads, lookup=False
         ) as lm,
-        server(path, options) as port,
+        server([sys.executable, "-m", "tilebeam", "serve", "-m", str(path), *options]) as port,
     ):
 
         def tokens(count: int) -> list[int]:

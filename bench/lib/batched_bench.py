@@ -31,8 +31,18 @@ class BatchedBench:
             RuntimeError: the program failed, or printed no table.
         """
         prompt = case.n_prompt or max(case.n_depth, 1)
-        counts = ("-npp", prompt, "-ntg", case.n_gen or 1, "-npl", case.n_parallel)
-        room = case.n_parallel * (prompt + max(case.n_gen, 1))
+        return self.phases(model, prompt, case.n_gen or 1, case.n_parallel, threads)[0 if case.n_prompt else 1]
+
+    def phases(
+        self, model: Path, n_prompt: int, n_gen: int, n_parallel: int, threads: int, *, shared: bool = False
+    ) -> tuple[float, float]:
+        """One run: seconds of the prompts (shared: of the one that all sequences have) and of decoding behind them.
+
+        Raises:
+            RuntimeError: the program failed, or printed no table.
+        """
+        counts = ("-npp", n_prompt, "-ntg", n_gen, "-npl", n_parallel, *(("-pps",) if shared else ()))
+        room = n_parallel * (n_prompt + n_gen)
         usual = ("-c", room + 32, "-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-t", threads, "-tb", threads)
         command = [self.program.resolve(), "-m", model.resolve(), *counts, *usual, *self.arguments]
         with tempfile.TemporaryDirectory() as folder:  # ik_llama.cpp's leaves a log where it runs
@@ -43,4 +53,4 @@ class BatchedBench:
         if done.returncode != 0 or len(measured) != 1:
             tail = " ".join(done.stderr.split()[-40:])
             raise RuntimeError(f"{self.program} ended with status {done.returncode} and no line of figures: {tail}")
-        return float(measured[0][4 if case.n_prompt else 6])
+        return float(measured[0][4]), float(measured[0][6])

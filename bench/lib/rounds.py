@@ -133,14 +133,15 @@ class Rounds:
         title: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """A row of the report, with the number of rounds and the share of the CPUs that others used in them at most.
+        """A row of the report, with the number of rounds that have both sides and the share of the CPUs that others
+        used in them at most.
 
         Args:
             work: see `report.row`.
             ours, baseline: the figures that are compared, where rounds have several.
             title: of the row, if not the case's name.
         """
-        rounds = self._counted(case)
+        rounds = [r for r in self._counted(case) if ours in r and baseline in r]
         pairs = report.Pairs([r[ours] for r in rounds], [r[baseline] for r in rounds])
         others = max(r["others"] for r in rounds)
         return report.row(title or case, pairs, work, unit, rounds=len(rounds), others=others, **more)
@@ -148,6 +149,10 @@ class Rounds:
     def figures(self, case: str) -> set[str]:
         """What all of a case's rounds measured."""
         return set.intersection(*(set(r) for r in self._counted(case)))
+
+    def measured(self, case: str, *figures: str) -> bool:
+        """Whether some round of a case has all of these."""
+        return case in self and any(set(figures) <= set(r) for r in self._counted(case))
 
     def against(self, figure: str, case: str, work: float) -> dict[str, float]:
         """What a case's rounds say of a third engine whose seconds are `figure`: its rate, and how often ours is that.

@@ -35,6 +35,7 @@ SHORTER: dict[str, list[str]] = {
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
+    "peers": [*TINY, "-npl", "1,2", "-p", "6", "--shared", "9", "-n", "3"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
     "speculation": [*TINY, "--only", "extract,noise", "-npl", "2", "-n", "6"],
     "llama_lookup": [*TINY, "--only", "extract", "-n", "6"],

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ class WorkerError(AssertionError):
 def run(jobs: Sequence[Job], folder: Path, timeout: float = 300) -> list[Result | WorkerError]:
     """Runs the jobs, in order, and returns each one's result, or the error that ended its worker.
 
-    Jobs with the same surroundings share a process; when it dies, the job it died of is the error's, and the jobs after
-    it run in a new one.
+    Jobs with the same surroundings share a process, and those of one model that follow each other load it once; when
+    the process dies, the job it died of is the error's, and the jobs after it run in a new one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[int, Result | WorkerError] = {}
@@ -393,11 +393,12 @@ def decode(ctx: Any, tokens: Any, positions: list[int], sequences: list[list[int
         raise RuntimeError(f"llama_decode returned {status}")
 
 
-def _logits(job: Job) -> tuple[F32, tuple[int, int], dict[str, Any]]:
+def _logits(job: Job, model: Any, log: list[str]) -> tuple[F32, tuple[int, int], dict[str, Any]]:
     import llama_cpp as lc
 
-    with _log_capture() as lines, open_model(job) as model, open_context(job, model) as ctx, adapted(job, model, ctx):
-        splits = _splits("".join(lines))
+    log.clear()
+    with open_context(job, model) as ctx, adapted(job, model, ctx):
+        splits = _splits("".join(log))
         n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
         if job.tokens:
             tokens = np.array(job.tokens, np.int32)
@@ -438,22 +439,29 @@ def _counters(job: Job) -> dict[str, Any]:
 
 
 def _worker() -> int:
+    asked = []
     for spec in json.load(sys.stdin):
         index, out = spec.pop("index"), spec.pop("out")
         spec["tokens"] = tuple(spec["tokens"])
         spec["lora"] = tuple((path, scale) for path, scale in spec["lora"])
-        job = Job(**spec)
-        print(f"--- {job}", file=sys.stderr, flush=True)
-        before = _counters(job)
-        logits, splits, running = _logits(job)
-        after = _counters(job)
-        np.save(out, logits)
-        reply = {"index": index, "splits": splits, "pid": os.getpid()}
-        if job.products:
-            reply |= {"products": _PRODUCTS, "weights": _WEIGHTS}
-        reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}
-        reply |= {k: running[k] for k in ("executor", "npu_pid")}
-        print("RESULT " + json.dumps(reply), flush=True)
+        asked.append((index, out, Job(**spec)))
+    for _, same in groupby(asked, lambda item: (item[2].model, item[2].n_gpu_layers)):
+        jobs = list(same)
+        print(f"--- {jobs[0][2]}", file=sys.stderr, flush=True)
+        before = _counters(jobs[0][2])
+        with _log_capture() as log, open_model(jobs[0][2]) as model:
+            for index, out, job in jobs:
+                print(f"--- {job}", file=sys.stderr, flush=True)
+                logits, splits, running = _logits(job, model, log)
+                np.save(out, logits)
+                after = _counters(job)
+                reply = {"index": index, "splits": splits, "pid": os.getpid()}
+                if job.products:
+                    reply |= {"products": _PRODUCTS, "weights": _WEIGHTS}
+                reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}
+                reply |= {k: running[k] for k in ("executor", "npu_pid")}
+                before = after
+                print("RESULT " + json.dumps(reply), flush=True)
     return 0
 
 

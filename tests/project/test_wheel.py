@@ -25,8 +25,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds what the wheel installs."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    # One build folder for all runs of this test: only what changed is compiled again.
-    command += ["--config-settings=build-dir=build/wheel", "--wheel-dir", str(folder), str(ROOT)]
+    # The folder in which `make setup` built for this checkout: the same objects, so that only what changed is compiled.
+    command += ["--config-settings=build-dir=build/editable", "--wheel-dir", str(folder), str(ROOT)]
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-4000:]

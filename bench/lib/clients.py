@@ -1,0 +1,135 @@
+"""Servers in processes of their own, and many clients of OpenAI's /v1/completions at once: Tilebeam's and others'."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+_START = 300  # seconds that a server has to load its model
+
+
+@dataclass
+class Load:
+    """What is asked, by client.
+
+    Attributes:
+        prompts: of each client's requests, token ids.
+        max_tokens: of each.
+    """
+
+    prompts: Sequence[Sequence[list[int]]]
+    max_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that answers have."""
+        return self.max_tokens * sum(map(len, self.prompts))
+
+
+@dataclass
+class Answers:
+    """What came back.
+
+    Attributes:
+        seconds: of each request.
+        failures: what was wrong, one line each.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def server(command: Sequence[str]) -> Iterator[int]:
+    """The port of a server that runs as a process of its own: the command gets `--port`.
+
+    Raises:
+        RuntimeError: it ended, or did not answer GET /health with 200 for five minutes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=said, stderr=said, env=os.environ)
+        try:
+            deadline = time.monotonic() + _START
+            while not _healthy(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    said.seek(0)
+                    raise RuntimeError(f"{command[0]} did not start: {' '.join(said.read().split()[-60:])}")
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> str | None:
+    """One request over an open connection. None, or what was wrong.
+
+    HTTP by hand: a client library would take more CPU than the server's own HTTP, on the CPUs that both share.
+    """
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = re.search(r"content-length: (\d+)", answer)
+    if length:
+        text = await reader.readexactly(int(length[1]))
+    else:
+        text = b""
+        while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
+            text += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    if " 200 " not in answer.split("\r\n")[0]:
+        return text.decode(errors="replace")
+    if body["stream"]:
+        events = text.split(b"\n\n")
+        if b"[DONE]" not in events[-2]:
+            return "the stream was cut"
+        usage = json.loads(events[-3].removeprefix(b"data: "))["usage"]
+    else:
+        usage = json.loads(text)["usage"]
+    got, wanted = usage["completion_tokens"], body["max_tokens"]
+    return None if got == wanted else f"{got} tokens instead of {wanted}"
+
+
+async def ask_all(port: int, load: Load, stream: bool, answers: Answers) -> None:
+    """Every client's requests, one after the other; all clients at once."""
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        for i, prompt in enumerate(load.prompts[number]):
+            body = {"prompt": prompt, "max_tokens": load.max_tokens, "seed": 1000 * number + i, "stream": stream}
+            body |= {"ignore_eos": True} | ({"stream_options": {"include_usage": True}} if stream else {})
+            began = time.perf_counter()
+            try:
+                wrong = await _ask(reader, writer, body)
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                wrong = f"{type(error).__name__}: {error}"
+            answers.seconds.append(time.perf_counter() - began)
+            if wrong:
+                answers.failures.append(wrong)
+        writer.close()
+
+    await asyncio.gather(*(client(i) for i in range(len(load.prompts))))

@@ -1,0 +1,251 @@
+"""Engines that do the same work, for bench/peers.py: prompts of random tokens, and samples of a given length behind
+them. Each tells how long its prompts took, and what follows their first token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tilebeam
+from tilebeam import LM, SamplingParams
+
+from bench.lib.batched_bench import BatchedBench
+from bench.lib.clients import Answers, Load, ask_all, server
+
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}  # llama.cpp's defaults, of its server too
+_LEAST = 0.2  # seconds of measuring that difference
+_SEEDS = 1 << 20  # of one round
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case.
+
+    Attributes:
+        n_parallel: samples at once.
+        n_prompt, n_gen: tokens of each prompt, and of each sample, its first one included.
+        shared: the samples are of one prompt; else each has its own.
+    """
+
+    n_parallel: int
+    n_prompt: int
+    n_gen: int
+    shared: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return self.n_prompt * (1 if self.shared else self.n_parallel)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Of all samples, without their first ones, which come with the prompts."""
+        return self.n_parallel * (self.n_gen - 1)
+
+    @property
+    def cells(self) -> int:
+        """KV cells that hold it where every sample has its own."""
+        return self.n_parallel * (self.n_prompt + self.n_gen)
+
+    @property
+    def name(self) -> str:
+        """In reports."""
+        prompts = f"{self.n_prompt} tokens" + (", shared" if self.shared and self.n_parallel > 1 else "")
+        return f"{self.n_parallel} x ({prompts})"
+
+    def prompts(self, seed: int, n_vocab: int) -> list[list[int]]:
+        """Random ones, of tokens from the middle of a vocabulary, where no control tokens are."""
+        rng = np.random.default_rng([seed, self.n_parallel, self.n_prompt, self.shared])
+        count = 1 if self.shared else self.n_parallel
+        return [[int(t) for t in rng.integers(n_vocab // 4, n_vocab // 2, self.n_prompt)] for _ in range(count)]
+
+
+class Engine(Protocol):
+    """What is measured."""
+
+    def phases(self, work: Work, seed: int) -> tuple[float, float]:
+        """Seconds up to the first token of all samples, and of the others.
+
+        Raises:
+            RuntimeError: it failed, or gave other counts of tokens.
+        """
+        ...
+
+
+def _in_two(run: Callable[[int, int], float], work: Work, seed: int) -> tuple[float, float]:
+    """Phases of an engine that only tells how long everything took: with one token a sample, then with all of them,
+    and both again where that was too short to tell them apart. No prompt comes twice, so that no cache knows it."""
+    first = whole = 0.0
+    count = 0
+    while first + whole < _LEAST:
+        first += run(1, seed * _SEEDS + 2 * count)
+        whole += run(work.n_gen, seed * _SEEDS + 2 * count + 1)
+        count += 1
+    return first / count, (whole - first) / count
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Tilebeam, or llama.cpp's own CPU backend under the same scheduler."""
+
+    lm: LM
+
+    def phases(self, work: Work, seed: int) -> tuple[float, float]:
+        """See `Engine`."""
+
+        def run(n_gen: int, seed: int) -> float:
+            prompts = work.prompts(seed, self.lm.n_vocab)
+            params = SamplingParams(
+                n=work.n_parallel // len(prompts), max_tokens=n_gen, seed=seed, ignore_eos=True, **SAMPLING
+            )
+            began = time.perf_counter()
+            found = self.lm.generate(prompts, params)
+            seconds = time.perf_counter() - began
+            _check(sum(len(s.token_ids) for o in found for s in o.outputs), n_gen * work.n_parallel)
+            return seconds
+
+        return _in_two(run, work, seed)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A build's llama-batched-bench, which samples nothing."""
+
+    bench: BatchedBench
+    model: Path
+    threads: int
+
+    def phases(self, work: Work, seed: int) -> tuple[float, float]:
+        """See `Engine`; the prompts are the program's own."""
+        del seed
+        return self.bench.phases(
+            self.model, work.n_prompt, work.n_gen - 1, work.n_parallel, self.threads, shared=work.shared
+        )
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server with OpenAI's /v1/completions: each sample is a client's request, all at once."""
+
+    port: int
+    n_vocab: int
+
+    def phases(self, work: Work, seed: int) -> tuple[float, float]:
+        """See `Engine`."""
+
+        def run(n_gen: int, seed: int) -> float:
+            prompts = work.prompts(seed, self.n_vocab)
+            load = Load([[prompts[i % len(prompts)]] for i in range(work.n_parallel)], n_gen)
+            answers = Answers()
+            began = time.perf_counter()
+            asyncio.run(ask_all(self.port, load, False, answers))
+            seconds = time.perf_counter() - began
+            if answers.failures:
+                raise RuntimeError(f"a server's answer: {answers.failures[0][:300]}")
+            return seconds
+
+        return _in_two(run, work, seed)
+
+
+@dataclass(frozen=True)
+class OpenVino:
+    """OpenVINO GenAI, by lib/openvino_worker.py."""
+
+    process: subprocess.Popen[str]
+    n_vocab: int
+
+    def phases(self, work: Work, seed: int) -> tuple[float, float]:
+        """See `Engine`."""
+
+        def run(n_gen: int, seed: int) -> float:
+            prompts = work.prompts(seed, self.n_vocab)
+            asked = {"prompts": prompts, "samples": work.n_parallel // len(prompts), "max_tokens": n_gen, "seed": seed}
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
+            answer = _answer(self.process)
+            _check(answer["tokens"], n_gen * work.n_parallel)
+            return float(answer["seconds"])
+
+        return _in_two(run, work, seed)
+
+
+@contextmanager
+def in_process(model: Path, device: Literal["npu", "cpu"], threads: int, works: Sequence[Work]) -> Iterator[InProcess]:
+    """A loaded model with room for all cases."""
+    room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
+    with tilebeam.load(model, device, n_ctx=room, n_seq_max=most, threads=threads, lookup=False) as lm:
+        yield InProcess(lm)
+
+
+@contextmanager
+def tilebeam_serve(model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
+    """Tilebeam's server."""
+    command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "--no-cache-prompt", "--no-speculation"]
+    with server([*command, *_server_options(threads, works)]) as port:
+        yield Server(port, n_vocab)
+
+
+@contextmanager
+def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
+    """llama.cpp's, whose slots share the context."""
+    usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
+    with server([str(program), "-m", str(model), *map(str, usual), *_server_options(threads, works)]) as port:
+        yield Server(port, n_vocab)
+
+
+@contextmanager
+def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[OpenVino]:
+    """OpenVINO GenAI as that Python has it.
+
+    Raises:
+        RuntimeError: it is not there, or does not read this file.
+    """
+    worker = Path(__file__).with_name("openvino_worker.py")
+    most = max(w.n_parallel for w in works)
+    process = subprocess.Popen(
+        [python, str(worker), str(model), str(threads), str(most)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        _answer(process)
+        yield OpenVino(process, n_vocab)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _server_options(threads: int, works: Sequence[Work]) -> list[str]:
+    room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
+    # llama-server gives each slot an equal part of the context.
+    longest = max(w.n_prompt + w.n_gen for w in works)
+    return ["-c", str(max(room, most * longest)), "-np", str(most), "-t", str(threads)]
+
+
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The worker's next line; what it prints besides is left out."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            answer: dict[str, Any] = json.loads(line)
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            return answer
+    raise RuntimeError(f"it ended with status {process.wait()}")
+
+
+def _check(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise RuntimeError(f"{found} tokens instead of {wanted}")
