@@ -4,8 +4,14 @@
 
 enum { BLOCK = 1024 };
 
-TB_WIDE_VECTORS static double log_norm(const float * x, int32_t n) {
-    const float top = tb_largest(x, n);
+// What drawing found out about a row's logits on its way.
+struct found {
+    float largest; // NaN: not known
+    double sum;    // see tb_chain_of_all; 0: not known
+};
+
+// `top`: the largest of x.
+TB_WIDE_VECTORS static double log_norm(const float * x, int32_t n, float top) {
     double sum = 0;
     for (int32_t start = 0; start < n; start += BLOCK) {
         const int32_t end = n - start < BLOCK ? n : start + BLOCK;
@@ -97,35 +103,35 @@ static bool ties(const struct tb_candidate * top, int32_t size) {
 
 // `exact`: of equal logits the lower is not good enough.
 static int32_t by_own(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits, bool exact,
-                      double * sum, bool * drawn) {
+                      struct found * found, bool * drawn) {
     const int32_t top_k = chain->draw == NULL ? 1 : chain->top_k;
     if (top_k == 0) {
         const int32_t behind = chain->behind;
-        const int32_t token = tb_chain_of_all(chain, logits, c->n_vocab, (float *)c->candidates, sum);
+        const int32_t token = tb_chain_of_all(chain, logits, c->n_vocab, (float *)c->candidates, &found->sum);
         *drawn = chain->behind > behind;
         return token;
     }
     exact = exact && chain->draw != NULL;
-    const int32_t found = tb_top(logits, c->n_vocab, exact ? top_k + 1 : top_k, c->candidates);
-    if (found == 0) {
+    const int32_t n = tb_top(logits, c->n_vocab, exact ? top_k + 1 : top_k, c->candidates);
+    if (n == 0) {
         return TB_DRAW_DAMAGED;
     }
-    if (exact && ties(c->candidates, found)) {
+    if (exact && ties(c->candidates, n)) {
         return TB_UNCERTAIN;
     }
-    const struct tb_candidate chosen =
-        c->candidates[tb_chain_among(chain, c->candidates, found < top_k ? found : top_k)];
+    found->largest = c->candidates[0].logit;
+    const struct tb_candidate chosen = c->candidates[tb_chain_among(chain, c->candidates, n < top_k ? n : top_k)];
     return chosen.logit == -INFINITY ? TB_DRAW_NOTHING : chosen.id;
 }
 
 // By whoever draws for this chain. `allowed`: as in by_links, and what `logits` behind bias and penalties are then.
 static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits,
-                        const float * allowed, double * sum) {
+                        const float * allowed, struct found * found) {
     bool drawn = false;
     if (chain->own) {
         const float * x = allowed != NULL ? allowed : adjusted(c, chain, logits);
         const bool exact = x != logits && chain->grammar == NULL;
-        const int32_t token = by_own(c, chain, x, exact, x == logits ? sum : &(double){0}, &drawn);
+        const int32_t token = by_own(c, chain, x, exact, x == logits ? found : &(struct found){0}, &drawn);
         if (token != TB_UNCERTAIN) {
             return token;
         }
@@ -160,25 +166,24 @@ static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * ch
     for (int32_t i = 0; i < c->n_vocab; ++i) {
         c->adjusted[i] = c->candidates[i].logit == -INFINITY ? -INFINITY : x[i];
     }
-    return by_chain(c, chain, logits, c->adjusted, &(double){0});
+    return by_chain(c, chain, logits, c->adjusted, &(struct found){0});
 }
 
-static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, const float * logits) {
+static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, const float * logits,
+                 struct found * found) {
     struct tb_chain * chain = row->chain;
-    double sum = 0;
     row->logit = 0;
     row->norm = 0;
     row->token = TB_DRAW_DAMAGED;
     if (logits == NULL) {
         return;
     }
-    row->token = by_chain(c, chain, logits, NULL, &sum);
+    row->token = by_chain(c, chain, logits, NULL, found);
     if (row->token >= 0 && chain->grammar != NULL) {
         struct tb_candidate drawn = {row->token, 0, 0};
         if (!tb_grammar_apply(chain->grammar, &drawn, 1)) {
             row->token = TB_DRAW_COMPLEX;
         } else if (drawn.logit == -INFINITY) {
-            sum = 0;
             row->token = by_grammar(c, chain, logits);
         }
     }
@@ -199,9 +204,14 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, con
         chain->recent[chain->accepted % chain->n_recent] = row->token;
         ++chain->accepted;
     }
-    if (row->wants_norm && sum > 0 && chain->temperature == 1 && !(chain->min_p > 0)) {
-        row->norm = (double)tb_largest(logits, c->n_vocab) + log(sum);
-    }
+}
+
+// The logarithm of the sum of exp(logit), of which drawing may have most.
+TB_VECTORS static double norm_of(const struct tb_draw_context * c, const struct tb_chain * chain, const float * logits,
+                                 const struct found * found) {
+    const float largest = isnan(found->largest) ? tb_largest(logits, c->n_vocab) : found->largest;
+    const bool summed = found->sum > 0 && chain->temperature == 1 && !(chain->min_p > 0);
+    return summed ? (double)largest + log(found->sum) : log_norm(logits, c->n_vocab, largest);
 }
 
 void tb_draw_rows(const struct tb_draw_context * c, struct tb_draw_row * rows, int32_t n) {
@@ -209,10 +219,11 @@ void tb_draw_rows(const struct tb_draw_context * c, struct tb_draw_row * rows, i
         struct tb_draw_row * row = &rows[i];
         const float * logits = c->logits == NULL ? (const float *)c->context + (size_t)row->entry * (size_t)c->n_vocab
                                                  : c->logits(c->context, row->entry);
-        draw(c, row, logits);
-        if (row->wants_norm && row->token >= 0 && row->norm == 0) {
+        struct found found = {NAN, 0};
+        draw(c, row, logits, &found);
+        if (row->wants_norm && row->token >= 0) {
             const bool known = i > 0 && row[-1].entry == row->entry && row[-1].wants_norm && row[-1].token >= 0;
-            row->norm = known ? row[-1].norm : log_norm(logits, c->n_vocab);
+            row->norm = known ? row[-1].norm : norm_of(c, row->chain, logits, &found);
         }
     }
 }

@@ -135,6 +135,22 @@ void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * r
 // most TB_DRAW_TOP_MAX. How many there are: k, unless fewer are numbers.
 int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top);
 
+// Hidden states of texts by place, summed up token by token: arrays of [places, n_embd], and a count of tokens for
+// each.
+struct tb_states {
+    float * total;
+    float * recent; // each token weighs `decay` times what the next one does
+    float * last;
+    int64_t * count;
+    int32_t n_embd;
+    float decay;
+};
+
+// Add the hidden states of n batch entries to those of their places; none comes twice. `hidden` is
+// llama_get_embeddings_ith. False, with the rest left out, where it has none.
+bool tb_states_add(const struct tb_states * states, void * context, float * (*hidden)(void *, int32_t),
+                   const int64_t * entries, const int64_t * places, int32_t n);
+
 // The beginning of a grammar; both tables must outlive it. NULL: no memory, or it takes too many steps to begin.
 struct tb_grammar * tb_grammar_new(const struct tb_grammar_rules * rules, const struct tb_pieces * pieces);
 void tb_grammar_free(struct tb_grammar * grammar);

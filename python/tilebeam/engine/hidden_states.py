@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.request import Sample
+from tilebeam.engine.sampler import address_of
+from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
+from tilebeam.native.sampling import ffi, lib
 from tilebeam.text_state import DECAY, Confidence, TextState
 
 _ROWS = 16  # at first
@@ -42,6 +47,9 @@ class HiddenStates:
         self._context = context
         self._count = np.zeros(0, np.int64)
         self._total, self._recent, self._last = (np.zeros((0, context.model.n_embd), np.float32) for _ in range(3))
+        self._native: Any = None  # these arrays, until they grow
+        self._pointer = ffi.cast("void *", address_of(context.pointer))
+        self._read = ffi.cast("float *(*)(void *, int32_t)", address_of(C._lib.llama_get_embeddings_ith))
         self._confidence: dict[int, Confidence] = {}
         self._free: list[int] = []
 
@@ -56,6 +64,7 @@ class HiddenStates:
                 for a in (self._total, self._recent, self._last)
             )
             self._free = list(range(held + more - 1, held - 1, -1))
+            self._native = None
         place = self._free.pop()
         self._count[place] = 0
         self._confidence[place] = Confidence()
@@ -88,7 +97,7 @@ class HiddenStates:
     def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
         """Where hidden states of batch entries go; None: nobody wants any."""
         wanted = [(entry, s.place, s.request.text_start) for s, entry in sampling if s.place is not None]
-        return StateRows(*np.array(wanted, np.int64).T) if wanted else None
+        return StateRows(*np.array(wanted, np.int64).T.copy()) if wanted else None
 
     def add(self, rows: StateRows) -> None:
         """Take the last batch's hidden states, but for those of tokens that belong to the prompt."""
@@ -98,8 +107,17 @@ class HiddenStates:
             entries, places = entries[of_text], places[of_text]
         if not len(entries):
             return
-        hidden = self._context.hidden_block(int(entries.max()) + 1)[entries]
-        self._count[places] += 1
-        self._total[places] += hidden
-        self._recent[places] = self._recent[places] * DECAY + hidden
-        self._last[places] = hidden
+        where = (ffi.from_buffer("int64_t[]", array) for array in (entries, places))
+        if not lib.tb_states_add(self._arrays(), self._pointer, self._read, *where, len(entries)):
+            raise TilebeamError("llama.cpp has no hidden state for an entry of the last batch.")
+
+    def _arrays(self) -> Any:
+        """What native code adds to: a struct tb_states."""
+        if self._native is None:
+            self._native = ffi.new("struct tb_states *")
+            self._native.total, self._native.recent, self._native.last = (
+                ffi.from_buffer("float[]", a) for a in (self._total, self._recent, self._last)
+            )
+            self._native.count = ffi.from_buffer("int64_t[]", self._count)
+            self._native.n_embd, self._native.decay = self._total.shape[1], DECAY
+        return self._native

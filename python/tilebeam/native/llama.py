@@ -424,12 +424,6 @@ class Context:
             raise TilebeamError(f"llama.cpp has no hidden state for entry {i} of the last batch.")
         return np.ctypeslib.as_array(pointer, (self.model.n_embd,))
 
-    def hidden_block(self, count: int) -> F32:
-        """A view of the hidden states of batch entries 0 .. count - 1, shape [count, n_embd]; as `hidden`."""
-        for i in (0, count - 1):
-            self.hidden(i)
-        return np.ctypeslib.as_array(C.llama_get_embeddings_ith(self.pointer, 0), (count, self.model.n_embd))
-
     def pooled(self, seq: int, width: int) -> F32:
         """A copy of what a pooling context made of a sequence of the last batch, shape [width]."""
         pointer = C.llama_get_embeddings_seq(self.pointer, seq)
