@@ -84,60 +84,101 @@ template <bool is_signed> __m256i products(__m256i w, __m256i x) {
     return is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
 }
 
-// `n` rows of `vectors` of a panel's vectors of columns, from `first` on. Not to be inlined: among its neighbours the
-// compiler runs out of registers.
+// Tile t's products of `n` rows with `vectors` of a panel's vectors of columns, from `first` on, added to their sums.
 template <class Format, int n, int vectors, class Source>
-__attribute__((noinline)) void some_rows(const Source & source, int first, const uint8_t * q,
-                                         int32_t (*sums)[gemm_panel]) {
+inline __attribute__((always_inline)) void add_tile(const Source & source, int t, int first, const uint8_t * q,
+                                                    __m256i (&sum)[n][vectors]) {
     constexpr int narrow = k_narrow<Format>();
-    __m256i sum[n][vectors];
+#pragma GCC unroll 8
+    for (int part = 0; part < 8; part += narrow) {
+        __m256i some[n][vectors];
+#pragma GCC unroll 8
+        for (int j = part; j < part + narrow; j++) {
+            __m256i w[vectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                w[i] = source.weights(t, j, first + i);
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++) {
+                    const __m256i p = products<narrow == 1>(w[i], x);
+                    some[m][i] = j == part ? p : _mm256_add_epi16(some[m][i], p);
+                    asm("" : "+x"(some[m][i])); // keeps the order: another needs more registers
+                }
+            }
+        }
+        const int s = part * Format::scales / 8;
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            const __m256i scale = source.scale(t, s, first + i);
+#pragma GCC unroll 4
+            for (int m = 0; m < n; m++) {
+                sum[m][i] = _mm256_add_epi32(sum[m][i], _mm256_madd_epi16(some[m][i], scale));
+                asm("" : "+x"(sum[m][i]));
+            }
+        }
+    }
+}
+
+template <int n, int vectors> void clear(__m256i (&sum)[n][vectors]) {
 #pragma GCC unroll 4
     for (int m = 0; m < n; m++) {
 #pragma GCC unroll 4
         for (int i = 0; i < vectors; i++)
             sum[m][i] = _mm256_setzero_si256();
     }
-#pragma GCC unroll 1
-    for (int t = 0; t < gemm_k_tiles; t++, q += TB_TILE_K) {
-        for (int i = 0; i < vectors; i += 2)
-            source.prefetch(t, (first + i) / 2);
-#pragma GCC unroll 8
-        for (int part = 0; part < 8; part += narrow) {
-            __m256i some[n][vectors];
-#pragma GCC unroll 8
-            for (int j = part; j < part + narrow; j++) {
-                __m256i w[vectors];
-#pragma GCC unroll 4
-                for (int i = 0; i < vectors; i++)
-                    w[i] = source.weights(t, j, first + i);
-#pragma GCC unroll 4
-                for (int m = 0; m < n; m++) {
-                    const __m256i x = broadcast_int(q + TB_K_BLOCK * m + 4 * j);
-#pragma GCC unroll 4
-                    for (int i = 0; i < vectors; i++) {
-                        const __m256i p = products<narrow == 1>(w[i], x);
-                        some[m][i] = j == part ? p : _mm256_add_epi16(some[m][i], p);
-                        asm("" : "+x"(some[m][i])); // keeps the order: another needs more registers
-                    }
-                }
-            }
-            const int s = part * Format::scales / 8;
-#pragma GCC unroll 4
-            for (int i = 0; i < vectors; i++) {
-                const __m256i scale = source.scale(t, s, first + i);
-#pragma GCC unroll 4
-                for (int m = 0; m < n; m++) {
-                    sum[m][i] = _mm256_add_epi32(sum[m][i], _mm256_madd_epi16(some[m][i], scale));
-                    asm("" : "+x"(sum[m][i]));
-                }
-            }
-        }
-    }
+}
+
+template <int n, int vectors> void store(const __m256i (&sum)[n][vectors], int first, int32_t (*sums)[gemm_panel]) {
 #pragma GCC unroll 4
     for (int m = 0; m < n; m++) {
 #pragma GCC unroll 4
         for (int i = 0; i < vectors; i++)
             lanes::store_sums(sums[m] + lanes::width * (first + i), sum[m][i]);
+    }
+}
+
+// All tiles, with the sums in registers. Not to be inlined: among its neighbours the compiler runs out of them.
+template <class Format, int n, int vectors, class Source>
+__attribute__((noinline)) void some_rows(const Source & source, int first, const uint8_t * q,
+                                         int32_t (*sums)[gemm_panel]) {
+    __m256i sum[n][vectors];
+    clear(sum);
+#pragma GCC unroll 1
+    for (int t = 0; t < gemm_k_tiles; t++, q += TB_TILE_K) {
+        for (int i = 0; i < vectors; i += 2)
+            source.prefetch(t, (first + i) / 2);
+        add_tile<Format, n, vectors>(source, t, first, q, sum);
+    }
+    store(sum, first, sums);
+}
+
+// The same for both halves of the columns, tile by tile: memory is read in order, and the sums of one half wait in L1.
+template <class Format, int n, class Source>
+__attribute__((noinline)) void both_halves(const Source & source, const uint8_t * q, int32_t (*sums)[gemm_panel]) {
+    __m256i sum[halves][n][2];
+    for (auto & half : sum)
+        clear(half);
+#pragma GCC unroll 1
+    for (int t = 0; t < gemm_k_tiles; t++, q += TB_TILE_K) {
+#pragma GCC unroll 1
+        for (int half = 0; half < halves; half++) {
+            source.prefetch(t, half);
+            add_tile<Format, n, 2>(source, t, 2 * half, q, sum[half]);
+        }
+    }
+    for (int half = 0; half < halves; half++)
+        store(sum[half], 2 * half, sums);
+}
+
+template <class Format, int most, class Source>
+void few_rows(const Source & source, const uint8_t * q, int rows, int32_t (*sums)[gemm_panel]) {
+    if (rows == most) {
+        both_halves<Format, most>(source, q, sums);
+    } else if constexpr (most > 2) {
+        few_rows<Format, most - 1>(source, q, rows, sums);
     }
 }
 
@@ -172,9 +213,11 @@ struct unit : lanes {
     static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
                       int32_t (*sums)[gemm_panel]) {
         const packed<Format> source{panel, scales};
-        // One row has registers for all columns: memory is read in order, and an activation once.
+        // One row has registers for all columns: memory is read in order, and an activation once. For a few, memory is
+        // the limit, too; more of them read the halves of a block one after the other.
         if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, q, sums);
-        if (rows <= (Format::plain ? 2 : 1) * block_rows<Format>) return all_rows<Format>(source, q, rows, sums);
+        if (rows <= block_rows<Format>) return few_rows<Format, block_rows<Format>>(source, q, rows, sums);
+        if (Format::plain && rows <= 2 * block_rows<Format>) return all_rows<Format>(source, q, rows, sums);
         all_rows<Format>(unpacked<Format>(source), q, rows, sums);
     }
 };
