@@ -109,12 +109,12 @@ class Group:
     def measure(self, found: dict[str, Engine], log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
         """Rounds until each case has as many as wanted; False if the time was over before."""
         by_label = dict(zip(self.labels(), self.works, strict=True))
-        for label in log.turns(by_label, wanted):
+        for seed, label in enumerate(log.turns(by_label, wanted), 1):
             work = by_label[label]
             figures: dict[str, float] = {}
             note(label)
             for name in list(found):
-                took = self._run(found, name, work, 1 + log.count(label))
+                took = self._run(found, name, work, seed)
                 # A time below zero is a difference of two runs that noise turned round.
                 figures |= {f"{name}, {phase}": t for phase, t in zip(PHASES, took, strict=False) if t > 0}
             log.end(**figures)
