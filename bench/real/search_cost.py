@@ -283,7 +283,7 @@ def main() -> None:
             lines += ["", *section(row, report)]
             if options.into:
                 lines += plots(row, options.out / row.name, options.into)
-    if options.into:
+    if options.into and lines:  # what a document has of rows that cannot be read now stays
         put_into(options.into, "search-cost", "\n".join(lines))
     print(json.dumps(reports, indent=1) if options.json else "\n".join(lines))
 
