@@ -32,7 +32,7 @@ from typing import Any
 from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 
-from bench.lib import engines, limits, models, report, rounds
+from bench.lib import engines, models, report, rounds
 from bench.lib.batched_bench import BatchedBench
 from bench.lib.engines import Engine, Work
 from bench.lib.options import Parser
@@ -158,7 +158,7 @@ def main() -> None:
     p.add_argument(
         "--openvino", nargs="?", const=sys.executable, metavar="PYTHON", help="one with OpenVINO GenAI (default: this)"
     )
-    p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
+    p.add_thread_counts()
     p.add_argument("-npl", "--n-parallel", default="1,4,8,16", help="samples at once")
     p.add_argument("-p", "--n-prompt", default="128", help="tokens of each sample's own prompt; 0: none such")
     p.add_argument("--shared", default="512", help="tokens of a prompt that all samples share; 0: none such")
@@ -181,8 +181,7 @@ def main() -> None:
     works = [w for w in works if not (w.shared and w.n_parallel == 1 and w.n_prompt in lengths[False])]
     if not works or min(min(w.n_parallel, w.n_prompt) for w in works) < 1 or a.n_gen < 2:
         p.error("there is nothing to measure: -npl and -p or --shared must be 1 or more, -n 2 or more")
-    cpus = int(limits.machine()["cpus"])
-    threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
+    threads = p.thread_counts(a)
     files = a.model or [models.synthetic("small" if a.quick else "bench-0.5b")]
     peers = Peers(a.ik_llama, a.llama_server, a.openvino)
     setting = {"bench": "peers", "models": [path.name for path in files], "n_gen": a.n_gen, "peers": peers.names()}

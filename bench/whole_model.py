@@ -138,7 +138,7 @@ def main() -> None:
     p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
     p.add_argument("-m", "--model", type=Path, action="append", default=[], help="GGUF file instead; may be repeated")
     p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")
-    p.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
+    p.add_thread_counts()
     p.add_count("-p", "--n-prompt", usual=512, quick=128, what="prompt tokens; 0: none")
     p.add_argument("-npl", "--n-parallel", default="1,8,16", help="sequences")
     p.add_argument("-d", "--n-depth", type=int, default=0, help="tokens of each sequence before decoding begins")
@@ -146,14 +146,14 @@ def main() -> None:
     p.add_rounds(5, 2)
     rounds.add_options(p)
     a = p.parse()
-    kinds, cpus = [] if a.model else a.kinds.split(","), int(limits.machine()["cpus"])
+    kinds = [] if a.model else a.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):
         p.error(f"--kinds: {', '.join(sorted(unknown))} is not among {', '.join(KINDS)}")
     cases = [Case(a.n_prompt)] if a.n_prompt else []
     cases += [Case(0, a.n_gen, n, a.n_depth) for n in numbers(a.n_parallel, "-npl") if n]
     for case in cases:
         case.validate()
-    threads = numbers(a.threads, "-t") if a.threads else [cpus] if a.quick else sorted({1, cpus})
+    threads = p.thread_counts(a)
     files = {path.stem: path for path in a.model} or {TITLES[k]: file_of(k, a.preset, a.quick) for k in kinds}
     groups = [Group(model, path, n, tuple(cases)) for model, path in files.items() for n in threads]
     ik = BatchedBench(a.ik_llama, ("-rtr",)) if a.ik_llama else None

@@ -169,6 +169,7 @@ class OpenVino:
         def run(n_gen: int, seed: int) -> float:
             prompts = work.prompts(seed, self.n_vocab)
             asked = {"prompts": prompts, "samples": work.n_parallel // len(prompts), "max_tokens": n_gen, "seed": seed}
+            asked["sampling"] = SAMPLING
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(asked) + "\n")
             self.process.stdin.flush()
@@ -228,10 +229,9 @@ def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vo
 
 
 def _server_options(threads: int, works: Sequence[Work]) -> list[str]:
-    room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
+    most, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
     # llama-server gives each slot an equal part of the context.
-    longest = max(w.n_prompt + w.n_gen for w in works)
-    return ["-c", str(max(room, most * longest)), "-np", str(most), "-t", str(threads)]
+    return ["-c", str(most * longest), "-np", str(most), "-t", str(threads)]
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:

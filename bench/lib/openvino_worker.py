@@ -4,7 +4,8 @@
 
 Needs the packages openvino-genai and openvino-tokenizers, and nothing of Tilebeam, so that any Python can run it. It
 prints a line of JSON when the model is loaded, then one for each line it reads: {"prompts": token ids of each, all of
-one length, "samples": of each prompt, "max_tokens", "seed"} gives {"seconds", "tokens"}. What is wrong is {"error"}.
+one length, "samples": of each prompt, "max_tokens", "seed", "sampling": fields of a GenerationConfig} gives {"seconds",
+"tokens"}. What is wrong is {"error"}.
 """
 
 import json
@@ -29,7 +30,9 @@ def main() -> None:
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         config = genai.GenerationConfig()
-        config.do_sample, config.temperature, config.top_p, config.top_k = True, 0.8, 0.95, 40
+        config.do_sample = True
+        for name, value in asked["sampling"].items():
+            setattr(config, name, value)
         config.ignore_eos, config.max_new_tokens, config.rng_seed = True, asked["max_tokens"], asked["seed"]
         config.num_return_sequences = asked["samples"]
         ids = np.array(asked["prompts"], np.int64)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tilebeam.cli.bench import numbers
+
 from bench.lib import limits
 
 
@@ -32,6 +34,17 @@ class Parser(argparse.ArgumentParser):
         """-t: threads of both sides."""
         cpus = limits.machine()["cpus"]
         self.add_argument("-t", "--threads", type=int, default=cpus, help="default: one for each CPU")
+
+    def add_thread_counts(self) -> None:
+        """-t of a bench that takes several numbers of threads, which `thread_counts` reads."""
+        self.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
+
+    def thread_counts(self, args: Any) -> list[int]:
+        """Numbers of threads to measure with."""
+        if args.threads:
+            return numbers(args.threads, "-t")
+        cpus = int(limits.machine()["cpus"])
+        return [cpus] if args.quick else sorted({1, cpus})
 
     def add_count(self, *names: str, usual: int, quick: int, what: str) -> None:
         """A number that is smaller with --quick."""
