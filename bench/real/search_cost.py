@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import lzma
+import math
 import shlex
 import shutil
 import subprocess
@@ -83,7 +84,7 @@ EVALUATIONS = (
 
 
 def program(words: list[str], until: float) -> bool:
-    """Run one of Tilebeam's commands until a time of `time.monotonic`; whether it came to its end.
+    """Run one of Tilebeam's commands until a time of `time.monotonic` or infinity; whether it came to its end.
 
     Raises:
         TilebeamError: it failed.
@@ -91,7 +92,7 @@ def program(words: list[str], until: float) -> bool:
     console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
     with subprocess.Popen([sys.executable, "-m", "tilebeam", *words], stdout=sys.stderr) as process:
         try:
-            status = process.wait(max(1.0, until - time.monotonic()))
+            status = process.wait(None if until == math.inf else max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.terminate()  # not SIGINT, which a program in the background may ignore
             process.wait()
@@ -159,17 +160,18 @@ def run(
     unpack(row, folder)
     words = command(row, models, data, options)
     if until is not None and time.monotonic() < until:
-        timed = ["--latency-items", str(options.latency_items), "--latency-device", "npu,cpu"]
         try:
-            done = program([*words, *(timed if options.latency_items else [])], until)
+            done = program(words, until)
         finally:
             pack(row, folder)
         if not done:
             console.err().print(f"{row.name} is not finished: the same command goes on", style="yellow")
     if not (folder / "log.jsonl").exists():
         return None
+    timed = ["--latency-items", str(options.latency_items), "--latency-device", "npu,cpu"]
     with contextlib.suppress(TilebeamError):  # no item is done by both models
-        program([*words, "--so-far"], time.monotonic() + 600)
+        program([*words, *(timed if options.latency_items else []), "--so-far"], math.inf)
+        pack(row, folder)
         report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         return report
     return None
@@ -214,8 +216,8 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
             "How well scores tell the right ones:"
         )
         yield from ("", *ranking.table(r["rows"]))
-    for line in _differences(report["comparisons"]):
-        yield from ("", line)
+    yield from _differences(report["comparisons"])
+    yield from _costs(report)
     for o in report["overtaking"]:
         yield from ("", _overtaking(o))
 
@@ -224,17 +226,64 @@ _COMPARED = (("self-consistency[head]", "self-consistency"), ("best-of-n[head]",
 
 
 def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What heads win at the greatest budgets, whichever way round a report compares."""
+    """What heads win from four samples on, whichever way round a report compares."""
+    cells: dict[tuple[str, int], dict[str, str]] = {}
     for c in comparisons:
         for first, second, sign in ((c["first"], c["second"], 100), (c["second"], c["first"], -100)):
             same = (first["model"], first["budget"]) == (second["model"], second["budget"])
-            if same and first["budget"] in (8, 16) and (first["series"], second["series"]) in _COMPARED:
+            if same and first["budget"] in (4, 8, 16) and (first["series"], second["series"]) in _COMPARED:
                 low, high = sorted((sign * c["low"], sign * c["high"]))
-                yield (
-                    f"{first['model']}, {first['budget']} samples, {_SERIES[first['series']]} against "
-                    f"{_SERIES[second['series']]}: {sign * c['value']:+.1f} points ({low:+.1f} to {high:+.1f}, paired "
-                    "bootstrap)."
-                )
+                text = f"{sign * c['value']:+.1f} ({low:+.1f} to {high:+.1f})"
+                cells.setdefault((first["model"], first["budget"]), {})[first["series"]] = text
+    pairs = [pair for pair in _COMPARED if any(pair[0] in found for found in cells.values())]
+    if not pairs:
+        return
+    yield from ("", "What the head wins, in points, paired bootstrap with 95 % intervals:", "")
+    yield f"| model | samples | {' | '.join(f'{_SERIES[a]}, against {_SERIES[b]}' for a, b in pairs)} |"
+    yield "| --- | ---: |" + " ---: |" * len(pairs)
+    for (model, budget), found in sorted(cells.items()):
+        yield f"| {model} | {budget} | {' | '.join(found.get(a, '') for a, _ in pairs)} |"
+
+
+_DEVICES = {"npu": "Tilebeam", "cpu": "stock"}
+
+
+def _costs(report: dict[str, Any]) -> Iterator[str]:
+    """Seconds of a problem by samples, and what Tilebeam does in the time of one sample on the stock backend."""
+    # Whatever chooses by what decoding left behind was timed once for all; what else a row chooses by takes no longer.
+    times: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for m in report["latency"]:
+        times.setdefault((m["model"], m["device"]), {}).setdefault(m["budget"], m)
+    if not times:
+        return
+    budgets = sorted({m["budget"] for m in report["latency"]})
+    prompts = max(m["prompts"] for m in report["latency"])
+    yield from (
+        "",
+        f"Seconds per problem (means over {prompts}, 95 % intervals), and CPU-seconds, by samples:",
+    )
+    yield from ("", f"| model | backend | {' | '.join(map(str, budgets))} |")
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    for (model, device), found in sorted(times.items(), key=lambda pair: (pair[0][0], pair[0][1] == "npu")):
+        cells = [_cost(found[k]) if k in found else "" for k in budgets]
+        yield f"| {model} | {_DEVICES[device]} | {' | '.join(cells)} |"
+    for name in dict.fromkeys(model for model, _ in times):
+        points = [p for p in report["points"] if p["model"] == name and p["series"] in {"pass", *_SERIES}]
+        stock = next((p for p in points if p["device"] == "cpu" and p["series"] == "pass"), None)
+        within = [p for p in points if stock and p["device"] == "npu" and p["seconds"] <= stock["seconds"]]
+        best = max(within, key=lambda p: p["accuracy"], default=None)
+        if stock and best and best["budget"] > 1:
+            yield ""
+            yield (
+                f"{name}: one sample on the stock backend takes {stock['seconds']:.1f} s and solves "
+                f"{100 * stock['accuracy']:.0f} %; {best['budget']} samples on Tilebeam, {_SERIES[best['series']]}, "
+                f"take {best['seconds']:.1f} s and solve {100 * best['accuracy']:.0f} %."
+            )
+
+
+def _cost(measured: dict[str, Any]) -> str:
+    s = measured["seconds"]
+    return f"{s['value']:.0f} ({s['low']:.0f}-{s['high']:.0f}), {measured['cpu_seconds']['value']:.0f}"
 
 
 def _overtaking(found: dict[str, Any]) -> str:

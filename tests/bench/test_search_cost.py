@@ -62,6 +62,9 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_goes_on(
     assert search_cost.run(ROW, models, options, None) == {"items": 2}  # only reports
     assert ["--so-far" in words for words in ran] == [False, True, False, True, True]
     assert ran[0] == ran[1][:-1]
+    options.latency_items = 3
+    search_cost.run(ROW, models, options, None)  # times what is done, and runs no more
+    assert ran[-1] == [*ran[0], "--latency-items", "3", "--latency-device", "npu,cpu", "--so-far"]
     options.data = None
     assert search_cost.run(ROW, models, options, None) is None
 
@@ -80,12 +83,26 @@ def test_the_document_has_the_reports_figures() -> None:
     vote, weighted = figure("self-consistency", 16, 0.4), figure("self-consistency[head]", 16, 0.5)
     ranked = {"all": 0.8, "all_interval": [0.7, 0.9], "within": 0.75, "within_interval": None, "whole": None}
     cost = {"device": "cpu", "seconds": 3.0, "cpu_seconds": 6.0, "accuracy": 0.5}
+
+    def timed(device: str, series: str, budget: int, seconds: float, accuracy: float) -> dict[str, Any]:
+        interval = {"value": seconds, "low": seconds - 1, "high": seconds + 1}
+        times = {"seconds": interval, "cpu_seconds": {"value": 2 * seconds}, "prompts": 5, "accuracy": accuracy}
+        return {"model": "0.5B", "device": device, "series": series, "budget": budget} | times
+
+    measured = [
+        timed("cpu", "pass", 1, 8, 0.3),
+        timed("npu", "pass", 1, 4, 0.3),
+        timed("npu", "self-consistency[head]", 4, 7, 0.4),
+        timed("npu", "self-consistency[head]", 16, 20, 0.5),
+    ]
     report = {
         "items": 100,
         "digest": "0123456789abcdef",
         "accuracy": [figure("pass", 1, 0.3), vote, weighted],
         "rankings": [{"model": "0.5B", "samples": 1600, "right": 0.3, "cut": 0.1, "rows": {"head": ranked}}],
         "comparisons": [{"first": vote, "second": weighted, "value": -0.1, "low": -0.15, "high": -0.04}],
+        "latency": measured,
+        "points": [m | {"seconds": m["seconds"]["value"]} for m in measured],
         "overtaking": [
             {"search": weighted | cost, "single": cost | {"model": "1.5B", "seconds": 4.0, "accuracy": 0.45}}
         ],
@@ -95,5 +112,10 @@ def test_the_document_has_the_reports_figures() -> None:
     assert "| 0.5B | any of k samples (bound) | 30 (25-35) |  |" in text
     assert "| 0.5B | votes weighted by the head |  | 50 (45-55) |" in text
     assert "| head | 0.800 (0.70 to 0.90) | 0.750 | - | - |" in text
-    assert "votes weighted by the head against majority: +10.0 points (+4.0 to +15.0" in text
+    assert "| model | samples | votes weighted by the head, against majority |" in text
+    assert "| 0.5B | 16 | +10.0 (+4.0 to +15.0) |" in text
+    assert "| 0.5B | stock | 8 (7-9), 16 |  |  |" in text
+    assert "| 0.5B | Tilebeam | 4 (3-5), 8 | 7 (6-8), 14 | 20 (19-21), 40 |" in text
+    assert "takes 8.0 s and solves 30 %; 4 samples on Tilebeam, votes weighted by the head, take 7.0 s and" in text
+    assert "Seconds per problem" not in "\n".join(search_cost.section(ROW, report | {"latency": []}))
     assert "On cpu 0.5B with 16 samples, votes weighted by the head, solves 50 % in 3.0 s a problem" in text

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import process_kit
 import pytest
-from tilebeam import environment as variables
 from tilebeam.measure import doctor
+from tilebeam.native import environment as variables
 
 from bench.lib import synth
 

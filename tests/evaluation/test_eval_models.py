@@ -26,7 +26,7 @@ from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job, Workbench
-from tilebeam.fingerprint import fingerprint
+from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.scoring.load_reward import RewardSpec
 from tiny_kit import references
 from typer.testing import CliRunner

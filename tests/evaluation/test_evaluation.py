@@ -33,7 +33,7 @@ from tilebeam.evaluation.results import Latency, Point, Row, latencies, overtaki
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Task
 from tilebeam.evaluation.worker import Job
-from tilebeam.fingerprint import fingerprint
+from tilebeam.gguf.fingerprint import fingerprint
 
 # --- a model that needs no file ---------------------------------------------------------------------------------------
 
@@ -398,6 +398,9 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
     assert "adaptive" not in {r.series for r in report.rows}
     assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)  # nothing was run
     assert json.loads((out / "report.json").read_text())["items"] == n
+    timed = evaluated(job, task, out, so_far=True, latency_items=2)
+    assert {latency.series for latency in timed.latencies} == {r.series for r in timed.rows} | {"pass"}
+    assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)
     again = evaluated(job, task, out)
     assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
 

@@ -200,13 +200,21 @@ def compare(reference: F32, logits: F32) -> Figures:
     for r32, x32 in zip(reference, logits, strict=True):
         r, x = r32.astype(np.float64), x32.astype(np.float64)
         agree += int(r.argmax() == x.argmax())
-        r, x = r - r.mean(), x - x.mean()
-        error += float(((x - r) ** 2).sum())
-        power += float((r**2).sum())
-        log_r, log_x = (v - v.max() - np.log(np.exp(v - v.max()).sum()) for v in (r, x))
-        kl += float((np.exp(log_r) * (log_r - log_x)).sum())
+        r -= r.mean()
+        x -= x.mean()
+        difference = x - r
+        error += float(difference @ difference)
+        power += float(r @ r)
+        likely = np.exp(r - r.max())
+        total = likely.sum()
+        kl += _log_sum_exp(x) - float(r.max() + np.log(total) + likely @ difference / total)
     n = len(reference)
     return Figures(kl=kl / n, top1=agree / n, nmse=error / power)
+
+
+def _log_sum_exp(row: npt.NDArray[np.float64]) -> float:
+    top = row.max()
+    return float(top + np.log(np.exp(row - top).sum()))
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------

@@ -295,7 +295,10 @@ def test_executors_agree_and_do_not_mix(ordinary: Path, repacked: Path) -> None:
         assert lm.info.executor == "process"
         assert control().status()["npu_pid"] != os.getpid()
         assert say(lm) == expected
-    with tilebeam.load(ordinary, executor="thread", **SMALL) as lm:
+        with tilebeam.load(ordinary, **SMALL) as second:  # on the session that runs
+            assert second.info.executor == "process"
+    with tilebeam.load(ordinary, **SMALL) as lm:  # an executor is asked for by each load, not for all that follow
+        assert lm.info.executor == "thread"
         assert say(lm) == expected
 
 

@@ -61,6 +61,7 @@ def _decode(path: Path, on_device: bool) -> Run:
 
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = 512, len(CHAINS), True
+        params.n_threads = params.n_threads_batch = 1  # beside other tests, more wait for each other at barriers
         params.offload_kqv = params.op_offload = on_device
         chains = []
         for build in CHAINS.values():

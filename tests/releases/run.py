@@ -63,7 +63,8 @@ def tested(release: str, quick: bool) -> dict[str, Any]:
     here = {"PYTHONPATH": path, "TILEBEAM_LIB_DIR": str(home / "native" / "lib")}
     print(f"{release}: testing", flush=True)
     began = time.monotonic()
-    pytest = [sys.executable, "-m", "pytest", "-q", "tests/plugin", "tests/model", "tests/native"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    pytest += ["tests/plugin", "tests/model", "tests/native"]
     older = release != ggml_source.releases()[-1]
     # What these two ask is of the newest: all its ops, and architectures that older ones do not know.
     pytest += ["--ignore=tests/plugin/test_backend_ops.py", "--ignore=tests/plugin/test_archs.py"] if older else []

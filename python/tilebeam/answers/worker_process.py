@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.fork_locks import free_in_children
+from tilebeam.native.fork_locks import free_in_children
 
 _START_SECONDS = 120.0  # large libraries are imported; on a busy machine that takes a while
 

@@ -230,7 +230,8 @@ def evaluate(
         bool,
         typer.Option(
             "--so-far",
-            help="Evaluate nothing: report on the items that are done by all models and methods that have begun.",
+            help="Evaluate no more items: report on those that are done by all models and methods that have begun. "
+            "With --latency-items, methods are still timed.",
             rich_help_panel=_RUNNING,
         ),
     ] = False,
@@ -340,7 +341,7 @@ def evaluate(
 
 def _models(specs: Sequence[str], option: str = "--model") -> tuple[ModelFile, ...]:
     from tilebeam.evaluation.config import ModelFile
-    from tilebeam.fingerprint import fingerprint
+    from tilebeam.gguf.fingerprint import fingerprint
 
     found = []
     for spec in specs:
@@ -411,7 +412,7 @@ def _scorers(text: str | None, task: Task, reward: RewardSpec | None) -> tuple[s
 
 def _reward(spec: RewardSpec | None, step_stop: str) -> dict[str, Any]:
     """The reward model for the setting: its files by their content."""
-    from tilebeam.fingerprint import fingerprint
+    from tilebeam.gguf.fingerprint import fingerprint
 
     found = {} if spec is None else asdict(spec)
     files: dict[str, Any] = {key: fingerprint(value) for key, value in found.items() if isinstance(value, Path)}

@@ -113,7 +113,7 @@ class SampleOptions:
     def setting(self, model: ModelOptions, described: TaskOptions, task: Task) -> CollectionSetting:
         """What the samples depend on."""
         from tilebeam._version import __version__
-        from tilebeam.fingerprint import fingerprint
+        from tilebeam.gguf.fingerprint import fingerprint
         from tilebeam.training.collection import CollectionSetting
 
         sampling = self.tokens.fields() | {

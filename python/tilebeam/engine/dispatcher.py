@@ -33,7 +33,7 @@ from itertools import takewhile
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
 from tilebeam.errors import TilebeamError
-from tilebeam.fork_locks import renew
+from tilebeam.native.fork_locks import renew
 from tilebeam.native.llama import log_router
 from tilebeam.outputs import CompletionOutput, Delta, Progress, RequestOutput
 

@@ -145,7 +145,7 @@ def evaluate(
         latency_items: prompts of the timed pass, 0 for none.
         latency_devices: where they are timed; none: on the setting's. One that is not the setting's counts with the
             accuracy of the setting's first.
-        so_far: run and time nothing; report on the items that are done in all that was begun.
+        so_far: run no unit; report on the items that are done in all that was begun, and time if told to.
         watcher: hears how it goes.
         workbench: makes the workbench from job, task and models to keep open (tests put scripted models there).
 
@@ -174,7 +174,7 @@ def evaluate(
     if latency_items or (out / "latency.jsonl").exists():
         known = {row.series for row in rows}
         configurations = [c for c in timed if known & set(c.alike)]
-        n_timed = 0 if so_far else min(latency_items, len(task.items))
+        n_timed = min(latency_items, len(task.items))
         devices = tuple(latency_devices) or setting.devices
         runs = _latency_pass(job, task, out, configurations, devices, n_timed, make, watcher)
     report = Report(

@@ -15,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tilebeam import environment
 from tilebeam._version import __version__
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.machine import cpu_features, cpu_info
+from tilebeam.native import environment
 
 _PACKAGES = ("llama-cpp-python", "gguf", "numpy", "cffi", "typer", "rich")
 _NATIVE = ("libggml-tilebeam.so", "libtilebeam_npu.so", "tilebeam-npud")

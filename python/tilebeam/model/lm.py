@@ -17,8 +17,8 @@ from tilebeam.engine.saved_state import Origin, SavedState, cells_of, put_cells
 from tilebeam.engine.speculation import FEW_SAMPLES, Speculation
 from tilebeam.engine.state_folder import STATE_LIMIT, StateFolder, worth_saving
 from tilebeam.errors import StateWarning, TilebeamError
-from tilebeam.fingerprint import fingerprint
 from tilebeam.gguf import GGUFError, open_gguf
+from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.model.core import Prompt
 from tilebeam.model.embeddings import Embeddings
 from tilebeam.model.generating import Generating

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import PlacementWarning, TilebeamError
-from tilebeam.fork_locks import free_in_children
 from tilebeam.model import device_choice
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
@@ -27,6 +26,7 @@ from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.executor import usable_memory
+from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.stock import own_load
 
 if TYPE_CHECKING:
@@ -79,15 +79,15 @@ def load(
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
-            None keeps what is configured (default "thread", or TILEBEAM_NPU).
+            None: that of a session that runs, or "thread", or TILEBEAM_NPU.
         flash_attn: use flash attention; without it attention runs as several slower ops.
         type_k, type_v: "f16", "f32", "q8_0" or "q4_0" for the KV cache.
         n_gpu_layers: layers on the NPU; -1 for all. A repacked file needs all.
         devices: how many NPU sessions (HMX0, HMX1 ..) to spread the model over, by layers, at most 15. None: one, or
             TILEBEAM_DEVICES; with a memory limit as few as the model fits on.
         memory_limit: bytes of address space that each session may map, as a number or as "2GiB"; 0 for none; a list
-            has one for each device, and its last entry counts for all further ones. None keeps what is configured
-            (default none, or TILEBEAM_MEMORY_LIMIT). A matrix too large for one session is cut over several.
+            has one for each device, and its last entry counts for all further ones. None: that of a session that runs,
+            or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
         draft: a small model that guesses tokens ahead (speculative decoding), a GGUF file. Its vocabulary is the
@@ -204,8 +204,7 @@ class _Loader:
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
             self._placement = self._place(self._control)
-            self._configure(self._control)
-        with self._limits():
+        with self._session_options():
             model, context, tiled = self._start()
         info = LoadInfo(
             path=self._file.path,
@@ -341,30 +340,26 @@ class _Loader:
             return nullcontext()
         return self._control.divided(self._placement.divisions)
 
-    def _configure(self, npu: Control) -> None:
-        wanted = self._o.executor
+    @contextmanager
+    def _session_options(self) -> Iterator[None]:
+        """The executor and the memory limit of this load are for the sessions that it starts, not for later ones."""
+        if (npu := self._control) is None:
+            yield
+            return
+        executor, limit = self._o.executor, self._o.memory_limit
         for i in range(len(self._placement.counts)):
             status = npu.device_status(i)
-            if status["session"] == "alive" and wanted not in (None, status["executor"]):
+            if status["session"] == "alive" and executor not in (None, status["executor"]):
                 raise TilebeamError(
                     f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
                     "it first."
                 )
-        npu.configure(executor=wanted, n_threads=self._o.threads)
-
-    @contextmanager
-    def _limits(self) -> Iterator[None]:
-        """The memory limit of this load is for the sessions that it starts, not for later ones."""
-        npu, wanted = self._control, self._o.memory_limit
-        if npu is None or wanted is None:
-            yield
-            return
-        before = npu.options()["memory_limit"]
-        npu.configure(memory_limit=wanted)
+        before = npu.options()
+        npu.configure(executor=executor, memory_limit=limit, n_threads=self._o.threads)
         try:
             yield
         finally:
-            npu.configure(memory_limit=before)
+            npu.configure(executor=before["executor"], memory_limit=before["memory_limit"])
 
     def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""

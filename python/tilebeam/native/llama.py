@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.fork_locks import free_in_children
+from tilebeam.native.fork_locks import free_in_children
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.fork_locks import free_in_children
 from tilebeam.native import releases
+from tilebeam.native.fork_locks import free_in_children
 
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
