@@ -50,8 +50,7 @@ def nothing_stays() -> Iterator[None]:
 
 def answer(path: Path, **options: Any) -> tuple[tilebeam.LoadInfo, list[dict[str, Any]], F32, list[int]]:
     """How it was loaded, the devices then, logits of a prompt in batches of 8 and 1, and what it says."""
-    # An executor that an earlier load asked for stays in force; Hexagon's floats differ in their last bits.
-    with tilebeam.load(path, **{**SMALL, "executor": "thread", **options}) as lm:
+    with tilebeam.load(path, **{**SMALL, **options}) as lm:
         tokens = lm.tokenize(PROMPT)
         logits = np.concatenate([lm.logits(tokens, chunk=8), lm.logits(tokens[:5], chunk=1)])
         said = lm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
