@@ -81,6 +81,9 @@ int32_t tb_chain_among(struct tb_chain * chain, struct tb_candidate * top, int32
         }
         size = kept;
     }
+    if (size == 1 && !chain->one_takes_one) {
+        return 0;
+    }
     const double random = tb_chain_random(chain);
     if (size == 1) {
         return 0;
@@ -120,6 +123,20 @@ TB_INLINE double add_up(const float * x, int32_t n) {
     return sum;
 }
 
+// The position of the only logit that is not below `least`; -1 if there are several.
+static int32_t only(const float * x, int32_t n, float least) {
+    int32_t found = -1;
+    for (int32_t i = 0; i < n; ++i) {
+        if (!(x[i] < least)) {
+            if (found >= 0) {
+                return -1;
+            }
+            found = i;
+        }
+    }
+    return found;
+}
+
 TB_WIDE_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * logits, int32_t n, float * room,
                                         double * sum) {
     const float largest = tb_largest(logits, n);
@@ -140,6 +157,11 @@ TB_WIDE_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * l
     }
     if (isnan(all)) {
         return TB_DRAW_DAMAGED;
+    }
+    const int32_t single = chain->min_p > 0 && !chain->one_takes_one ? only(logits, n, least) : -1;
+    if (single >= 0) {
+        *sum = all;
+        return single;
     }
     const double target = all * tb_chain_random(chain);
     double reached = 0;

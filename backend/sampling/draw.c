@@ -71,20 +71,21 @@ static struct tb_candidates all(const struct tb_draw_context * c, const float * 
 // been drawn here.
 static int32_t by_links(const struct tb_draw_context * c, struct tb_chain * chain, const float * logits,
                         const float * allowed, bool drawn) {
-    if (chain->own && chain->draw != NULL) {
-        if (!drawn) {
-            tb_chain_random(chain);
+    const bool own = chain->own && chain->draw != NULL;
+    if (own) {
+        // One random number each: a single candidate takes none before 0.3.35.
+        for (; chain->behind > (drawn ? 1 : 0); --chain->behind) {
+            struct tb_candidate two[] = {{0, 0, 0}, {1, 0, 0}};
+            struct tb_candidates equal = {two, 2, -1, true};
+            c->apply(chain->draw, &equal);
         }
-        // From a single candidate it draws too, with a random number of its own.
-        for (; chain->behind > 1; --chain->behind) {
-            struct tb_candidate one = {0, 0, 0};
-            struct tb_candidates single = {&one, 1, -1, true};
-            c->apply(chain->draw, &single);
-        }
-        chain->behind = 0;
     }
     struct tb_candidates candidates = all(c, logits, allowed);
     c->apply(chain->links, &candidates);
+    if (own && !drawn && (candidates.size > 1 || chain->one_takes_one)) {
+        tb_chain_random(chain);
+    }
+    chain->behind = 0;
     if (candidates.selected < 0 || (size_t)candidates.selected >= candidates.size) {
         return TB_DRAW_DAMAGED;
     }

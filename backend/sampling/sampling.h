@@ -91,7 +91,8 @@ struct tb_chain {
     void * draw;                 // of the links the one that draws by chance, NULL if the likeliest is taken
     const struct tb_bias * biases;
     int32_t n_biases;
-    bool own; // drawn here; else the links draw
+    bool own;           // drawn here; else the links draw
+    bool one_takes_one; // `draw` takes a random number for a single candidate too
     int32_t top_k;
     float top_p;
     float min_p;

@@ -12,6 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf.quants import quantize
+from tilebeam import TilebeamError
+from tilebeam.native import releases
 
 from bench.lib.metadata import FIRST_PIECES, add_vocabulary
 
@@ -44,6 +46,15 @@ ENCODERS = (
     Encoder("modern-bert", POOLING.CLS),
     Encoder("gemma-embedding", POOLING.MEAN),
 )
+
+
+def refusal(arch: str) -> str:
+    """Why the installed release is not asked to run an architecture, or "": llama.cpp itself aborts there."""
+    try:
+        releases.check_architecture(arch, arch)
+    except TilebeamError as error:
+        return str(error)
+    return ""
 
 
 def write_encoder(path: Path, encoder: Encoder, type: gguf.GGMLQuantizationType = Q.Q8_0, seed: int = 1) -> Path:

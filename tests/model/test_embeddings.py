@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tilebeam
-from encoder_kit import ENCODERS, write_encoder
+from encoder_kit import ENCODERS, refusal, write_encoder
 from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam import gguf as gguf_tools
 from tilebeam.gguf import gguf_write as w
 from tilebeam.measure import imatrix, perplexity
-from tilebeam.native import releases
 
 from bench.lib.synth import preset, write_model
 
@@ -90,10 +89,8 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused_by_release(name: str) -> None:
     """Skip a model on which the installed llama.cpp itself aborts."""
-    try:
-        releases.check_architecture(name, name.rsplit("-", 1)[0])
-    except TilebeamError as error:
-        pytest.skip(str(error))
+    if why := refusal(name.rsplit("-", 1)[0]):
+        pytest.skip(why)
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])

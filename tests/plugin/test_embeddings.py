@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import process_kit
 import pytest
-from encoder_kit import ENCODERS, write_encoder
+from encoder_kit import ENCODERS, refusal, write_encoder
 from tilebeam import gguf as gguf_tools
 
 from bench.lib.synth import preset, write_model
@@ -80,7 +80,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Encoders, and a decoder with a classifier as rerankers are made of, all in Q8_0."""
     folder = tmp_path_factory.mktemp("models")
     reranker = preset("tiny", arch="qwen3", type="q8_0", n_layer=2, labels=("yes", "no"))
-    return {e.name: write_encoder(folder / f"{e.name}.gguf", e) for e in ENCODERS} | {
+    return {e.name: write_encoder(folder / f"{e.name}.gguf", e) for e in ENCODERS if not refusal(e.arch)} | {
         "qwen3-rank": write_model(folder / "qwen3-rank.gguf", reranker)
     }
 
@@ -123,7 +123,7 @@ def test_repacked_encoders_give_the_same_bits(models: dict[str, Path], tmp_path:
 
 
 def test_of_an_encoder_all_matrices_and_no_table_count(models: dict[str, Path]) -> None:
-    for name in (e.name for e in ENCODERS):
+    for name in models.keys() - {"qwen3-rank"}:
         with gguf_tools.open_gguf(models[name]) as f:
             found = {m.name: m.why for m in gguf_tools.matrices_of(f)}
         assert set(found.values()) == {""}

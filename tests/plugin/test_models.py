@@ -177,8 +177,8 @@ def _assert_as_good(runs: Runs, exact: tuple[str, ...], stock: tuple[str, ...], 
     floor = 1e-7
     assert ours.nmse <= ERROR_RATIO * theirs.nmse + floor, (ours, theirs)
     assert ours.kl <= ERROR_RATIO * theirs.kl + floor, (ours, theirs)
-    # 257 near-tie coin flips: three standard deviations of a 5 % share are 4 %.
-    assert ours.top1 >= theirs.top1 - 0.04, (ours, theirs)
+    # 257 near-tie coin flips on each side: three standard deviations of the difference of two 5 % shares are 6 %.
+    assert ours.top1 >= theirs.top1 - 0.06, (ours, theirs)
 
 
 @pytest.mark.parametrize(("name", "mode"), TILED_CASES)

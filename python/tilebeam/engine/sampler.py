@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tilebeam.engine.matcher import Matcher
 from tilebeam.errors import TilebeamError
+from tilebeam.native import releases
 from tilebeam.native.llama import Context, Vocab
 from tilebeam.native.sampling import ffi, lib
 from tilebeam.sampling_params import SamplingParams
@@ -94,6 +95,7 @@ class Sampler:
         state.grammar = self._grammar.pointer if self._grammar is not None else ffi.NULL
         state.top_k, state.top_p, state.min_p = params.top_k, params.top_p, params.min_p
         state.temperature = params.temperature
+        state.one_takes_one = one_takes_a_random_number()
         state.own = self._known(params, vocab) and (params.temperature == 0 or same_random_numbers())
 
     @staticmethod
@@ -122,13 +124,8 @@ class Sampler:
         self.state.biases, self.state.n_biases = biases, len(bias)
 
     def _add_penalties(self, params: SamplingParams, vocab: Vocab, prompt: Sequence[int]) -> None:
-        link = C.llama_sampler_init_penalties(
-            vocab.size,
-            params.penalty_last_n,
-            params.repeat_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        )
+        strength = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+        link = releases.penalties_sampler(vocab.size, params.penalty_last_n, *strength)
         last = prompt[-params.penalty_last_n :]
         for token in last:
             C.llama_sampler_accept(link, token)
@@ -236,6 +233,24 @@ def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
 def address_of(pointer: Any) -> int:
     """Where a ctypes pointer or function points."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
+
+
+@cache
+def one_takes_a_random_number() -> bool:
+    """Whether llama.cpp's draw takes a random number where a single candidate is left, too: since llama-cpp-python
+    0.3.35."""
+    drawn = []
+    for first in (1, 2):
+        draw = C.llama_sampler_init_dist(20)
+        try:
+            for size in (first, 1 << 12):
+                candidates = (C.llama_token_data * size)()
+                array = C.llama_token_data_array(candidates, size, -1, False)
+                C.llama_sampler_apply(draw, ctypes.byref(array))
+            drawn.append(array.selected)
+        finally:
+            C.llama_sampler_free(draw)
+    return bool(drawn[0] == drawn[1])
 
 
 @cache

@@ -104,6 +104,15 @@ def map_files(params: Any, wanted: bool) -> None:
         params.use_mmap = wanted
 
 
+def penalties_sampler(n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
+    """llama.cpp's sampler of repetition penalties, which is told the size of the vocabulary since 0.3.35."""
+    import llama_cpp.llama_cpp as capi
+
+    make: Any = capi.llama_sampler_init_penalties
+    values = (last_n, repeat, frequency, presence)
+    return make(n_vocab, *values) if len(make.argtypes) > len(values) else make(*values)
+
+
 def check_architecture(path: object, architecture: str) -> None:
     """Refuse a model on which the llama.cpp of the installed release ends the process, on any backend.
 
