@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 _START = 300  # seconds that a server has to load its model
 
@@ -25,17 +26,22 @@ class Load:
     """What is asked, by client.
 
     Attributes:
-        prompts: of each client's requests, token ids.
-        max_tokens: of each.
+        requests: each client's, prompt (token ids) and tokens of its answer.
     """
 
-    prompts: Sequence[Sequence[list[int]]]
-    max_tokens: int
+    requests: Sequence[Sequence[tuple[list[int], int]]]
 
     @property
     def tokens(self) -> int:
         """All tokens that answers have."""
-        return self.max_tokens * sum(map(len, self.prompts))
+        return sum(n for asked in self.requests for _, n in asked)
+
+
+class Served(NamedTuple):
+    """A server's process."""
+
+    port: int
+    pid: int
 
 
 @dataclass
@@ -52,8 +58,8 @@ class Answers:
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[int]:
-    """The port of a server that runs as a process of its own: the command gets `--port`.
+def server(command: Sequence[str]) -> Iterator[Served]:
+    """A server that runs as a process of its own: the command gets `--port`.
 
     Raises:
         RuntimeError: it ended, or did not answer GET /health with 200 for five minutes.
@@ -70,7 +76,7 @@ def server(command: Sequence[str]) -> Iterator[int]:
                     said.seek(0)
                     raise RuntimeError(f"{command[0]} did not start: {' '.join(said.read().split()[-60:])}")
                 time.sleep(0.1)
-            yield port
+            yield Served(port, process.pid)
         finally:
             process.terminate()
             process.wait(60)
@@ -114,13 +120,21 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     return None if got == wanted else f"{got} tokens instead of {wanted}"
 
 
-async def ask_all(port: int, load: Load, stream: bool, answers: Answers) -> None:
-    """Every client's requests, one after the other; all clients at once."""
+async def ask_all(port: int, load: Load, stream: bool, answers: Answers, until: float = 0.0) -> None:
+    """Every client's requests, one after the other; all clients at once.
+
+    Args:
+        until: a time of time.monotonic() up to which the clients begin anew with their requests.
+    """
 
     async def client(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        for i, prompt in enumerate(load.prompts[number]):
-            body = {"prompt": prompt, "max_tokens": load.max_tokens, "seed": 1000 * number + i, "stream": stream}
+        asked = load.requests[number]
+        for i in itertools.count():
+            if i >= len(asked) and time.monotonic() >= until:
+                break
+            prompt, n = asked[i % len(asked)]
+            body = {"prompt": prompt, "max_tokens": n, "seed": 1000 * number + i, "stream": stream}
             body |= {"ignore_eos": True} | ({"stream_options": {"include_usage": True}} if stream else {})
             began = time.perf_counter()
             try:
@@ -132,4 +146,4 @@ async def ask_all(port: int, load: Load, stream: bool, answers: Answers) -> None
                 answers.failures.append(wrong)
         writer.close()
 
-    await asyncio.gather(*(client(i) for i in range(len(load.prompts))))
+    await asyncio.gather(*(client(i) for i in range(len(load.requests))))

@@ -144,7 +144,7 @@ class Server:
 
         def run(n_gen: int, seed: int) -> float:
             prompts = work.prompts(seed, self.n_vocab)
-            load = Load([[prompts[i % len(prompts)]] for i in range(work.n_parallel)], n_gen)
+            load = Load([[(prompts[i % len(prompts)], n_gen)] for i in range(work.n_parallel)])
             answers = Answers()
             began = time.perf_counter()
             asyncio.run(ask_all(self.port, load, False, answers))
@@ -192,16 +192,16 @@ def in_process(model: Path, device: Literal["npu", "cpu"], threads: int, works: 
 def tilebeam_serve(model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
     """Tilebeam's server."""
     command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "--no-cache-prompt", "--no-speculation"]
-    with server([*command, *_server_options(threads, works)]) as port:
-        yield Server(port, n_vocab)
+    with server([*command, *_server_options(threads, works)]) as served:
+        yield Server(served.port, n_vocab)
 
 
 @contextmanager
 def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
     """llama.cpp's, whose slots share the context."""
     usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
-    with server([str(program), "-m", str(model), *map(str, usual), *_server_options(threads, works)]) as port:
-        yield Server(port, n_vocab)
+    with server([str(program), "-m", str(model), *map(str, usual), *_server_options(threads, works)]) as served:
+        yield Server(served.port, n_vocab)
 
 
 @contextmanager

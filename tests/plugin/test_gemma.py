@@ -183,8 +183,9 @@ def test_runs_on_the_device(measured: Figured) -> None:
 
 
 def _limit(measured: Figured, text: str) -> float:
-    """The largest mean KL to the stock backend that is accepted, nats."""
-    return 2.5 * measured[text, "stock", "float32"].kl
+    """The largest mean KL to the stock backend that is accepted, nats: 2 would be an equal error on both sides, and the
+    stock backend's own differs by a third from one llama.cpp to the next ("parallel" in Q4_K_M)."""
+    return 3 * measured[text, "stock", "float32"].kl
 
 
 @pytest.mark.parametrize("text", TEXTS)
