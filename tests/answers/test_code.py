@@ -224,7 +224,7 @@ def test_secrets_of_this_process_are_not_in_its_variables(monkeypatch: pytest.Mo
         'import os\nsay = b\'+\\n1\\n1\\n{"passed": [true], "error": ""}\\n\'\nfor fd in range(100):\n'
         f"    try: os.write(fd, say)\n    except OSError: pass\n{WRONG}",
         # looking for the tests
-        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and 'tests' in o]\n"
+        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and isinstance(o.get('tests'), list)]\n"
         "def add(a, b): return (a + b) if found else 0\n",
     ],
 )

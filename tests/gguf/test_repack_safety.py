@@ -124,7 +124,7 @@ def test_leftovers_of_killed_runs_are_removed_and_those_in_use_kept(tmp_path: Pa
 
 def test_two_runs_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither takes the other's file for a leftover; the last one wins."""
-    monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd" and Path(p).is_dir())
+    monkeypatch.setattr(os.path, "isdir", lambda p, real=os.path.isdir: p != "/proc/self/fd" and real(p))
     a, b, out = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", big=128), tmp_path / "out.gguf"
     started = False
 
@@ -206,7 +206,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     if named:  # a file system without nameless files
-        monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd" and Path(p).is_dir())
+        monkeypatch.setattr(os.path, "isdir", lambda p, real=os.path.isdir: p != "/proc/self/fd" and real(p))
     source, out = write_gguf(tmp_path / "m.gguf"), tmp_path / "out.gguf"
 
     def progress(_done: int, _total: int) -> None:
@@ -221,7 +221,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(
 @pytest.mark.parametrize("named", [False, True])
 def test_a_replaced_file_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     if named:
-        monkeypatch.setattr(os.path, "isdir", lambda p: p != "/proc/self/fd" and Path(p).is_dir())
+        monkeypatch.setattr(os.path, "isdir", lambda p, real=os.path.isdir: p != "/proc/self/fd" and real(p))
     source, out = write_gguf(tmp_path / "m.gguf"), tmp_path / "out.gguf"
     for mode in (0o600, 0o664, 0o444):
         out.unlink(missing_ok=True)

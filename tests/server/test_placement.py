@@ -82,7 +82,7 @@ def test_a_request_that_is_done_counts_nowhere() -> None:
 
 
 def test_a_body_that_nests_too_deep_has_no_prompt() -> None:
-    deep = '{"content":' * 900 + '""' + "}" * 900
+    deep = '{"content":' * 100_000 + '""' + "}" * 100_000
     assert list(ticket_for(f'{{"messages":[{deep}]}}'.encode()).blocks) == []
 
 
