@@ -77,20 +77,23 @@ bool session::impl::shake_hands(std::string & why) {
         return false;
     }
     tb_cache_invalidate(channel, sizeof *channel);
-    tb_channel c;
-    std::memcpy(&c, channel, sizeof c);
-    if (c.reply.check != reply_check(0, c.reply) || (c.reply.status == TB_OK && c.npu.check != hello_check(c.npu))) {
+    // Not the whole channel: the NPU side already writes the words of its waits.
+    tb_reply reply;
+    tb_npu_hello npu_hello;
+    std::memcpy(&reply, &channel->reply, sizeof reply);
+    std::memcpy(&npu_hello, &channel->npu, sizeof npu_hello);
+    if (reply.check != reply_check(0, reply) || (reply.status == TB_OK && npu_hello.check != hello_check(npu_hello))) {
         why = std::string("the ") + noun() + " sent a damaged greeting";
         return false;
     }
-    if (c.reply.status != TB_OK || c.npu_ready != TB_NPU_SERVING) {
-        c.reply.why[sizeof c.reply.why - 1] = 0;
-        why = std::string("the ") + noun() + " refused to serve: " + c.reply.why;
+    if (reply.status != TB_OK || load_word(&channel->npu_ready) != TB_NPU_SERVING) {
+        reply.why[sizeof reply.why - 1] = 0;
+        why = std::string("the ") + noun() + " refused to serve: " + reply.why;
         return false;
     }
-    isa.assign(c.npu.isa, strnlen(c.npu.isa, sizeof c.npu.isa));
-    guards = c.npu.guards;
-    n_threads = static_cast<int>(c.npu.n_threads);
+    isa.assign(npu_hello.isa, strnlen(npu_hello.isa, sizeof npu_hello.isa));
+    guards = npu_hello.guards;
+    n_threads = static_cast<int>(npu_hello.n_threads);
     served = true;
     return true;
 }
