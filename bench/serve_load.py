@@ -31,6 +31,7 @@ from tilebeam import LM, SamplingParams
 
 from bench.lib import models, report
 from bench.lib.clients import Answers, Load, Served, ask_all, server
+from bench.lib.engines import llama_server_command
 from bench.lib.options import Parser
 
 
@@ -92,7 +93,9 @@ def main() -> None:
     p.add_argument("--max-prompt", type=int, default=64, help="tokens of the longest prompt, the shortest has 8")
     p.add_argument("-np", "--parallel", type=int, default=16)
     p.add_argument("--minutes", type=float, default=0, help="keep the server busy for so long first")
-    p.add_argument("--llama-server", metavar="PROGRAM", help="llama-server of a llama.cpp build, to compare with")
+    p.add_argument(
+        "--llama-server", type=Path, metavar="PROGRAM", help="llama-server of a llama.cpp build, to compare with"
+    )
     p.add_argument("--device", default="npu", choices=["npu", "cpu"])
     p.add_threads()
     p.add_rounds(5, 2)
@@ -101,9 +104,9 @@ def main() -> None:
     rng = np.random.default_rng(1)
     # llama-server gives each slot an equal part of the cells.
     cells = max(8192, args.parallel * (args.max_prompt + args.max_tokens))
-    same = ["-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads), "--no-cache-prompt"]
-    ours = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--no-speculation", "--device", args.device]
-    theirs = [args.llama_server, "-m", str(path), "-fa", "on", "-ngl", "0", "-tb", str(args.threads), "--no-webui"]
+    same = ["-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads)]
+    ours = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--no-cache-prompt", "--no-speculation"]
+    ours += ["--device", args.device]
     rows = report.Rows("serve_load", args.json)
     failures: list[str] = []
     with ExitStack() as stack:
@@ -160,6 +163,7 @@ def main() -> None:
         compared("whole answers", False, lambda: generate_all(lm, load))
         compared("streams", True, lambda: generate_all(lm, load))
         if args.llama_server:
+            theirs = llama_server_command(args.llama_server, path, args.threads)
             peer, answers = stack.enter_context(server([*theirs, *same])), Answers()
             compared("whole answers, against llama-server", False, asked(peer.port, False, answers))
             failures += answers.failures

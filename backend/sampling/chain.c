@@ -81,10 +81,7 @@ int32_t tb_chain_among(struct tb_chain * chain, struct tb_candidate * top, int32
         }
         size = kept;
     }
-    if (size == 1 && !chain->one_takes_one) {
-        return 0;
-    }
-    const double random = tb_chain_random(chain);
+    const double random = size > 1 || chain->one_takes_one ? tb_chain_random(chain) : 0;
     if (size == 1) {
         return 0;
     }

@@ -196,11 +196,16 @@ def tilebeam_serve(model: Path, threads: int, works: Sequence[Work], n_vocab: in
         yield Server(served.port, n_vocab)
 
 
+def llama_server_command(program: Path, model: Path, threads: int) -> list[str]:
+    """How llama-server starts, but for its slots and threads."""
+    usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
+    return [str(program), "-m", str(model), *map(str, usual)]
+
+
 @contextmanager
 def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
     """llama.cpp's, whose slots share the context."""
-    usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
-    with server([str(program), "-m", str(model), *map(str, usual), *_server_options(threads, works)]) as served:
+    with server([*llama_server_command(program, model, threads), *_server_options(threads, works)]) as served:
         yield Server(served.port, n_vocab)
 
 

@@ -17,7 +17,7 @@ OURS = {"--cors-origins": "--cors-origin"}
 def main() -> None:
     """Become the server."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for option in (*BOTH, "--hf-repo", "--hf-file", "--model", "--chat-template-file"):
+    for option in (*BOTH, "--model", "--chat-template-file"):
         parser.add_argument(option)
     parser.add_argument("--lora", action="append", default=[])
     parser.add_argument("--embedding", action="store_true")
