@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import peers
-from bench.lib import rounds, synth
+from bench.lib import engines, rounds, synth
 from bench.lib.engines import Work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +102,13 @@ def test_engines_that_fail_are_named_and_left_out(model: Path, tmp_path: Path) -
     assert "unknown type" in errors
     assert "no such option" in errors
     assert "bad model" in errors
+
+
+def test_noise_that_turns_two_runs_round_is_measured_on() -> None:
+    took = iter([0.3, 0.1, 0.1, 0.4])  # the first time one token takes longer than all of them
+    assert engines._in_two(lambda *_: next(took), Work(1, 4, 3), 0) == pytest.approx((0.2, 0.05))
+    assert next(took, None) is None
+    assert engines._in_two(lambda *_: 0.5, Work(1, 4, 3), 0) == (0.5, 0.0)  # and it gives up
 
 
 def test_a_round_whose_difference_is_noise_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
