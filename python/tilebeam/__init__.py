@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream, Stream
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
+    from tilebeam.model.progress_bar import ProgressBar
     from tilebeam.native.chat_prompt import ChatPrompt
     from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
@@ -60,6 +61,7 @@ _HOME = {
     "RequestOutput": "outputs",
     "Usage": "outputs",
     "Progress": "outputs",
+    "ProgressBar": "model.progress_bar",
     "BestOfN": "search.sampled",
     "SelfConsistency": "search.sampled",
     "Adaptive": "search.adaptive",
@@ -122,6 +124,7 @@ __all__ = [
     "OwnReward",
     "PlacementWarning",
     "Progress",
+    "ProgressBar",
     "Rating",
     "Reading",
     "RequestOutput",

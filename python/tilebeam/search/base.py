@@ -2,17 +2,21 @@
 
     result = algorithm.infer(lm, "Question: ...", budget=16)         # one prompt
     results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
+    for i, result in algorithm.completed(lm, prompts, budget=16):    # each as soon as it is complete
 
 Algorithms by name, with options checked: `tilebeam.search.registry`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 from tilebeam.checks import whole
@@ -241,6 +245,7 @@ class Algorithm(ABC, Generic[Result]):
         sampling: SamplingParams | Sequence[SamplingParams] | None = ...,
         progress: ProgressHook | None = ...,
         events: EventHook | None = ...,
+        on_result: Callable[[int, Any], None] | None = ...,
     ) -> list[Result]: ...
     def infer(
         self,
@@ -251,11 +256,94 @@ class Algorithm(ABC, Generic[Result]):
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: ProgressHook | None = None,
         events: EventHook | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
     ) -> Result | list[Result]:
-        """`run` for one prompt or for several: one result for one prompt, a list for a list."""
-        if isinstance(prompt, str):
-            return self.run(lm, [prompt], budget, sampling=sampling, progress=progress, events=events)[0]
-        return self.run(lm, list(prompt), budget, sampling=sampling, progress=progress, events=events)
+        """`run` for one prompt or for several: one result for one prompt, a list for a list.
+
+        Args:
+            on_result: called with a prompt's number and its result as soon as that is complete, as `completed` has
+                them; instead of ``progress`` and ``events``.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if on_result is None:
+            results = self.run(lm, prompts, budget, sampling=sampling, progress=progress, events=events)
+        else:
+            if progress is not None or events is not None:
+                raise TilebeamError("on_result cannot be combined with progress or events.")
+            found = {}
+            for i, result in self.completed(lm, prompts, budget, sampling=sampling):
+                found[i] = result
+                on_result(i, result)
+            results = [found[i] for i in range(len(prompts))]
+        return results[0] if isinstance(prompt, str) else results
+
+    def completed(
+        self,
+        lm: StepGenerator,
+        prompts: Iterable[str],
+        budget: int = BUDGET,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        at_once: int = 8,
+    ) -> Iterator[tuple[int, Result]]:
+        """Search for many prompts and get each one's result as soon as it is complete.
+
+        Each search has a thread of its own, and their calls share batches. Prompts are taken as searches end, so there
+        may be any number of them. Leaving the loop cancels what is not finished.
+
+        Args:
+            lm, budget, sampling: as for `run`.
+            prompts: texts, or an iterator of them.
+            at_once: searches under way at most. Slots stay in use where this times the budget is twice their number.
+                Functions that score or extract are called from that many threads.
+
+        Returns:
+            An iterator of a prompt's number and its result.
+
+        Raises:
+            TilebeamError: by the iterator: as `run`; the number of the prompt is in the error's notes.
+        """
+        whole("at_once", at_once)
+        if sampling is None or isinstance(sampling, SamplingParams):
+            pairs = zip(prompts, repeat(sampling))
+        else:
+            prompts = list(prompts)
+            pairs = zip(prompts, sampling_for(prompts, sampling), strict=True)
+        return self._completed(lm, pairs, budget, at_once)
+
+    def _completed(
+        self, lm: StepGenerator, pairs: Iterator[tuple[str, SamplingParams | None]], budget: int, at_once: int
+    ) -> Iterator[tuple[int, Result]]:
+        cancelled = threading.Event()
+
+        def search(number: int, prompt: str, sampling: SamplingParams | None) -> tuple[int, Result]:
+            def go_on(_: Progress) -> bool:
+                return not cancelled.is_set()
+
+            try:
+                return number, self.run(lm, [prompt], budget, sampling=sampling, progress=go_on)[0]
+            except Exception as error:
+                error.add_note(f"In the search for prompt {number}.")
+                raise
+
+        running: set[Future[tuple[int, Result]]] = set()
+
+        def ended() -> Iterator[tuple[int, Result]]:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            running.difference_update(done)
+            for future in sorted(done, key=lambda f: f.exception() is not None):  # an error loses no result
+                yield future.result()
+
+        with ThreadPoolExecutor(at_once, thread_name_prefix="tilebeam-search") as pool:
+            try:
+                for number, pair in enumerate(pairs):
+                    running.add(pool.submit(search, number, *pair))
+                    if len(running) == at_once:
+                        yield from ended()
+                while running:
+                    yield from ended()
+            finally:
+                cancelled.set()
 
 
 # --- for those who write algorithms -----------------------------------------------------------------------------------
