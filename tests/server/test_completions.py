@@ -253,11 +253,12 @@ def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
 
 def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
     from tilebeam.server.chat import prompt_of
-    from tilebeam.server.requests import Message
+    from tilebeam.server.requests import ChatRequest
 
-    turns = [Message(role="user", content="hi"), Message(role="assistant", content="the </s> number")]
-    text, ids = prompt_of(lm, turns, "chatml", continued=True)
-    before, start = prompt_of(lm, turns[:1], "chatml")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the </s> number"}]
+    body = ChatRequest.model_validate({"messages": turns, "continue_final_message": True})
+    text, ids = prompt_of(lm, body, "chatml")
+    before, start = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
     assert text == before + "the </s> number"
     assert ids[: len(start)] == start
     assert not any(lm.is_control(t) for t in ids[len(start) :])

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
-PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/infill", "/ui")
+PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill", "/ui")
 # Codes of errors with these statuses; 503 is a model's that is not there.
 NAMED = {400, 404, 413, 429, 503}
 QUICK = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])

@@ -24,7 +24,7 @@ from tilebeam.server.admission import ClientGone, Gate
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import Loaded, ModelHost
-from tilebeam.server.requests import ChatRequest, Message
+from tilebeam.server.requests import ChatRequest
 from tilebeam.server.responses import TokenLedger, token_text
 from tilebeam.server.searches import Questions
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -54,9 +54,10 @@ PIECES = st.sampled_from(
 CONTENT = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda text: text.strip() != "")
 
 
-def turns(*contents: str) -> list[Message]:
+def turns(*contents: str) -> ChatRequest:
     roles = ["user", "assistant"]
-    return [Message(role=roles[i % 2], content=text) for i, text in enumerate(contents)]  # type: ignore[arg-type]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return ChatRequest.model_validate({"messages": messages})
 
 
 def controls(lm: LM, ids: list[int]) -> list[int]:

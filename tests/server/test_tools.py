@@ -164,7 +164,7 @@ TALK: Any = [
 
 def prompt(lm: LM, template: str, **fields: Any) -> tuple[str, list[int]]:
     body = ChatRequest.model_validate({"messages": TALK, "tools": TOOLS} | fields)
-    return chat.prompt_of(lm, body.messages, template, tools=body.tools or ())
+    return chat.prompt_of(lm, body, template)
 
 
 def test_a_template_that_knows_tools_gets_them(lm: LM) -> None:

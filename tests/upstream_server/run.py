@@ -41,6 +41,8 @@ def prepare(folder: Path) -> None:
     if not tests.is_dir():
         sys.exit(f"{tests} is missing: make lint fetches llama-cpp-python {release}'s sources")
     shutil.copytree(tests / "unit", folder / "unit")
+    # Tests name templates from where they lie in llama.cpp.
+    shutil.copytree(sources / "models" / "templates", folder.parents[2] / "models" / "templates")
     shutil.copy(tests / "utils.py", folder)
     (folder / "wget.py").write_text("def download(*_, **__):\n    raise OSError('no downloads here')\n")
     (folder / "conftest.py").write_text(
@@ -63,7 +65,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     print("| file | pass | of |\n| --- | ---: | ---: |")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name, "tools", "server", "tests")
+        folder.mkdir(parents=True)
         prepare(folder)
         environment = os.environ | {
             "LLAMA_SERVER_BIN_PATH": str(HERE / "serve.py"),

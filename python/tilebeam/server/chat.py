@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
@@ -13,23 +12,18 @@ from tilebeam.server.tools import turns_of
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
-    from tilebeam.server.requests import Message, Tool
+    from tilebeam.server.requests import ChatRequest
 
 
-def prompt_of(
-    lm: LM,
-    messages: Sequence[Message],
-    template: str | None = None,
-    *,
-    continued: bool = False,
-    tools: Sequence[Tool] = (),
-) -> tuple[str, list[int]]:
+def prompt_of(lm: LM, body: ChatRequest, template: str | None = None) -> tuple[str, list[int]]:
     """Text and tokens of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
     """
-    turns, told = turns_of(messages, tools, template or lm.chat_template or "")
+    tools = (body.tools or ()) if body.calls else ()
+    turns, told = turns_of(body.messages, tools, template or lm.chat_template or "")
+    continued = bool(body.continue_final_message)
     try:
         prompt = lm.chat_prompt(turns, template=template, continue_final_message=continued, tools=told)
         return prompt.text, prompt.token_ids

@@ -163,10 +163,7 @@ class Service:
         params = self._params(body, body.limit(self.settings.max_tokens), body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
-            continued = bool(body.continue_final_message)
-            text, ids = chat.prompt_of(
-                lm, body.messages, template, continued=continued, tools=(body.tools or ()) if body.calls else ()
-            )
+            text, ids = chat.prompt_of(lm, body, template)
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 

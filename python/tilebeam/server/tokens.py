@@ -1,4 +1,5 @@
-"""Between texts and tokens, and what is served: /tokenize, /detokenize and /props, in llama-server's form."""
+"""Between texts, chats and tokens, and what is served: /tokenize, /detokenize, /apply-template and /props, in
+llama-server's form."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
+from tilebeam.server import chat
 from tilebeam.server.models import Models
 from tilebeam.server.prompts import check_tokens
-from tilebeam.server.requests import Strict, Text
+from tilebeam.server.requests import ChatRequest, Strict, Text
 from tilebeam.server.responses import Json, dumped
 from tilebeam.server.service import Service
 
@@ -64,6 +66,17 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
         """The text of tokens, control tokens spelled out."""
         async with models.of(body.model).host.using() as loaded:
             return await asyncio.to_thread(lambda: _answer(_detokenized(loaded.lm, body)))
+
+    @app.post("/apply-template", response_model=None)
+    async def apply_template(body: ChatRequest) -> Response:
+        """The prompt that a chat's messages and functions make; nothing is generated."""
+        service = models.of(body.model)
+        async with service.host.using() as loaded:
+
+            def prompt() -> Response:
+                return _answer({"prompt": chat.prompt_of(loaded.lm, body, service.settings.chat_template)[0]})
+
+            return await asyncio.to_thread(prompt)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
