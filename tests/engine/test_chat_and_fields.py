@@ -153,3 +153,25 @@ def test_texts_match_a_regular_expression(lm: LM) -> None:
 def test_what_no_grammar_can_keep_is_refused(lm: LM, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(TilebeamError, match=reason):
         lm.generate(PROMPT, **fields)
+
+
+THINKING = (
+    """{% for m in messages %}{{ m.content }}{% endfor %}|{% if not enable_thinking %}</think>{% endif %}{{ tone }}"""
+)
+
+
+def test_variables_of_a_template(lm: LM) -> None:
+    def text(**fields: Any) -> str:
+        return lm.chat_prompt([{"role": "user", "content": "hi"}], template=THINKING, **fields).text
+
+    assert text() == "hi|"  # thinking is on, as in llama.cpp
+    assert text(chat_template_kwargs={"enable_thinking": False, "tone": "kind"}) == "hi|</think>kind"
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
+    more: dict[str, Any] = {"continue_final_message": True, "chat_template_kwargs": {"tone": "kind"}}
+    assert lm.chat_prompt(said, template=THINKING, **more).text == "hi|kindso"
+    with pytest.raises(TilebeamError, match="cannot set bos_token, messages"):
+        text(chat_template_kwargs={"messages": [], "bos_token": ""})
+    with pytest.raises(TilebeamError, match="control token"):
+        text(chat_template_kwargs={"tone": ["</s>"]})
+    with pytest.raises(TilebeamError, match="'chatml' has no variables"):
+        lm.chat(said, template="chatml", chat_template_kwargs={"enable_thinking": False})

@@ -60,6 +60,20 @@ def turns(*contents: str) -> ChatRequest:
     return ChatRequest.model_validate({"messages": messages})
 
 
+def test_variables_of_a_template(lm: LM) -> None:
+    def prompt(fields: dict[str, Any], template: str) -> str:
+        body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
+        return chat.prompt_of(lm, body, template)[0]
+
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}</think>{% endif %}"
+    assert prompt({}, template) == "hi"
+    assert prompt({"chat_template_kwargs": {"enable_thinking": False}}, template) == "hi</think>"
+    for variables, name in (({"tools": []}, template), ({"a": 1}, "chatml")):
+        with pytest.raises(ApiError) as caught:
+            prompt({"chat_template_kwargs": variables}, name)
+        assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs")
+
+
 def controls(lm: LM, ids: list[int]) -> list[int]:
     return [t for t in ids if lm.is_control(t)]
 

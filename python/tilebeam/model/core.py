@@ -222,6 +222,7 @@ class Core:
         template: str | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """The prompt of a conversation, for `generate`, `stream` and the like; `chat` makes and answers one.
 
@@ -233,13 +234,21 @@ class Core:
             template: see `apply_chat_template`.
             continue_final_message: the last message is the assistant's, and is continued.
             tools: functions, as OpenAI's API describes them, that the template tells the model of.
+            chat_template_kwargs: variables of the template, like {"enable_thinking": False}, which is true otherwise.
 
         Raises:
             TilebeamError: as `apply_chat_template`.
         """
         with self._dispatcher.using():
-            vocab, templates = self._model.vocab, self._templates
-            return prompt_of(vocab, templates, messages, template, continued=continue_final_message, tools=tools)
+            return prompt_of(
+                self._model.vocab,
+                self._templates,
+                messages,
+                template,
+                continued=continue_final_message,
+                tools=tools,
+                variables=chat_template_kwargs,
+            )
 
     # --- facts ------------------------------------------------------------------------------------------------------
 

@@ -153,6 +153,7 @@ class Generating(Core):
         *,
         template: str | None = None,
         continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: ProgressHook | None = None,
         **fields: Any,
     ) -> RequestOutput:
@@ -161,13 +162,18 @@ class Generating(Core):
             lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).outputs[0].text
 
         Args:
-            messages, template, continue_final_message: see `chat_prompt`.
+            messages, template, continue_final_message, chat_template_kwargs: see `chat_prompt`.
             sampling, progress, fields: as for `generate`.
 
         Raises:
             TilebeamError: as `chat_prompt` and `generate`.
         """
-        prompt = self.chat_prompt(messages, template=template, continue_final_message=continue_final_message)
+        prompt = self.chat_prompt(
+            messages,
+            template=template,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self.generate([prompt], sampling, progress=progress, **fields)[0]
 
     def _fill(

@@ -43,6 +43,7 @@ def prompt_of(
     *,
     continued: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
     """The prompt of a chat, up to where the assistant speaks.
 
@@ -52,25 +53,26 @@ def prompt_of(
         template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         continued: the last message is the beginning of what the assistant says.
         tools: functions that the template tells the model of.
+        variables: of the template, like {"enable_thinking": False}.
 
     Raises:
         MessagesRefused: a message is none, or the template does not take them.
-        ControlTokensInMessage: see there.
+        ControlTokensInMessage, VariablesRefused: see there.
         TilebeamError: there is no template, or it cannot be run.
     """
     _check(messages)
     if continued:
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
-        before = prompt_of(vocab, templates, messages[:-1], template, tools=tools)
+        before = prompt_of(vocab, templates, messages[:-1], template, tools=tools, variables=variables)
         return _continued(vocab, before, messages[-1]["content"])
 
     def render(contents: Sequence[str]) -> str:
         turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
-        return templates.apply(turns, True, template, tools)
+        return templates.apply(turns, True, template, tools, variables)
 
     others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
-    _check_others(vocab, [*tools, *others])
+    _check_others(vocab, [*tools, *others, variables or {}])
     contents = [m["content"] for m in messages]
     text = render(contents)
     if not any(_has_control(vocab, content) for content in contents):
@@ -95,13 +97,13 @@ def prompt_of(
 
 
 def _check_others(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ControlTokensInMessage` for one in a function, or in what a message has besides its content (a call, a
-    name ..): templates write these in ways of their own."""
+    """Raise `ControlTokensInMessage` for one in a function, in a variable, or in what a message has besides its content
+    (a call, a name ..): templates write these in ways of their own."""
     text = "\n".join(dict.fromkeys(_strings(given)))
     if text and _has_control(vocab, text):
         raise ControlTokensInMessage(
-            "A function, a call in a message, or another field of a message than its content contains a control token "
-            "of this model."
+            "A function, a variable of the template, a call in a message, or another field of a message than its "
+            "content contains a control token of this model."
         )
 
 

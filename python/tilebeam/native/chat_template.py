@@ -13,9 +13,20 @@ from typing import Any
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Vocab, apply_builtin_template, builtin_template_names
 
+# Variables that llama.cpp sets where nothing else is asked for: some templates close a model's thoughts before it has
+# begun with them unless this is set.
+_DEFAULTS = {"enable_thinking": True}
+# What templates find set by the chat.
+_OWN = {"messages", "tools", "functions", "function_call", "tool_choice", "bos_token", "eos_token"}
+_OWN |= {"add_generation_prompt", "raise_exception", "strftime_now"}
+
 
 class MessagesRefused(TilebeamError):
     """A template that says itself that it does not take these messages."""
+
+
+class VariablesRefused(TilebeamError):
+    """Variables that this template cannot be given."""
 
 
 def check_template(template: str) -> None:
@@ -53,6 +64,7 @@ class ChatTemplates:
         add_assistant: bool,
         template: str | None,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation.
 
@@ -61,9 +73,11 @@ class ChatTemplates:
             add_assistant: end where the assistant speaks.
             template: Jinja, or the name of one of llama.cpp's; None: the model's own.
             tools: functions that the template tells the model of.
+            variables: of the template, beside those of every chat.
 
         Raises:
             MessagesRefused: the template does not take these messages.
+            VariablesRefused: nor these variables.
             TilebeamError: there is no template, or it cannot be run.
         """
         template = template or self.own
@@ -72,8 +86,12 @@ class ChatTemplates:
         if template in builtin_template_names():
             if tools:
                 raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
+            if variables:
+                raise VariablesRefused(f"llama.cpp's template {template!r} has no variables: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
-        text = _rendered(self._formatter(template, add_assistant), messages, tools)
+        if taken := _OWN & set(variables or ()):
+            raise VariablesRefused(f"chat_template_kwargs cannot set {', '.join(sorted(taken))}: the chat sets it.")
+        text = _rendered(self._formatter(template, add_assistant), messages, tools, _DEFAULTS | dict(variables or {}))
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
 
     def _formatter(self, template: str, add_assistant: bool) -> Any:
@@ -102,9 +120,14 @@ def _compiled(template: str, bos: str, eos: str, add_assistant: bool) -> Any:
         ) from None
 
 
-def _rendered(formatter: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+def _rendered(
+    formatter: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> str:
     try:
-        return str(formatter(messages=[dict(m) for m in messages], tools=[*tools] or None).prompt)
+        return str(formatter(messages=[dict(m) for m in messages], tools=[*tools] or None, **variables).prompt)
     except ValueError as error:  # what raise_exception raises
         raise MessagesRefused(f"The chat template does not take these messages: {error}") from None
     except Exception as error:  # whatever an expression of a template runs into, the sandbox among it

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native.chat_prompt import ControlTokensInMessage
-from tilebeam.native.chat_template import MessagesRefused
+from tilebeam.native.chat_template import MessagesRefused, VariablesRefused
 from tilebeam.server.errors import bad_request
 from tilebeam.server.tools import turns_of
 
@@ -25,10 +25,18 @@ def prompt_of(lm: LM, body: ChatRequest, template: str | None = None) -> tuple[s
     turns, told = turns_of(body.messages, tools, template or lm.chat_template or "")
     continued = bool(body.continue_final_message)
     try:
-        prompt = lm.chat_prompt(turns, template=template, continue_final_message=continued, tools=told)
+        prompt = lm.chat_prompt(
+            turns,
+            template=template,
+            continue_final_message=continued,
+            tools=told,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
         return prompt.text, prompt.token_ids
     except MessagesRefused as error:
         raise bad_request(f"messages: {error}", param="messages", code="invalid_value") from None
+    except VariablesRefused as error:
+        raise bad_request(str(error), param="chat_template_kwargs", code="invalid_value") from None
     except ControlTokensInMessage as error:
         raise bad_request(str(error), param="messages", code="control_tokens_in_message") from None
     except TilebeamError as error:

@@ -479,6 +479,7 @@ class ChatRequest(Generation):
     # Named as vLLM names them:
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[Label, Any] | None = Field(None, max_length=64)
 
     @field_validator("logprobs", mode="before")
     @classmethod
