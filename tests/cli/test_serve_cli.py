@@ -215,9 +215,11 @@ def test_prompts_outlast_the_server(start: Callable[..., Process], tmp_path: Pat
 def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\n two \n")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %} {{ tone }}"
     one = start(
         *("--device", "cpu", "--alias", "first, second", "--api-key", "three", "--api-key-file", str(keys), "-n", "3"),
-        *("--temp", "0", "--chat-template", "llama2", "--max-samples", "2", "--max-body", "1000"),
+        *("--temp", "0", "--chat-template", template, "--chat-template-kwargs", '{"tone": "is"}'),
+        *("--max-samples", "2", "--max-body", "1000"),
         TILEBEAM_API_KEY="four",
     )
     first_turn: Any = [{"role": "user", "content": "the question is how many"}]
@@ -227,6 +229,10 @@ def test_options_reach_the_server(start: Callable[..., Process], tmp_path: Path)
     assert [u.prompt_tokens_details.cached_tokens for u in cached] == [0, cached[0].prompt_tokens - 1]
     for key in ("one", "two", "three", "four"):
         assert [m.id for m in one.client(api_key=key).models.list().data] == ["first", "second"]
+    for own, tone in (({}, "is"), ({"chat_template_kwargs": {"tone": "was"}}, "was")):
+        asked = {"model": "first", "messages": first_turn} | own
+        made = httpx.post(f"{one.url}/apply-template", json=asked, headers={"authorization": "Bearer one"}, timeout=60)
+        assert made.json() == {"prompt": f"the question is how many {tone}"}
     client = one.client(api_key="one")
     with pytest.raises(openai.AuthenticationError):
         one.client(api_key="five").models.list()
@@ -267,6 +273,10 @@ def test_what_cannot_be_served_is_one_sentence(path: Path, tmp_path: Path) -> No
     assert "Cannot listen on 192.0.2.1" in failing("-m", str(path), "--host", "192.0.2.1", "--port", "0")
     assert "'nosuch'" in (said := failing("-m", str(path), "--port", "0", "--chat-template", "nosuch"))
     assert "chatml, " in said
+    for variables in ("{", "[1]", "1"):
+        assert "must be a JSON object" in failing("-m", str(path), "--port", "0", "--chat-template-kwargs", variables)
+    taken = ("-m", str(path), "--port", "0", "--chat-template", "chatml", "--chat-template-kwargs", '{"a": 1}')
+    assert "'chatml' has no variables" in failing(*taken)
     assert "--devices: for the NPU only" in failing("-m", str(path), "--device", "cpu", "--devices", "2")
     assert "use --prm or --orm" in failing("-m", str(path), "--reward-tag", "x")
     (tmp_path / "keys").write_text("\n")

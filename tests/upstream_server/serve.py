@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Options with a value that both servers have; the others of llama-server's are left out.
 BOTH = ("--host", "--port", "--alias", "--ctx-size", "--parallel", "--temp", "--n-predict", "--api-key", "-ctk", "-ctv")
-BOTH += ("--chat-template", "--cors-origins", "--models-max")
+BOTH += ("--chat-template", "--chat-template-kwargs", "--cors-origins", "--models-max")
 OURS = {"--cors-origins": "--cors-origin"}
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for option in (*BOTH, "--model", "--chat-template-file"):
         parser.add_argument(option)
+    parser.add_argument("--reasoning")
     parser.add_argument("--lora", action="append", default=[])
     parser.add_argument("--embedding", action="store_true")
     parser.add_argument("--reranking", action="store_true")
@@ -34,6 +35,8 @@ def main() -> None:
         command += ["--chat-template", Path(given["chat_template_file"]).read_text()]
     elif not given["chat_template"]:
         command += ["--chat-template", "chatml"]  # as llama-server, where a model has none
+    if given["reasoning"] == "off":
+        command += ["--chat-template-kwargs", '{"enable_thinking": false}']
     for adapter in given["lora"]:
         command += ["--lora", adapter]
     os.execv(sys.executable, command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,13 @@ def serve(
             help="A Jinja template, or the name of one of llama.cpp's (chatml, llama3 ..); default: the model's.",
         ),
     ] = None,
+    chat_template_kwargs: Annotated[
+        str,
+        typer.Option(
+            "--chat-template-kwargs",
+            help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'. A request's own come first.",
+        ),
+    ] = "{}",
     cache_prompt: Annotated[
         bool,
         typer.Option(
@@ -194,8 +202,9 @@ def serve(
 
     spec = reward_model.read()
     arguments, adapters = run.arguments(), lora.adapters()
+    variables = _variables(chat_template_kwargs)
     if chat_template is not None:
-        check_template(chat_template)  # refused now, not in every answer
+        check_template(chat_template, variables)  # refused now, not in every answer
     settings = Settings(
         host=host,
         port=port,
@@ -207,6 +216,7 @@ def serve(
         sampling=SamplingParams(**drawing.fields()),
         max_tokens=n_predict,
         chat_template=chat_template,
+        chat_template_kwargs=variables,
         cors_origins=tuple(cors_origin or ()),
         shutdown_seconds=shutdown,
         models_max=models_max,
@@ -232,6 +242,16 @@ def serve(
     if replicas is not None:
         raise TilebeamError("--replicas are processes on a Ray cluster: give its address with --ray.")
     process.serve(served, settings, ready=_say_ready, verbose=verbose)
+
+
+def _variables(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')
+    return given
 
 
 def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Settings, replicas: int) -> None:

@@ -29,8 +29,9 @@ class VariablesRefused(TilebeamError):
     """Variables that this template cannot be given."""
 
 
-def check_template(template: str) -> None:
-    """Raise `TilebeamError` unless this is a template or the name of one."""
+def check_template(template: str, variables: Mapping[str, Any]) -> None:
+    """Raise `TilebeamError` unless this is a template, or the name of one, that takes these variables."""
+    _check_variables(template, variables)
     if template not in builtin_template_names():
         _compiled(template, "", "", True)
 
@@ -83,14 +84,11 @@ class ChatTemplates:
         template = template or self.own
         if template is None:
             raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
+        _check_variables(template, variables or {})
         if template in builtin_template_names():
             if tools:
                 raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
-            if variables:
-                raise VariablesRefused(f"llama.cpp's template {template!r} has no variables: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
-        if taken := _OWN & set(variables or ()):
-            raise VariablesRefused(f"chat_template_kwargs cannot set {', '.join(sorted(taken))}: the chat sets it.")
         text = _rendered(self._formatter(template, add_assistant), messages, tools, _DEFAULTS | dict(variables or {}))
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
 
@@ -100,6 +98,13 @@ class ChatTemplates:
             if key not in self._known:
                 self._known[key] = _compiled(template, self._bos, self._eos, add_assistant)
             return self._known[key]
+
+
+def _check_variables(template: str, variables: Mapping[str, Any]) -> None:
+    if variables and template in builtin_template_names():
+        raise VariablesRefused(f"llama.cpp's template {template!r} has no variables: give a Jinja template.")
+    if taken := _OWN & set(variables):
+        raise VariablesRefused(f"chat_template_kwargs cannot set {', '.join(sorted(taken))}: the chat sets it.")
 
 
 def _compiled(template: str, bos: str, eos: str, add_assistant: bool) -> Any:

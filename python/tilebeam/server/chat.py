@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native.chat_prompt import ControlTokensInMessage
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
     from tilebeam.server.requests import ChatRequest
 
 
-def prompt_of(lm: LM, body: ChatRequest, template: str | None = None) -> tuple[str, list[int]]:
+def prompt_of(
+    lm: LM, body: ChatRequest, template: str | None = None, variables: Mapping[str, Any] | None = None
+) -> tuple[str, list[int]]:
     """Text and tokens of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
+
+    Args:
+        template, variables: what the server was started with; the request's variables come first.
 
     Raises:
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
@@ -30,7 +36,7 @@ def prompt_of(lm: LM, body: ChatRequest, template: str | None = None) -> tuple[s
             template=template,
             continue_final_message=continued,
             tools=told,
-            chat_template_kwargs=body.chat_template_kwargs,
+            chat_template_kwargs={**(variables or {}), **(body.chat_template_kwargs or {})},
         )
         return prompt.text, prompt.token_ids
     except MessagesRefused as error:

@@ -159,11 +159,10 @@ class Service:
         Raises:
             ApiError: what is wrong.
         """
-        template = self.settings.chat_template
         params = self._params(body, body.limit(self.settings.max_tokens), body.logprobs, body.top_logprobs or 0)
 
         def prompts(lm: LM) -> list[Prompt]:
-            text, ids = chat.prompt_of(lm, body, template)
+            text, ids = chat.prompt_of(lm, body, self.settings.chat_template, self.settings.chat_template_kwargs)
             asked = [m.text for m in body.messages if m.role == "user"]
             return [Prompt(text, ids, asked[-1] if asked else text)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.sampling_params import SamplingParams
@@ -22,6 +24,7 @@ class Settings:
         sampling: temperature, top_k, top_p, min_p and repeat_penalty of requests that do not say.
         max_tokens: of chats that do not say; None: until the context is full.
         chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
+        chat_template_kwargs: variables of the template, for requests that do not set them.
         cors_origins: web pages that may ask from a browser.
         shutdown_seconds: that running requests get to end.
         models_max: models that are loaded at the same time; None: all.
@@ -38,6 +41,7 @@ class Settings:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()
     shutdown_seconds: float = 30.0
     models_max: int | None = None

@@ -74,7 +74,9 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
         async with service.host.using() as loaded:
 
             def prompt() -> Response:
-                return _answer({"prompt": chat.prompt_of(loaded.lm, body, service.settings.chat_template)[0]})
+                own = service.settings
+                text, _ = chat.prompt_of(loaded.lm, body, own.chat_template, own.chat_template_kwargs)
+                return _answer({"prompt": text})
 
             return await asyncio.to_thread(prompt)
 
