@@ -21,6 +21,7 @@ from server_kit import HI, PATIENCE, Running, idle, running, until  # noqa: E402
 
 POSTS = ("completions", "chat/completions", "responses", "embeddings", "rerank", "score")
 PATHS = (*(f"/v1/{name}" for name in POSTS), "/tokenize", "/detokenize", "/apply-template", "/infill", "/ui")
+PATHS += ("/lora-adapters",)
 # Codes of errors with these statuses; 503 is a model's that is not there.
 NAMED = {400, 404, 413, 429, 503}
 QUICK = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
@@ -127,6 +128,20 @@ def test_every_answer_is_a_named_one(hasty: Running, where: str) -> None:
         fuzz()
     assert 400 in statuses
     until(lambda: idle(hasty))
+
+
+@pytest.mark.parametrize("where", ["/props", "/tokenizer_info", "/lora-adapters", "/v1/models"])
+def test_names_of_models_in_an_address(hasty: Running, where: str) -> None:
+    with httpx.Client(base_url=hasty.url, timeout=PATIENCE) as client:
+
+        @settings(QUICK, max_examples=25)
+        @given(WORDS | st.text(max_size=20))
+        def fuzz(name: str) -> None:
+            answer = client.get(where, params={"model": name})
+            assert answer.status_code == (200 if name == "tiny" or where == "/v1/models" else 404), answer.text
+            assert answer.status_code == 200 or answer.json()["error"]["code"] == "model_not_found"
+
+        fuzz()
 
 
 def _resolved(schema: Any, root: Any) -> Any:
