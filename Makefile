@@ -8,6 +8,7 @@
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
 #   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
+#   make test-clients      the server and the harness adapter with other people's clients, in build/clients (ten minutes)
 #   make wheel             dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)
@@ -34,9 +35,14 @@ BENCH_ARGS ?=
 DATA ?=
 REAL_ARGS ?=
 
+# Tests that say more where the extra clients is installed.
+CLIENT_TESTS := $(addprefix tests/,$(addprefix server/test_,frameworks.py tools.py echo.py fuzz.py other_libraries.py) evaluation/test_harness.py)
+
 # For the Hexagon build and its emulator, the fuzz target, and the aarch64 kernels. Without them those tests are skipped
 # and say which package they miss.
 EXTRAS := clang-19 lld-19 llvm-19 libclang-rt-19-dev libc++-19-dev qemu-user g++-aarch64-linux-gnu
+# For tests of pages in a browser; Ubuntu has none as a package.
+BROWSER := chromium-headless-shell
 
 NATIVE := $(shell find CMakeLists.txt backend ggml_ext tests/fuzz tests/native tests/hexagon -name '*.[ch]' -o -name '*.cpp' -o -name '*.txt' -o -name '*.cmake')
 SANITIZE_LIBS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
@@ -47,7 +53,7 @@ quietly = log=$$(mktemp); if ! ( $(1) ) >"$$log" 2>&1; then cat "$$log"; rm -f "
 # An optional dependency group of pyproject.toml, as arguments of pip.
 extra = $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["$(1)"])')
 
-.PHONY: help demo test test-quick test-versions test-replicas lint format wheel bench real clean check setup extras
+.PHONY: help demo test test-quick test-versions test-replicas test-clients lint format wheel bench real clean check setup extras
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -111,6 +117,8 @@ extras:
 	@command -v apt-get >/dev/null || { echo "No apt-get here. Install by other means: $(EXTRAS)"; exit 1; }
 	@dpkg --verify $(EXTRAS) 2>/dev/null || \
 	  { apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(EXTRAS); }
+	@dpkg --verify $(BROWSER) 2>/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(BROWSER) || \
+	  echo "== without $(BROWSER): the tests of pages in a browser are skipped"
 
 # --- what people run ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +154,17 @@ test-replicas: $(VENV)/.tilebeam
 	@$(call quietly,$(PIP) install $(call extra,replicas))
 	@echo "== several replicas behind one address"
 	@$(BIN)/pytest tests/server/test_replicas.py $(PYTEST_ARGS)
+
+# An environment of their own on top of .venv: they bring other versions of what Tilebeam uses. One after the other,
+# because pip finds no set of versions that suits all of them.
+test-clients: $(VENV)/.tilebeam
+	@echo "== installing clients into build/clients: $(call extra,clients)"
+	@$(PYTHON) -m venv build/clients
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > "$$(build/clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tilebeam-venv.pth"
+	@$(call quietly,for p in $(call extra,clients); do build/clients/bin/python -m pip --disable-pip-version-check install "$$p" || exit 1; done)
+	@echo "== the tests of clients"
+	@build/clients/bin/python -m pytest $(CLIENT_TESTS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.tilebeam $(VENV)/.lint
 	@echo "== ruff, mypy, clang-format"

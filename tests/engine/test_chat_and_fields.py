@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import datetime
 from typing import Any
 
 import jsonschema
@@ -158,6 +159,19 @@ def test_what_no_grammar_can_keep_is_refused(lm: LM, fields: dict[str, Any], rea
 THINKING = (
     """{% for m in messages %}{{ m.content }}{% endfor %}|{% if not enable_thinking %}</think>{% endif %}{{ tone }}"""
 )
+
+
+def test_templates_know_the_date(lm: LM) -> None:
+    """As llama.cpp's do: Llama 3's say a day of 2024 otherwise."""
+    template = "{% if date_string is defined %}{{ date_string }}|{{ datetime }}{% endif %}"
+
+    def text(**fields: Any) -> str:
+        return lm.chat_prompt([{"role": "user", "content": "hi"}], template=template, **fields).text
+
+    form = "%d %b %Y|%b %d %Y"
+    before = datetime.now()
+    assert text() in (before.strftime(form), datetime.now().strftime(form))
+    assert text(chat_template_kwargs={"date_string": "one day", "datetime": ""}) == "one day|"
 
 
 def test_variables_of_a_template(lm: LM) -> None:

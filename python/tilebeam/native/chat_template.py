@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Vocab, apply_builtin_template, builtin_template_names
 
-# Variables that llama.cpp sets where nothing else is asked for: some templates close a model's thoughts before it has
-# begun with them unless this is set.
-_DEFAULTS = {"enable_thinking": True}
 # What templates find set by the chat.
 _OWN = {"messages", "tools", "functions", "function_call", "tool_choice", "bos_token", "eos_token"}
 _OWN |= {"add_generation_prompt", "raise_exception", "strftime_now"}
@@ -89,7 +87,7 @@ class ChatTemplates:
             if tools:
                 raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
-        text = _rendered(self._formatter(template, add_assistant), messages, tools, _DEFAULTS | dict(variables or {}))
+        text = _rendered(self._formatter(template, add_assistant), messages, tools, _defaults() | dict(variables or {}))
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
 
     def _formatter(self, template: str, add_assistant: bool) -> Any:
@@ -98,6 +96,13 @@ class ChatTemplates:
             if key not in self._known:
                 self._known[key] = _compiled(template, self._bos, self._eos, add_assistant)
             return self._known[key]
+
+
+def _defaults() -> dict[str, Any]:
+    """Variables that llama.cpp sets where nothing else is asked for (common/chat.cpp): some templates close a model's
+    thoughts before it has begun with them without the first, and some say a day of 2024 without the date."""
+    today = datetime.now()
+    return {"enable_thinking": True, "date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
 
 
 def _check_variables(template: str, variables: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -31,7 +31,9 @@ _UNIONS = {
     "stop": "must be a text or a list of texts",
     "content": 'must be a text or a list of parts {"type": "text", "text": ..}; there are no images and no audio',
     "schema": "must be a JSON schema",
-    "input": "must be a text or a list of messages, function_call and function_call_output items",
+    "input": "must be a text or a list: of messages, function_call and function_call_output items for a response; of "
+    "texts, of token ids or of lists of them for embeddings",
+    "texts": "must be a text or a list of texts",
 }
 
 
@@ -106,7 +108,9 @@ def from_exception(error: BaseException) -> ApiError:
 
 def from_validation(error: RequestValidationError | ValidationError) -> ApiError:
     """The first thing that is wrong with a body, named as OpenAI names it."""
-    first: Mapping[str, Any] = error.errors()[0]
+    errors: Sequence[Mapping[str, Any]] = error.errors()
+    # Of a list that is too long, the other types that a field takes say what it is not.
+    first = next((e for e in errors if e["type"] == "too_long" and e["loc"][:2] == errors[0]["loc"][:2]), errors[0])
     where = [part for part in first["loc"] if part != "body"]
     # Where a field takes several types, the path goes on with the name of the type that was tried.
     tried = next((i for i, part in enumerate(where) if isinstance(part, str) and not part.isidentifier()), len(where))
@@ -120,7 +124,7 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
     if kind == "missing":
         what = f"a value for {param}" if param else "a JSON object as its body (content-type: application/json)"
         return bad_request(f"The request needs {what}.", param=param, code="missing_required_parameter")
-    if several and kind != "value_error":
+    if several and kind not in ("value_error", "too_long"):
         takes = _UNIONS.get(str(where[-1]), "has a wrong type")
         return bad_request(f"{param}: {takes}.", param=param, code="invalid_value")
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
