@@ -8,7 +8,7 @@
 #   make format            let ruff and clang-format rewrite
 #   make test-versions     every release of llama-cpp-python that Tilebeam is made for (an hour; compiles each of them once)
 #   make test-replicas     `tilebeam serve --ray` with two replicas on a local Ray (installs Ray Serve; two minutes)
-#   make test-clients      the server and the harness adapter with other people's clients, in build/clients (ten minutes)
+#   make test-clients      the server and the harness adapter with other people's clients, in build/clients (five minutes)
 #   make wheel             dist/*.whl for x86-64 and aarch64, with plugins for all releases of llama-cpp-python
 #   make extras            install what some tests need beyond a C++ compiler (Debian packages; as root)
 #   make clean             remove build outputs (.venv and the fetched ggml source stay)

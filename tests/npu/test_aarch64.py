@@ -1,11 +1,14 @@
 """The NEON and i8mm kernels against the portable ones, cross-compiled and run under emulation.
 
-Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. On an aarch64 machine test_gemm.py,
-test_attention.py and test_vector_ops.py cover the same kernels, and more, natively.
+Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. Where zig is (`make wheel` installs it), what
+it compiles for the wheel is run as well. On an aarch64 machine test_gemm.py, test_attention.py and test_vector_ops.py
+cover the same kernels, and more, natively.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +31,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="module", params=["gcc", "zig"])
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each program of tests/native that compares kernel sets, by name, with all sets linked in."""
     folder = tmp_path_factory.mktemp("aarch64")
+    compiler, static = str(COMPILER), ["-static"]
+    if request.param == "zig":
+        if importlib.util.find_spec("ziglang") is None:
+            pytest.skip("zig is not installed (extra wheel)")
+        wheel = runpy.run_path(str(ROOT / "backend" / "cmake" / "wheel.py"))
+        compiler, static = wheel["compilers"]("aarch64", folder)["CXX"], []  # zig has no static glibc
     fast = [source for isa in FLAGS for source in sorted((KERNELS / isa).glob("*.cpp"))]
     sources = [
         *PROGRAMS,
@@ -48,7 +57,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         language = ["-x", "c", "-std=c11"] if source.suffix == ".c" else ["-std=c++17"]
         isa = FLAGS[source.parent.name] if source in fast else []
         options = ["-O2", "-ffp-contract=off", *language, *isa, *includes]
-        command = [str(COMPILER), *options, "-c", str(source), "-o", target]
+        command = [compiler, *options, "-c", str(source), "-o", target]
         subprocess.run(command, check=True)
         return target
 
@@ -58,7 +67,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for main, source in zip(objects, PROGRAMS, strict=False):
         linked[source.stem] = folder / source.stem
         libraries = objects[len(PROGRAMS) :]
-        command = [str(COMPILER), "-static", main, *libraries, "-o", str(linked[source.stem]), "-pthread"]
+        command = [compiler, *static, main, *libraries, "-o", str(linked[source.stem]), "-pthread"]
         subprocess.run(command, check=True)
     return linked
 
@@ -66,7 +75,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("name", [source.stem for source in PROGRAMS])
 def test_kernels_agree_with_portable(programs: dict[str, Path], name: str, cpu: str) -> None:
-    command = [str(EMULATOR), "-cpu", cpu, str(programs[name])]
+    command = [str(EMULATOR), "-L", "/usr/aarch64-linux-gnu", "-cpu", cpu, str(programs[name])]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     checked = {line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": checked")}
