@@ -1,8 +1,8 @@
 """The NEON and i8mm kernels against the portable ones, cross-compiled and run under emulation.
 
-Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. Where zig is (`make wheel` installs it), what
-it compiles for the wheel is run as well. On an aarch64 machine test_gemm.py, test_attention.py and test_vector_ops.py
-cover the same kernels, and more, natively.
+Skipped where Debian's g++-aarch64-linux-gnu or qemu-user is not installed. Where zig is (`make wheel` installs it),
+what it compiles for the wheel is run as well. On an aarch64 machine test_gemm.py, test_attention.py and
+test_vector_ops.py cover the same kernels, and more, natively.
 """
 
 from __future__ import annotations

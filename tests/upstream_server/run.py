@@ -70,6 +70,7 @@ def main() -> int:
         prepare(folder)
         environment = os.environ | {
             "LLAMA_SERVER_BIN_PATH": str(HERE / "serve.py"),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # of serve.py's Python
             "TILEBEAM_UPSTREAM_MODELS": str(folder / "models"),
         }
         for file in options.files:
