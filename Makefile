@@ -189,7 +189,7 @@ real: $(VENV)/.tilebeam
 	@echo "== real models on real benchmarks (about 15 minutes on 2 CPUs, and 1.6 GB to fetch, once)"
 	@$(BIN)/python -m bench.real $(if $(DATA),--data "$(DATA)") $(REAL_ARGS)
 
-wheel: $(VENV)/.created
+wheel: $(VENV)/.llama-$(LLAMA_CPP_PYTHON)
 	@echo "== building dist/*.whl for x86-64 and aarch64 (about 10 minutes on 2 CPUs)"
 	@$(call quietly,$(PIP) install $(call extra,wheel))
 	@$(BIN)/python backend/cmake/wheel.py $(WHEEL_ARGS)

@@ -5,7 +5,8 @@ later (manylinux_2_28), x86-64 and aarch64.
 
 The compiler is zig's clang (the package ziglang): it brings libc's headers and symbols of any version for any CPU, and
 links the C++ library statically. auditwheel checks what a wheel asks of a machine; the one thing that it lets pass is
-libggml-base.so.0, which llama-cpp-python brings.
+libggml-base.so.0, which llama-cpp-python brings. The wheel for this machine's CPU is then installed into an environment
+of its own, with this environment's llama-cpp-python, and `tilebeam doctor` runs there with no compiler in reach.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +88,28 @@ def checked(wheel: Path, arch: str, out: Path) -> Path:
 _ALLOWED = {"libggml-base.so.0", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
 
+def tried(wheel: Path, folder: Path) -> str:
+    """Install a wheel where nothing else is and run it without a compiler; what that took."""
+    package = importlib.util.find_spec("llama_cpp")
+    if package is None or package.origin is None:
+        sys.exit("llama-cpp-python is not installed here, so the wheel cannot be tried (make wheel installs it)")
+    home = Path(package.origin).parent
+    venv.create(folder / "bare", with_pip=True)
+    programs = folder / "bare" / "bin"
+    where = [programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip())
+    for part in (home, *home.parent.glob("llama_cpp_python-*.dist-info")):
+        shutil.copytree(part, site / part.name)
+    start = time.monotonic()
+    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
+    seconds = time.monotonic() - start
+    alone = {"PATH": str(programs), "HOME": str(folder), "TILEBEAM_BUILD_PLUGIN": "0"}
+    done = subprocess.run([programs / "tilebeam", "doctor"], env=alone, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{wheel.name} does not run in an environment of its own:\n{(done.stdout + done.stderr)[-4000:]}")
+    return f"installed in {seconds:.0f} s, tilebeam doctor finds nothing wrong"
+
+
 def main() -> None:
     """Build and check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,7 +122,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for arch in arches:
             wheel = checked(build(arch, Path(folder)), arch, options.out)
-            print(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB)", flush=True)
+            found = tried(wheel, Path(folder)) if arch == os.uname().machine else "not run: another CPU's"
+            print(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB): {found}", flush=True)
 
 
 if __name__ == "__main__":
