@@ -1,12 +1,14 @@
 """`tilebeam serve` under load: many clients at once, against the engine's own throughput in the same run.
 
-    python -m bench.serve_load [-m MODEL.gguf] [--clients 32] [--minutes 30] [--llama-server PROGRAM] [--json] [--quick]
+    python -m bench.serve_load [-m MODEL.gguf] [--clients 32] [--minutes 30] [--llama-server PROGRAM]
+        [--llama-cpp-server SCRIPT] [--json] [--quick]
 
 A server runs in a process of its own. In turn, clients send it requests (each client the next one as soon as it has an
 answer), and `LM.generate` in this process gets the same prompts, seeds and lengths in one call; the other side idles
 meanwhile. The ratio is the server's tokens per second over the engine's: what HTTP, JSON and the event loop cost,
 with the load generator's own work on the same CPUs. Whole answers and streams are measured apart, and with
---llama-server llama.cpp's server gets the same requests in turn with ours. With --minutes, the clients first keep the
+--llama-server llama.cpp's server gets the same requests in turn with ours, with --llama-cpp-server the batched one in
+llama-cpp-python's examples. With --minutes, the clients first keep the
 server busy for that long, every other answer a stream, and a row says how much memory it has from minute to minute.
 Requests that failed are counted, not skipped. Without -m it writes a random model with the shape of Qwen2.5-0.5B
 (--quick: a small one).
@@ -19,7 +21,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -30,8 +32,8 @@ import tilebeam
 from tilebeam import LM, SamplingParams
 
 from bench.lib import models, report
-from bench.lib.clients import Answers, Load, Served, ask_all, server
-from bench.lib.engines import llama_server_command
+from bench.lib.clients import IGNORE_EOS, Answers, Load, Served, ask_all, server
+from bench.lib.engines import llama_cpp_server, llama_server_command, never_ending
 from bench.lib.options import Parser
 
 
@@ -96,6 +98,13 @@ def main() -> None:
     p.add_argument(
         "--llama-server", type=Path, metavar="PROGRAM", help="llama-server of a llama.cpp build, to compare with"
     )
+    p.add_argument(
+        "--llama-cpp-server",
+        type=Path,
+        metavar="SCRIPT",
+        help="examples/server/server.py of llama-cpp-python's source distribution, which also wants the packages "
+        "safetensors and websockets, to compare with",
+    )
     p.add_argument("--device", default="npu", choices=["npu", "cpu"])
     p.add_threads()
     p.add_rounds(5, 2)
@@ -143,8 +152,10 @@ def main() -> None:
                 f"{done['failed']} of {done['requests']} requests failed in {done['minutes']} minutes",
             )
 
-        def asked(port: int, stream: bool, answers: Answers) -> Callable[[], None]:
-            return lambda: asyncio.run(ask_all(port, load, stream, answers))
+        def asked(
+            port: int, stream: bool, answers: Answers, fields: Mapping[str, Any] = IGNORE_EOS
+        ) -> Callable[[], None]:
+            return lambda: asyncio.run(ask_all(port, load, stream, answers, fields=fields))
 
         def compared(name: str, stream: bool, other: Callable[[], object]) -> None:
             answers = Answers()
@@ -166,6 +177,12 @@ def main() -> None:
             theirs = llama_server_command(args.llama_server, path, args.threads)
             peer, answers = stack.enter_context(server([*theirs, *same])), Answers()
             compared("whole answers, against llama-server", False, asked(peer.port, False, answers))
+            failures += answers.failures
+        if args.llama_cpp_server:
+            started = llama_cpp_server(args.llama_cpp_server, path, args.threads, args.parallel, cells)
+            peer, answers = stack.enter_context(started), Answers()
+            ask = asked(peer.port, False, answers, never_ending(lm))
+            compared("whole answers, against llama-cpp-python's batched server", False, ask)
             failures += answers.failures
     rows.finish()
     if failures:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -58,23 +58,28 @@ class Answers:
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[Served]:
-    """A server that runs as a process of its own: the command gets `--port`.
+def server(command: Sequence[str] | Callable[[int], Sequence[str]], health: str = "/health") -> Iterator[Served]:
+    """A server that runs as a process of its own.
+
+    Args:
+        command: gets `--port`; or a function that makes it of a port.
+        health: the path that answers with 200 once the model is loaded.
 
     Raises:
-        RuntimeError: it ended, or did not answer GET /health with 200 for five minutes.
+        RuntimeError: it ended, or did not answer for five minutes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    words = command(port) if callable(command) else [*command, "--port", str(port)]
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=said, stderr=said, env=os.environ)
+        process = subprocess.Popen(words, stdout=said, stderr=said, env=os.environ)
         try:
             deadline = time.monotonic() + _START
-            while not _healthy(port):
+            while not _healthy(port, health):
                 if process.poll() is not None or time.monotonic() > deadline:
                     said.seek(0)
-                    raise RuntimeError(f"{command[0]} did not start: {' '.join(said.read().split()[-60:])}")
+                    raise RuntimeError(f"{words[0]} did not start: {' '.join(said.read().split()[-60:])}")
                 time.sleep(0.1)
             yield Served(port, process.pid)
         finally:
@@ -82,9 +87,9 @@ def server(command: Sequence[str]) -> Iterator[Served]:
             process.wait(60)
 
 
-def _healthy(port: int) -> bool:
+def _healthy(port: int, path: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -120,11 +125,23 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     return None if got == wanted else f"{got} tokens instead of {wanted}"
 
 
-async def ask_all(port: int, load: Load, stream: bool, answers: Answers, until: float = 0.0) -> None:
+# What makes a text as long as it is asked to be, for servers that know llama-server's field.
+IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True}
+
+
+async def ask_all(
+    port: int,
+    load: Load,
+    stream: bool,
+    answers: Answers,
+    until: float = 0.0,
+    fields: Mapping[str, Any] = IGNORE_EOS,
+) -> None:
     """Every client's requests, one after the other; all clients at once.
 
     Args:
         until: a time of time.monotonic() up to which the clients begin anew with their requests.
+        fields: of every request.
     """
 
     async def client(number: int) -> None:
@@ -135,7 +152,7 @@ async def ask_all(port: int, load: Load, stream: bool, answers: Answers, until: 
                 break
             prompt, n = asked[i % len(asked)]
             body = {"prompt": prompt, "max_tokens": n, "seed": 1000 * number + i, "stream": stream}
-            body |= {"ignore_eos": True} | ({"stream_options": {"include_usage": True}} if stream else {})
+            body |= dict(fields) | ({"stream_options": {"include_usage": True}} if stream else {})
             began = time.perf_counter()
             try:
                 wrong = await _ask(reader, writer, body)

@@ -7,10 +7,11 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,7 +20,7 @@ import tilebeam
 from tilebeam import LM, SamplingParams
 
 from bench.lib.batched_bench import BatchedBench
-from bench.lib.clients import Answers, Load, ask_all, server
+from bench.lib.clients import IGNORE_EOS, Answers, Load, Served, ask_all, server
 
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}  # llama.cpp's defaults, of its server too
 _LEAST = 0.2  # seconds of measuring that difference
@@ -139,6 +140,7 @@ class Server:
 
     port: int
     n_vocab: int
+    fields: Mapping[str, Any] = field(default_factory=lambda: IGNORE_EOS)
 
     def phases(self, work: Work, seed: int) -> tuple[float, float]:
         """See `Engine`."""
@@ -148,7 +150,7 @@ class Server:
             load = Load([[(prompts[i % len(prompts)], n_gen)] for i in range(work.n_parallel)])
             answers = Answers()
             began = time.perf_counter()
-            asyncio.run(ask_all(self.port, load, False, answers))
+            asyncio.run(ask_all(self.port, load, False, answers, fields=self.fields))
             seconds = time.perf_counter() - began
             if answers.failures:
                 raise RuntimeError(f"a server's answer: {answers.failures[0][:300]}")
@@ -208,6 +210,51 @@ def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work]
     """llama.cpp's, whose slots share the context."""
     with server([*llama_server_command(program, model, threads), *_server_options(threads, works)]) as served:
         yield Server(served.port, n_vocab)
+
+
+# Runs a script of llama-cpp-python that imports its bindings of libmtmd, which is for images and not built here.
+_TEXT_ONLY = """\
+import runpy, sys, types
+sys.modules["llama_cpp.mtmd_cpp"] = types.ModuleType("llama_cpp.mtmd_cpp")
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@contextmanager
+def llama_cpp_server(script: Path, model: Path, threads: int, slots: int, cells: int) -> Iterator[Served]:
+    """The batched server in llama-cpp-python's examples (examples/server/server.py), whose slots share the context.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    settings = {"path": str(model), "alias": "model", "n_ctx": cells, "n_seq_max": slots, "kv_unified": True}
+    settings |= {"n_batch": 512, "n_ubatch": 512, "threads": threads, "threads_batch": threads}
+    settings |= {"flash_attn": True, "n_gpu_layers": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+
+        def command(port: int) -> list[str]:
+            config.write_text(json.dumps({"server": {"port": port}, "model": settings}), encoding="utf-8")
+            return [sys.executable, "-c", _TEXT_ONLY, str(script), "-C", str(config)]
+
+        with server(command, health="/healthz") as served:
+            yield served
+
+
+def never_ending(lm: LM) -> dict[str, Any]:
+    """`IGNORE_EOS` for servers that do not know it: a bias against control tokens, those that end a text among them."""
+    return {"logit_bias": {str(t): -100 for t in range(lm.n_vocab) if lm.is_control(t)}}
+
+
+@contextmanager
+def batched_llama_cpp_python(
+    script: Path, model: Path, threads: int, works: Sequence[Work], lm: LM
+) -> Iterator[Server]:
+    """The same, as an engine."""
+    most, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
+    with llama_cpp_server(script, model, threads, most, most * longest) as served:
+        yield Server(served.port, lm.n_vocab, never_ending(lm))
 
 
 @contextmanager

@@ -20,6 +20,35 @@ OPTIONS = ["--quick", "-t", "1", "-r", "1", "-npl", "1,2", "-p", "4", "--shared"
 TABLE = "| PP | TG | B | N_KV | T_PP | S_PP | T_TG | S_TG | T | S |\n|  4 | 2 | 1 | 6 | 2.0 | 1 | 4.0 | 1 | 6.0 | 1 |"
 
 
+# Stands in for llama-cpp-python's batched server: it answers as many tokens as it is asked for, unless control tokens
+# may end a text.
+BATCHED = """\
+import http.server, json, sys
+
+with open(sys.argv[sys.argv.index("-C") + 1]) as file:
+    config = json.load(file)
+assert config["model"]["n_seq_max"] == 2 and config["model"]["threads"] == 1
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def answer(self, status, body):
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    def do_GET(self):
+        self.answer(200 if self.path == "/healthz" else 404, {})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        long_enough = set(asked["logit_bias"].values()) == {-100}
+        self.answer(200, {"usage": {"completion_tokens": asked["max_tokens"] if long_enough else 0}})
+
+http.server.ThreadingHTTPServer(("127.0.0.1", config["server"]["port"]), Handler).serve_forever()
+"""
+
+
 def program(path: Path, text: str) -> Path:
     """Stands in for another engine's."""
     path.write_text(f"#!{sys.executable}\n{text}")
@@ -66,12 +95,15 @@ def test_all_engines_get_the_same_work(model: Path, tmp_path: Path) -> None:
         "    count = asked['samples'] * len(asked['prompts']) * asked['max_tokens']\n"
         "    print(json.dumps({'seconds': float(asked['max_tokens']), 'tokens': count}), flush=True)\n",
     )
-    report, errors = run(model, "--ik-llama", ik, "--llama-server", server, "--openvino", worker)
+    batched = tmp_path / "server.py"
+    batched.write_text(BATCHED)
+    others = ["--llama-server", server, "--llama-cpp-server", batched]
+    report, errors = run(model, "--ik-llama", ik, "--openvino", worker, *others)
     assert not errors
     rows = {row["name"]: row for row in report["rows"]}
     cases = ["1 x (4 tokens)", "2 x (4 tokens)", "1 x (6 tokens)", "2 x (6 tokens, shared)"]
     pairs = ["Tilebeam to stock", "Tilebeam to ik_llama.cpp", "Tilebeam to OpenVINO GenAI"]
-    pairs.append("tilebeam serve to llama-server")
+    pairs += ["tilebeam serve to llama-server", "tilebeam serve to llama-cpp-python's server"]
     assert set(rows) == {f"tiny, {c}, 1 thread, {p}: {w}" for c in cases for p in peers.PHASES for w in pairs}
     read, decode = (rows[f"tiny, 2 x (4 tokens), 1 thread, {p}: Tilebeam to OpenVINO GenAI"] for p in peers.PHASES)
     assert (read["baseline"], decode["baseline"]) == (8 / 1.0, 2 * 2 / (3.0 - 1.0))
