@@ -95,6 +95,7 @@ class Figured:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.figures: dict[tuple[str, str, str], Figures] = {}
+        self.positions: dict[str, int] = {}
         self.same: dict[tuple[str, str], bool] = {}
         self.splits: set[tuple[int, int]] = set()
         self.failures = 0
@@ -147,6 +148,7 @@ def measured(
         answers = accuracy.run([jobs[key] for key in in_order], folder)
         runs = dict(zip(in_order, map(got, answers), strict=True))
         for text, name in runs:
+            out.positions[text] = len(runs[text, name].logits)
             for against in {"stock": ("float32",), "npu": _BOTH, "npu decode": _BOTH}.get(name, ()):
                 out.figures[text, name, against] = compare(runs[text, against].logits, runs[text, name].logits)
             if name in ("npu", "repacked", "process"):
@@ -192,7 +194,13 @@ def _limit(measured: Figured, text: str) -> float:
 def test_logits_are_those_of_the_stock_backend(measured: Figured, text: str) -> None:
     figures = measured[text, "npu", "stock"]
     assert figures.kl < _limit(measured, text), figures
-    assert figures.top1 >= (0.97 if measured.kind == "q8_0" and text == "questions" else 0.92), figures
+
+
+def test_most_likely_tokens_are_those_of_the_stock_backend(measured: Figured) -> None:
+    """Over all texts together: a text's few near ties are decided by the first rounding, on every CPU otherwise."""
+    same = [measured.figures[text, "npu", "stock"].top1 for text in TEXTS]
+    shares = [measured.positions[text] for text in TEXTS]
+    assert np.average(same, weights=shares) >= (0.96 if measured.kind == "q8_0" else 0.93), same
 
 
 @pytest.mark.parametrize("text", THOROUGH)
