@@ -6,6 +6,7 @@ pyproject.toml has the releases that Tilebeam is made for: `[tool.tilebeam] llam
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import subprocess
 import sys
@@ -24,15 +25,17 @@ def releases() -> list[str]:
 
 
 def fetch(release: str, cache: Path) -> Path:
-    """Unpack the source distribution into `cache` once; pip finds it by name and version."""
+    """Unpack the source distribution into `cache` once; pip finds it by name and version.
+
+    Raises:
+        OSError: it cannot be had; says why.
+    """
     root = cache / f"llama_cpp_python-{release}"
     if (root / "vendor").is_dir():
         return root
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as tmp:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-binary", "llama-cpp-python", "--dest", tmp, f"llama-cpp-python=={release}"]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        download(release, Path(tmp), cache)
         (archive,) = Path(tmp).glob("llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as tar:
             wanted = [m for m in tar.getmembers() if re.search(r"/vendor/llama\.cpp/|/\.git/modules/vendor/", m.name)]
@@ -43,6 +46,26 @@ def fetch(release: str, cache: Path) -> Path:
             if not (root / "vendor").is_dir():
                 raise
     return root
+
+
+def download(release: str, folder: Path, cache: Path) -> None:
+    """Have pip fetch the source distribution into a folder.
+
+    Raises:
+        OSError: it cannot; says why, and what to do without it.
+    """
+    otherwise = f"or unpack llama_cpp_python-{release}.tar.gz in {cache.resolve()}"
+    if importlib.util.find_spec("pip") is None:
+        raise OSError(f"Python ({sys.executable}) has no pip: install it, {otherwise}")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-binary", "llama-cpp-python", "--dest", str(folder), f"llama-cpp-python=={release}"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == 0:
+        return
+    if "(from versions: none)" in done.stderr:
+        raise OSError(f"pip reaches no package index: connect this machine to a network, {otherwise}")
+    errors = re.findall(r"^ERROR: (.*)", done.stderr, re.MULTILINE)
+    raise OSError(f"pip says: {errors[-1] if errors else done.stderr.strip()}")
 
 
 def check_release(root: Path, release: str) -> None:
@@ -78,8 +101,8 @@ def main() -> int:
     if args.list:
         print(";".join(releases()))
         return 0
+    release = args.release or releases()[-1]
     try:
-        release = args.release or releases()[-1]
         root = Path(args.source) if args.source else fetch(release, args.cache)
         check_release(root, release)
         ggml = root / "vendor/llama.cpp/ggml"
@@ -87,8 +110,8 @@ def main() -> int:
             if not (ggml / header).is_file():
                 print(f"tilebeam: {root} is no llama-cpp-python source: {header} is missing", file=sys.stderr)
                 return 1
-    except (OSError, subprocess.CalledProcessError, tarfile.TarError, ValueError, KeyError) as err:
-        print(f"tilebeam: cannot fetch the source of llama-cpp-python: {err}", file=sys.stderr)
+    except (OSError, tarfile.TarError, ValueError) as err:
+        print(f"tilebeam: cannot fetch the source of llama-cpp-python {release}: {err}", file=sys.stderr)
         return 1
     print(f"{ggml};{version_of(ggml)};{commit_of(root)}")
     return 0

@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 def llama_cpp_source() -> Path:
     """The llama.cpp source that belongs to the installed llama-cpp-python, fetched once."""
     command = [sys.executable, str(ROOT / "backend/cmake/ggml_source.py"), "--cache", str(ROOT / "build/ggml-source")]
-    command += ["--release", releases.installed()]
+    command += ["--release", releases.release_of(releases.installed())]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Path(out.strip().split(";")[0]).parent
 

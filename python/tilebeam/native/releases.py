@@ -2,8 +2,8 @@
 
 ggml's backend interface is positional and changes with every release of llama-cpp-python, so the plugin is compiled
 for each with that release's own headers. The native files bring it for some releases (`plugins.txt` lists them). For
-another one, it is built on first use, where there are a compiler, CMake and Tilebeam's sources, and kept in the user's
-cache.
+another one, it is built on first use, where there are a compiler, CMake, pip and Tilebeam's sources, and kept in the
+user's cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ _LIST = "plugins.txt"
 
 
 def installed() -> str:
-    """The version of llama-cpp-python that is installed.
+    """The version of llama-cpp-python that is installed, as it names itself.
 
     Raises:
         TilebeamError: none is.
@@ -36,8 +38,14 @@ def installed() -> str:
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
-        newest = max(built(), key=_number)
+        newest = max(built(), key=_order)
         raise TilebeamError(f"llama-cpp-python is not installed: pip install llama-cpp-python=={newest}") from None
+
+
+def release_of(version: str) -> str:
+    """A version without its local label, such as the +cpu of a prebuilt wheel: what it is a build of. Whether it is so,
+    the plugin finds out itself by ggml's commit."""
+    return version.partition("+")[0]
 
 
 def built() -> dict[str, Path]:
@@ -56,13 +64,15 @@ def plugin_file() -> Path:
     Raises:
         TilebeamError: there is none, and it cannot be built here.
     """
-    release, there = installed(), built()
+    release, there = release_of(installed()), built()
     if release in there:
         return there[release]
     try:
         sources = _sources()
         kept = cache_folder() / release / f"libggml-tilebeam-{_digest(sources)}.so"
         return kept if kept.is_file() else _build(release, sources, kept)
+    except TilebeamError:
+        raise
     except (OSError, RuntimeError) as error:  # an unwritable folder, no home, no locks
         raise TilebeamError(
             f"The plugin for llama-cpp-python {release} cannot be kept: {error}. XDG_CACHE_HOME names another folder."
@@ -120,7 +130,7 @@ def check_architecture(path: object, architecture: str) -> None:
         TilebeamError: it is one.
     """
     last = _ABORTS_UP_TO.get(architecture)
-    if last is not None and _number(installed()) <= _number(last):
+    if last is not None and _order(installed()) <= _order(last):
         raise TilebeamError(
             f"{path} has the architecture {architecture}, on which llama-cpp-python aborts up to {last}: "
             f"pip install 'llama-cpp-python>{last}'."
@@ -131,12 +141,12 @@ _ABORTS_UP_TO = {"gemma-embedding": "0.3.35"}
 
 
 def _build(release: str, sources: Path, target: Path) -> Path:
-    known = ", ".join(sorted(built(), key=_number))
-    lacks = _lacks(sources)
+    known = ", ".join(sorted(built(), key=_order))
+    lacks = _lacks(release, sources)
     if lacks:
         raise TilebeamError(
             f"llama-cpp-python is {release}, and Tilebeam has its plugin for {known}: "
-            f"pip install llama-cpp-python=={max(built(), key=_number)}. To build the plugin for {release}, {lacks}."
+            f"pip install llama-cpp-python=={max(built(), key=_order)}. To build the plugin for {release}, {lacks}."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target.parent):
@@ -146,9 +156,12 @@ def _build(release: str, sources: Path, target: Path) -> Path:
         work = target.parent / "build"
         shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
         try:
+            if not _headers(release).is_dir():
+                _fetch(release, sources)
             configure = ["cmake", "-S", str(sources), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release"]
             configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
-            configure += [f"-DTILEBEAM_SOURCE_CACHE={cache_folder() / 'ggml-source'}"]
+            configure += [f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
+            configure += [] if _makes() else ["-G", "Ninja"]
             _run(configure, release)
             _run(
                 ["cmake", "--build", str(work), "--target", "ggml-tilebeam", "--parallel", str(os.cpu_count())], release
@@ -174,14 +187,51 @@ def _check_build(made: Path, sources: Path) -> None:
         )
 
 
-def _lacks(sources: Path) -> str | None:
+def _lacks(release: str, sources: Path) -> str | None:
     """What a build would need and this machine does not have, as advice."""
     if os.environ.get("TILEBEAM_BUILD_PLUGIN") == "0":
         return "unset TILEBEAM_BUILD_PLUGIN, which is 0"
     if not (sources / "backend" / "CMakeLists.txt").is_file():
         return "use a checkout of Tilebeam (make)"
-    missing = [name for name in ("cmake", "c++") if shutil.which(name) is None]
-    return f"install {' and '.join(missing)}" if missing else None
+    there = {
+        "cmake": _program("cmake"),
+        "a C compiler": "CC" in os.environ or _program("cc", "gcc", "clang"),
+        "a C++ compiler": "CXX" in os.environ or _program("c++", "g++", "clang++"),
+        "make": _makes() or _program("ninja"),
+        "pip": _headers(release).is_dir() or importlib.util.find_spec("pip") is not None,
+    }
+    missing = ", ".join(name for name, found in there.items() if not found)
+    return f"install {missing}" if missing else None
+
+
+def _program(*names: str) -> bool:
+    """Whether one of these is installed."""
+    return any(shutil.which(name) for name in names)
+
+
+def _makes() -> bool:
+    """Whether CMake has what it builds with unless it is told otherwise."""
+    return "CMAKE_GENERATOR" in os.environ or _program("make", "gmake")
+
+
+def _source_cache() -> Path:
+    """Where source distributions of llama-cpp-python are kept."""
+    return cache_folder() / "ggml-source"
+
+
+def _headers(release: str) -> Path:
+    """What is needed of a release's source distribution once it was fetched."""
+    return _source_cache() / f"llama_cpp_python-{release}" / "vendor"
+
+
+def _fetch(release: str, sources: Path) -> None:
+    """Fetch the source distribution of a release. CMake would do so, too, but not say in a sentence why it cannot."""
+    script = sources / "backend" / "cmake" / "ggml_source.py"
+    step = [sys.executable, str(script), "--release", release, "--cache", str(_source_cache())]
+    done = subprocess.run(step, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        why = done.stderr.strip().removeprefix("tilebeam: ")
+        raise TilebeamError(f"The plugin for llama-cpp-python {release} could not be built: {why}")
 
 
 def _run(step: list[str], release: str) -> None:
@@ -208,6 +258,16 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _number(release: str) -> tuple[int, ...]:
-    """For order."""
-    return tuple(int(part) for part in release.split(".") if part.isdigit())
+_PARTS = re.compile(r"(?:(\d+)!)?(\d*(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?")
+
+
+def _order(version: str) -> tuple[object, ...]:
+    """For order, as PEP 440 has it: 1.0.dev1, 1.0a1, 1.0rc1, 1.0 and 1.0+cpu, 1.0.post1."""
+    found = _PARTS.match(version)
+    assert found is not None
+    epoch, numbers, stage, count, post, dev = found.groups()
+    before = ("a", "b", "rc").index(stage) if stage else -1 if dev and not post else 3
+    parts = [int(part) for part in numbers.split(".") if part]
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return int(epoch or 0), parts, before, int(count or 0), int(post or -1), float(dev or "inf")
