@@ -86,7 +86,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ("/tokenize", {"content": [1.5]}, 400, "invalid_value", "content: must be a text or a list"),
     ("/detokenize", {"tokens": [-1]}, 400, "invalid_value", "tokens[0]"),
     ("/detokenize", {"tokens": [1, 2000]}, 400, None, "token 2000"),
-    (TEXT, {"prompt": "a", "max_tokens": -1}, 400, "invalid_value", "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": -2}, 400, "invalid_value", "max_tokens"),
     (CHAT, {"messages": HI, "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
     (TEXT, {"prompt": "a", "max_tokens": 0, "search": {"method": "vote"}}, 400, None, "no max_tokens 0"),
     (TEXT, {"prompt": "a", "echo": True, "logprobs": 1, "search": {"method": "vote"}}, 400, None, "no echo with"),

@@ -14,6 +14,7 @@ from tilebeam.engine.engine import Engine
 from tilebeam.engine.reading import Reader
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
+from tilebeam.model.filling import gap_prompt
 from tilebeam.native.chat_prompt import ChatPrompt, prompt_of
 from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
@@ -179,24 +180,23 @@ class Core:
         with self._dispatcher.using():
             return self._model.vocab.is_control(token)
 
-    def infill_prompt(self, before: str | Sequence[int], behind: str) -> list[int]:
+    def infill_prompt(
+        self, before: str | Sequence[int], behind: str, *, extra: Sequence[tuple[str, str]] = (), leave: int = 1
+    ) -> list[int]:
         """The prompt that has the model write what stands between two texts.
 
         Args:
             before: a text, or token ids.
             behind: a text. Control tokens spelled out in texts are text.
+            extra: names and texts of other files, which the model reads first; of them the last ones that the context
+                has room for.
+            leave: tokens of the context that they leave for the answer.
 
         Raises:
             TilebeamError: the model was not made for it: its file names no tokens for the parts.
         """
         with self._dispatcher.using():
-            vocab = self._model.vocab
-            if min(vocab.fim) < 0:
-                raise TilebeamError("This model cannot fill gaps: its file names no tokens for it.")
-            prefix, suffix, middle = vocab.fim
-            head = vocab.tokenize(before, False, False) if isinstance(before, str) else [int(t) for t in before]
-            bos = [vocab.bos] if vocab.adds_bos and head[:1] != [vocab.bos] else []
-            return [*bos, prefix, *head, suffix, *vocab.tokenize(behind, False, False), middle]
+            return gap_prompt(self._model.vocab, before, behind, extra, self.n_ctx - leave)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_assistant: bool = True, template: str | None = None

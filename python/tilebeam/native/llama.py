@@ -126,6 +126,9 @@ class Vocab:
             C.llama_vocab_fim_suf(pointer),
             C.llama_vocab_fim_mid(pointer),
         )
+        # What stands before the name of a repository, and before that of each of its files.
+        self.fim_repository: int = C.llama_vocab_fim_rep(pointer)
+        self.fim_file: int = C.llama_vocab_fim_sep(pointer)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._going: set[int] = set()  # known not to end

@@ -23,10 +23,11 @@ from tilebeam.server.adapter_routes import add_adapter_routes
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
+from tilebeam.server.infill import InfillRequest
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.models import Models
 from tilebeam.server.pages import add_page_routes
-from tilebeam.server.requests import ChatRequest, CompletionRequest, InfillRequest
+from tilebeam.server.requests import ChatRequest, CompletionRequest
 from tilebeam.server.response_answers import add_response_routes
 from tilebeam.server.responses import dumped_in_parts
 from tilebeam.server.scores import add_score_routes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.errors import TilebeamError
 from tilebeam.native.chat_prompt import ControlTokensInMessage
 from tilebeam.native.chat_template import MessagesRefused, VariablesRefused
+from tilebeam.native.llama import builtin_template_names
 from tilebeam.server.errors import bad_request
 from tilebeam.server.tools import turns_of
 
@@ -30,13 +31,15 @@ def prompt_of(
     tools = (body.tools or ()) if body.calls else ()
     turns, told = turns_of(body.messages, tools, template or lm.chat_template or "")
     continued = bool(body.continue_final_message)
+    # llama.cpp's own templates have no variables, nor use for an effort.
+    own = (body.chat_template_kwargs or {}) if template in builtin_template_names() else body.template_variables
     try:
         prompt = lm.chat_prompt(
             turns,
             template=template,
             continue_final_message=continued,
             tools=told,
-            chat_template_kwargs={**(variables or {}), **(body.chat_template_kwargs or {})},
+            chat_template_kwargs={**(variables or {}), **own},
         )
         return prompt.text, prompt.token_ids
     except MessagesRefused as error:

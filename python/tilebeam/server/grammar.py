@@ -8,7 +8,7 @@ from functools import partial
 from tilebeam.grammars import constraint
 from tilebeam.grammars.combining import SchemaError
 from tilebeam.server.errors import bad_request
-from tilebeam.server.requests import Generation
+from tilebeam.server.requests import Generation, StructuredOutputs
 
 
 def grammar_of(body: Generation) -> str | None:
@@ -27,6 +27,8 @@ def grammar_of(body: Generation) -> str | None:
         return made("guided_regex", partial(constraint.of_regex, body.guided_regex))
     if body.guided_choice is not None:
         return made("guided_choice", partial(constraint.of_choices, body.guided_choice))
+    if body.structured_outputs is not None:
+        return _of_structured(body.structured_outputs)
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -38,6 +40,16 @@ def grammar_of(body: Generation) -> str | None:
         return made("response_format.grammar", partial(constraint.checked, wanted.grammar))
     assert wanted.json_schema is not None
     return made("response_format.json_schema.schema", partial(constraint.of_schema, wanted.json_schema.schema_))
+
+
+def _of_structured(wanted: StructuredOutputs) -> str:
+    if wanted.json_ is not None:
+        return made("structured_outputs.json", partial(constraint.of_schema, wanted.json_))
+    if wanted.regex is not None:
+        return made("structured_outputs.regex", partial(constraint.of_regex, wanted.regex))
+    if wanted.choice is not None:
+        return made("structured_outputs.choice", partial(constraint.of_choices, wanted.choice))
+    return made("structured_outputs.grammar", partial(constraint.checked, wanted.grammar or ""))
 
 
 def made(param: str, make: Callable[[], str]) -> str:

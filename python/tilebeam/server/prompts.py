@@ -28,12 +28,15 @@ class Prompt:
     question: str
 
 
-def completion_prompt(lm: LM, given: str | list[int], suffix: str | None = None) -> Prompt:
+def completion_prompt(
+    lm: LM, given: str | list[int], suffix: str | None = None, extra: Sequence[tuple[str, str]] = (), leave: int = 1
+) -> Prompt:
     """A prompt of /v1/completions.
 
     Args:
         given: the text, or its tokens.
         suffix: what stands behind the text that is wanted, None: nothing.
+        extra, leave: see `LM.infill_prompt`.
 
     Raises:
         ApiError: a token that the model does not have, or the model cannot fill gaps.
@@ -44,7 +47,7 @@ def completion_prompt(lm: LM, given: str | list[int], suffix: str | None = None)
     if suffix is None:
         return Prompt(text, lm.tokenize(given) if isinstance(given, str) else given, text)
     try:
-        return Prompt(text, lm.infill_prompt(given, suffix), text)
+        return Prompt(text, lm.infill_prompt(given, suffix, extra=extra, leave=leave), text)
     except TilebeamError as error:
         if lm.failure is not None:
             raise

@@ -24,6 +24,10 @@ MOST_ADAPTERS = 1024
 MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
+# llama-server's samplers in the order of its default, which is that of the engine. Those that no field of a request
+# turns on (dry, top_n_sigma, typ_p, xtc) change nothing.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+SAMPLERS_NAMED = {"typical_p": "typ_p"}
 
 
 def _encodable(value: str) -> str:
@@ -39,6 +43,15 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _none_is_no_limit(value: int) -> int:
+    if value == 0:
+        raise ValueError("must be at least 1, or -1: until the context is full")
+    return value
+
+
+MostTokens = Annotated[int, Field(ge=-1), AfterValidator(_none_is_no_limit)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -99,6 +112,23 @@ class Search(BaseModel):
     candidates: bool = False
 
 
+class StructuredOutputs(Strict):
+    """What the text must look like, as newer clients of vLLM say it: one of the four."""
+
+    json_: dict[str, Any] | bool | Text | None = Field(None, alias="json")
+    regex: Text | None = Field(None, max_length=MAX_PATTERN)
+    choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = (self.json_, self.regex, self.choice, self.grammar)
+        if len(given) - given.count(None) != 1:
+            raise ValueError("takes one of json, regex, choice and grammar")
+        self.json_, self.choice = parsed_schema(self.json_), checked_choices(self.choice)
+        return self
+
+
 class LoraScale(Strict):
     """An adapter and its scale, as llama-server names them."""
 
@@ -106,7 +136,62 @@ class LoraScale(Strict):
     scale: Number = Field(ge=-1000, le=1000)
 
 
-class Generation(Strict):
+def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
+    """A schema, which may come as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        schema = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise ValueError("must be a JSON schema")
+    return schema
+
+
+def checked_choices(value: list[str] | None) -> list[str] | None:
+    """Texts of which the model writes one."""
+    if value is not None and (not all(value) or any("\0" in choice for choice in value)):
+        raise ValueError("a choice must not be empty, nor hold a NUL character")
+    return value
+
+
+def checked_samplers(value: list[str] | None) -> list[str] | None:
+    """Names of samplers that are there, in the order in which they work; those that are left out do nothing."""
+    names = [SAMPLERS_NAMED.get(name, name) for name in value or ()]
+    if others := [name for name in names if name not in SAMPLERS]:
+        raise ValueError(f"there is no sampler {others[0][:40]!r}, only {', '.join(SAMPLERS)}")
+    if [SAMPLERS.index(name) for name in names] != sorted({SAMPLERS.index(name) for name in names}):
+        raise ValueError(f"they work in the order {', '.join(SAMPLERS)}, each once")
+    return None if value is None else names
+
+
+class Neutral(Strict):
+    """Fields that clients send and that change no result."""
+
+    # Of OpenAI's API:
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    # Of llama-server's:
+    cache_prompt: Literal[True] | None = None  # the server's own setting holds
+    id_slot: int | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    t_max_prompt_ms: Number | None = None  # llama-server reads a prompt to its end, too
+    # Of vLLM's:
+    request_id: str | None = None
+    min_tokens: Literal[0] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+
+
+class Generation(Neutral):
     """What both kinds of requests share.
 
     temperature, top_p, top_k, min_p and repeat_penalty default to what the server was started with; max_tokens too
@@ -121,19 +206,12 @@ class Generation(Strict):
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Number] | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: MostTokens | None = None
     seed: int | None = None
     stop: Text | list[Text] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    # Of OpenAI's API, without effect on the text:
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     # Extensions, named as llama-server names them:
     top_k: int | None = Field(None, ge=0, lt=2**31)
     min_p: Number | None = Field(None, ge=0, lt=1)
@@ -143,8 +221,11 @@ class Generation(Strict):
     grammar: Text | None = Field(None, max_length=MAX_GRAMMAR)
     json_schema: dict[str, Any] | bool | None = None
     n_predict: int | None = Field(None, ge=-1)  # max_tokens; -1: until the context is full
+    samplers: list[Text] | None = Field(None, max_length=32)  # see `Samplers`
     search: Search | None = None
     # Named as vLLM names them:
+    repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
+    structured_outputs: StructuredOutputs | None = None
     include_stop_str_in_output: bool = False
     guided_json: dict[str, Any] | bool | Text | None = None
     guided_regex: Text | None = Field(None, max_length=MAX_PATTERN)
@@ -206,23 +287,17 @@ class Generation(Strict):
     @field_validator("guided_json")
     @classmethod
     def _parsed(cls, value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
-        """A schema may come as a text."""
-        if not isinstance(value, str):
-            return value
-        try:
-            schema = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is no JSON: {error}") from None
-        if not isinstance(schema, dict | bool):
-            raise ValueError("must be a JSON schema")
-        return schema
+        return parsed_schema(value)
 
     @field_validator("guided_choice")
     @classmethod
     def _said(cls, value: list[str] | None) -> list[str] | None:
-        if value is not None and (not all(value) or any("\0" in choice for choice in value)):
-            raise ValueError("a choice must not be empty, nor hold a NUL character")
-        return value
+        return checked_choices(value)
+
+    @field_validator("samplers")
+    @classmethod
+    def _done(cls, value: list[str] | None) -> list[str] | None:
+        return checked_samplers(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Generation:
@@ -230,6 +305,9 @@ class Generation(Strict):
             raise ValueError(f"{' and '.join(self.formats)} exclude each other")
         if None not in (self.max_tokens, self.n_predict) and self.max_tokens != self.n_predict:
             raise ValueError("max_tokens and n_predict are two names of one number, but differ")
+        penalties = {self.repeat_penalty, self.repetition_penalty} - {None}
+        if len(penalties) > 1:
+            raise ValueError("repeat_penalty and repetition_penalty are two names of one number, but differ")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) must be at least n ({self.n})")
         if self.stream_options is not None and not self.stream:
@@ -252,7 +330,7 @@ class Generation(Strict):
     @property
     def formats(self) -> list[str]:
         """Which fields bind the text; one at most."""
-        given = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice")
+        given = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
         formatted = self.response_format is not None and self.response_format.type != "text"
         return [*(n for n in given if getattr(self, n) is not None), *(["response_format"] if formatted else [])]
 
@@ -286,7 +364,7 @@ class CompletionRequest(Generation):
 
     prompt: Text | list[int] | list[Text] | list[list[int]]
     suffix: Text | None = None
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=-1)  # 0: nothing is drawn
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -312,29 +390,6 @@ class CompletionRequest(Generation):
         if self.prompt and all(isinstance(item, int) for item in self.prompt):
             return [[int(t) for t in self.prompt if isinstance(t, int)]]
         return [item for item in self.prompt if not isinstance(item, int)]
-
-
-class InfillRequest(Generation):
-    """POST /infill: what stands between input_prefix + prompt and input_suffix."""
-
-    input_prefix: Text
-    input_suffix: Text
-    prompt: Text = ""
-    cache_prompt: bool | None = None  # the server's own setting holds
-
-    @model_validator(mode="after")
-    def _infill_fits_together(self) -> InfillRequest:
-        if self.stream or self.samples > 1 or self.search is not None:
-            raise ValueError("/infill answers with one text; suffix of /v1/completions does more")
-        return self
-
-    def completion(self) -> CompletionRequest:
-        """The same as a request of /v1/completions."""
-        fields = self.model_dump(exclude={"input_prefix", "input_suffix", "prompt", "cache_prompt"}, by_alias=True)
-        fields |= {"prompt": self.input_prefix + self.prompt, "suffix": self.input_suffix}
-        limit = self.limit(None)
-        limits = {"max_tokens": limit, "n_predict": -1 if limit is None else None}
-        return CompletionRequest.model_validate(fields | limits)
 
 
 class HasText(Protocol):
@@ -470,7 +525,8 @@ class ChatRequest(Generation):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: MostTokens | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -517,6 +573,15 @@ class ChatRequest(Generation):
         return self
 
     @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the request sets for its chat template, the effort as llama-server does: "none" turns thoughts off."""
+        told = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort == "none":
+            told.pop("reasoning_effort", None)
+            return told | {"enable_thinking": False}
+        return told if self.reasoning_effort is None else told | {"reasoning_effort": self.reasoning_effort}
+
+    @property
     def calls(self) -> bool:
         """Whether the model may call functions."""
         return bool(self.tools) and self.tool_choice != "none"
@@ -528,4 +593,6 @@ class ChatRequest(Generation):
 
     def limit(self, otherwise: int | None) -> int | None:
         """See `Generation.limit`."""
-        return self.max_completion_tokens or super().limit(otherwise)
+        if self.max_completion_tokens is None:
+            return super().limit(otherwise)
+        return None if self.max_completion_tokens < 0 else self.max_completion_tokens

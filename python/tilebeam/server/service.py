@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -24,10 +25,11 @@ from tilebeam.server import responses as formats
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate, Job
 from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
+from tilebeam.server.infill import Filling, InfillRequest
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, InfillRequest
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.responses import Echo, Json, Style, event
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
@@ -49,6 +51,14 @@ _READERS = 4
 _COMPLETION_TOKENS = 16
 # Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
 _MOST_LOGPROBS = 1 << 19
+# What switches each sampler off.
+_OFF: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
 
 
 class Service:
@@ -125,8 +135,11 @@ class Service:
         if count == 0:
             raise bad_request("prompt is required.", param="prompt")
 
+        extra = [(chunk.filename, chunk.text) for chunk in body.extra] if isinstance(body, Filling) else []
+
         def prompts(lm: LM) -> list[Prompt]:
-            return [completion_prompt(lm, given, body.suffix) for given in body.prompts]
+            leave = min(most or lm.n_ctx, lm.n_ctx // 4)
+            return [completion_prompt(lm, given, body.suffix, extra, leave) for given in body.prompts]
 
         return await self._answer(body, request, style, wanted, params, count, prompts, body.echo)
 
@@ -140,18 +153,20 @@ class Service:
         assert isinstance(answer, dict)
         (choice,), usage = answer["choices"], answer["usage"]
         word = choice["stop_reason"]
-        cut = choice["finish_reason"] == "length"
-        return {
-            "content": choice["text"],
+        text = body.indented(choice["text"])
+        cut = choice["finish_reason"] == "length" or text != choice["text"]
+        whole = {
+            "content": text,
             "stop": True,
             "stop_type": "limit" if cut else "eos" if word is None else "word",
-            "stopping_word": word or "",
+            "stopping_word": "" if cut else word or "",
             "model": answer["model"],
             "tokens_predicted": usage["completion_tokens"],
             "tokens_evaluated": usage["prompt_tokens"],
             "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
             "truncated": False,
         }
+        return body.asked(whole)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response | Json:
         """POST /v1/chat/completions.
@@ -176,15 +191,16 @@ class Service:
         def chosen(value: Any, otherwise: Any) -> Any:
             return otherwise if value is None else value
 
+        penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         try:
-            return replace(
+            params = replace(
                 default,
                 n=body.samples,
                 temperature=chosen(body.temperature, default.temperature),
                 top_k=chosen(body.top_k, default.top_k),
                 top_p=chosen(body.top_p, default.top_p),
                 min_p=chosen(body.min_p, default.min_p),
-                repeat_penalty=chosen(body.repeat_penalty, default.repeat_penalty),
+                repeat_penalty=chosen(penalty, default.repeat_penalty),
                 frequency_penalty=body.frequency_penalty,
                 presence_penalty=body.presence_penalty,
                 max_tokens=max_tokens,
@@ -197,6 +213,10 @@ class Service:
                 logit_bias=body.biases,
                 lora=self.adapters.chosen(body.model, body.lora),
             )
+            if body.samplers is None:
+                return params
+            off = [fields for name, fields in _OFF.items() if name not in body.samplers]
+            return replace(params, **{name: value for fields in off for name, value in fields.items()})
         except TilebeamError as error:
             raise bad_request(str(error), code="invalid_value") from None
 
@@ -315,6 +335,8 @@ class Service:
         echoes, scoring = await echo.of(self._readers, loaded.lm, plan, prompts)
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
+        elif isinstance(plan.body, Filling) and plan.body.t_max_predict_ms:
+            outputs = [await _within(loaded.lm, prompts[0], params, plan.body.t_max_predict_ms / 1000)]
         else:
             outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
@@ -328,6 +350,23 @@ class Service:
         answer = plan.head(plan.endpoint.kind).as_dict()
         answer |= {"choices": choices, "usage": formats.usage_of(usage)}
         return answer | {"tilebeam": formats.extras(usage, plan.params.seed or 0)}
+
+
+async def _within(lm: LM, prompt: Prompt, params: SamplingParams, seconds: float) -> RequestOutput:
+    """One sample, which ends with the first line that ends later than so many seconds after its first token, as those
+    of llama-server do."""
+    began, late = math.inf, False
+    async with lm.astream(prompt.ids, params) as stream:
+        async for delta in stream:
+            began = min(began, time.monotonic())
+            if not late and delta.finish_reason is None and "\n" in delta.text:
+                late = time.monotonic() - began > seconds
+                if late:
+                    stream.cancel()
+        output = stream.output
+    if late:
+        output.outputs = [replace(sample, finish_reason="length") for sample in output.outputs]
+    return output
 
 
 def _choices(plan: Plan, style: Style, outputs: Sequence[RequestOutput], echoes: Sequence[Echo | None]) -> list[Json]:

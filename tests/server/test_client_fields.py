@@ -1,0 +1,138 @@
+"""Fields that common clients send: those that change nothing, and those that have another name elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tilebeam import LM, SamplingParams
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, PROMPT, TEXT, Running
+
+NEUTRAL: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "verbosity": "low",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "cache_prompt": True,
+    "id_slot": -1,
+    "timings_per_token": True,
+    "return_progress": True,
+    "t_max_prompt_ms": 500,
+    "request_id": "r",
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+SHORT: dict[str, Any] = {"seed": 3, "max_tokens": 6}
+TEMPLATE = "{{ reasoning_effort }}|{{ enable_thinking }}|{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def answer(server: Running, where: str, body: Any) -> Any:
+    told = server.post(where, body)
+    assert told.status_code == 200, told.text
+    choice = told.json()["choices"][0]
+    return choice["text"] if where == TEXT else choice["message"]["content"]
+
+
+@pytest.mark.parametrize(("where", "body"), [(TEXT, {"prompt": PROMPT}), (CHAT, {"messages": HI})])
+def test_fields_without_effect(server: Running, where: str, body: Any) -> None:
+    assert answer(server, where, body | SHORT | NEUTRAL) == answer(server, where, body | SHORT)
+
+
+def test_openais_client_sends_them(client: Any) -> None:
+    given = client.chat.completions.create(
+        model="tiny",
+        messages=HI,
+        verbosity="low",
+        reasoning_effort="low",
+        store=False,
+        max_completion_tokens=3,
+        prompt_cache_key="k",
+        extra_body={"repetition_penalty": 1.1},
+    )
+    assert given.usage.completion_tokens <= 3
+
+
+def test_what_would_change_results_is_refused(server: Running) -> None:
+    for field, value in {"cache_prompt": False, "store": True, "min_tokens": 5, "skip_special_tokens": False}.items():
+        told = server.post(TEXT, {"prompt": PROMPT, field: value})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_until_the_context_is_full(server: Running, lm: LM, field: str) -> None:
+    ids = [5] * (lm.n_ctx - 8)
+    body = {"prompt": ids} if field == "max_tokens" else {"messages": HI, "stop": ["e", "a", " "]}
+    where = TEXT if field == "max_tokens" else CHAT
+    told = server.post(where, body | {field: -1, "ignore_eos": True, "seed": 1}).json()
+    if field == "max_tokens":
+        assert told["usage"]["completion_tokens"] == lm.n_ctx - len(ids)
+    assert told["choices"][0]["finish_reason"] == ("length" if field == "max_tokens" else "stop")
+
+
+def test_repetition_penalty(server: Running, lm: LM) -> None:
+    want = lm.generate([PROMPT], SamplingParams(repeat_penalty=1.7, **SHORT))[0].outputs[0].text
+    assert answer(server, TEXT, {"prompt": PROMPT, "repetition_penalty": 1.7} | SHORT) == want
+    told = server.post(TEXT, {"prompt": PROMPT, "repetition_penalty": 1.7, "repeat_penalty": 1.2})
+    assert "differ" in told.json()["error"]["message"]
+
+
+def test_samplers_left_out_do_nothing(server: Running, lm: LM) -> None:
+    given = {"top_k": 3, "top_p": 0.5, "temperature": 2.5, "min_p": 0.1, "frequency_penalty": 1.5, "prompt": PROMPT}
+    everything = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    assert answer(server, TEXT, given | SHORT | {"samplers": everything}) == answer(server, TEXT, given | SHORT)
+    few = SamplingParams(top_k=3, top_p=1, temperature=1, **SHORT)
+    want = lm.generate([PROMPT], few)[0].outputs[0].text
+    assert answer(server, TEXT, given | SHORT | {"samplers": ["top_k"]}) == want
+    for wrong in (["temperature", "top_k"], ["top_k", "top_k"], ["mirostat"]):
+        told = server.post(TEXT, {"prompt": "a", "samplers": wrong})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "samplers")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"json": {"enum": [1, 2]}}, lambda text: json.loads(text) in (1, 2)),
+        ({"json": '{"enum": [1, 2]}'}, lambda text: json.loads(text) in (1, 2)),
+        ({"regex": "[ab]{3}"}, lambda text: len(text) == 3 and set(text) <= {"a", "b"}),
+        ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"grammar": 'root ::= "x" | "y"'}, lambda text: text in ("x", "y")),
+    ],
+)
+def test_structured_outputs(server: Running, wanted: Any, fits: Any) -> None:
+    assert fits(answer(server, CHAT, {"messages": HI, "seed": 1, "max_tokens": 20, "structured_outputs": wanted}))
+
+
+def test_structured_outputs_that_are_none(server: Running) -> None:
+    for wanted in ({}, {"json": True, "regex": "a"}, {"choice": [""]}, {"json": "{"}):
+        told = server.post(TEXT, {"prompt": "a", "structured_outputs": wanted})
+        assert told.status_code == 400
+        assert "structured_outputs" in told.json()["error"]["param"]
+    told = server.post(TEXT, {"prompt": "a", "structured_outputs": {"regex": "(?=a)"}})
+    assert told.json()["error"]["param"] == "structured_outputs.regex"
+    told = server.post(TEXT, {"prompt": "a", "structured_outputs": {"regex": "a"}, "grammar": 'root ::= "a"'})
+    assert "exclude each other" in told.json()["error"]["message"]
+
+
+def test_the_effort_is_a_variable_of_the_template(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service, "settings", replace(server.service.settings, chat_template=TEMPLATE))
+
+    def prompt(**fields: Any) -> str:
+        return str(server.post("/apply-template", {"messages": HI} | fields).json()["prompt"])
+
+    assert prompt(reasoning_effort="high").startswith("high|True|")
+    assert prompt(reasoning_effort="none").startswith("|False|")
+    assert prompt(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"}).startswith("low|True|")
+    told = server.post(CHAT, {"messages": HI, "reasoning_effort": "much"})
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "reasoning_effort")
