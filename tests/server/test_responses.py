@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,25 @@ def test_functions(client: Any) -> None:
     ]
     chat = client.chat.completions.create(model="tiny", messages=asked, seed=3, max_tokens=12)
     assert ask(client, input=talk).output_text == chat.choices[0].message.content
+
+
+def test_what_reasoning_models_are_asked_with(client: Any, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    thoughts = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc", "status": "completed"}
+    talk: Any = [USER, thoughts, {"role": "assistant", "content": "yes"}, thoughts, {"role": "user", "content": "so"}]
+    plain = ask(client, input=[item for item in talk if item is not thoughts])
+    options: Any = {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}, "truncation": "disabled"}
+    asked = ask(client, input=talk, **options, reasoning={"effort": "low", "summary": "auto"})
+    assert asked.output_text == plain.output_text
+    assert asked.usage.input_tokens == plain.usage.input_tokens
+    template = "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(server.service, "settings", replace(server.service.settings, chat_template=template))
+    lengths = [ask(client, input="hi", reasoning=r).usage.input_tokens for r in ({"effort": "high"}, {})]
+    assert lengths[0] > lengths[1]
+    told = server.post(ANSWER, {"input": "hi", "include": ["message.output_text.logprobs"]})
+    assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_value")
+    assert server.post(ANSWER, {"input": [thoughts]}).json()["error"]["param"] == "input"
+    late = [USER, thoughts, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]
+    assert server.post(ANSWER, {"input": late}).json()["error"]["param"] == "input[2].arguments"
 
 
 USER = {"role": "user", "content": "hi"}

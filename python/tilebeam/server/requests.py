@@ -51,6 +51,7 @@ def _none_is_no_limit(value: int) -> int:
     return value
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 MostTokens = Annotated[int, Field(ge=-1), AfterValidator(_none_is_no_limit)]
 
 
@@ -526,7 +527,7 @@ class ChatRequest(Generation):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: MostTokens | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tilebeam.server.errors import ApiError, from_validation
-from tilebeam.server.requests import MAX_TOOLS, ChatRequest, FunctionName, Number, StreamOptions, Strict, Text, joined
+from tilebeam.server.requests import (
+    MAX_TOOLS,
+    ChatRequest,
+    Effort,
+    FunctionName,
+    Number,
+    StreamOptions,
+    Strict,
+    Text,
+    joined,
+)
 
 # A chat's fields in errors, and what they are made of.
 _IN_MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+(?:\[\d+\])?)*)")
@@ -22,6 +32,16 @@ _OWN_NAMES = (
     (r"\btool_choice\.function\b", "tool_choice"),
     (r"\bmax_(?:completion_)?tokens\b", "max_output_tokens"),
 )
+
+Included = Literal[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 _STATELESS = "is not taken: this server keeps no answers; send the whole conversation as input"
 
@@ -67,6 +87,15 @@ class ResultItem(_Item):
     output: Text | list[InputPart]
 
 
+class ReasoningItem(_Item):
+    """Thoughts of an earlier answer, which are not read again."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
 class FunctionTool(Strict):
     """A function that the model may call."""
 
@@ -98,6 +127,15 @@ class TextOptions(Strict):
     """How the text is written."""
 
     format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # without effect
+
+
+class Reasoning(Strict):
+    """How much the model thinks: a variable of its chat template. There are no summaries."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 @dataclass
@@ -123,7 +161,7 @@ class ResponsesRequest(Strict):
     """POST /v1/responses."""
 
     model: Text | None = None
-    input: Text | Annotated[list[MessageItem | CallItem | ResultItem], Field(min_length=1)]
+    input: Text | Annotated[list[MessageItem | CallItem | ResultItem | ReasoningItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: Number | None = Field(None, ge=0, le=100)
@@ -131,6 +169,7 @@ class ResponsesRequest(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -140,10 +179,12 @@ class ResponsesRequest(Strict):
     store: Literal[False] | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    include: list[Any] | None = Field(None, max_length=0)
+    # Of tools that are not there, and thoughts that are not hidden.
+    include: list[Included] | None = Field(None, max_length=16)
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     previous_response_id: None = None
     conversation: None = None
     # Extensions, as for chats:
@@ -178,6 +219,8 @@ class ResponsesRequest(Strict):
         fields: dict[str, Any] = {name: getattr(self, name) for name in same}
         fields["messages"], _ = self._messages()
         fields["max_completion_tokens"] = self.max_output_tokens
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
         if self.stream:
             fields["stream_options"] = {"include_usage": True}
         if self.tools is not None:
@@ -225,6 +268,8 @@ class ResponsesRequest(Strict):
         if isinstance(self.input, str):
             return [*found, {"role": "user", "content": self.input}], [*places, _Place("input")]
         for i, item in enumerate(self.input):
+            if isinstance(item, ReasoningItem):
+                continue
             if not isinstance(item, CallItem):
                 places.append(_Place(f"input[{i}]"))
             if isinstance(item, MessageItem):
