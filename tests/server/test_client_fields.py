@@ -10,10 +10,10 @@ import pytest
 from tilebeam import LM, SamplingParams
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
-pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from server_kit import CHAT, HI, PROMPT, TEXT, Running
+from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running  # noqa: E402
 
 NEUTRAL: dict[str, Any] = {
     "user": "u",
@@ -136,3 +136,10 @@ def test_the_effort_is_a_variable_of_the_template(server: Running, monkeypatch: 
     assert prompt(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"}).startswith("low|True|")
     told = server.post(CHAT, {"messages": HI, "reasoning_effort": "much"})
     assert (told.status_code, told.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+@pytest.mark.parametrize("where", ["/health", "/v1/health", "/v1/models", "/models"])
+def test_heads(server: Running, where: str) -> None:
+    told = httpx.head(f"{server.url}{where}", timeout=PATIENCE)
+    assert (told.status_code, told.content) == (200, b"")
+    assert httpx.head(f"{server.url}{TEXT}", timeout=PATIENCE).status_code == 405

@@ -148,6 +148,7 @@ def test_health_is_that_of_the_best_replica() -> None:
     }
     assert asked(Replicas(about={"r1": {"health": bad}}), "GET", "/v1/health").status_code == 503
     assert asked(Replicas(), "GET", "/health").status_code == 503
+    assert asked(Replicas(about={"r1": {"health": good}}), "HEAD", "/health").status_code == 200
 
 
 METRICS = b"""# HELP tilebeam_slots Samples.

@@ -99,6 +99,8 @@ def _routes(app: FastAPI, models: Models) -> None:
 
     @app.get("/v1/models")
     @app.get("/models", include_in_schema=False)
+    @app.head("/v1/models", include_in_schema=False)
+    @app.head("/models", include_in_schema=False)
     async def listed() -> dict[str, Any]:
         """The models, under each of their names."""
         return models.listed()
@@ -110,6 +112,8 @@ def _routes(app: FastAPI, models: Models) -> None:
 
     @app.get("/health")
     @app.get("/v1/health", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
+    @app.head("/v1/health", include_in_schema=False)
     async def health() -> JSONResponse:
         """200 while requests are answered, be it after a model is loaded; 503 with the reason while not."""
         status, body = models.health()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI, Request
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
 from tilebeam.outputs import Usage
@@ -68,18 +69,30 @@ class Document(Strict):
 
 
 class RerankRequest(Strict):
-    """POST /v1/rerank."""
+    """POST /v1/rerank: `documents`, or `texts` as in the form of Text Embeddings Inference."""
 
     query: Text
-    documents: list[Text | Document] = Field(min_length=1, max_length=_MOST_TEXTS)
+    documents: list[Text | Document] | None = Field(None, min_length=1, max_length=_MOST_TEXTS)
+    texts: list[Text] | None = Field(None, min_length=1, max_length=_MOST_TEXTS)
     model: Text | None = None
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
+    return_text: bool = False
+    raw_scores: Literal[True] | None = None  # as they are
+    truncate: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> RerankRequest:
+        if (self.documents is None) == (self.texts is None):
+            raise ValueError("documents is required, or texts as in the form of Text Embeddings Inference, not both")
+        if self.return_text and self.texts is None:
+            raise ValueError("return_text goes with texts; with documents it is return_documents")
+        return self
 
     @property
-    def texts(self) -> list[str]:
+    def candidates(self) -> list[str]:
         """The documents' texts."""
-        return [d if isinstance(d, str) else d.text for d in self.documents]
+        return [d if isinstance(d, str) else d.text for d in self.documents or self.texts or ()]
 
 
 def add_embedding_routes(app: FastAPI, models: Models) -> None:
@@ -110,15 +123,20 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
     @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/reranking", include_in_schema=False)
     @app.post("/v1/reranking", include_in_schema=False)
-    async def rerank(body: RerankRequest, request: Request) -> Json:
+    async def rerank(body: RerankRequest, request: Request) -> Json | list[Json]:
         """Documents by their relevance to a query, the most relevant first."""
         service = models.of(body.model)
-        scores, tokens = await service.in_thread(request, lambda loaded, stopped: _ranked(loaded, body, stopped))
+        texts, named = body.candidates, "documents" if body.texts is None else "texts"
+        scores, tokens = await service.in_thread(
+            request, lambda loaded, stopped: ranked(loaded, [(body.query, texts)], stopped, ("query", named))
+        )
         service.metrics.observe(Usage(prompt_tokens=tokens))
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
+        if body.texts is not None:
+            told: list[Json] = [{"index": i, "score": scores[i]} for i in order]
+            return [one | {"text": texts[one["index"]]} for one in told] if body.return_text else told
         results: list[Json] = [{"index": i, "relevance_score": scores[i]} for i in order]
         if body.return_documents:
-            texts = body.texts
             results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {
@@ -157,20 +175,31 @@ def _embedded(lm: LM, body: EmbeddingRequest, stopped: threading.Event) -> tuple
     return np.concatenate(parts), sum(map(len, ids))
 
 
-def _ranked(loaded: Loaded, body: RerankRequest, stopped: threading.Event) -> tuple[list[float], int]:
-    """The documents' scores, and how many tokens were read."""
+def ranked(
+    loaded: Loaded, asked: Sequence[tuple[str, Sequence[str]]], stopped: threading.Event, fields: tuple[str, str]
+) -> tuple[list[float], int]:
+    """Scores of documents, and how many tokens were read.
+
+    Args:
+        asked: queries, each with its documents.
+        fields: those of the request that hold the queries and the documents.
+
+    Raises:
+        ApiError: the model does not rank, or a text is too long for it.
+        ClientGone: nobody waits any more.
+    """
     lm = loaded.lm
     if lm.info.pooling != "rank":
         raise bad_request(
             "This server's model is no rerank model (its file does not say pooling by rank): compare /v1/embeddings.",
             code="no_rerank_model",
         )
-    if body.query:
-        _check_length(lm, lm.tokenize(body.query, add_special=False, parse_special=False), "The query", "query")
+    for query in filter(None, dict(asked)):
+        _check_length(lm, lm.tokenize(query, add_special=False, parse_special=False), "The query", fields[0])
 
     def prompts() -> Iterator[list[int]]:
-        for i, ids in enumerate(lm.rerank_prompts(body.query, body.texts)):
-            _check_length(lm, ids, f"documents[{i}], with the query,", "documents")
+        for i, ids in enumerate(chain.from_iterable(lm.rerank_prompts(*pair) for pair in asked)):
+            _check_length(lm, ids, f"{fields[1]}[{i}], with the query,", fields[1])
             yield ids
 
     # Made while the model reads: all of them hold the query, and may be much longer than the request.

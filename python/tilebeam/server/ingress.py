@@ -63,6 +63,8 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
 
     @app.get("/health")
     @app.get("/v1/health")
+    @app.head("/health")
+    @app.head("/v1/health")
     async def health() -> JSONResponse:
         """200 while a replica answers."""
         told = await replicas.all("health", _PATIENCE)
