@@ -77,6 +77,9 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "maximum": -5}, ["-5", "-123456"], ["-4", "0"]),
     ({"minimum": 3, "maximum": 4.25}, ["3", "3.99", "4.25", "4.2"], ["2.99", "4.26", "4.3", "3e1"]),
     ({"type": "number", "multipleOf": 0.01, "minimum": 0}, ["0", "9.99", "1.5"], ["0.001", "-1"]),
+    ({"type": "integer", "multipleOf": 7}, ["0", "7", "-14", "999999", "1001"], ["1", "-0", "07", "1000", "-15"]),
+    ({"type": "integer", "multipleOf": 1000}, ["0", "5000", "-12000"], ["500", "1001", "00"]),
+    ({"type": "number", "multipleOf": 15, "minimum": 20, "maximum": 100}, ["30", "90"], ["15", "105", "31", "30.0"]),
     ({"type": "number", "multipleOf": 1, "maximum": 3}, ["3", "-17"], ["3.5", "4"]),
     ({"type": "integer", "format": "uint8"}, ["0", "255"], ["256", "-1"]),
     ({"type": ["string", "null"], "minLength": 2, "maxLength": 3}, ['"ab"', '"a\\n"', "null"], ['"a"', '"abcd"', "1"]),
@@ -138,7 +141,10 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"title": "T", "description": "d", "default": 1, "x-mine": 2, "type": "null"}, ["null"], ["1"]),
 ]
 REFUSED: list[tuple[Any, str, str]] = [
-    ({"type": "integer", "multipleOf": 3}, "multipleOf", "for integers"),
+    ({"type": "integer", "multipleOf": 2.5}, "multipleOf", "for integers"),
+    ({"type": "integer", "multipleOf": 0}, "multipleOf", "for integers"),
+    ({"type": "integer", "multipleOf": 1001}, "multipleOf", "up to 1000"),
+    ({"type": "integer", "multipleOf": 997}, "multipleOf", "so wide a range"),
     ({"type": "number", "multipleOf": 0.3}, "multipleOf", "0.01"),
     ({"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}, "format", "#/properties/a: "),
     ({"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),
@@ -264,6 +270,49 @@ def test_combinations_of_recursive_schemas_end() -> None:
             deep = {"items": deep}
         with pytest.raises(SchemaError, match=r"too deep|rules"):
             grammar_of_schema(deep)
+
+
+NULLABLE: dict[str, Any] = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "string", "nullable": False, "maxLength": 1},
+                "next": {"$ref": "#/$defs/node", "nullable": True},
+                "both": {"allOf": [{"enum": [1, 2], "nullable": True}, {"enum": [2, 3], "nullable": True}]},
+            },
+            "required": ["v", "next"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+def test_what_openapi_calls_nullable() -> None:
+    plain = Gbnf(grammar_of_schema({"type": "integer", "maximum": 9, "minimum": 8, "nullable": True}))
+    assert [text for text in ("8", "9", "null", "7", '"8"') if plain.matches(text)] == ["8", "9", "null"]
+    grammar = Gbnf(grammar_of_schema(NULLABLE))
+    inner = '{"v": "b", "next": null}'
+    for text in (inner, f'{{"v": "a", "next": {inner}}}', '{"v": "", "next": null, "both": null}'):
+        assert grammar.matches(text), text
+    assert grammar.matches('{"v": "", "next": null, "both": 2}')
+    for text in ("null", '{"v": null, "next": null}', '{"v": "", "next": null, "both": 1}'):
+        assert not grammar.matches(text), text
+    with pytest.raises(SchemaError, match=r"^#/properties/a: the keyword 'not'"):
+        grammar_of_schema({"properties": {"a": {"not": {}, "nullable": True}}})
+    with pytest.raises(SchemaError, match="nullable"):
+        grammar_of_schema({"nullable": "yes"})
+
+
+@pytest.mark.parametrize("step", [2, 7, 15, 24, 100, 250])
+def test_multiples_are_all_there_and_no_others(step: int) -> None:
+    for low, high in ((-130, 1210), (0, 99), (95, 105), (None, 60), (980, None)):
+        ends = {k: v for k, v in (("minimum", low), ("maximum", high)) if v is not None}
+        schema = {"anyOf": [{"type": "integer", "multipleOf": step} | ends, {"const": "none"}]}
+        grammar = Gbnf(grammar_of_schema(schema))
+        for value in [*range(-150, 131), *range(980, 1230)]:
+            fits = value % step == 0 and (low is None or low <= value) and (high is None or value <= high)
+            assert grammar.matches(str(value)) == fits, (value, low, high)
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
             "messages": HI,
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"schema": {"properties": {"a": {"type": "integer", "multipleOf": 7}}}},
+                "json_schema": {"schema": {"properties": {"a": {"type": "integer", "multipleOf": 7.5}}}},
             },
         },
         400,

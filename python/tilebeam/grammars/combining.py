@@ -53,7 +53,15 @@ def unsupported(keyword: str, why: str = "") -> SchemaError:
 
 def facts(schema: Mapping[str, Any]) -> Plain:
     """What restricts: a schema without its annotations and keywords of the user's own (x-..)."""
-    return {k: v for k, v in schema.items() if k not in ANNOTATIONS and not k.startswith("x-")}
+    found = {k: v for k, v in schema.items() if k not in ANNOTATIONS and not k.startswith("x-")}
+    return {k: v for k, v in found.items() if k != "nullable" or v is not False}
+
+
+def or_null(schema: Any) -> list[Any] | None:
+    """What a schema of OpenAPI that is nullable allows: what it says otherwise, or null. None: it is not nullable."""
+    if not isinstance(schema, dict) or schema.get("nullable") is not True:
+        return None
+    return [{k: v for k, v in schema.items() if k != "nullable"}, {"type": "null"}]
 
 
 class Combiner:
@@ -94,6 +102,8 @@ class Combiner:
         self._steps += 1
         if self._steps > _MOST_STEPS:
             raise SchemaError("the schema has too many combinations", "allOf")
+        if (options := or_null(schema)) is not None:
+            return [found for option in options for found in self.plain(option, within)]
         if isinstance(schema, bool):
             return [{}] if schema else []
         if not isinstance(schema, dict):

@@ -22,11 +22,13 @@ from tilebeam.grammars.combining import (
     Plain,
     SchemaError,
     facts,
+    or_null,
     same,
     type_names,
     unsupported,
 )
 from tilebeam.grammars.gbnf import either, in_class, json_literal, repeated
+from tilebeam.grammars.multiples import LARGEST, TooManyRules, multiples
 from tilebeam.grammars.patterns import CHAR, FORMATS, PatternError, string_rule
 from tilebeam.grammars.ranges import Bound
 
@@ -133,6 +135,8 @@ class _Converter:
     def _optional_rule(self, schema: Any, path: str) -> str | None:
         """The rule of a schema, None if nothing is valid under it."""
         try:
+            if (options := or_null(schema)) is not None:
+                return self._any_of(options, path, keyword="")
             if isinstance(schema, dict):
                 restricting = facts(schema)
                 if [*restricting] == ["$ref"]:
@@ -173,10 +177,11 @@ class _Converter:
             self._rules[name] = body
         return self._references[reference]
 
-    def _any_of(self, options: list[Any], path: str) -> str | None:
+    def _any_of(self, options: list[Any], path: str, keyword: str = "/anyOf") -> str | None:
         if not options:
             raise SchemaError("anyOf is a list of schemas", "anyOf")
-        rules = [self._optional_rule(option, f"{path}/anyOf/{i}") for i, option in enumerate(options)]
+        paths = [f"{path}{keyword}/{i}" if keyword else path for i in range(len(options))]
+        rules = [self._optional_rule(option, where) for option, where in zip(options, paths, strict=True)]
         found = [rule for rule in rules if rule is not None]
         return self.rule(path, " | ".join(dict.fromkeys(found))) if found else None
 
@@ -198,10 +203,14 @@ class _Converter:
     # --- numbers and strings --------------------------------------------------------------------------------------
 
     def _integer(self, schema: Plain, path: str) -> str | None:
-        del path
-        if schema.get("multipleOf", 1) != 1:
-            raise unsupported("multipleOf", "for integers")
         low, high = _bounds(schema)
+        if (step := schema.get("multipleOf", 1)) != 1:
+            if step != int(step) or not 1 <= step <= LARGEST:
+                raise unsupported("multipleOf", f"for integers but for whole numbers up to {LARGEST}")
+            try:
+                return multiples(int(step), low, high, lambda body: self.rule(f"{path}/multipleOf", body))
+            except TooManyRules:
+                raise unsupported("multipleOf", f"of {step} in so wide a range") from None
         return "integer" if low is None and high is None else ranges.whole_numbers(low, high)
 
     def _number(self, schema: Plain, path: str) -> str | None:
@@ -211,10 +220,10 @@ class _Converter:
             return "number" if low is None and high is None else ranges.decimals(low, high)
         digits = step.normalize().as_tuple()
         places = -int(digits.exponent)
-        if digits.digits != (1,) or digits.sign or not 0 <= places <= ranges.DIGITS:
-            raise unsupported("multipleOf", "but for 1, 0.1, 0.01 and so on")
-        if places == 0:
-            return self._integer({k: v for k, v in schema.items() if k != "multipleOf"}, path)
+        if places <= 0:
+            return self._integer(schema, path)
+        if digits.digits != (1,) or digits.sign or places > ranges.DIGITS:
+            raise unsupported("multipleOf", "but for whole numbers, 0.1, 0.01 and so on")
         return ranges.decimals(low, high, places)
 
     def _string(self, schema: Plain, path: str) -> str | None:

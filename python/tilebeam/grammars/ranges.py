@@ -24,14 +24,7 @@ class Bound:
 
 def whole_numbers(low: Bound | None, high: Bound | None) -> str | None:
     """The whole numbers of a range; None: the range holds none."""
-    least = None if low is None else int(low.value.to_integral_value(ROUND_CEILING))
-    most = None if high is None else int(high.value.to_integral_value(ROUND_FLOOR))
-    if low is not None and least is not None and low.open and least == low.value:
-        least += 1
-    if high is not None and most is not None and high.open and most == high.value:
-        most -= 1
-    least = -_beyond(most) if least is None else least
-    most = _beyond(least) if most is None else most
+    least, most = whole_range(low, high)
     if least > most:
         return None
     parts = []
@@ -40,6 +33,22 @@ def whole_numbers(low: Bound | None, high: Bound | None) -> str | None:
     if most >= 0:
         parts.append(_naturals(max(0, least), most))
     return either(*parts)
+
+
+def whole_range(low: Bound | None, high: Bound | None, digits: int = DIGITS) -> tuple[int, int]:
+    """The least and the largest whole number of a range.
+
+    Args:
+        digits: of numbers without a bound, where the other bound has less.
+    """
+    least = None if low is None else int(low.value.to_integral_value(ROUND_CEILING))
+    most = None if high is None else int(high.value.to_integral_value(ROUND_FLOOR))
+    if low is not None and least is not None and low.open and least == low.value:
+        least += 1
+    if high is not None and most is not None and high.open and most == high.value:
+        most -= 1
+    least = -_beyond(most, digits) if least is None else least
+    return least, _beyond(least, digits) if most is None else most
 
 
 def decimals(low: Bound | None, high: Bound | None, places: int = DIGITS) -> str | None:
@@ -64,9 +73,9 @@ def decimals(low: Bound | None, high: Bound | None, places: int = DIGITS) -> str
     return either(*found) if found else None
 
 
-def _beyond(value: int | None) -> int:
+def _beyond(value: int | None, digits: int = DIGITS) -> int:
     """Where a range without a bound ends: many digits, more than the other bound has."""
-    return int(10 ** max(DIGITS, len(str(abs(value or 0))) + 1)) - 1
+    return int(10 ** max(digits, len(str(abs(value or 0))) + 1)) - 1
 
 
 def _empty(low: Bound, high: Bound) -> bool:
