@@ -8,13 +8,22 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from tilebeam.checks import is_finite, is_whole
 from tilebeam.errors import TilebeamError
 
 # llama.cpp takes this seed for "draw one yourself"; sequence seeds are reduced so that they never hit it.
 _RANDOM_SEED = 0xFFFFFFFF
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """What tells its JSON schema: a class of pydantic's."""
+
+    def model_json_schema(self) -> Mapping[str, Any]:
+        """The schema."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class SamplingParams:
             the vocabulary; 0: none.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
             text. Checked before anything is decoded.
-        json_schema: the text is JSON that is valid under this schema: a dict, or JSON text. A keyword that no grammar
-            can keep is an error that names it.
+        json_schema: the text is JSON that is valid under this schema: a dict, JSON text, or a class of pydantic's. A
+            keyword that no grammar can keep is an error that names it.
         regex: the text matches this regular expression from its beginning to its end: characters, classes, groups,
             alternatives, repetitions; no look-around, no references. Of grammar, json_schema and regex only one.
         speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
@@ -72,7 +81,7 @@ class SamplingParams:
     logprobs: bool = False
     top_logprobs: int = 0
     grammar: str | None = None
-    json_schema: Mapping[str, Any] | bool | str | None = None
+    json_schema: Mapping[str, Any] | bool | str | HasSchema | None = None
     regex: str | None = None
     logit_bias: Mapping[int, float] | None = None
     lora: Sequence[float] | None = None
@@ -84,6 +93,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.json_schema, HasSchema):
+            object.__setattr__(self, "json_schema", self.json_schema.model_json_schema())
         if isinstance(self.lora, list | tuple):
             object.__setattr__(self, "lora", tuple(self.lora))
         self.validate()
@@ -146,7 +157,7 @@ class SamplingParams:
         )
         need(
             self.json_schema is None or _is_schema(self.json_schema),
-            f"json_schema must be a JSON schema, as a dict or as JSON text, not {self.json_schema!r}",
+            f"json_schema must be a JSON schema: a dict, JSON text or a pydantic model, not {self.json_schema!r}",
         )
         need(
             [self.grammar, self.json_schema, self.regex].count(None) >= 2,
