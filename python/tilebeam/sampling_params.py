@@ -63,6 +63,7 @@ class SamplingParams:
         lora: scales of the LoRA adapters that the model was loaded with, in their order; 0 leaves one out, as does a
             list that is too short. None: as they were loaded. Prompts with other scales do not share batches or cells.
         logit_bias: added to the logits of tokens before anything else; ``-math.inf`` bans one.
+        spelled: control tokens that the text shows, as a template spells them; others are no text.
     """
 
     n: int = 1
@@ -89,6 +90,7 @@ class SamplingParams:
     hidden: bool = False
     hidden_steps: str = ""
     hidden_prompt: bool = False
+    spelled: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -168,6 +170,7 @@ class SamplingParams:
             self.hidden or not (self.hidden_steps or self.hidden_prompt),
             "hidden_steps and hidden_prompt need hidden=True",
         )
+        need(all(map(is_whole, self.spelled)), f"spelled must hold tokens, not {self.spelled!r}")
         for token, bias in (self.logit_bias or {}).items():
             need(is_whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
             fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
-from tilebeam.server.tool_calls import CallReader, Family
+from tilebeam.server.tool_calls import CallReader
+from tilebeam.server.tool_families import FAMILIES
 
-NAMES = ("weather", "add_two", "a.b")
+NAMES: dict[str, Any] = {"weather": {}, "add_two": {}, "a.b": {}}
 W = '{"name": "weather", "arguments": {"city": "Bern }\\" [", "n": [1, {"x": 2}]}}'
 A = '{"name":"add_two","parameters":{"a":1,"b":-2}}'
 Z = '{"name": "a.b", "arguments": {}}'
 CITY = '{"city": "Bern }\\" [", "n": [1, {"x": 2}]}'
 TWO = '{"a":1,"b":-2}'
 
-CASES: list[tuple[Family, str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "just text <tool", "just text <tool", []),
     ("hermes", f"<tool_call>\n{W}\n</tool_call>", "", [("weather", CITY)]),
     ("hermes", f"Let me see.\n<tool_call>\n{W}\n</tool_call>\n<tool_call>{A}</tool_call>\n", "Let me see.",
@@ -63,8 +64,8 @@ CASES: list[tuple[Family, str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-def read(family: Family, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    reader = CallReader(family, NAMES)
+def read(family: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    reader = CallReader(FAMILIES[family], NAMES)
     text, calls = "", []
     for event in [e for piece in pieces for e in reader.feed(piece)] + reader.end():
         if event.call is None:
@@ -79,7 +80,7 @@ def read(family: Family, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]
 
 
 @pytest.mark.parametrize(("family", "text", "said", "calls"), CASES)
-def test_calls_in_a_text(family: Family, text: str, said: str | None, calls: Any) -> None:
+def test_calls_in_a_text(family: str, text: str, said: str | None, calls: Any) -> None:
     wanted = (text if said is None else said, calls)
     assert read(family, [text]) == wanted
     assert read(family, list(text)) == wanted
@@ -96,7 +97,7 @@ PARTS = st.sampled_from([*MARKS, *BITS, W, A, Z])
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(PARTS, max_size=10), st.sampled_from(["hermes", "mistral", "llama", "json"]), st.integers(1, 7))
-def test_pieces_make_no_difference(parts: list[str], family: Family, size: int) -> None:
+def test_pieces_make_no_difference(parts: list[str], family: str, size: int) -> None:
     text = "".join(parts)
     whole = read(family, [text])
     assert read(family, [text[i : i + size] for i in range(0, len(text), size)]) == whole
@@ -106,9 +107,9 @@ def test_pieces_make_no_difference(parts: list[str], family: Family, size: int) 
 
 
 @pytest.mark.parametrize(("family", "text", "said", "calls"), [case for case in CASES if case[3]])
-def test_only_the_first_call_is_told_where_one_is_allowed(family: Family, text: str, said: str, calls: Any) -> None:
+def test_only_the_first_call_is_told_where_one_is_allowed(family: str, text: str, said: str, calls: Any) -> None:
     for pieces in ([text], list(text)):
-        reader = CallReader(family, NAMES, several=False)
+        reader = CallReader(FAMILIES[family], NAMES, several=False)
         events = [event for piece in pieces for event in reader.feed(piece)] + reader.end()
         assert "".join(event.text for event in events if event.call is None) == said
         assert [event.name for event in events if event.name is not None] == [calls[0][0]]
@@ -116,7 +117,7 @@ def test_only_the_first_call_is_told_where_one_is_allowed(family: Family, text: 
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = CallReader("hermes", NAMES)
+    reader = CallReader(FAMILIES["hermes"], NAMES)
     events = [event for char in f"<tool_call>\n{W}\n</tool_call>" for event in reader.feed(char)]
     arguments = [e.text for e in events if e.call == 0 and e.name is None]
     assert len(arguments) > 20

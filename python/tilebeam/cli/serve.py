@@ -27,7 +27,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions, default_threads
 from tilebeam.ray_cluster import package
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.settings import Settings
+from tilebeam.server.settings import ReasoningFormat, Settings
 from tilebeam.text_files import read_text, unescaped
 
 if TYPE_CHECKING:
@@ -76,6 +76,13 @@ def serve(
             help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'. A request's own come first.",
         ),
     ] = "{}",
+    reasoning_format: Annotated[
+        ReasoningFormat,
+        typer.Option(
+            "--reasoning-format",
+            help="Thoughts of chats: apart from the text, in reasoning_content (deepseek, which auto is), or none.",
+        ),
+    ] = Settings.reasoning_format,
     cache_prompt: Annotated[
         bool,
         typer.Option(
@@ -217,6 +224,7 @@ def serve(
         max_tokens=n_predict,
         chat_template=chat_template,
         chat_template_kwargs=variables,
+        reasoning_format=reasoning_format,
         cors_origins=tuple(cors_origin or ()),
         shutdown_seconds=shutdown,
         models_max=models_max,

@@ -386,7 +386,13 @@ class Engine:
         ended = sample.tokens and self.vocab.is_end(sample.tokens[-1]) and not sample.request.params.ignore_eos
         tokens = sample.tokens[sample.detokenized : len(sample.tokens) - bool(ended)]
         sample.detokenized += len(tokens)
-        return sample.detokenizer.feed(b"".join(map(self.vocab.piece, tokens)))
+        spelled, vocab = sample.request.params.spelled, self.vocab
+        pieces = (
+            (vocab.spelling(t).encode() if t in spelled else vocab.piece(t) for t in tokens)
+            if spelled
+            else (map(vocab.piece, tokens))
+        )
+        return sample.detokenizer.feed(b"".join(pieces))
 
     def _no_token(self, sample: Sample, complex: bool) -> None:
         """Grammar and logit_bias forbid every token, or (`complex`) it takes too many steps to see which they allow."""

@@ -503,6 +503,7 @@ class Message(Strict):
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
+    reasoning_content: Text | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Message:
@@ -528,6 +529,7 @@ class ChatRequest(Generation):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: MostTokens | None = None
     reasoning_effort: Effort | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

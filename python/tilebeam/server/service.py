@@ -35,6 +35,7 @@ from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
+from tilebeam.server.thoughts import marks_of
 from tilebeam.server.tools import use_of
 
 if TYPE_CHECKING:
@@ -293,14 +294,19 @@ class Service:
             raise bad_request(f"This server's model writes no text: ask {asked}.", code="no_generation")
         if not isinstance(plan.body, ChatRequest):
             return plan
-        return replace(plan, tools=use_of(plan.body, lm, self.settings.chat_template))
+        if plan.body.search is not None:
+            return plan
+        template = self.settings.chat_template or lm.chat_template or ""
+        tools = use_of(plan.body, lm, self.settings.chat_template)
+        apart = (plan.body.reasoning_format or self.settings.reasoning_format) != "none"
+        return replace(plan, tools=tools, marks=marks_of(template) if apart or tools else None, apart=apart)
 
     async def _prepared(self, lm: LM, plan: Plan) -> tuple[list[Prompt], SamplingParams]:
         """Prompts and how to sample, which the model will not refuse. Not on the event loop: a long text or a large
         schema takes its time."""
 
         def prepare() -> tuple[list[Prompt], SamplingParams]:
-            params = replace(plan.params, grammar=plan.grammar())
+            params = replace(plan.params, grammar=plan.grammar(), spelled=plan.spelled(lm))
             prompts = plan.prompts(lm)
             for prompt in prompts:
                 if len(prompt.ids) >= lm.n_ctx:
@@ -341,7 +347,7 @@ class Service:
             outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
             raise unavailable("The model was stopped.", code="aborted", retry_after=2)
-        choices = await asyncio.to_thread(_choices, plan, plan.style(loaded.lm), outputs, echoes)
+        choices = await asyncio.to_thread(_choices, plan, plan.style(loaded.lm, prompts, params), outputs, echoes)
         usage = echo.added(formats.total_of(outputs), scoring)
         return self._finished(plan, choices, usage)
 
@@ -489,7 +495,7 @@ class EventStream(Response):
             drawn = [] if plan.body.draws_nothing else prompts
             streams = [await stack.enter_async_context(lm.astream(p.ids, params)) for p in drawn]
             await self._begin(send)
-            writer = Writer(plan, plan.style(lm), service.metrics, self._began)
+            writer = Writer(plan, plan.style(lm, prompts, params), service.metrics, self._began)
 
             text = await asyncio.to_thread(writer.opening, echoes)
             stopped = False

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tilebeam.errors import TilebeamError
 from tilebeam.sampling_params import SamplingParams
+
+# What becomes of thoughts, as llama-server names it: "auto" is "deepseek", apart from the text.
+ReasoningFormat = Literal["auto", "deepseek", "none"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Settings:
         max_tokens: of chats that do not say; None: until the context is full.
         chat_template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         chat_template_kwargs: variables of the template, for requests that do not set them.
+        reasoning_format: of chats that do not say: "none" leaves thoughts in the text.
         cors_origins: web pages that may ask from a browser.
         shutdown_seconds: that running requests get to end.
         models_max: models that are loaded at the same time; None: all.
@@ -42,6 +46,7 @@ class Settings:
     max_tokens: int | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_format: ReasoningFormat = "auto"
     cors_origins: tuple[str, ...] = ()
     shutdown_seconds: float = 30.0
     models_max: int | None = None

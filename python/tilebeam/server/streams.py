@@ -17,6 +17,7 @@ from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
+from tilebeam.server.thoughts import Marks, Thinking, is_open, texts_of
 from tilebeam.server.tool_style import ToolStyle
 from tilebeam.server.tools import ToolUse
 
@@ -39,6 +40,8 @@ class Plan:
         echo: the answer begins with the prompt.
         model: its name in the answer.
         tools: the functions that the model may call, None: it calls none.
+        marks: around its thoughts, None: it has none that are read.
+        apart: these are told apart from the text.
     """
 
     body: Generation
@@ -51,6 +54,8 @@ class Plan:
     echo: bool
     model: str
     tools: ToolUse | None = None
+    marks: Marks | None = None
+    apart: bool = True
 
     def grammar(self) -> str | None:
         """The grammar that the text has to match, None for any text.
@@ -65,11 +70,36 @@ class Plan:
         """The field that prompts come from."""
         return "messages" if isinstance(self.body, ChatRequest) else "prompt"
 
-    def style(self, lm: LM) -> Style:
-        """Writes the answer of this model."""
-        # The same tokens are told again and again.
-        options = (cache(lm.piece), cache(lm.spelling), self.logprobs, self.top, self.scored)
-        return self.endpoint(*options) if self.tools is None else ToolStyle(self.tools, *options)
+    def spelled(self, lm: LM) -> tuple[int, ...]:
+        """Control tokens that have to be seen to read calls and thoughts."""
+        texts = [*(self.tools.family.marks if self.tools is not None else ()), *texts_of(self.marks)]
+        return tuple({t for text in texts for t in lm.tokenize(text, add_special=False) if lm.is_control(t)})
+
+    def style(self, lm: LM, prompts: Sequence[Prompt] = (), params: SamplingParams | None = None) -> Style:
+        """Writes the answer of this model.
+
+        Args:
+            prompts, params: what it answers and how; none: it is a search.
+        """
+        spelled = params.spelled if params is not None else ()
+
+        @cache  # the same tokens are told again and again
+        def piece(token: int) -> bytes:
+            return lm.spelling(token) if token in spelled else lm.piece(token)
+
+        options = (piece, cache(lm.spelling), self.logprobs, self.top, self.scored)
+        thinking = self._thinking(prompts[0].text, params.grammar) if prompts and params is not None else None
+        if self.tools is None and thinking is None:
+            return self.endpoint(*options)
+        return ToolStyle(self.tools, *options, thinking=thinking)
+
+    def _thinking(self, prompt: str, grammar: str | None) -> Thinking | None:
+        """How the answer's thoughts are read. A grammar that knows no thoughts leaves no room for the rest of one."""
+        if self.marks is None or not isinstance(self.body, ChatRequest):
+            return None
+        continued = self.body.messages[-1].text if self.body.continue_final_message else None
+        opened = is_open(prompt, continued, self.marks) and (grammar is None or self.marks.closes in grammar)
+        return Thinking(self.marks, opened, self.apart)
 
     @property
     def scored(self) -> bool:

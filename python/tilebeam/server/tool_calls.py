@@ -1,36 +1,32 @@
-"""Calls of functions in what a model writes: a reader for each family of chat templates, fed piece by piece.
-
-    hermes    <tool_call>\\n{"name": .., "arguments": {..}}\\n</tool_call>, anywhere, several (Qwen, Hermes); and what
-              json takes: small models leave the marks out
-    mistral   [TOOL_CALLS][{"name": .., "arguments": {..}}, ..], or [TOOL_CALLS]NAME[ARGS]{..}
-    llama     {"name": .., "parameters": {..}}, the whole answer (Llama 3)
-    json      {"name": .., "arguments": {..}}, or a list of them, the whole answer: what other models are told to write
+"""Calls of functions in what a model writes: one reader, which a family of `tool_families` tells what to look for, fed
+piece by piece.
 
 What looks like a call of a function that the request does not have is text. However a text is cut into pieces, the same
-calls come of it.
+calls come of it. JSON arguments are told as they come, others when they are complete.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
-Family = Literal["hermes", "mistral", "llama", "json"]
+from tilebeam.server import tool_arguments
+from tilebeam.server.tool_families import Family
 
-# What begins a call: anywhere, or at the beginning of the answer. Control tokens may be missing from the text.
-_ANYWHERE: dict[Family, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}
-_AT_START: dict[Family, tuple[str, ...]] = {
-    "hermes": ("```json\n", "{", "["),
-    "mistral": ("[",),
-    "llama": ("<|python_tag|>", "{", "["),
-    "json": ("```json\n", "{", "["),
-}
-_CLOSING = ("</tool_call>", "```", "]")
+# What may stand between calls.
+_BETWEEN = (",", ";")
+_PART = re.compile(r"(\{name\}|\{id\}|\s+)")
+_IN_NAME = re.compile(r"[\w.:-]")
+_WORD = re.compile(r"[^<>\[\]{}\"\s]*")
 _HEAD = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)*"(?:tool_)?name"\s*:\s*"([^"\\]*)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_KEYS = ("name", "tool_name", "arguments", "parameters", "type", "function", "id", "tool_call_id")
 _SPACE = " \t\r\n"
 
 
@@ -41,11 +37,27 @@ class Event(NamedTuple):
         text: of the answer, or of the call's arguments.
         call: its number.
         name: its function, where it begins.
+        thought: the text is no answer's, but what the model thinks.
     """
 
     text: str
     call: int | None = None
     name: str | None = None
+    thought: bool = False
+
+
+class _Wait(Enum):
+    WAIT = 0  # more text will tell
+
+
+_WAIT = _Wait.WAIT
+
+
+class _Found(NamedTuple):
+    """A pattern in the text: where it ends, and the function that it names."""
+
+    end: int
+    name: str | None
 
 
 class CallReader:
@@ -53,22 +65,28 @@ class CallReader:
 
     Args:
         family: how the model writes calls.
-        names: the functions that there are.
+        functions: the parameters' schemas of the functions that there are, by name.
         several: tell more than the first call.
+        forced: the answer is nothing but calls.
     """
 
-    def __init__(self, family: Family, names: Collection[str], several: bool = True) -> None:
+    def __init__(
+        self, family: Family, functions: Mapping[str, Mapping[str, Any]], several: bool = True, forced: bool = False
+    ) -> None:
         self._family = family
-        self._names = names
+        self._functions = functions
+        self._names = sorted(functions, key=len, reverse=True)
         self._several = several
-        self._held = ""  # text that is not understood yet
+        self._forced = forced
+        self._held = family.lead  # text that is not understood yet
         self._opened = ""  # what began the call under way: text, if it is none
         self._state: Callable[[], bool] = self._begin
         self._events: list[Event] = []
-        self._final = False
-        self._json = _Scanner()
-        self._seen = 0  # characters of an object that the scanner has been given
+        self._final = self._cut = False
+        self._scanner = _Scanner()
+        self._seen = 0  # characters of an object or arguments that have been searched for their end
         self._within = False  # an object around the arguments
+        self._name = ""  # of a call whose arguments are not complete
         self.calls = 0
 
     def feed(self, text: str) -> list[Event]:
@@ -76,133 +94,241 @@ class CallReader:
         self._held += text
         return self._run()
 
-    def end(self) -> list[Event]:
-        """What is left when the answer ends."""
-        self._final = True
+    def end(self, cut: bool = False) -> list[Event]:
+        """What is left when the answer ends.
+
+        Args:
+            cut: not by the model: what may have become a call is dropped.
+        """
+        self._final, self._cut = True, cut
         return self._run()
 
     def _run(self) -> list[Event]:
         while self._state():
             pass
         events, self._events = self._events, []
-        return _joined([event for event in events if self._several or not event.call])
+        return joined([event for event in events if self._several or not event.call])
 
     # --- states: each returns whether there may be more to do --------------------------------------------------------
 
     def _begin(self) -> bool:
         """Nothing but white space yet."""
-        text = self._held.lstrip(_SPACE)
-        for start in _AT_START[self._family]:
-            if text.startswith(start):
-                rest = text[len(start) if start not in ("{",) else 0 :].lstrip(_SPACE)
-                if not rest and not self._final:
-                    return False
-                if rest.startswith("{"):
-                    return self._open(self._held[: len(self._held) - len(rest)])
-            elif start.startswith(text) and not self._final:
-                return False
-        if self._family == "mistral" and (named := self._named(text)) is not None:
-            return named
+        if self._family.bare is not None:
+            found = self._call_at(0, self._family.bare)
+            if found is _WAIT:
+                return self._final and self._dropped(self._forced)
+            if found is not None:
+                return self._open(found)
         self._state = self._text
         return True
 
     def _text(self) -> bool:
-        """Text, until a call begins."""
-        opener = _ANYWHERE.get(self._family)
-        at = self._held.find(opener) if opener else -1
-        if opener and at >= 0:
-            told = self._held[:at].rstrip(_SPACE)
-            self._tell(told)
-            self._opened, self._held = self._held[len(told) : at], self._held[at:]
+        """Text, until a mark comes."""
+        marks, silent = _openers(self._family), self._family.silent
+        places = ((p, -len(m), m) for m in marks + silent if (p := self._held.find(m)) >= 0)
+        at, _, mark = min(places, default=(-1, 0, ""))
+        if at >= 0 and (self._final or not self._may_grow(at, mark)):
+            told = self._held[:at]
+            if mark in silent and mark not in marks:
+                self._tell(told)
+                self._held = self._held[at + len(mark) :]
+                return True
+            kept = told.rstrip(_SPACE)
+            self._tell(kept)
+            self._opened, self._held = told[len(kept) :], self._held[at:]
             self._state = self._opening
             return True
-        keep = 0
-        if not self._final:
-            keep = max((n for n in range(len(opener or "")) if self._held.endswith((opener or "")[:n])), default=0)
-            while keep < len(self._held) and self._held[-keep - 1] in _SPACE:
-                keep += 1
+        keep = self._begun()
+        if self._final:
+            if self._cut and (keep > 1 or self._forced):  # half a mark
+                self._held = self._held[: len(self._held) - keep]
+            if self.calls:
+                self._held = self._held.rstrip(_SPACE)
+            keep = 0
+        while not self._final and keep < len(self._held) and self._held[-keep - 1] in _SPACE:
+            keep += 1
         told = self._held[: len(self._held) - keep]
-        if not (self.calls and told.isspace()):
-            self._tell(told)
+        self._tell(told)
         self._held = self._held[len(told) :]
         return False
 
+    def _begun(self) -> int:
+        """Characters at the end that may begin a mark."""
+        most = 0
+        for mark in _openers(self._family) + self._family.silent:
+            for n in range(min(len(mark) - 1, len(self._held)), most, -1):
+                if self._held.endswith(mark[:n]):
+                    most = n
+                    break
+        return most
+
+    def _may_grow(self, at: int, mark: str) -> bool:
+        """Whether a mark at the end may be a longer one."""
+        rest = self._held[at:]
+        return any(m != mark and m.startswith(rest) for m in self._family.silent + _openers(self._family))
+
     def _opening(self) -> bool:
-        """Behind the mark of a call."""
-        opener = _ANYWHERE[self._family]
-        rest = self._held[len(opener) :].lstrip(_SPACE)
-        if self._family == "mistral":
-            if rest.startswith("["):
-                rest = rest[1:].lstrip(_SPACE)
-            elif rest and (named := self._named(rest)) is not None:
-                return named
-        if rest.startswith("{"):
-            return self._open(self._held[: len(self._held) - len(rest)])
-        if not rest and not self._final:
-            return False
-        return self._give_up(opener)
+        """At the mark of a call."""
+        found = self._call_at(0)
+        if found is _WAIT:
+            return self._final and self._dropped(True)
+        if found is None:
+            rest = self._held
+            mark = max((m for m in _openers(self._family) if rest.startswith(m)), key=len)
+            return self._give_up(mark)
+        return self._open(found)
 
-    def _named(self, text: str) -> bool | None:
-        """A name and its arguments without an object around: a call, or its beginning; None: it is neither."""
-        found = re.match(r"([\w.:-]+)(?:\[ARGS\])?", text)
-        name = found[1] if found else ""
-        if found and name in self._names and text[found.end() :].startswith("{"):
-            self._held = text[found.end() :]
-            self._begin_call(name, within=False)
-            return True
-        waits = any(f"{n}[ARGS]".startswith(text) for n in self._names) and not self._final
-        return False if waits else None
+    def _call_at(self, at: int, more: Sequence[str] = ()) -> _Found | _Wait | None:
+        """What begins there: a call, up to its arguments; or it is not clear yet; or none."""
+        text = self._held
+        fences = (*self._family.fences, *more)
+        while True:
+            at = _past_space(text, at)
+            mark = max((m for m in fences if text.startswith(m, at)), key=len, default="")
+            waits = not self._final and any(m.startswith(text[at:]) and m != mark for m in fences)
+            if waits and (not mark or any(len(m) > len(mark) for m in fences if m.startswith(text[at:]))):
+                return _WAIT
+            if not mark:
+                break
+            at += len(mark)
+        waits = False
+        for head in self._family.heads:
+            found = self._matched(_parts(head), at, None)
+            if isinstance(found, _Found):
+                return found
+            waits = waits or found is _WAIT
+        return _WAIT if waits else None
 
-    def _open(self, opened: str) -> bool:
-        """An object begins that may be a call."""
-        self._opened, self._held = self._opened + opened, self._held[len(opened) :]
-        self._json, self._seen = _Scanner(), 0
-        self._state = self._object
+    def _matched(self, parts: tuple[str, ...], at: int, name: str | None) -> _Found | _Wait | None:
+        """A pattern in the text from there on."""
+        text = self._held
+        if not parts:
+            return self._arguments_at(at, name)
+        part, rest = parts[0], parts[1:]
+        if part.isspace():
+            return self._matched(rest, _past_space(text, at), name)
+        if part == "{name}":
+            waits = False
+            for one in self._names:
+                if text.startswith(one, at):
+                    found = self._matched(rest, at + len(one), one)
+                    if isinstance(found, _Found):
+                        return found
+                    waits = waits or found is _WAIT
+                else:
+                    waits = waits or one.startswith(text[at:])
+            return _WAIT if waits else None
+        if part == "{id}":
+            end = _WORD.match(text, at).end()  # type: ignore[union-attr]
+            return _WAIT if end == len(text) else self._matched(rest, end, name)
+        if text.startswith(part, at):
+            return self._matched(rest, at + len(part), name)
+        return _WAIT if part.startswith(text[at:]) else None
+
+    def _arguments_at(self, at: int, name: str | None) -> _Found | _Wait | None:
+        """Whether arguments begin there."""
+        text = self._held
+        if name is None or self._family.arguments in ("json", "gemma"):
+            at = _past_space(text, at)
+            return _WAIT if at == len(text) else _Found(at, name) if text[at] == "{" else None
+        if text.endswith(name, 0, at):  # nothing is behind the name: it has to end here
+            if at == len(text):
+                return _WAIT
+            if _IN_NAME.match(text[at]):
+                return None
+        return _Found(at, name)
+
+    def _open(self, found: _Found) -> bool:
+        """A call begins, or an object that may be one."""
+        opened, self._held = self._held[: found.end], self._held[found.end :]
+        self._opened += opened
+        self._scanner, self._seen = _Scanner(), 0
+        if found.name is None:
+            self._state = self._object
+        elif self._family.arguments == "json":
+            self._begin_call(found.name, within=False)
+        else:
+            self._scanner = _Scanner(1, "'\"")
+            self._name, self._state = found.name, self._block
         return True
 
     def _object(self) -> bool:
         """An object whose function is not known yet."""
         found = _HEAD.match(self._held)
-        if found and found[1] in self._names:
+        if found and found[1] in self._functions:
             self._held = self._held[found.end() :]
             self._begin_call(found[1], within=True)
             return True
-        end = self._json.end(self._held[self._seen :])
+        end = self._scanner.end(self._held[self._seen :])
         if end is None:
             self._seen = len(self._held)
-            return self._final and self._give_up("")
+            return self._final and self._dropped(
+                bool(self.calls or self._opened.strip(_SPACE + "[{,;")) or self._like()
+            )
         end += self._seen
         call = _whole_call(self._held[:end])
-        if call is None or call[0] not in self._names:
+        if call is None or call[0] not in self._functions:
             return self._give_up(self._held[:end])
         self._held = self._held[end:]
-        self._begin_call(call[0], within=False)
-        self._events.append(Event(call[1], self.calls - 1))
-        self._state = self._after
+        self._told_call(*call)
         return True
+
+    def _like(self) -> bool:
+        """Whether the beginning of an object is that of a call."""
+        key = re.match(r'\{\s*(?:$|"(\w*)(?:$|"\s*(?:$|:\s*(?:$|"([^"]*)))))', self._held)
+        if self._forced or key is None:
+            return self._forced
+        begun = key[1] or ""
+        if begun in ("name", "tool_name") and key[2]:
+            return any(name.startswith(key[2]) for name in self._names)
+        return any(name.startswith(begun) for name in _KEYS)
+
+    def _block(self) -> bool:
+        """Arguments that are read when they are complete."""
+        kind, mark = self._family.arguments, self._family.end
+        if kind == "python":
+            end = self._scanner.end(self._held[self._seen :])
+            at = -1 if end is None else self._seen + end - 1
+        else:
+            at = self._held.find(mark, max(0, self._seen - len(mark)))
+        if at < 0:
+            self._seen = len(self._held)
+            return self._final and self._dropped(True)
+        given = tool_arguments.read(kind, self._held[:at], self._functions[self._name])
+        if given is None:
+            return self._give_up(self._held[: at + len(mark)])
+        self._held = self._held[at + len(mark) :]
+        self._told_call(self._name, given)
+        return True
+
+    def _told_call(self, name: str, arguments: str) -> None:
+        """A complete call."""
+        self._begin_call(name, within=False)
+        self._events.append(Event(arguments, self.calls - 1))
+        self._state = self._after
 
     def _begin_call(self, name: str, within: bool) -> None:
         self._events.append(Event("", self.calls, name))
         self.calls += 1
         self._opened = ""
-        self._json, self._within = _Scanner(), within
+        self._scanner, self._within = _Scanner(), within
         self._state = self._arguments
 
     def _arguments(self) -> bool:
         """Within a call's arguments."""
-        end = self._json.end(self._held)
+        end = self._scanner.end(self._held)
         told = self._held if end is None else self._held[:end]
         self._events.append(Event(told, self.calls - 1))
         self._held = self._held[len(told) :]
         if end is None:
             return False
-        self._json = _Scanner(1)
+        self._scanner = _Scanner(1)
         self._state = self._closing if self._within else self._after
         return True
 
     def _closing(self) -> bool:
         """Behind the arguments: what else the object holds is nobody's."""
-        end = self._json.end(self._held)
+        end = self._scanner.end(self._held)
         self._held = "" if end is None else self._held[end:]
         if end is None:
             return False
@@ -211,23 +337,33 @@ class CallReader:
 
     def _after(self) -> bool:
         """Behind a call: its closing mark, another one, or text."""
-        rest = self._held.lstrip(_SPACE)
-        for mark in _CLOSING:
-            if mark.startswith(rest) and rest != mark and not self._final:
-                return False
+        at = _past_space(self._held, 0)
+        for mark in self._family.closes:
+            rest = self._held[at:]
             if rest.startswith(mark):
                 self._held = rest[len(mark) :]
                 return True
-        if rest[:1] in (",", ";", "{"):
-            following = rest.lstrip(",;" + _SPACE)
-            if following.startswith("{"):
-                return self._open(self._held[: len(self._held) - len(following)])
-            if not following and not self._final:
+            if mark.startswith(rest) and not self._final:
                 return False
-        if self._family == "mistral" and (named := self._named(rest)) is not None:
-            return named
+        while self._held[at : at + 1] in _BETWEEN:
+            at = _past_space(self._held, at + 1)
+        found = self._call_at(at)
+        if found is _WAIT and not self._final:
+            return False
+        if isinstance(found, _Found):
+            return self._open(found)
+        if found is _WAIT and self._cut:
+            self._held = ""
         self._state = self._text
         return True
+
+    def _dropped(self, cut: bool) -> bool:
+        """What may have become a call, had the answer not ended: dropped if it was cut, and text else."""
+        if self._cut and cut:
+            self._held = self._opened = ""
+            self._state = self._text
+            return True
+        return self._give_up(self._held)
 
     def _give_up(self, text: str) -> bool:
         """What looked like a call is text, up to the end of `text` at least."""
@@ -242,32 +378,56 @@ class CallReader:
 
 
 class _Scanner:
-    """Finds the end of a JSON object that comes piece by piece.
+    """Finds the end of a bracketed text that comes piece by piece: JSON, or a call of Python.
 
     Args:
         depth: of brackets that are open already.
+        quotes: characters around texts.
     """
 
-    def __init__(self, depth: int = 0) -> None:
+    def __init__(self, depth: int = 0, quotes: Literal['"', "'\""] = '"') -> None:
         self._depth = depth
-        self._quoted = self._escaped = False
+        self._quotes, self._quoted = quotes, ""
+        self._opens, self._closes = ("{[", "}]") if quotes == '"' else ("{[(", "}])")
+        self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Where in this piece the object is complete, None: not in it."""
+        """Behind which character of this piece it is complete, None: not in it."""
         for i, char in enumerate(text):
             if self._escaped:
                 self._escaped = False
             elif self._quoted:
-                self._escaped, self._quoted = char == "\\", char != '"'
-            elif char == '"':
-                self._quoted = True
-            elif char in "{[":
+                self._escaped = char == "\\"
+                if char == self._quoted:
+                    self._quoted = ""
+            elif char in self._quotes:
+                self._quoted = char
+            elif char in self._opens:
                 self._depth += 1
-            elif char in "}]":
+            elif char in self._closes:
                 self._depth -= 1
                 if self._depth == 0:
                     return i + 1
         return None
+
+
+def _past_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+@cache
+def _parts(head: str) -> tuple[str, ...]:
+    """A pattern's pieces."""
+    return tuple(part for part in _PART.split(head) if part)
+
+
+@cache
+def _openers(family: Family) -> tuple[str, ...]:
+    """The marks that begin calls anywhere: fences, and what patterns begin with."""
+    begun = [parts[0] for head in family.heads if (parts := _parts(head)) and parts[0] not in ("{name}", "[", "{")]
+    return tuple(dict.fromkeys((*family.fences, *begun)))
 
 
 def _whole_call(text: str) -> tuple[str, str] | None:
@@ -278,19 +438,22 @@ def _whole_call(text: str) -> tuple[str, str] | None:
         return None
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not isinstance(value, dict):
         return None
+    name = value.get("name", value.get("tool_name"))
     given = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str):
+        return None
     if isinstance(given, str):
-        return value["name"], given
-    return (value["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+        return name, given
+    return (name, json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
 
 
-def _joined(events: list[Event]) -> list[Event]:
+def joined(events: list[Event]) -> list[Event]:
     """Neighbours that belong together as one."""
     found: list[Event] = []
     for event in events:
-        if found and event.name is None and found[-1].name is None and found[-1].call == event.call:
+        if found and event.name is None and found[-1].name is None and found[-1][1:] == event[1:]:
             found[-1] = found[-1]._replace(text=found[-1].text + event.text)
         elif event.text or event.name is not None:
             found.append(event)

@@ -1,14 +1,17 @@
-"""How answers with calls of functions are written: OpenAI's tool_calls, whole and streamed."""
+"""How answers with calls of functions and with thoughts are written: OpenAI's tool_calls, and reasoning_content as
+DeepSeek and llama-server have it; whole and streamed."""
 
 from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Sequence
 from typing import Any
 
 from tilebeam.outputs import Delta
 from tilebeam.server.responses import ChatStyle, Json, Shown, TokenLedger, finish_of
-from tilebeam.server.tool_calls import CallReader, Event
+from tilebeam.server.thoughts import Piece, Thinking
+from tilebeam.server.tool_calls import CallReader, Event, joined
 from tilebeam.server.tools import ToolUse
 
 
@@ -17,34 +20,81 @@ def new_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-class ToolStyle(ChatStyle):
-    """/v1/chat/completions where the model may call functions.
+class AnswerReader:
+    """Reads one answer: its thoughts, its calls and its text.
 
     Args:
-        use: which ones.
-        options: of `Style`.
+        use: functions that the model may call, None: none.
+        thinking: how it thinks, None: all is its answer.
     """
 
-    def __init__(self, use: ToolUse, *options: Any) -> None:
+    def __init__(self, use: ToolUse | None, thinking: Thinking | None) -> None:
+        self._calls = None if use is None else CallReader(use.family, use.functions, use.several, use.forced)
+        self._thoughts = None if thinking is None else thinking.reader()
+        self._apart = thinking is not None and thinking.apart
+
+    @property
+    def calls(self) -> int:
+        """How many there are so far."""
+        return self._calls.calls if self._calls is not None else 0
+
+    def feed(self, text: str) -> list[Event]:
+        """What new text adds, as far as it is clear."""
+        return self._read([Piece(text, False)] if self._thoughts is None else self._thoughts.feed(text))
+
+    def end(self, cut: bool) -> list[Event]:
+        """What is left when the answer ends.
+
+        Args:
+            cut: before the model had ended it.
+        """
+        events = [] if self._thoughts is None else self._read(self._thoughts.end())
+        return joined(events + ([] if self._calls is None else self._calls.end(cut)))
+
+    def _read(self, pieces: Sequence[Piece]) -> list[Event]:
+        events: list[Event] = []
+        for piece in pieces:
+            if piece.thought:
+                events.append(Event(piece.text, thought=self._apart))
+            else:
+                events += [Event(piece.text)] if self._calls is None else self._calls.feed(piece.text)
+        return joined(events)
+
+
+class ToolStyle(ChatStyle):
+    """/v1/chat/completions where the model may call functions, or think.
+
+    Args:
+        use: the functions, None: there are none.
+        options: of `Style`.
+        thinking: how it thinks, None: it does not.
+    """
+
+    def __init__(self, use: ToolUse | None, *options: Any, thinking: Thinking | None = None) -> None:
         super().__init__(*options)
         self._use = use
-        self._readers: dict[int, CallReader] = {}
+        self._thinking = thinking
+        self._readers: dict[int, AnswerReader] = {}
         self._untold: dict[int, list[Shown]] = {}  # tokens of text that is held back
 
-    def _reader(self) -> CallReader:
-        return CallReader(self._use.family, self._use.names, self._use.several)
+    def _reader(self) -> AnswerReader:
+        return AnswerReader(self._use, self._thinking)
 
-    def opening(self, index: int, echo: object) -> Json | None:  # noqa: ARG002
+    def opening(self, index: int, echo: object) -> Json | None:
         """Who speaks."""
+        if self._use is None:
+            return super().opening(index, echo)
         delta = {"role": "assistant", "content": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
-        """The assistant's message, with its calls."""
+        """The assistant's message, with its thoughts and calls."""
         reader = self._reader()
-        content, calls = "", list[Json]()
-        for event in reader.feed(text) + reader.end():
-            if event.call is None:
+        content, thoughts, calls = "", "", list[Json]()
+        for event in reader.feed(text) + reader.end(finish == "length"):
+            if event.thought:
+                thoughts += event.text
+            elif event.call is None:
                 content += event.text
             elif event.name is not None:
                 function = {"name": event.name, "arguments": event.text}
@@ -52,24 +102,28 @@ class ToolStyle(ChatStyle):
             else:
                 calls[event.call]["function"]["arguments"] += event.text
         message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
         if calls:
             message["tool_calls"] = calls
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _finish(finish, bool(calls))}
 
     def chunks(self, index: int, text: str, delta: Delta, ledger: TokenLedger, offset: int) -> list[Json]:
-        """What an answer grew by; a piece of a call may wait until it is clear that it is one."""
+        """What an answer grew by; a piece of a call or a mark may wait until it is clear that it is one."""
         reader = self._readers.setdefault(index, self._reader())
         events = reader.feed(text)
-        if delta.finish_reason is not None:
-            events += reader.end()
+        finish = finish_of(delta.finish_reason)
+        if finish is not None:
+            events = joined(events + reader.end(finish == "length"))
         tokens = self._untold.setdefault(index, [])
         tokens += ledger.take(text)
         found: list[Json] = [
             {"index": index, "delta": _grown(event), "logprobs": None, "finish_reason": None} for event in events
         ]
-        if delta.finish_reason is not None:
-            finish = _finish(finish_of(delta.finish_reason), bool(reader.calls))
-            found.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": finish})
+        if finish is not None:
+            if self._use is not None or not found:
+                found.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": None})
+            found[-1]["finish_reason"] = _finish(finish, bool(reader.calls))
         if found and tokens and self.logprobs:
             found[0]["logprobs"] = self.told(tokens, offset)
             self._untold[index] = []
@@ -77,6 +131,8 @@ class ToolStyle(ChatStyle):
 
 
 def _grown(event: Event) -> Json:
+    if event.thought:
+        return {"reasoning_content": event.text}
     if event.call is None:
         return {"content": event.text}
     if event.name is None:

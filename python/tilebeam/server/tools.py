@@ -18,13 +18,15 @@ from tilebeam.native.chat_template import takes_tools
 from tilebeam.server.errors import bad_request
 from tilebeam.server.grammar import made
 from tilebeam.server.requests import ChatRequest, Message, NamedTool, Tool
-from tilebeam.server.tool_calls import Family
+from tilebeam.server.tool_families import FAMILIES, Family, family_in
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
 
 # Calls of one answer that must call.
 _MOST_CALLS = 16
+# Families whose calls are forced in their own form; others' calls become JSON.
+_OWN_GRAMMAR = ("hermes", "mistral", "llama")
 # Keywords of schemas whose members have names of the schema's own choice, which may look like keywords.
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
@@ -46,9 +48,9 @@ class ToolUse:
     several: bool
 
     @property
-    def names(self) -> frozenset[str]:
-        """Of the functions."""
-        return frozenset(tool.function.name for tool in self.tools)
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """The schemas of their parameters, by their names."""
+        return {tool.function.name: tool.arguments for tool in self.tools}
 
     def grammar(self) -> str:
         """The grammar of an answer that calls.
@@ -59,7 +61,7 @@ class ToolUse:
         return made("tools", lambda: constraint.checked(self._text()))
 
     def _text(self) -> str:
-        schema, calls = _calls_schema(self.tools, "parameters" if self.family == "llama" else "arguments")
+        schema, calls = _calls_schema(self.tools, "parameters" if self.family.name == "llama" else "arguments")
         for i, tool in enumerate(self.tools):  # one by one, so that errors name the right one
             made(f"tools[{i}].function.parameters", partial(constraint.of_schema, tool.arguments))
         text = made("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
@@ -69,13 +71,13 @@ class ToolUse:
 
     def _answer(self) -> str:
         most = _MOST_CALLS - 1 if self.several else 0
-        if self.family == "hermes":
+        if self.family.name == "hermes":
             one = f"{literal('<tool_call>' + chr(10))} call {literal(chr(10) + '</tool_call>')}"
             return one + (f' ( "\\n" {one} ){{0,{most}}}' if most else "")
-        if self.family == "llama":
+        if self.family.name == "llama":
             return "call" + (f' ( "; " call ){{0,{most}}}' if most else "")
         listed = '"[" call' + (f' ( ", " call ){{0,{most}}}' if most else "") + ' "]"'
-        return f'"[TOOL_CALLS]" {listed}' if self.family == "mistral" else listed
+        return f'"[TOOL_CALLS]" {listed}' if self.family.name == "mistral" else listed
 
 
 def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list[Any]]:
@@ -129,18 +131,17 @@ def use_of(body: ChatRequest, lm: LM, template: str | None) -> ToolUse | None:
             raise bad_request(f"tool_choice: there is no function {name!r} in tools.", param="tool_choice")
     forced = choice == "required" or isinstance(choice, NamedTool)
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    return ToolUse(family_of(template or lm.chat_template or ""), tools, forced, several)
+    family = family_of(template or lm.chat_template or "")
+    if forced and family.name not in _OWN_GRAMMAR:
+        family = FAMILIES["json"]  # what the grammar makes of it
+    return ToolUse(family, tools, forced, several)
 
 
 def family_of(template: str) -> Family:
-    """How a model with this template writes calls."""
-    if not takes_tools(template):
-        return "json"
-    if "<tool_call>" in template and "<function=" not in template and "<arg_key>" not in template:
-        return "hermes"
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    return "llama" if "<|python_tag|>" in template or '"parameters": ' in template else "json"
+    """How a model with this template writes calls: what it is told in words, if the template knows no tools. DeepSeek's
+    models may still write theirs then, which is read beside that."""
+    family = family_in(template)
+    return family if takes_tools(template) or family.name == "deepseek" else FAMILIES["json"]
 
 
 def turns_of(
@@ -149,6 +150,11 @@ def turns_of(
     """Messages for the template, and the functions that it is to tell of."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
     turns = [_turn(message, names) for message in messages]
+    if '"thinking" in message' in template:  # gpt-oss has another name for thoughts, and takes them with calls alone
+        for turn in turns:
+            thoughts = turn.pop("reasoning_content", None)
+            if thoughts and turn.get("tool_calls") and not turn["content"]:
+                turn["thinking"] = thoughts
     if takes_tools(template):
         return turns, [tool.as_dict() for tool in tools]
     turns = _all_told(turns)
@@ -168,7 +174,7 @@ def _turn(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
         turn["name"] = names[message.tool_call_id]
     if message.tool_calls:
         turn["tool_calls"] = [call.as_dict() for call in message.tool_calls]
-    for name in ("tool_call_id", "name"):
+    for name in ("tool_call_id", "name", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             turn[name] = value
     return turn
