@@ -398,6 +398,27 @@ def test_who_waits_for_a_model_waits_in_its_queue(shelf: Shelf, expected: dict[s
         until(lambda: states(server)["one"] == "loaded")
 
 
+def test_who_asks_for_tokens_waits_in_the_same_queue(shelf: Shelf) -> None:
+    shelf.held["two"] = threading.Event()
+    with serving(shelf.entries(), max_waiting=1) as server, ThreadPoolExecutor(4) as pool:
+        body = {"content": "a", "model": "two"}
+        asked = [pool.submit(server.post, "/tokenize", body) for _ in range(2)]
+        asked.append(pool.submit(httpx.get, f"{server.url}/props?model=two", timeout=PATIENCE))
+        until(lambda: server.metric('tilebeam_samples_admitted{model="two"}') == 3)
+        for refused in (
+            server.post("/tokenize", body),
+            server.post("/detokenize", {"tokens": [5], "model": "two"}),
+            server.post("/apply-template", {"messages": HI, "model": "two"}),
+            httpx.get(f"{server.url}/props?model=two", timeout=PATIENCE),
+            server.post(TEXT, {"prompt": "a", "model": "two"}),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        shelf.held["two"].set()
+        assert [one.result(PATIENCE).status_code for one in asked] == [200] * 3
+        assert server.metric('tilebeam_samples_admitted{model="two"}') == 0
+        assert server.post("/tokenize", body).status_code == 200
+
+
 def test_a_model_that_cannot_be_loaded_is_said(server: Running, expected: dict[str, str], shelf: Shelf) -> None:
     shelf.trouble += ["there is no memory left"]
     with pytest.raises(openai.InternalServerError, match="cannot be loaded: there is no memory left") as caught:

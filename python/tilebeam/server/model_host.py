@@ -104,6 +104,14 @@ class ModelHost:
         """Whether it is loaded and nobody wants it."""
         return self.state == "ready" and self._users == 0 and self._expected == 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether who wants to use it has to wait: until it is loaded, or for those that wait for its place."""
+        self.look()
+        if self.state == "ready":
+            return self._places.leaves(self)
+        return self.state in ("unloaded", "loading", "unloading")
+
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Loaded]:
         """The model, loaded first where it is not; it is not freed before this ends.

@@ -259,6 +259,23 @@ class Service:
         with self.gate.enter(1) as job:
             return await job.run(self._with_model(job, read), request.receive)
 
+    async def shortly(self, request: Request, work: Callable[[LM], T]) -> T:
+        """What a function gives that takes a moment, in a thread: such requests pass the queue by, unless they wait for
+        the model to be loaded.
+
+        Raises:
+            ApiError: what is wrong.
+        """
+
+        async def run() -> T:
+            async with self.host.using() as loaded:
+                return await in_thread(None, lambda: work(loaded.lm), threading.Event())
+
+        if not self.host.waits:
+            return await run()
+        with self.gate.enter(1) as job:
+            return await job.run(run(), request.receive)
+
     async def _with_model(
         self, job: Job, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False
     ) -> T:

@@ -3,10 +3,9 @@ llama-server's form."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
@@ -56,43 +55,37 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
     """Serve these paths."""
 
     @app.post("/tokenize", response_model=None)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text."""
-        async with models.of(body.model).host.using() as loaded:
-            return await asyncio.to_thread(lambda: _answer(_tokenized(loaded.lm, body)))
+        return await models.of(body.model).shortly(request, lambda lm: _answer(_tokenized(lm, body)))
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens, control tokens spelled out."""
-        async with models.of(body.model).host.using() as loaded:
-            return await asyncio.to_thread(lambda: _answer(_detokenized(loaded.lm, body)))
+        return await models.of(body.model).shortly(request, lambda lm: _answer(_detokenized(lm, body)))
 
     @app.post("/apply-template", response_model=None)
-    async def apply_template(body: ChatRequest) -> Response:
+    async def apply_template(body: ChatRequest, request: Request) -> Response:
         """The prompt that a chat's messages and functions make; nothing is generated."""
         service = models.of(body.model)
-        async with service.host.using() as loaded:
 
-            def prompt() -> Response:
-                own = service.settings
-                text, _ = chat.prompt_of(loaded.lm, body, own.chat_template, own.chat_template_kwargs)
-                return _answer({"prompt": text})
+        def prompt(lm: LM) -> Response:
+            text, _ = chat.prompt_of(lm, body, service.settings.chat_template, service.settings.chat_template_kwargs)
+            return _answer({"prompt": text})
 
-            return await asyncio.to_thread(prompt)
+        return await service.shortly(request, prompt)
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+    async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
         """What vLLM tells of its tokenizer."""
         service = models.of(model)
-        async with service.host.using() as loaded:
-            return _names(loaded.lm, service)
+        return await service.shortly(request, lambda lm: _names(lm, service))
 
     @app.get("/props")
-    async def props(model: str | None = None) -> dict[str, Any]:
+    async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         """What is served, and how requests are sampled that do not say."""
         service = models.of(model)
-        async with service.host.using() as loaded:
-            return _props(loaded.lm, service)
+        return await service.shortly(request, lambda lm: _props(lm, service))
 
 
 def _answer(data: Json) -> Response:
