@@ -41,6 +41,7 @@ class SamplingParams:
             of prompt and text; 1, 0 and 0 are off.
         max_tokens: at most this many tokens per sample; None: until the context is full.
         stop: strings that end a sample. The text is cut before the string, also when it spans tokens.
+        stop_tokens: tokens that end a sample as the model's own end tokens do; the text does not hold them.
         seed: sample ``i`` draws with seed ``(seed + i) mod (2**32 - 1)``, whatever other prompts are in the call.
             None draws a fresh one, which `RequestOutput.seed` tells.
         ignore_eos: go on after an end-of-generation token (for measurements).
@@ -77,6 +78,7 @@ class SamplingParams:
     penalty_last_n: int = 64
     max_tokens: int | None = 256
     stop: str | Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: bool = False
@@ -135,6 +137,10 @@ class SamplingParams:
         need(
             all(isinstance(s, str) and s != "" for s in self.stop),
             f"stop must hold strings that are not empty, not {self.stop!r}",
+        )
+        need(
+            all(is_whole(token) and token >= 0 for token in self.stop_tokens),
+            f"stop_tokens must hold tokens, not {self.stop_tokens!r}",
         )
         need(
             self.seed is None or (is_whole(self.seed) and self.seed >= 0),

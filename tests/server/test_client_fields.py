@@ -143,3 +143,33 @@ def test_heads(server: Running, where: str) -> None:
     told = httpx.head(f"{server.url}{where}", timeout=PATIENCE)
     assert (told.status_code, told.content) == (200, b"")
     assert httpx.head(f"{server.url}{TEXT}", timeout=PATIENCE).status_code == 405
+
+
+def test_tokens_that_end_the_text(server: Running, lm: LM, client: Any) -> None:
+    drawn = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
+    whole = lm.generate([PROMPT], drawn)[0].outputs[0]
+    at = next(i for i in range(5, 20) if whole.token_ids[i] not in whole.token_ids[:i])
+    ended = lm.generate([PROMPT], drawn, stop_tokens=[whole.token_ids[at]])[0].outputs[0]
+    assert ended.token_ids == whole.token_ids[: at + 1]
+    assert ended.finish_reason == "stop"
+    assert ended.text == lm.generate([PROMPT], drawn, max_tokens=at)[0].outputs[0].text
+    extra = {"ignore_eos": True, "stop_token_ids": [whole.token_ids[at]]}
+    options: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "seed": 3, "max_tokens": 20, "extra_body": extra}
+    told = client.completions.create(**options)
+    assert (told.choices[0].text, told.choices[0].finish_reason) == (ended.text, "stop")
+    assert told.usage.completion_tokens == at + 1
+    assert "".join(c.choices[0].text for c in client.completions.create(**options, stream=True)) == ended.text
+    for wrong in ({"stop_token_ids": [-1]}, {"stop_token_ids": [3], "search": {"method": "vote"}}):
+        refused = server.post(TEXT, {"prompt": "a"} | wrong)
+        assert (refused.status_code, "stop_token" in refused.text) == (400, True)
+
+
+def test_schemas_with_multiples_and_nullable_parts(server: Running) -> None:
+    parts = {"a": {"type": "integer", "multipleOf": 15, "minimum": 1, "maximum": 99}}
+    parts["b"] = {"type": "string", "maxLength": 2, "nullable": True}
+    schema = {"type": "object", "properties": parts, "required": ["a", "b"], "additionalProperties": False}
+    for seed in range(4):
+        text = answer(server, CHAT, {"messages": HI, "json_schema": schema, "seed": seed, "max_tokens": 60})
+        found = json.loads(text)
+        assert found["a"] in (15, 30, 45, 60, 75, 90)
+        assert found["b"] is None or len(found["b"]) <= 2

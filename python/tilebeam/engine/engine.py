@@ -354,7 +354,7 @@ class Engine:
             tokens, logits = self.sampler.top(entry, params.top_logprobs)
             sample.top_logprobs.append({t: x - norm for t, x in zip(tokens, logits, strict=True)})
         self._step_ends(sample)
-        if (self.vocab.is_end(token) and not params.ignore_eos) or (sample.detokenizes and self._detokenize(sample)):
+        if sample.ends_with(token, self.vocab) or (sample.detokenizes and self._detokenize(sample)):
             self._finish(sample, "stop")
         elif len(sample.tokens) == sample.limit:
             self._finish(sample, "length")
@@ -383,7 +383,7 @@ class Engine:
     def _detokenize(self, sample: Sample) -> bool:
         """Turn new tokens into text. True: a stop string has appeared."""
         assert sample.detokenizer is not None
-        ended = sample.tokens and self.vocab.is_end(sample.tokens[-1]) and not sample.request.params.ignore_eos
+        ended = sample.tokens and sample.ends_with(sample.tokens[-1], self.vocab)
         tokens = sample.tokens[sample.detokenized : len(sample.tokens) - bool(ended)]
         sample.detokenized += len(tokens)
         spelled, vocab = sample.request.params.spelled, self.vocab

@@ -46,7 +46,13 @@ class Sample:
     @property
     def detokenizes(self) -> bool:
         """Whether its text is looked at while it grows, so that tokens must become text at once."""
-        return bool(self.request.params.stop) or self.request.on_change is not None
+        params = self.request.params
+        return bool(params.stop or params.stop_tokens) or self.request.on_change is not None
+
+    def ends_with(self, token: int, vocab: Vocab) -> bool:
+        """Whether a token ends it, one of the model's or of those that were asked for."""
+        params = self.request.params
+        return token in params.stop_tokens or (vocab.is_end(token) and not params.ignore_eos)
 
     def output(self) -> CompletionOutput:
         """What came of it, complete once it has ended, without its hidden states."""

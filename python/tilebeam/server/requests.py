@@ -227,6 +227,7 @@ class Generation(Neutral):
     # Named as vLLM names them:
     repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
     structured_outputs: StructuredOutputs | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOPS)
     include_stop_str_in_output: bool = False
     guided_json: dict[str, Any] | bool | Text | None = None
     guided_regex: Text | None = Field(None, max_length=MAX_PATTERN)
@@ -317,6 +318,8 @@ class Generation(Neutral):
             raise ValueError("the best of several cannot be streamed: they are compared when all are complete")
         if self.search is not None and self.include_stop_str_in_output:
             raise ValueError("a search returns texts without stop strings: no include_stop_str_in_output")
+        if self.stop_token_ids and (self.search is not None or self.include_stop_str_in_output):
+            raise ValueError("stop_token_ids go neither with search nor with include_stop_str_in_output")
         if self.search is not None and (self.n > 1 or (self.best_of or 1) > 1):
             raise ValueError("a search returns one text: no n or best_of; set its budget")
         return self

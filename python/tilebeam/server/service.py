@@ -206,6 +206,7 @@ class Service:
                 presence_penalty=body.presence_penalty,
                 max_tokens=max_tokens,
                 stop=body.stop or (),
+                stop_tokens=tuple(body.stop_token_ids or ()),
                 # llama.cpp's convention: a negative seed is a new one.
                 seed=None if body.seed is None or body.seed < 0 else body.seed,
                 ignore_eos=body.ignore_eos,
