@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
 from tilebeam.search.choices import BUDGET
+from tilebeam.server.checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -24,35 +25,14 @@ MOST_ADAPTERS = 1024
 MAX_MESSAGES = 8192
 MAX_DEPTH = 64  # of JSON within a request
 MAX_PATTERN = 4096  # characters of a regular expression
-# llama-server's samplers in the order of its default, which is that of the engine. Those that no field of a request
-# turns on (dry, top_n_sigma, typ_p, xtc) change nothing.
-SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-SAMPLERS_NAMED = {"typical_p": "typ_p"}
 
-
-def _encodable(value: str) -> str:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("must be text, but holds half of a surrogate pair") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, AfterValidator(encodable)]
 # Templates write names and ids as they are: none holds what separates the parts of a prompt.
 Label = Annotated[str, Field(pattern=r"^[^\s<>|\\\x00-\x1f\x7f]{0,256}$")]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _none_is_no_limit(value: int) -> int:
-    if value == 0:
-        raise ValueError("must be at least 1, or -1: until the context is full")
-    return value
-
-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-MostTokens = Annotated[int, Field(ge=-1), AfterValidator(_none_is_no_limit)]
+MostTokens = Annotated[int, Field(ge=-1), AfterValidator(no_zero)]
 
 
 def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -135,36 +115,6 @@ class LoraScale(Strict):
 
     id: int = Field(ge=0, lt=1 << 16)
     scale: Number = Field(ge=-1000, le=1000)
-
-
-def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
-    """A schema, which may come as a text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        schema = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise ValueError("must be a JSON schema")
-    return schema
-
-
-def checked_choices(value: list[str] | None) -> list[str] | None:
-    """Texts of which the model writes one."""
-    if value is not None and (not all(value) or any("\0" in choice for choice in value)):
-        raise ValueError("a choice must not be empty, nor hold a NUL character")
-    return value
-
-
-def checked_samplers(value: list[str] | None) -> list[str] | None:
-    """Names of samplers that are there, in the order in which they work; those that are left out do nothing."""
-    names = [SAMPLERS_NAMED.get(name, name) for name in value or ()]
-    if others := [name for name in names if name not in SAMPLERS]:
-        raise ValueError(f"there is no sampler {others[0][:40]!r}, only {', '.join(SAMPLERS)}")
-    if [SAMPLERS.index(name) for name in names] != sorted({SAMPLERS.index(name) for name in names}):
-        raise ValueError(f"they work in the order {', '.join(SAMPLERS)}, each once")
-    return None if value is None else names
 
 
 class Neutral(Strict):
