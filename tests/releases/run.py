@@ -5,8 +5,9 @@
 For each release: llama-cpp-python is compiled into a folder of its own (minutes, once), the plugin is built against its
 headers, and then with both: the tests of the device, of whole models' logits, of loading and of decoding (tests/plugin,
 tests/model, tests/native, tests/engine), and llama.cpp's test-backend-ops from the same sources (--quick: its
-thinned-out set). Everything is kept in build/releases; what was compiled is not compiled again. The exit status is 1 if
-anything failed.
+thinned-out set). With the newest but one, `tilebeam.register()` also builds the plugin itself, as on first use where
+none came along. Everything else is kept in build/releases; what was compiled is not compiled again. The exit status is
+1 if anything failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -43,18 +45,53 @@ def compiled(release: str) -> Path:
         print(f"{release}: compiling llama-cpp-python", flush=True)
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-binary", "llama-cpp-python", "--target", site]
         log, extras = home / "install.log", f"{os.environ.get('CMAKE_ARGS', '')} -DLLAVA_BUILD=OFF"
-        _must(run([*pip, f"llama-cpp-python=={release}"], log, CMAKE_ARGS=extras), log)
+        must(run([*pip, f"llama-cpp-python=={release}"], log, CMAKE_ARGS=extras), log)
     print(f"{release}: building the plugin", flush=True)
     configure: list[object] = ["cmake", "-S", ROOT, "-B", native, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
-    _must(run(configure, home / "cmake.log"), home / "cmake.log")
-    _must(run(["cmake", "--build", native], home / "build.log"), home / "build.log")
+    must(run(configure, home / "cmake.log"), home / "cmake.log")
+    must(run(["cmake", "--build", native], home / "build.log"), home / "build.log")
     return home
 
 
-def _must(status: int, log: Path) -> None:
+def must(status: int, log: Path) -> None:
+    """End with what a command said if it failed."""
     if status:
         sys.exit(f"failed; the end of {log}:\n{''.join(log.read_text().splitlines(keepends=True)[-15:])}")
+
+
+# Arguments: the release, and the folder of the cache.
+FIRST_USE = """
+import sys, tilebeam
+from pathlib import Path
+from bench.lib.synth import preset, write_model
+from tilebeam.native import releases
+
+release, folder = sys.argv[1], Path(sys.argv[2])
+assert releases.installed() == release and release not in releases.built()
+plugin = Path(tilebeam.register().path)
+assert plugin.is_relative_to(folder / "tilebeam" / "plugins" / release), plugin
+path = write_model(folder / "tiny.gguf", preset("tiny", type="q8_0"))
+decoded = []
+for device in ("npu", "cpu"):
+    with tilebeam.load(str(path), device, n_ctx=256, threads=1) as lm:
+        decoded.append(lm.generate("the question", max_tokens=16, temperature=0)[0].outputs[0].token_ids)
+print(decoded)
+assert decoded[0] == decoded[1] and len(decoded[0]) > 1
+"""
+
+
+def first_used(release: str, site: str) -> str:
+    """Have Tilebeam build the plugin in an environment that has none for the release, and decode with it on the NPU;
+    the seconds that took, or "failed"."""
+    log = BUILD / release / "first-use.log"
+    print(f"{release}: building the plugin on first use", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as cache:
+        # The environment's own native files, which have the plugin of the newest release.
+        command = ["env", "-u", "TILEBEAM_LIB_DIR", "-u", "TILEBEAM_BUILD_PLUGIN", sys.executable, "-c", FIRST_USE]
+        status = run([*command, release, cache], log, PYTHONPATH=site, XDG_CACHE_HOME=cache)
+    return "failed" if status else f"{time.monotonic() - began:.0f} s"
 
 
 def tested(release: str, quick: bool) -> dict[str, Any]:
@@ -62,6 +99,7 @@ def tested(release: str, quick: bool) -> dict[str, Any]:
     home = compiled(release)
     path = os.pathsep.join(filter(None, [str(home / "site"), os.environ.get("PYTHONPATH")]))
     here = {"PYTHONPATH": path, "TILEBEAM_LIB_DIR": str(home / "native" / "lib")}
+    first_use = first_used(release, path) if release == ggml_source.releases()[-2] else "-"
     print(f"{release}: testing", flush=True)
     began = time.monotonic()
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -87,7 +125,8 @@ def tested(release: str, quick: bool) -> dict[str, Any]:
         "ggml": " ".join(source.split(";")[1:])[:19],
         "tests": counts,
         "ops": sums,
-        "passed": status == 0 and ops_status == 0,
+        "first_use": first_use,
+        "passed": status == 0 and ops_status == 0 and first_use != "failed",
         "minutes": round((time.monotonic() - began) / 60, 1),
     }
 
@@ -104,15 +143,14 @@ def main() -> int:
         results.append(tested(release, options.quick))
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
-    print(
-        "\n| llama-cpp-python | ggml | tests passed | failed | skipped | cases of test-backend-ops | passed | minutes |"
-    )
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    columns = ["llama-cpp-python", "ggml", "tests passed", "failed", "skipped", "cases of test-backend-ops", "passed"]
+    print(f"\n| {' | '.join([*columns, 'built on first use', 'minutes'])} |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for r in results:
         failed = r["tests"].get("failed", 0) + r["tests"].get("errors", 0) + r["tests"].get("error", 0)
         counts = f"{r['tests'].get('passed', 0)} | {failed} | {r['tests'].get('skipped', 0)}"
         cases = f"{r['ops']['claimed']} | {r['ops']['passed']}"
-        print(f"| {r['release']} | {r['ggml']} | {counts} | {cases} | {r['minutes']} |")
+        print(f"| {r['release']} | {r['ggml']} | {counts} | {cases} | {r['first_use']} | {r['minutes']} |")
     return 0 if all(r["passed"] for r in results) else 1
 
 
