@@ -171,6 +171,8 @@ class CallReader:
         """At the mark of a call."""
         found = self._call_at(0)
         if found is _WAIT:
+            if self._final and self._held == self._family.lead:  # nobody wrote it
+                self._held = ""
             return self._final and self._dropped(True)
         if found is None:
             rest = self._held

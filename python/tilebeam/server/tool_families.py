@@ -241,7 +241,7 @@ _FAMILIES = (
     Family(
         "command-r",
         (("Action: ```json",), ("Action:```json",), ("<|CHATBOT_TOKEN|>", "Action:")),
-        fences=("Action: ```json", "Action:```json"),
+        fences=("Action:\n```json", "Action: ```json", "Action:```json"),
         closes=("]", "```"),
     ),
     Family(
