@@ -80,6 +80,7 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "multipleOf": 7}, ["0", "7", "-14", "999999", "1001"], ["1", "-0", "07", "1000", "-15"]),
     ({"type": "integer", "multipleOf": 1000}, ["0", "5000", "-12000"], ["500", "1001", "00"]),
     ({"type": "number", "multipleOf": 15, "minimum": 20, "maximum": 100}, ["30", "90"], ["15", "105", "31", "30.0"]),
+    ({"type": "integer", "multipleOf": 997, "minimum": -997, "maximum": 99999}, ["-997", "0", "98703"], ["99", "99700"]),
     ({"type": "number", "multipleOf": 1, "maximum": 3}, ["3", "-17"], ["3.5", "4"]),
     ({"type": "integer", "format": "uint8"}, ["0", "255"], ["256", "-1"]),
     ({"type": ["string", "null"], "minLength": 2, "maxLength": 3}, ['"ab"', '"a\\n"', "null"], ['"a"', '"abcd"', "1"]),
@@ -306,7 +307,7 @@ def test_what_openapi_calls_nullable() -> None:
 
 @pytest.mark.parametrize("step", [2, 7, 15, 24, 100, 250])
 def test_multiples_are_all_there_and_no_others(step: int) -> None:
-    for low, high in ((-130, 1210), (0, 99), (95, 105), (None, 60), (980, None)):
+    for low, high in ((-130, 1210), (-99999, 99999), (0, 99), (95, 105), (None, 60), (980, None)):
         ends = {k: v for k, v in (("minimum", low), ("maximum", high)) if v is not None}
         schema = {"anyOf": [{"type": "integer", "multipleOf": step} | ends, {"const": "none"}]}
         grammar = Gbnf(grammar_of_schema(schema))

@@ -10,6 +10,7 @@ from tilebeam.grammars.ranges import Bound, whole_range
 
 LARGEST = 1000
 _MOST_RULES = 256
+_FEW = 128  # multiples that are written one by one
 _DIGITS = 9  # of a number that has no bound
 
 
@@ -27,6 +28,9 @@ def multiples(step: int, low: Bound | None, high: Bound | None, name: Callable[[
         TooManyRules: the grammar would be too large.
     """
     least, most = whole_range(low, high, _DIGITS)
+    if (most - least) // step < _FEW:
+        few = range(-(-least // step) * step, most + 1, step)
+        return either(*[f'"{value}"' for value in few]) if few else None
     endings = _Endings(step, name)
     parts = []
     if least < 0:
