@@ -25,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "releases"
+TINY = ROOT / "bench" / "tiny" / "models" / "3.1m-q8_0.gguf"
 sys.path.insert(0, str(ROOT / "backend" / "cmake"))
 import ggml_source  # noqa: E402
 
@@ -60,24 +61,22 @@ def must(status: int, log: Path) -> None:
         sys.exit(f"failed; the end of {log}:\n{''.join(log.read_text().splitlines(keepends=True)[-15:])}")
 
 
-# Arguments: the release, and the folder of the cache.
+# Arguments: the release, the folder of the cache, and a model.
 FIRST_USE = """
 import sys, tilebeam
 from pathlib import Path
-from bench.lib.synth import preset, write_model
 from tilebeam.native import releases
 
 release, folder = sys.argv[1], Path(sys.argv[2])
 assert releases.installed() == release and release not in releases.built()
 plugin = Path(tilebeam.register().path)
 assert plugin.is_relative_to(folder / "tilebeam" / "plugins" / release), plugin
-path = write_model(folder / "tiny.gguf", preset("tiny", type="q8_0"))
-decoded = []
+said = []
 for device in ("npu", "cpu"):
-    with tilebeam.load(str(path), device, n_ctx=256, threads=1) as lm:
-        decoded.append(lm.generate("the question", max_tokens=16, temperature=0)[0].outputs[0].token_ids)
-print(decoded)
-assert decoded[0] == decoded[1] and len(decoded[0]) > 1
+    with tilebeam.load(sys.argv[3], device, n_ctx=256, threads=1) as lm:
+        said.append(lm.generate("9-4+7*3-8", max_tokens=24, temperature=0)[0].outputs[0].text)
+print(said)
+assert said[0] == said[1] != ""
 """
 
 
@@ -90,7 +89,7 @@ def first_used(release: str, site: str) -> str:
     with tempfile.TemporaryDirectory() as cache:
         # The environment's own native files, which have the plugin of the newest release.
         command = ["env", "-u", "TILEBEAM_LIB_DIR", "-u", "TILEBEAM_BUILD_PLUGIN", sys.executable, "-c", FIRST_USE]
-        status = run([*command, release, cache], log, PYTHONPATH=site, XDG_CACHE_HOME=cache)
+        status = run([*command, release, cache, TINY], log, PYTHONPATH=site, XDG_CACHE_HOME=cache)
     return "failed" if status else f"{time.monotonic() - began:.0f} s"
 
 
