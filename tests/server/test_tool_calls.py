@@ -122,3 +122,50 @@ def test_arguments_come_as_they_are_written() -> None:
     arguments = [e.text for e in events if e.call == 0 and e.name is None]
     assert len(arguments) > 20
     assert json.loads("".join(arguments)) == json.loads(CITY)
+
+
+CUT: list[tuple[str, str, str, int]] = [
+    ("hermes", f"See: <tool_call>{W}</tool_call>\n<tool_call>\n{{", "See:", 1),
+    ("hermes", f"<tool_call>{W}</tool_call>\n<tool_c", "", 1),
+    ("hermes", 'See: <tool_call>{"name": "wea', "See:", 0),
+    ("hermes", "See: <tool_call>", "See:", 0),
+    ("hermes", '{"name": "add', "", 0),
+    ("hermes", '{"name": "Ada", "born": ', '{"name": "Ada", "born": ', 0),
+    ("hermes", '{"answer": ', '{"answer": ', 0),
+    ("hermes", "1 <", "1 <", 0),
+    ("json", f'[{W}, {{"name":\n"a', "", 1),
+    ("json", f"[{W},", "", 1),
+    ("json", "[", "[", 0),
+    ("mistral", "[TOOL_CALLS]add_t", "", 0),
+    ("qwen3-coder", "Well.\n<tool_call>\n<function=weather>\n<parameter=city>\nBe", "Well.", 0),
+    ("glm", "<tool_call>add_two\n<arg_key>a</arg_key>\n<arg_value>1", "", 0),
+    ("lfm2", "<|tool_call_start|>[add_two(a=1), weather(city='B", "", 1),
+    ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.add_", "", 0),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), CUT)
+def test_half_a_call_is_dropped_where_the_answer_was_cut(family: str, text: str, said: str, calls: int) -> None:
+    for pieces in ([text], list(text)):
+        reader = CallReader(FAMILIES[family], NAMES)
+        events = [event for piece in pieces for event in reader.feed(piece)] + reader.end(cut=True)
+        assert "".join(event.text for event in events if event.call is None) == said
+        assert reader.calls == calls
+
+
+def test_values_have_the_types_of_the_schema() -> None:
+    kinds: Any = {
+        "s": {"type": "string"},
+        "i": {"type": "integer"},
+        "e": {"enum": ["1", "two"]},
+        "n": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "r": {"$ref": "#/$defs/R"},
+        "o": {},
+    }
+    functions = {"f": {"properties": kinds, "$defs": {"R": {"type": "boolean"}}}}
+    values = {"s": "[1]", "i": "7", "e": "1", "n": "12", "r": "True", "o": "{'a': None}", "x": "no json"}
+    listed = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    reader = CallReader(FAMILIES["qwen3-coder"], functions)
+    (began, told) = reader.feed(f"<tool_call>\n<function=f>\n{listed}</function>\n</tool_call>")[:2]
+    wanted = {"s": "[1]", "i": 7, "e": "1", "n": "12", "r": True, "o": {"a": None}, "x": "no json"}
+    assert (began.name, json.loads(told.text)) == ("f", wanted)

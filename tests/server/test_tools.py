@@ -117,6 +117,16 @@ def test_a_call_that_is_cut_says_so(caller: Any) -> None:
     assert choice.finish_reason == "length"
 
 
+def test_half_a_call_is_no_text(caller: Any) -> None:
+    for most in (1, 2, 5, 9, 20, 40, 70, 90, 100, 110, 130, 170):
+        options = {"tool_choice": "required", "max_tokens": most}
+        choice = ask(caller, **options).choices[0]
+        assert not choice.message.content
+        deltas = [chunk.choices[0].delta for chunk in ask(caller, **options, stream=True)]
+        assert not any(delta.content for delta in deltas)
+        assert sum(bool(c.id) for d in deltas for c in d.tool_calls or ()) == len(choice.message.tool_calls or ())
+
+
 def test_the_example_of_the_manual(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
     (code,) = [e for e in re.findall(r"```python\n(.*?)```", manual, re.DOTALL) if "tools=" in e]

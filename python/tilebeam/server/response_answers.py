@@ -47,7 +47,7 @@ def add_response_routes(app: FastAPI, models: Models) -> None:
 
 def _as_delta(message: Json) -> Json:
     calls = [call | {"index": i} for i, call in enumerate(message.get("tool_calls", ()))]
-    return {"content": message["content"], "tool_calls": calls}
+    return {"reasoning_content": message.get("reasoning_content"), "content": message["content"], "tool_calls": calls}
 
 
 class Answer:
@@ -102,6 +102,8 @@ class Answer:
     def grow(self, choice: Json) -> Iterator[Json]:
         """The events of a chat's chunk."""
         delta = choice["delta"]
+        if delta.get("reasoning_content"):
+            yield from self._thought(delta["reasoning_content"])
         if delta.get("content"):
             yield from self._text(delta["content"])
         for call in delta.get("tool_calls") or ():
@@ -112,6 +114,15 @@ class Answer:
     def close(self) -> list[Json]:
         """The events of its end."""
         return list(self._close_item())
+
+    def _thought(self, text: str) -> Iterator[Json]:
+        if not self._open or self._output[-1]["type"] != "reasoning":
+            yield from self._close_item()
+            part = {"type": "reasoning_text", "text": ""}
+            item = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": [], "content": [part]}
+            yield self._begun(item | {"status": "in_progress"})
+        self._output[-1]["content"][0]["text"] += text
+        yield self._at("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _text(self, text: str) -> Iterator[Json]:
         if not self._open or self._output[-1]["type"] != "message":
@@ -149,6 +160,8 @@ class Answer:
             part = item["content"][0]
             yield self._at("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
             yield self._at("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            yield self._at("response.reasoning_text.done", content_index=0, text=item["content"][0]["text"])
         else:
             yield self._at("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}

@@ -116,7 +116,8 @@ class CallReader:
         if self._family.bare is not None:
             found = self._call_at(0, self._family.bare)
             if found is _WAIT:
-                return self._final and self._dropped(self._forced)
+                marked = self._held.lstrip(_SPACE).startswith(_openers(self._family))
+                return self._final and self._dropped(self._forced or marked)
             if found is not None:
                 return self._open(found)
         self._state = self._text

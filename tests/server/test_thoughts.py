@@ -1,0 +1,182 @@
+"""Thoughts of a model: apart from the text of its answer, whole and streamed, or in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilebeam import LM
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from server_kit import CHAT, HI, Running, running
+from tilebeam.server.requests import ChatRequest, Tool
+from tilebeam.server.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of
+from tilebeam.server.tool_families import FAMILIES
+from tilebeam.server.tool_style import AnswerReader
+from tilebeam.server.tools import ToolUse, turns_of
+
+PLAIN = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>a:"
+OPENING = PLAIN + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+THOUGHT = {"grammar": 'root ::= "\\n<think>\\n" [a-c]{4} "\\n</think>\\n\\nok"', "max_tokens": 60}
+REST = {"grammar": 'root ::= [a-c]{4} "</think>ok"', "max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def opening(lm: LM) -> Iterator[Running]:
+    """A server whose template begins thoughts in the prompt."""
+    with running(lm, chat_template=OPENING) as server:
+        yield server
+
+
+def message(server: Running, **fields: Any) -> dict[str, Any]:
+    """The whole answer, of which the streamed one has the same parts."""
+    body = {"messages": HI, "seed": 1} | fields
+    found: dict[str, Any] = server.post(CHAT, body).json()["choices"][0]["message"]
+    streamed = {"content": "", "reasoning_content": ""}
+    for chunk in server.client().chat.completions.create(model="tiny", stream=True, extra_body=body, messages=HI):
+        for name in streamed:
+            streamed[name] += getattr(chunk.choices[0].delta, name, None) or ""
+    assert (streamed["content"], streamed["reasoning_content"]) == (
+        found["content"],
+        found.get("reasoning_content", ""),
+    )
+    return found
+
+
+def test_thoughts_are_apart(server: Running) -> None:
+    said = message(server, **THOUGHT)
+    assert said["content"] == "ok"
+    assert len(said["reasoning_content"]) == 4
+    kept = message(server, **THOUGHT, reasoning_format="none")
+    assert kept["content"] == f"\n<think>\n{said['reasoning_content']}\n</think>\n\nok"
+    assert "reasoning_content" not in kept
+    cut = message(server, **THOUGHT | {"max_tokens": 9})
+    assert cut["content"] == ""
+    assert "reasoning_content" not in message(server, max_tokens=9)
+
+
+def test_tokens_of_thoughts_are_told(server: Running) -> None:
+    body = {"messages": HI, "seed": 1, "logprobs": True} | THOUGHT
+    whole = server.post(CHAT, body).json()["choices"][0]
+    tokens: list[Any] = []
+    for chunk in server.client().chat.completions.create(model="tiny", stream=True, extra_body=body, messages=HI):
+        tokens += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+    assert [t.token for t in tokens] == [t["token"] for t in whole["logprobs"]["content"]]
+
+
+def test_the_prompt_may_open_thoughts(opening: Running) -> None:
+    said = message(opening, **REST)
+    assert said["content"] == "ok"
+    assert len(said["reasoning_content"]) == 4
+    free = message(opening, max_tokens=5)
+    assert free["content"] == ""
+    assert free["reasoning_content"]
+    off = message(opening, max_tokens=5, chat_template_kwargs={"enable_thinking": False})
+    assert "reasoning_content" not in off
+    # A form that knows no thoughts leaves no room for them.
+    bound = message(opening, response_format={"type": "json_schema", "json_schema": {"schema": {"enum": ["yes"]}}})
+    assert bound["content"] == '"yes"'
+    assert "reasoning_content" not in bound
+    begun = [*HI, {"role": "assistant", "content": "I think "}]
+    more = message(opening, messages=begun, continue_final_message=True, **REST)
+    assert (more["content"], len(more["reasoning_content"])) == ("ok", 4)
+    done = [*HI, {"role": "assistant", "content": "I think</think>so "}]
+    assert "reasoning_content" not in message(opening, messages=done, continue_final_message=True, max_tokens=5)
+
+
+def test_a_server_may_leave_thoughts_in_the_text(lm: LM) -> None:
+    with running(lm, reasoning_format="none") as server:
+        assert message(server, **THOUGHT)["content"].startswith("\n<think>")
+        assert message(server, **THOUGHT, reasoning_format="deepseek")["content"] == "ok"
+
+
+def test_responses_have_them_as_an_item(opening: Running) -> None:
+    options: Any = {"model": "tiny", "input": "hi", "max_output_tokens": 6, "extra_body": {"seed": 1}}
+    client = opening.client()
+    (item,) = client.responses.create(**options).output
+    assert item.type == "reasoning"
+    events = list(client.responses.create(**options, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == item.content[0].text
+    assert [e.text for e in events if e.type == "response.reasoning_text.done"] == [item.content[0].text]
+    sent: Any = [
+        {"role": "user", "content": "hi"},
+        item.model_dump(exclude_none=True),
+        {"role": "user", "content": "so?"},
+    ]
+    assert client.responses.create(**options | {"input": sent}).output
+
+
+def test_thoughts_that_are_sent_back_are_told_to_the_template() -> None:
+    call = {"id": "a", "function": {"name": "now", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    messages = ChatRequest.model_validate({"messages": [*HI, said]}).messages
+    turns, _ = turns_of(messages, [], "{{ tools }}")
+    assert turns[1]["reasoning_content"] == "hm"
+    turns, _ = turns_of(messages, [], '{{ tools }}{% if "thinking" in message %}')
+    assert "reasoning_content" not in turns[1]
+    assert turns[1]["thinking"] == "hm"
+
+
+# --- without a model --------------------------------------------------------------------------------------------------
+
+NOW = ToolUse(FAMILIES["hermes"], [Tool.model_validate({"type": "function", "function": {"name": "now"}})], False, True)
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+CASES: list[tuple[Marks, bool, str, str, str, int]] = [
+    (THINK, False, "<think>\nhm\n</think>\n\nYes.", "hm", "Yes.", 0),
+    (THINK, True, "hm</think>Yes.", "hm", "Yes.", 0),
+    (THINK, True, "hm, no end ", "hm, no end", "", 0),
+    (THINK, False, "<think></think> Yes.", "", "Yes.", 0),
+    (THINK, False, "  Yes.", "", "  Yes.", 0),
+    (THINK, False, "The mark <think> begins </think> a thought.", "", "The mark <think> begins </think> a thought.", 0),
+    (THINK, False, f"<think>{CALL}</think>{CALL}", CALL, "", 1),
+    (THINK, True, f"{CALL}</think>No.", CALL, "No.", 0),
+    (THINK, False, "<thi", "", "<thi", 0),
+    (Marks("[THINK]", "[/THINK]"), False, "[THINK]a [b] c[/THINK]d", "a [b] c", "d", 0),
+    (CHANNELS, False, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "hm",
+     "Yes.", 0),
+    (CHANNELS, False, "<|channel|>commentary<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Y", "",
+     "So.Y", 0),
+    (CHANNELS, False, "Yes.", "", "Yes.", 0),
+]  # fmt: skip
+
+
+def read(marks: Marks, opened: bool, pieces: list[str], apart: bool = True, cut: bool = False) -> tuple[str, str, int]:
+    reader = AnswerReader(NOW, Thinking(marks, opened, apart))
+    events = [event for piece in pieces for event in reader.feed(piece)] + reader.end(cut)
+    thoughts = "".join(event.text for event in events if event.thought)
+    return thoughts, "".join(e.text for e in events if e.call is None and not e.thought), reader.calls
+
+
+@pytest.mark.parametrize(("marks", "opened", "text", "thoughts", "said", "calls"), CASES)
+def test_thoughts_in_a_text(marks: Marks, opened: bool, text: str, thoughts: str, said: str, calls: int) -> None:
+    for size in (1, 2, 3, 7, 1000):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert read(marks, opened, pieces) == (thoughts, said, calls)
+    kept = read(marks, opened, [text], apart=False)
+    assert (kept[0], kept[2]) == ("", calls)
+    if marks != CHANNELS and not calls:
+        assert kept[1] == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["<think>", "</think>", " ", "\n", "a", "<", CALL]), max_size=8), st.booleans())
+def test_pieces_make_no_difference(parts: list[str], opened: bool) -> None:
+    text = "".join(parts)
+    for cut in (False, True):
+        assert read(THINK, opened, list(text), cut=cut) == read(THINK, opened, [text], cut=cut)
+
+
+def test_marks_of_templates() -> None:
+    assert marks_of("chatml") == marks_of("{% if '</think>' in content %}") == THINK
+    assert marks_of("x[/THINK]").opens == "[THINK]"
+    assert marks_of("<|channel|>analysis<|message|>") == CHANNELS
+    assert is_open("<a><think>\n", None, THINK)
+    assert not is_open("<a><think>\n\n</think>\n\n", None, THINK)
+    assert is_open("<a><think>\nI", "<think>\nI", THINK)
+    assert not is_open("<think> is a mark", " is a mark", Marks("<t>", "</t>"))
