@@ -40,6 +40,7 @@ class SamplingParams:
         repeat_penalty, frequency_penalty, presence_penalty: as in llama.cpp, over the last ``penalty_last_n`` tokens
             of prompt and text; 1, 0 and 0 are off.
         max_tokens: at most this many tokens per sample; None: until the context is full.
+        min_tokens: no token ends a sample before it has so many; stop strings do.
         stop: strings that end a sample. The text is cut before the string, also when it spans tokens.
         stop_tokens: tokens that end a sample as the model's own end tokens do; the text does not hold them.
         seed: sample ``i`` draws with seed ``(seed + i) mod (2**32 - 1)``, whatever other prompts are in the call.
@@ -77,6 +78,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     penalty_last_n: int = 64
     max_tokens: int | None = 256
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     seed: int | None = None
@@ -135,6 +137,10 @@ class SamplingParams:
             f"max_tokens must be at least 1, or None, not {self.max_tokens!r}",
         )
         need(
+            is_whole(self.min_tokens) and 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
+            f"min_tokens must be a whole number up to max_tokens, not {self.min_tokens!r}",
+        )
+        need(
             all(isinstance(s, str) and s != "" for s in self.stop),
             f"stop must hold strings that are not empty, not {self.stop!r}",
         )
@@ -171,7 +177,10 @@ class SamplingParams:
             [self.grammar, self.json_schema, self.regex].count(None) >= 2,
             "grammar, json_schema and regex exclude each other",
         )
-        need(not (self.constrained and self.ignore_eos), "ignore_eos with a grammar: a text that matches has to end")
+        need(
+            not (self.constrained and (self.ignore_eos or self.min_tokens)),
+            "ignore_eos or min_tokens with a grammar: a text that matches has to end",
+        )
         need(
             self.hidden or not (self.hidden_steps or self.hidden_prompt),
             "hidden_steps and hidden_prompt need hidden=True",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_openais_client_sends_them(client: Any) -> None:
 
 
 def test_what_would_change_results_is_refused(server: Running) -> None:
-    for field, value in {"cache_prompt": False, "store": True, "min_tokens": 5, "skip_special_tokens": False}.items():
+    for field, value in {"cache_prompt": False, "store": True, "skip_special_tokens": False}.items():
         told = server.post(TEXT, {"prompt": PROMPT, field: value})
         assert (told.status_code, told.json()["error"]["param"]) == (400, field)
 
@@ -173,3 +174,35 @@ def test_schemas_with_multiples_and_nullable_parts(server: Running) -> None:
         found = json.loads(text)
         assert found["a"] in (15, 30, 45, 60, 75, 90)
         assert found["b"] is None or len(found["b"]) <= 2
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 0}, {"temperature": 0.0}, {"logit_bias": {7: 2.0}, "top_k": 0}])
+def test_no_token_ends_a_text_before_it_has_so_many(lm: LM, more: dict[str, Any]) -> None:
+    """By native code and by llama.cpp's chain: what follows is what would follow a text that does not end."""
+    drawn = SamplingParams(seed=3, max_tokens=24, n=3, **{"top_k": 40} | more)
+    whole = lm.generate([PROMPT], drawn, ignore_eos=True, logit_bias={lm.eos: -math.inf, **more.get("logit_bias", {})})
+    stops = sorted({sample.token_ids[3] for sample in whole[0].outputs})
+    free = lm.generate([PROMPT], drawn, stop_tokens=stops)[0].outputs
+    assert all(len(sample.token_ids) <= 4 for sample in free)
+    held = lm.generate([PROMPT], drawn, stop_tokens=stops, min_tokens=8)[0].outputs
+    for sample in held:
+        assert not {*stops, lm.eos} & {*sample.token_ids[:8]}
+        assert len(sample.token_ids) >= 8
+    always = lm.generate([PROMPT], drawn, stop_tokens=stops, min_tokens=24)[0].outputs
+    assert [sample.finish_reason for sample in always] == ["length"] * 3
+    assert [sample.token_ids[:8] for sample in always] == [sample.token_ids[:8] for sample in held]
+    banned = dict.fromkeys((*stops, lm.eos), -math.inf)
+    same = lm.generate([PROMPT], drawn, logit_bias=more.get("logit_bias", {}) | banned)[0].outputs
+    assert [sample.token_ids for sample in always] == [sample.token_ids for sample in same]
+
+
+def test_least_tokens(server: Running, lm: LM, client: Any) -> None:
+    short: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "seed": 3, "max_tokens": 20}
+    extra: dict[str, Any] = {"logit_bias": {lm.eos: 100}}
+    told = client.completions.create(**short, extra_body=extra)
+    assert told.usage.completion_tokens == 1
+    told = client.completions.create(**short, extra_body=extra | {"min_tokens": 7})
+    assert (told.usage.completion_tokens, told.choices[0].finish_reason) == (8, "stop")
+    for wrong in ({"max_tokens": 3}, {"grammar": 'root ::= "a"'}, {"search": {"method": "vote"}}):
+        refused = server.post(TEXT, {"prompt": "a", "max_tokens": 20, "min_tokens": 7} | wrong)
+        assert (refused.status_code, "min_tokens" in refused.text) == (400, True)

@@ -144,6 +144,8 @@ def test_what_reasoning_models_are_asked_with(client: Any, server: Running, monk
     monkeypatch.setattr(server.service, "settings", replace(server.service.settings, chat_template=template))
     lengths = [ask(client, input="hi", reasoning=r).usage.input_tokens for r in ({"effort": "high"}, {})]
     assert lengths[0] > lengths[1]
+    told = server.post(ANSWER, {"input": "hi", "max_output_tokens": 2, "timings_per_token": True, "user": "u"})
+    assert told.status_code == 200
     told = server.post(ANSWER, {"input": "hi", "include": ["message.output_text.logprobs"]})
     assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_value")
     assert server.post(ANSWER, {"input": [thoughts]}).json()["error"]["param"] == "input"

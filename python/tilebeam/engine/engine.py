@@ -349,6 +349,8 @@ class Engine:
         sample.tokens.append(token)
         request.usage.completion_tokens += 1
         request.progress.tokens += 1
+        if len(sample.tokens) == params.min_tokens and sample.sampler is not None:
+            sample.sampler.allow_ends()
         self._note(sample, logit - norm)
         if params.top_logprobs:
             tokens, logits = self.sampler.top(entry, params.top_logprobs)

@@ -7,6 +7,7 @@ chain; backend/sampling/sampling.h tells which chains it draws.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -67,8 +68,7 @@ class Sampler:
         self._kept: list[Any] = []  # what the struct points to
         self._grammar: Matcher | None = None
         try:
-            if params.logit_bias:
-                self._add_bias(params.logit_bias, vocab)
+            self._add_biases(params, vocab)
             if params.grammar is not None:
                 self._grammar = Matcher(params.grammar, vocab)
         except BaseException:
@@ -114,14 +114,27 @@ class Sampler:
     def _add(self, link: Any) -> None:
         C.llama_sampler_chain_add(self.pointer, link)
 
-    def _add_bias(self, bias: Mapping[int, float], vocab: Vocab) -> None:
-        if max(bias) >= vocab.size:
+    def _add_biases(self, params: SamplingParams, vocab: Vocab) -> None:
+        """logit_bias; and ends that are banned until `allow_ends`, first in the chain and last for native code."""
+        bias = params.logit_bias or {}
+        if bias and max(bias) >= vocab.size:
             raise TilebeamError(f"logit_bias: token {max(bias)} is not in the vocabulary (0 to {vocab.size - 1}).")
-        items = (C.llama_logit_bias * len(bias))(*[C.llama_logit_bias(t, b) for t, b in sorted(bias.items())])
-        self._add(C.llama_sampler_init_logit_bias(vocab.size, len(bias), items))
-        biases = ffi.from_buffer("struct tb_bias[]", items)
-        self._kept.append(biases)
-        self.state.biases, self.state.n_biases = biases, len(bias)
+        known = {t for t in params.stop_tokens if t < vocab.size}
+        banned = dict.fromkeys(known.union(vocab.ends), -math.inf) if params.min_tokens else {}
+        for each in filter(None, (banned, bias)):
+            self._add(C.llama_sampler_init_logit_bias(vocab.size, len(each), _biases(each)))
+        self._bans, self._lasting = bool(banned), len(bias)
+        if bias or banned:
+            biases = ffi.from_buffer("struct tb_bias[]", _biases(bias, banned))
+            self._kept.append(biases)
+            self.state.biases, self.state.n_biases = biases, len(biases)
+
+    def allow_ends(self) -> None:
+        """From now on the text may end."""
+        if self._bans:
+            self._bans = False
+            self.state.n_biases = self._lasting
+            C.llama_sampler_free(C.llama_sampler_chain_remove(self.pointer, 0))
 
     def _add_penalties(self, params: SamplingParams, vocab: Vocab, prompt: Sequence[int]) -> None:
         strength = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
@@ -146,6 +159,12 @@ class Sampler:
         if self._grammar is not None:
             self._grammar.close()
             self._grammar = None
+
+
+def _biases(*parts: Mapping[int, float]) -> Any:
+    """What is added to logits, in C."""
+    items = [C.llama_logit_bias(token, bias) for part in parts for token, bias in sorted(part.items())]
+    return (C.llama_logit_bias * len(items))(*items)
 
 
 class SampleRows:

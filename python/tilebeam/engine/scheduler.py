@@ -437,7 +437,8 @@ class Scheduler:
 
     @staticmethod
     def _count_shares(plan: Plan, decoding: list[Sample]) -> None:
-        if not any(s.detokenizes or s.request.params.top_logprobs for s in decoding):
+        asked = [s.request.params for s in decoding]
+        if not any(s.detokenizes for s in decoding) and not any(p.top_logprobs or p.min_tokens for p in asked):
             plan.unchecked = min(s.limit - len(s.tokens) for s in decoding) - 1
         for sample in decoding:
             request = sample.request

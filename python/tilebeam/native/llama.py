@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -195,6 +195,12 @@ class Vocab:
             if not known:
                 self._going.add(token)
         return known
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end a generation."""
+        is_end = C.llama_vocab_is_eog
+        return tuple(t for t in range(self.size) if is_end(self.pointer, t)) if self.has_text else ()
 
     def none_ends(self, tokens: Sequence[int]) -> bool:
         """Whether no token ends a generation."""

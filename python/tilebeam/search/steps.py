@@ -176,6 +176,8 @@ class StepExpander:
                 "A search by steps cannot hold its texts to a grammar, a JSON schema or a regular expression, because "
                 "each step would begin it anew: use best-of-n or a vote."
             )
+        if params.min_tokens:
+            raise TilebeamError("A search by steps ends its texts itself: no min_tokens.")
         limit = self.max_step_tokens
         if params.max_tokens is not None:
             limit = min(limit, params.max_tokens - len(branch.beam.tokens))

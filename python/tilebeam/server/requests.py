@@ -137,7 +137,6 @@ class Neutral(Strict):
     t_max_prompt_ms: Number | None = None  # llama-server reads a prompt to its end, too
     # Of vLLM's:
     request_id: str | None = None
-    min_tokens: Literal[0] | None = None
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
 
@@ -177,6 +176,7 @@ class Generation(Neutral):
     # Named as vLLM names them:
     repetition_penalty: Number | None = Field(None, gt=0)  # repeat_penalty
     structured_outputs: StructuredOutputs | None = None
+    min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOPS)
     include_stop_str_in_output: bool = False
     guided_json: dict[str, Any] | bool | Text | None = None
@@ -270,6 +270,8 @@ class Generation(Neutral):
             raise ValueError("a search returns texts without stop strings: no include_stop_str_in_output")
         if self.stop_token_ids and (self.search is not None or self.include_stop_str_in_output):
             raise ValueError("stop_token_ids go neither with search nor with include_stop_str_in_output")
+        if self.search is not None and self.min_tokens:
+            raise ValueError("a search ends its texts itself: no min_tokens")
         if self.search is not None and (self.n > 1 or (self.best_of or 1) > 1):
             raise ValueError("a search returns one text: no n or best_of; set its budget")
         return self

@@ -15,6 +15,7 @@ from tilebeam.server.requests import (
     ChatRequest,
     Effort,
     FunctionName,
+    Neutral,
     Number,
     StreamOptions,
     Strict,
@@ -157,7 +158,7 @@ class _Place:
         return self.own + part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(Neutral):
     """POST /v1/responses."""
 
     model: Text | None = None
@@ -173,18 +174,11 @@ class ResponsesRequest(Strict):
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # Of OpenAI's API, without effect on the text:
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
+    # Of OpenAI's API, without effect on the text, beside those of `Neutral`:
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     # Of tools that are not there, and thoughts that are not hidden.
     include: list[Included] | None = Field(None, max_length=16)
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     previous_response_id: None = None
     conversation: None = None
     # Extensions, as for chats:

@@ -205,6 +205,7 @@ class Service:
                 frequency_penalty=body.frequency_penalty,
                 presence_penalty=body.presence_penalty,
                 max_tokens=max_tokens,
+                min_tokens=body.min_tokens or 0,
                 stop=body.stop or (),
                 stop_tokens=tuple(body.stop_token_ids or ()),
                 # llama.cpp's convention: a negative seed is a new one.
