@@ -261,32 +261,51 @@ void k_tile_by_tile(const uint8_t * panel, const uint8_t * scales, const uint8_t
     }
 }
 
-// Weights of unit::width columns in registers, and all rows pass by.
+// Weights of unit::vectors vectors of columns in registers, and all rows pass by: an activation is loaded once for
+// them.
 template <class unit, class Format>
 void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
                     int32_t (*sums)[gemm_panel]) {
-    constexpr int quads = 8 / Format::scales;
-    for (int i = 0; i < gemm_panel / unit::width; i++) {
-        typename unit::ints w[8], scale[Format::scales];
+    constexpr int quads = 8 / Format::scales, vectors = unit::vectors;
+    for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
+        typename unit::ints w[vectors][8], scale[vectors][Format::scales];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-            w[j] = tile.weights(j, i);
+            for (int j = 0; j < 8; j++)
+                w[i][j] = tile.weights(j, first + i);
 #pragma GCC unroll 2
-        for (int s = 0; s < Format::scales; s++)
-            scale[s] = unit::template widened<!Format::minima>(scales + 32 * s + unit::width * i);
+            for (int s = 0; s < Format::scales; s++)
+                scale[i][s] = unit::template widened<!Format::minima>(scales + 32 * s + unit::width * (first + i));
+        }
         const uint8_t * x = q;
+        int32_t * to = sums[0] + unit::width * first;
 #pragma GCC unroll 1
-        for (int m = 0; m < rows; m++, x += TB_K_BLOCK) {
-            typename unit::ints sum = unit::load_sums(sums[m] + unit::width * i);
+        for (int m = 0; m < rows; m++, x += TB_K_BLOCK, to += gemm_panel) {
+            typename unit::ints sum[vectors];
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                sum[i] = unit::load_sums(to + unit::width * i);
 #pragma GCC unroll 2
             for (int s = 0; s < Format::scales; s++) {
-                typename unit::ints dot = unit::zeros();
+                typename unit::ints dot[vectors];
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++)
+                    dot[i] = unit::zeros();
 #pragma GCC unroll 8
-                for (int j = 0; j < quads; j++)
-                    unit::dot(dot, w[quads * s + j], unit::broadcast(read_k_int(x + 4 * (quads * s + j))));
-                sum = unit::add_product(sum, dot, scale[s]);
+                for (int j = 0; j < quads; j++) {
+                    const typename unit::ints y = unit::broadcast(read_k_int(x + 4 * (quads * s + j)));
+#pragma GCC unroll 4
+                    for (int i = 0; i < vectors; i++)
+                        unit::dot(dot[i], w[i][quads * s + j], y);
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++)
+                    sum[i] = unit::add_product(sum[i], dot[i], scale[i][s]);
             }
-            unit::store_sums(sums[m] + unit::width * i, sum);
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                unit::store_sums(to + unit::width * i, sum[i]);
         }
     }
 }
@@ -323,7 +342,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
             ints taken = unit::zeros();
 #pragma GCC unroll 8
             for (int p = 0; p < pairs && (Format::minima || Format::offset); p++)
-                taken = unit::add(taken, unit::multiply_pairs(factor[p], unit::broadcast(read_k_int(of + 4 * p))));
+                taken = unit::add_pairs(taken, factor[p], unit::broadcast(read_k_int(of + 4 * p)));
             const ints sum = unit::load_sums(sums[m] + unit::width * i);
             float scale;
             std::memcpy(&scale, r.scales + sizeof(float) * static_cast<size_t>(m), sizeof(scale));

@@ -54,8 +54,8 @@ struct lanes {
         const __m128i both = _mm_unpacklo_epi8(a, b);
         return is_signed ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
     }
-    static ints multiply_pairs(ints a, ints b) { return _mm256_madd_epi16(a, b); }
     static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
+    static ints add_pairs(ints sum, ints a, ints b) { return add(sum, _mm256_madd_epi16(a, b)); }
     static ints add_product(ints sum, ints a, ints b) { return _mm256_add_epi32(sum, _mm256_mullo_epi32(a, b)); }
     // a - (b << by)
     template <int by> static ints less_shifted(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, by)); }

@@ -21,6 +21,6 @@ struct k_unit : unit {
 
 } // namespace
 
-void fill_gemm_avx512vnni_k(gemm_kernels & k) { fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x16_avx512vnni")); }
+void fill_gemm_avx512vnni_k(gemm_kernels & k) { fill_k_kernels<k_unit>(k, TILEBEAM_K_NAMES("32x32_avx512vnni")); }
 
 } // namespace tb::npu

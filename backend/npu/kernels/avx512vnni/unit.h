@@ -81,8 +81,8 @@ struct unit {
         const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
         return is_signed ? _mm512_cvtepi8_epi16(both) : _mm512_cvtepu8_epi16(both);
     }
-    static ints multiply_pairs(ints a, ints b) { return _mm512_madd_epi16(a, b); }
     static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
+    static ints add_pairs(ints sum, ints a, ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
     static ints add_product(ints sum, ints a, ints b) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b)); }
     // a - (b << by)
     template <int by> static ints less_shifted(ints a, ints b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, by)); }

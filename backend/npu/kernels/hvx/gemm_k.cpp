@@ -132,7 +132,7 @@ struct k_unit : float_lanes {
         const HVX_Vector v = Q6_V_vor_VV(Q6_V_lo_W(both), Q6_Vw_vasl_VwR(Q6_V_hi_W(both), 16));
         return is_signed ? Q6_Vh_vasr_VhR(Q6_Vh_vasl_VhR(v, 8), 8) : v;
     }
-    static ints multiply_pairs(ints a, ints b) { return Q6_Vw_vdmpy_VhVh_sat(a, b); }
+    static ints add_pairs(ints sum, ints a, ints b) { return add(sum, Q6_Vw_vdmpy_VhVh_sat(a, b)); }
     static ints add(ints a, ints b) { return Q6_Vw_vadd_VwVw(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return add(sum, Q6_Vw_vmpyio_VwVh(a, b)); }
     // a - (b << by)

@@ -14,6 +14,7 @@ struct unit {
     using ints = int32x4_t;
     using floats = float32x4_t;
     static constexpr int width = 4;
+    static constexpr int vectors = 1; // of weights at once
     static constexpr bool signed_weights = true;
 
     static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
@@ -61,11 +62,10 @@ struct unit {
         const int16x4x2_t both = vzip_s16(halves_of<is_signed>(p), halves_of<is_signed>(p + 32));
         return vreinterpretq_s32_s16(vcombine_s16(both.val[0], both.val[1]));
     }
-    static ints multiply_pairs(ints a, ints b) {
+    static ints add_pairs(ints sum, ints a, ints b) {
         const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
-        return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+        return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
     }
-    static ints add(ints a, ints b) { return vaddq_s32(a, b); }
     static ints add_product(ints sum, ints a, ints b) { return vmlaq_s32(sum, a, b); }
     // a - (b << by)
     template <int by> static ints less_shifted(ints a, ints b) { return vsubq_s32(a, vshlq_n_s32(b, by)); }
