@@ -205,6 +205,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for held in ({"grammar": 'root ::= "a"'}, {"json_schema": {}}, {"regex": "a"}):
         with pytest.raises(TilebeamError, match="each step would begin it anew"):
             BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(**held))  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="no min_tokens"):
+        BeamSearch(scorer).infer(Scripted("a", 1), "p", budget=4, sampling=SamplingParams(min_tokens=3))
     with pytest.raises(TilebeamError, match="not a number"):
         BeamSearch(Points({"a": float("nan")}), 1).infer(Scripted("a", 1), "p", budget=1)
 

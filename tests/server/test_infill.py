@@ -133,3 +133,5 @@ def test_late_lines_are_not_written(fills: LM, server: Running) -> None:
     assert told["stop_type"] == "limit"
     assert 0 < told["tokens_predicted"] < 400
     assert told["content"].endswith("\n")
+    for limit in (0, -1, None):
+        assert server.post("/infill", body | {"t_max_predict_ms": limit}).json()["tokens_predicted"] == 400

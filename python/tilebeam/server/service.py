@@ -360,7 +360,7 @@ class Service:
         echoes, scoring = await echo.of(self._readers, loaded.lm, plan, prompts)
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
-        elif isinstance(plan.body, Filling) and plan.body.t_max_predict_ms:
+        elif isinstance(plan.body, Filling) and (plan.body.t_max_predict_ms or 0) > 0:
             outputs = [await _within(loaded.lm, prompts[0], params, plan.body.t_max_predict_ms / 1000)]
         else:
             outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
