@@ -25,6 +25,12 @@ class Filling(CompletionRequest):
     extra: list[ExtraText] = Field(default_factory=list)
     t_max_predict_ms: Number | None = None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long lines may take, None for ever."""
+        limit = self.t_max_predict_ms or 0.0
+        return limit / 1000 if limit > 0 else None
+
 
 class InfillRequest(Generation):
     """POST /infill: what stands between input_prefix + prompt and input_suffix."""

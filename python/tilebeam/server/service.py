@@ -360,8 +360,8 @@ class Service:
         echoes, scoring = await echo.of(self._readers, loaded.lm, plan, prompts)
         if plan.body.draws_nothing:
             outputs = [echo.nothing(p, plan.params, plan.body.n) for p in prompts]
-        elif isinstance(plan.body, Filling) and (plan.body.t_max_predict_ms or 0) > 0:
-            outputs = [await _within(loaded.lm, prompts[0], params, plan.body.t_max_predict_ms / 1000)]
+        elif isinstance(plan.body, Filling) and plan.body.seconds is not None:
+            outputs = [await _within(loaded.lm, prompts[0], params, plan.body.seconds)]
         else:
             outputs = await loaded.lm.agenerate([p.ids for p in prompts], params)
         if any(s.finish_reason == "aborted" for o in outputs for s in o.outputs):
