@@ -16,7 +16,7 @@ namespace {
 struct unit : lanes {
     static constexpr int vectors = 1;
     static constexpr gemm_shape coarse = {1, 1};
-    static constexpr bool signed_weights = false;
+    static constexpr bool signed_weights = false, starts = true;
 
     // vpdpbusd: bytes 0 and 2 of each lane, then 1 and 3.
     static void dot(ints & sum, ints w, ints x) {
@@ -26,9 +26,9 @@ struct unit : lanes {
         sum = add(sum, add(even, odd));
     }
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
-        k_block_of_dots<unit, Format>(panel, scales, q, rows, sums);
+        k_block_of_dots<unit, Format>(panel, scales, r, rows, sums);
     }
 };
 

@@ -5,8 +5,9 @@
 // scales and an offset of quants) times the sums of activations; then one float step per column, row and 256 k. The
 // integer sums stay in L1: more of them than registers are in use, and the compiler would spill in the innermost loop.
 //
-// unit::block<Format>(panel, scales, q, rows, sums) makes the integer sums of a block's products with all rows; sets
-// with a dot product of four bytes use k_block_of_dots. Internal linkage, see vec_loops.h.
+// unit::block<Format>(panel, scales, record, rows, sums) makes the integer sums of a block's products with all rows;
+// sets with a dot product of four bytes use k_block_of_dots, whose sums have taken the quants' offset back out already
+// (unit::starts). Internal linkage, see vec_loops.h.
 #ifndef TILEBEAM_NPU_KERNELS_GEMM_K_H
 #define TILEBEAM_NPU_KERNELS_GEMM_K_H
 
@@ -261,11 +262,25 @@ void k_tile_by_tile(const uint8_t * panel, const uint8_t * scales, const uint8_t
     }
 }
 
+// What the dot products of a row begin with: -offset times the sums of its activations.
+using k_start = int32_t[2 * gemm_k_tiles];
+
+template <class Format> void open_k_starts(const k_record & r, int rows, k_start * starts) {
+    constexpr int n = Format::scales * gemm_k_tiles;
+    const uint8_t * from = Format::scales == 1 ? r.sums32 : r.sums16;
+    for (int m = 0; m < rows; m++, from += n * sizeof(int16_t)) {
+        int16_t sums[n];
+        std::memcpy(sums, from, sizeof(sums));
+        for (int i = 0; i < n; i++)
+            starts[m][i] = -Format::offset * sums[i];
+    }
+}
+
 // Weights of unit::vectors vectors of columns in registers, and all rows pass by: an activation is loaded once for
 // them.
 template <class unit, class Format>
-void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, int rows,
-                    int32_t (*sums)[gemm_panel]) {
+void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, const k_start * starts, int at,
+                    int rows, int32_t (*sums)[gemm_panel]) {
     constexpr int quads = 8 / Format::scales, vectors = unit::vectors;
     for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
         typename unit::ints w[vectors][8], scale[vectors][Format::scales];
@@ -291,7 +306,7 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
                 typename unit::ints dot[vectors];
 #pragma GCC unroll 4
                 for (int i = 0; i < vectors; i++)
-                    dot[i] = unit::zeros();
+                    dot[i] = Format::offset ? unit::broadcast(starts[m][at + s]) : unit::zeros();
 #pragma GCC unroll 8
                 for (int j = 0; j < quads; j++) {
                     const typename unit::ints y = unit::broadcast(read_k_int(x + 4 * (quads * s + j)));
@@ -311,24 +326,29 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
 }
 
 template <class unit, class Format>
-void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                      int32_t (*sums)[gemm_panel]) {
-    k_tile_by_tile<Format>(panel, scales, q, rows, sums,
+    k_start starts[gemm_max_rows];
+    if constexpr (Format::offset != 0) open_k_starts<Format>(r, rows, starts);
+    int at = 0;
+    k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
                            [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
-                               k_tile_of_dots<unit>(tile, tile_scales, tile_q, rows, sums);
+                               k_tile_of_dots<unit>(tile, tile_scales, tile_q, starts, at, rows, sums);
+                               at += Format::scales;
                            });
 }
 
 constexpr size_t k_before = 64; // bytes that HVX reads in front of a row of scales, instead of behind it
 
 // The float step: results += (d * sums - dmin * (minima . activations)) * scale, `factors` being the minima, or where
-// quants have an offset the scales; in pairs of sub-blocks.
+// quants have an offset that sums still hold, the scales; in pairs of sub-blocks.
 template <class unit, class Format>
 void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & r, int rows,
               const int32_t (*sums)[gemm_panel], float (*results)[gemm_panel]) {
     using ints = typename unit::ints;
     using floats = typename unit::floats;
     constexpr int pairs = 4 * Format::scales;
+    constexpr bool offset = Format::offset != 0 && !unit::starts;
     for (int i = 0; i < gemm_panel / unit::width; i++) {
         ints factor[pairs];
 #pragma GCC unroll 8
@@ -341,7 +361,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
                                             : r.sums16 + gemm_k_sums16 * static_cast<size_t>(m);
             ints taken = unit::zeros();
 #pragma GCC unroll 8
-            for (int p = 0; p < pairs && (Format::minima || Format::offset); p++)
+            for (int p = 0; p < pairs && (Format::minima || offset); p++)
                 taken = unit::add_pairs(taken, factor[p], unit::broadcast(read_k_int(of + 4 * p)));
             const ints sum = unit::load_sums(sums[m] + unit::width * i);
             float scale;
@@ -352,7 +372,7 @@ void k_finish(const uint8_t * factors, const uint8_t * halves, const k_record & 
             floats x;
             if constexpr (Format::minima) {
                 x = unit::fms(d, unit::to_floats(sum), unit::mul(dmin, unit::to_floats(taken)));
-            } else if constexpr (Format::offset) {
+            } else if constexpr (offset) {
                 x = unit::mul(d,
                               unit::to_floats(unit::template less_shifted<__builtin_ctz(Format::offset)>(sum, taken)));
             } else {
@@ -379,7 +399,7 @@ template <class unit, class Format> void multiply_k_panels(const gemm_int8_args 
     for (int64_t t = 0; t < a.k_tiles; t += gemm_k_tiles, panel += Format::bytes) {
         const k_record r(record, a.rows);
         const k_factors s = Format::unpack(panel + Format::fields, unpacked + k_before);
-        unit::template block<Format>(panel, s.scales, r.q, a.rows, sums);
+        unit::template block<Format>(panel, s.scales, r, a.rows, sums);
         k_finish<unit, Format>(s.factors, panel + Format::halves, r, a.rows, sums, results);
         record += gemm_k_record_bytes(a.rows);
     }

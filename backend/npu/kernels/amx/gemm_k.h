@@ -11,15 +11,16 @@ namespace {
 
 template <class unit> struct k_on_unit : unit {
     static constexpr bool signed_weights = true;
+    static constexpr bool starts = false;
 
     // While the matrix unit has a tile, vectors scale the products of the one before.
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
         alignas(64) int32_t dots[2][Format::scales][gemm_max_rows][gemm_panel];
         const uint8_t * before = nullptr; // scales of the products that wait
         int at = 0;
-        k_tile_by_tile<Format>(panel, scales, q, rows, sums,
+        k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
                                [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
                                    make_products(tile, tile_q, rows, dots[at]);
                                    if (before != nullptr) scale_products<Format>(before, dots[1 - at], rows, sums);

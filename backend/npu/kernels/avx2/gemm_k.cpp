@@ -209,16 +209,17 @@ void all_rows(const Source & source, const uint8_t * q, int rows, int32_t (*sums
 
 struct unit : lanes {
     static constexpr bool signed_weights = true; // those that fill eight bits
+    static constexpr bool starts = false;
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
         const packed<Format> source{panel, scales};
         // One row has registers for all columns: memory is read in order, and an activation once. For a few, memory is
         // the limit, too; more of them read the halves of a block one after the other.
-        if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, q, sums);
-        if (rows <= block_rows<Format>) return few_rows<Format, block_rows<Format>>(source, q, rows, sums);
-        if (Format::plain && rows <= 2 * block_rows<Format>) return all_rows<Format>(source, q, rows, sums);
-        all_rows<Format>(unpacked<Format>(source), q, rows, sums);
+        if (rows == 1) return some_rows<Format, 1, 2 * halves>(source, 0, r.q, sums);
+        if (rows <= block_rows<Format>) return few_rows<Format, block_rows<Format>>(source, r.q, rows, sums);
+        if (Format::plain && rows <= 2 * block_rows<Format>) return all_rows<Format>(source, r.q, rows, sums);
+        all_rows<Format>(unpacked<Format>(source), r.q, rows, sums);
     }
 };
 

@@ -11,11 +11,12 @@ namespace {
 
 struct k_unit : unit {
     static constexpr bool signed_weights = false;
+    static constexpr bool starts = true;
     static void dot(ints & sum, ints w, ints x) { sum = _mm512_dpbusd_epi32(sum, w, x); }
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
-        k_block_of_dots<k_unit, Format>(panel, scales, q, rows, sums);
+        k_block_of_dots<k_unit, Format>(panel, scales, r, rows, sums);
     }
 };
 

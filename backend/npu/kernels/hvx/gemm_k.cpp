@@ -90,6 +90,7 @@ struct k_unit : float_lanes {
     using float_lanes::broadcast;
     static constexpr int width = 32;
     static constexpr bool signed_weights = false;
+    static constexpr bool starts = false;
 
     static ints load(const uint8_t * p) { return hvx::load(p); }
     static void store(uint8_t * p, ints x) { hvx::store(p, x); }
@@ -182,9 +183,9 @@ struct k_unit : float_lanes {
     }
 
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
-        k_tile_by_tile<Format>(panel, scales, q, rows, sums,
+        k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
                                [&](const Format & at, const uint8_t * its_scales, const uint8_t * its_q) {
                                    tile(at, its_scales, its_q, rows, sums);
                                });

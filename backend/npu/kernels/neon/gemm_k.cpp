@@ -16,6 +16,7 @@ struct unit {
     static constexpr int width = 4;
     static constexpr int vectors = 1; // of weights at once
     static constexpr bool signed_weights = true;
+    static constexpr bool starts = true;
 
     static ints load(const uint8_t * p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
     static void store(uint8_t * p, ints x) { vst1q_u8(p, vreinterpretq_u8_s32(x)); }
@@ -83,9 +84,9 @@ struct unit {
         sum = vdotq_s32(sum, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
     }
     template <class Format>
-    static void block(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
+    static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
-        k_block_of_dots<unit, Format>(panel, scales, q, rows, sums);
+        k_block_of_dots<unit, Format>(panel, scales, r, rows, sums);
     }
 };
 
