@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from tilebeam.server import chat
 from tilebeam.server.errors import ApiError
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.responses import TokenLedger
+from tilebeam.server.tool_calls import CallReader
+from tilebeam.server.tool_families import FAMILIES
 from tilebeam.server.tool_style import ToolStyle
 from tilebeam.server.tools import ToolUse, _moved, family_of, use_of
 
@@ -295,3 +299,37 @@ def test_instructor_in_its_default_mode(server: Running) -> None:
     )
     assert found.place.country in ("CH", "AT")
     assert -20 <= found.degrees <= 40
+
+
+# --- calls that the model begins by itself ----------------------------------------------------------------------------
+
+
+def test_a_call_that_has_begun_is_held_to_its_schema(lm: LM) -> None:
+    """With a token of this model as the mark; what comes before, between and behind is free."""
+    family = replace(FAMILIES["hermes"], fences=("<s>",))
+    held = replace(use(lm), family=family).held(lm)
+    assert held is not None
+    options: Any = {"max_tokens": 300, "seed": 1, "spelled": (lm.bos,)}
+
+    def said(**changes: Any) -> str:
+        (output,) = lm.generate(["hi"], **options | changes)
+        return output.outputs[0].text
+
+    free = {lm.bos: -math.inf}
+    assert said(grammar=held, logit_bias=free) == said(logit_bias=free)
+    text = said(grammar=held, logit_bias={lm.bos: 9.0})
+    reader = CallReader(family, use(lm).functions)
+    calls: dict[int, str] = {}
+    for event in reader.feed(text) + reader.end(cut=True):
+        if event.call is not None:
+            calls[event.call] = calls.get(event.call, "") + event.text
+    assert calls
+    for arguments in list(calls.values())[:-1]:
+        assert isinstance(json.loads(arguments), dict)
+
+
+def test_what_no_grammar_can_be_made_of_is_free(lm: LM) -> None:
+    assert use(lm).held(lm) is None  # <tool_call> is no token here
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    some = replace(use(lm, {"messages": HI, "tools": [odd]}), family=replace(FAMILIES["hermes"], fences=("<s>",)))
+    assert some.held(lm) is None

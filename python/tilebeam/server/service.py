@@ -325,7 +325,7 @@ class Service:
         schema takes its time."""
 
         def prepare() -> tuple[list[Prompt], SamplingParams]:
-            params = replace(plan.params, grammar=plan.grammar(), spelled=plan.spelled(lm))
+            params = replace(plan.params, grammar=plan.grammar(lm), spelled=plan.spelled(lm))
             prompts = plan.prompts(lm)
             for prompt in prompts:
                 if len(prompt.ids) >= lm.n_ctx:

@@ -57,13 +57,15 @@ class Plan:
     marks: Marks | None = None
     apart: bool = True
 
-    def grammar(self) -> str | None:
-        """The grammar that the text has to match, None for any text.
+    def grammar(self, lm: LM) -> str | None:
+        """The grammar that the text of this model has to match, None for any text.
 
         Raises:
             ApiError: 400, none can be made of what the request says.
         """
-        return self.tools.grammar() if self.tools is not None and self.tools.forced else grammar_of(self.body)
+        if self.tools is None:
+            return grammar_of(self.body)
+        return self.tools.grammar() if self.tools.forced else None if self.body.ignore_eos else self.tools.held(lm)
 
     @property
     def prompt_field(self) -> str:
@@ -98,7 +100,8 @@ class Plan:
         if self.marks is None or not isinstance(self.body, ChatRequest):
             return None
         continued = self.body.messages[-1].text if self.body.continue_final_message else None
-        opened = is_open(prompt, continued, self.marks) and (grammar is None or self.marks.closes in grammar)
+        free = grammar is None or (self.tools is not None and not self.tools.forced)
+        opened = is_open(prompt, continued, self.marks) and (free or self.marks.closes in (grammar or ""))
         return Thinking(self.marks, opened, self.apart)
 
     @property

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.grammars import constraint
-from tilebeam.grammars.gbnf import literal
+from tilebeam.grammars.gbnf import MAX_LENGTH, literal
 from tilebeam.native.chat_template import takes_tools
-from tilebeam.server.errors import bad_request
+from tilebeam.server.errors import ApiError, bad_request
 from tilebeam.server.grammar import made
 from tilebeam.server.requests import ChatRequest, Message, NamedTool, Tool
 from tilebeam.server.tool_families import FAMILIES, Family, family_in
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MOST_CALLS = 16
 # Families whose calls are forced in their own form; others' calls become JSON.
 _OWN_GRAMMAR = ("hermes", "mistral", "llama")
+# Families whose calls are held to their schemas once they have begun, where the model is free to call.
+_HELD = ("hermes", "granite", "tool_calls", "nemotron-v2")
 # Keywords of schemas whose members have names of the schema's own choice, which may look like keywords.
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
@@ -60,6 +62,27 @@ class ToolUse:
         """
         return made("tools", lambda: constraint.checked(self._text()))
 
+    def held(self, lm: LM) -> str | None:
+        """The grammar of an answer that may call: any text, in which a call that has begun is held to the schemas.
+
+        None where it cannot be told from single tokens that a call begins, or no grammar can be made of the schemas:
+        the model is as free as without one then.
+        """
+        marks = [token for mark in self.family.fences if (token := _token_of(lm, mark)) is not None]
+        if self.family.name not in _HELD or len(marks) != 1:
+            return None
+        try:
+            rules = _rules_of(json.dumps([[tool.function.name, tool.arguments] for tool in self.tools]))
+        except ApiError:
+            return None
+        ends = " | ".join(_spelled(lm, mark) for mark in self.family.closes if mark.startswith("<"))
+        space, mark = "[ \\n]{0,4}", marks[0]
+        several = f'"[" {space} call ( {space} "," {space} call )* {space} "]"'
+        calls = "call" if self.family.name == "hermes" else f"( call | {several} )"
+        root = f"root ::= ( !<[{mark}]> | <[{mark}]> {space} {calls} {space} ( {ends} ) )*"
+        text = f"{root}\n{rules}"
+        return text if len(text) <= MAX_LENGTH else None
+
     def _text(self) -> str:
         schema, calls = _calls_schema(self.tools, "parameters" if self.family.name == "llama" else "arguments")
         for i, tool in enumerate(self.tools):  # one by one, so that errors name the right one
@@ -78,6 +101,34 @@ class ToolUse:
             return "call" + (f' ( "; " call ){{0,{most}}}' if most else "")
         listed = '"[" call' + (f' ( ", " call ){{0,{most}}}' if most else "") + ' "]"'
         return f'"[TOOL_CALLS]" {listed}' if self.family.name == "mistral" else listed
+
+
+def _token_of(lm: LM, mark: str) -> int | None:
+    """The token that a mark is, None: it is several."""
+    ids = lm.tokenize(mark, add_special=False)
+    return ids[0] if len(ids) == 1 else None
+
+
+def _spelled(lm: LM, mark: str) -> str:
+    """A mark in a grammar: its token, or its characters."""
+    token = _token_of(lm, mark)
+    return literal(mark) if token is None else f"<[{token}]> | {literal(mark)}"
+
+
+@lru_cache(maxsize=64)
+def _rules_of(functions: str) -> str:
+    """The rules of a call of any of these functions, names and schemas as JSON; the first one is `call`.
+
+    Raises:
+        ApiError: no grammar can be made of them.
+    """
+    tools = [
+        Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
+        for name, schema in json.loads(functions)
+    ]
+    schema, calls = _calls_schema(tools, "arguments")
+    text = made("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
+    return f"call ::= {text.removeprefix('root ::= ')}"
 
 
 def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list[Any]]:
