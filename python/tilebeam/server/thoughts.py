@@ -34,7 +34,7 @@ _TOLD_BY = (
     (Marks("<|channel>thought", "<channel|>"), ("<channel|>",)),
     (Marks("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"), ("[BEGIN FINAL RESPONSE]",)),
     (Marks("<|open|>think<|sep|>", "<|close|>think<|sep|>"), ("<|open|>", "think")),
-    (Marks("<|think|>", "<|end|>"), ("<|think|>", "<|end|>")),
+    (Marks("<|think|>", "<|end|><|begin|>assistant"), ("<|think|>", "<|begin|>assistant")),
 )
 _HEADER_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=functions\.([\w.:-]+)")
