@@ -25,7 +25,7 @@ NEUTRAL: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
-    "cache_prompt": True,
+    "cache_prompt": False,
     "id_slot": -1,
     "timings_per_token": True,
     "return_progress": True,
@@ -66,7 +66,7 @@ def test_openais_client_sends_them(client: Any) -> None:
 
 
 def test_what_would_change_results_is_refused(server: Running) -> None:
-    for field, value in {"cache_prompt": False, "store": True, "skip_special_tokens": False}.items():
+    for field, value in {"store": True, "skip_special_tokens": False}.items():
         told = server.post(TEXT, {"prompt": PROMPT, field: value})
         assert (told.status_code, told.json()["error"]["param"]) == (400, field)
 

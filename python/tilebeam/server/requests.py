@@ -130,7 +130,7 @@ class Neutral(Strict):
     prompt_cache_retention: str | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     # Of llama-server's:
-    cache_prompt: Literal[True] | None = None  # the server's own setting holds
+    cache_prompt: bool | None = None  # saves time only; the server's own setting holds
     id_slot: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
