@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -108,7 +109,13 @@ class Watch(ABC):
             return False
 
 
-def _context(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Context:
+@contextmanager
+def watched(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Iterator[Context]:
+    """A context of a loaded model under a watch's eyes, for one sequence of `n_ctx` tokens.
+
+    Raises:
+        TilebeamError: llama.cpp cannot make it.
+    """
     p = C.llama_context_default_params()
     p.n_ctx = p.n_batch = p.n_ubatch = n_ctx
     p.n_seq_max = 1
@@ -119,7 +126,12 @@ def _context(lm: LM, n_ctx: int, threads: int, watch: Watch) -> Context:
         pointer = C.llama_init_from_model(lm._model.pointer, p)
     if not pointer:
         raise TilebeamError(f"llama.cpp cannot make a context of {n_ctx} tokens for this model.")
-    return Context(pointer, lm._model, n_ctx, n_ctx)
+    context = Context(pointer, lm._model, n_ctx, n_ctx)
+    try:
+        yield context
+    finally:
+        with log_router().capture():
+            context.close()
 
 
 def decode(
@@ -139,10 +151,9 @@ def decode(
         TilebeamError: decoding fails; and whatever the watch raised.
     """
     lm.check_generates()
-    context = _context(lm, windows.n_ctx, threads, watch)
-    try:
+    n = windows.n_ctx
+    with watched(lm, n, threads, watch) as context:
         for i in range(len(windows)):
-            n = windows.n_ctx
             context.clear()
             context.token[:n] = windows.inputs(i)
             context.pos[:n] = np.arange(n)
@@ -156,6 +167,3 @@ def decode(
                 raise TilebeamError(f"llama.cpp could not decode window {i} (status {status}).")
             if progress:
                 progress(i + 1)
-    finally:
-        with log_router().capture():
-            context.close()
