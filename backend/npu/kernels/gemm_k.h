@@ -276,12 +276,11 @@ template <class Format> void open_k_starts(const k_record & r, int rows, k_start
     }
 }
 
-// Weights of unit::vectors vectors of columns in registers, and all rows pass by: an activation is loaded once for
-// them.
-template <class unit, class Format>
+// Weights of some vectors of columns in registers, and all rows pass by: an activation is loaded once for them.
+template <class unit, int vectors, class Format>
 void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, const k_start * starts, int at,
                     int rows, int32_t (*sums)[gemm_panel]) {
-    constexpr int quads = 8 / Format::scales, vectors = unit::vectors;
+    constexpr int quads = 8 / Format::scales;
     for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
         typename unit::ints w[vectors][8], scale[vectors][Format::scales];
 #pragma GCC unroll 4
@@ -325,17 +324,23 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
     }
 }
 
+constexpr int k_few_rows = 4; // wait for memory, and for two vectors of a tile at once longer than for one
+
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                      int32_t (*sums)[gemm_panel]) {
     k_start starts[gemm_max_rows];
     if constexpr (Format::offset != 0) open_k_starts<Format>(r, rows, starts);
     int at = 0;
-    k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
-                           [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
-                               k_tile_of_dots<unit>(tile, tile_scales, tile_q, starts, at, rows, sums);
-                               at += Format::scales;
-                           });
+    k_tile_by_tile<Format>(
+        panel, scales, r.q, rows, sums, [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
+            if (rows <= k_few_rows) {
+                k_tile_of_dots<unit, 1>(tile, tile_scales, tile_q, starts, at, rows, sums);
+            } else {
+                k_tile_of_dots<unit, unit::vectors>(tile, tile_scales, tile_q, starts, at, rows, sums);
+            }
+            at += Format::scales;
+        });
 }
 
 constexpr size_t k_before = 64; // bytes that HVX reads in front of a row of scales, instead of behind it
