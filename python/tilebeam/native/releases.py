@@ -262,7 +262,7 @@ _PARTS = re.compile(r"(?:(\d+)!)?(\d*(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+)
 
 
 def _order(version: str) -> tuple[object, ...]:
-    """For order, as PEP 440 has it: 1.0.dev1, 1.0a1, 1.0rc1, 1.0 and 1.0+cpu, 1.0.post1."""
+    """For order, as Python packages go: 1.0.dev1, 1.0a1, 1.0rc1, 1.0 and 1.0+cpu, 1.0.post1."""
     found = _PARTS.match(version)
     assert found is not None
     epoch, numbers, stage, count, post, dev = found.groups()
