@@ -155,7 +155,7 @@ def test_it_is_the_same_application(fleet: Fleet) -> None:
     whole = client.completions.create(**asked)
     assert "".join(c.choices[0].text for c in client.completions.create(**asked, stream=True)) == whole.choices[0].text
     with pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(**asked | {"max_tokens": -1})
+        client.completions.create(**asked | {"max_tokens": -2})
     assert error.value.body["param"] == "max_tokens"
     assert fleet.metric("tilebeam_slots") == 8
 
