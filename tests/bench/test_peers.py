@@ -23,7 +23,7 @@ TABLE = "| PP | TG | B | N_KV | T_PP | S_PP | T_TG | S_TG | T | S |\n|  4 | 2 | 
 # Stands in for llama-cpp-python's batched server: it answers as many tokens as it is asked for, unless control tokens
 # may end a text.
 BATCHED = """\
-import http.server, json, sys
+import http.server, json, sys, time
 
 with open(sys.argv[sys.argv.index("-C") + 1]) as file:
     config = json.load(file)
@@ -42,6 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200 if self.path == "/healthz" else 404, {})
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        time.sleep(0.1 * asked["max_tokens"])  # more tokens take longer, whatever else runs
         long_enough = set(asked["logit_bias"].values()) == {-100}
         self.answer(200, {"usage": {"completion_tokens": asked["max_tokens"] if long_enough else 0}})
 
