@@ -252,8 +252,7 @@ def batched_llama_cpp_python(
     script: Path, model: Path, threads: int, works: Sequence[Work], lm: LM
 ) -> Iterator[Server]:
     """The same, as an engine."""
-    most, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
-    with llama_cpp_server(script, model, threads, most, most * longest) as served:
+    with llama_cpp_server(script, model, threads, *_room(works)) as served:
         yield Server(served.port, lm.n_vocab, never_ending(lm))
 
 
@@ -281,10 +280,15 @@ def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vo
         process.wait()
 
 
-def _server_options(threads: int, works: Sequence[Work]) -> list[str]:
+def _room(works: Sequence[Work]) -> tuple[int, int]:
+    """Slots and cells of a server. llama-server gives each slot an equal part of the cells."""
     most, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
-    # llama-server gives each slot an equal part of the context.
-    return ["-c", str(most * longest), "-np", str(most), "-t", str(threads)]
+    return most, most * longest
+
+
+def _server_options(threads: int, works: Sequence[Work]) -> list[str]:
+    slots, cells = _room(works)
+    return ["-c", str(cells), "-np", str(slots), "-t", str(threads)]
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:

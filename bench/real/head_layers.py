@@ -31,7 +31,7 @@ from tilebeam.evaluation.tasks import open_task
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.measure.graph_watch import Watch, ggml, name_of, watched
 from tilebeam.native.llama import Context
-from tilebeam.text_state import Confidence, Feature, TextState
+from tilebeam.text_state import DECAY, Confidence, Feature, TextState
 from tilebeam.training import fitting
 from tilebeam.training.collection import FEATURES
 from tilebeam.training.options import FitOptions
@@ -90,13 +90,14 @@ def kept_samples(model: str) -> dict[int, list[dict[str, Any]]]:
 
 def features(states: F32, sample: dict[str, Any], n_text: int) -> F32:
     """A row of `Collection.states`: all features, of hidden states [tokens, n_embd] of a text of `n_text` tokens."""
-    weights = (15 / 16) ** np.arange(len(states))[::-1, None]
+    decay = float(DECAY)
+    weights = decay ** np.arange(len(states))[::-1, None]
     mean = sample["scores"]["logprob"]
     confidence = Confidence(1, mean, mean**2, mean, mean, sample["finish"] == "stop")
     state = TextState(
         n_text,
         states.sum(0) * (n_text / len(states)),
-        (states * weights).sum(0) * ((1 - (15 / 16) ** n_text) * 16 / weights.sum()),
+        (states * weights).sum(0) * ((1 - decay**n_text) / (1 - decay) / weights.sum()),
         states[-1],
         confidence,
     )
