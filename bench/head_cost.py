@@ -39,7 +39,7 @@ def random_head(lm: LM) -> Head:
     """A head that reads everything a text's states tell."""
     features = get_args(Feature)
     weight = np.random.default_rng(1).standard_normal(width(features, lm.n_embd)) / lm.n_embd
-    return replace(make_head([(weight, None)]), features=features, maker=maker_of(lm))
+    return replace(make_head([(weight, None)]), features=features, layer=lm.info.hidden_layer, maker=maker_of(lm))
 
 
 def measure(lm: LM, reward: OwnReward, samples: int, count: int, rounds: int) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def main() -> None:
     p = Parser(__doc__, "a smaller model, fewer tokens")
     p.add_model()
     p.add_argument("--reward-head", help="file of `tilebeam reward train` (default: a random head)")
+    p.add_argument("--layer", type=int, help="of the random head: hidden states behind this layer (default: the norm)")
     p.add_argument("-npl", "--n-parallel", default="1,4,16", help="sequences, comma separated")
     p.add_count("-n", "--n-predict", usual=128, quick=16, what="tokens per sequence and run")
     p.add_argument("--device", choices=("npu", "cpu"), default="npu")
@@ -86,13 +87,15 @@ def main() -> None:
     counts = numbers(o.n_parallel, "-npl")
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", "q8_0")
     room = PROMPT + max(counts) * (o.n_predict + 1)
+    sizes = {"n_ctx": room, "n_seq_max": max(counts), "threads": o.threads}
+    head = load_head(o.reward_head) if o.reward_head else None
     rows = report.Rows("head_cost", o.json)
     with (
-        tilebeam.load(path, o.device, n_ctx=room, n_seq_max=max(counts), threads=o.threads, lookup=False) as lm,
+        tilebeam.load(path, o.device, lookup=False, hidden_layer=head.layer if head else o.layer, **sizes) as lm,
         OtherLoad() as others,
         console.bar("head") as progress,
     ):
-        reward = OwnReward(lm, load_head(o.reward_head) if o.reward_head else random_head(lm))
+        reward = OwnReward(lm, head or random_head(lm))
         task = progress.add_task("", total=len(counts), note="")
         for samples in counts:
             rows.add(measure(lm, reward, samples, o.n_predict, o.rounds))

@@ -148,9 +148,29 @@ struct tb_states {
 };
 
 // Add the hidden states of n batch entries to those of their places; none comes twice. `hidden` is
-// llama_get_embeddings_ith. False, with the rest left out, where it has none.
-bool tb_states_add(const struct tb_states * states, void * context, float * (*hidden)(void *, int32_t),
+// llama_get_embeddings_ith with a context, or tb_tap_row with a tap. False, with the rest left out, where it has none.
+bool tb_states_add(const struct tb_states * states, void * source, float * (*hidden)(void *, int32_t),
                    const int64_t * entries, const int64_t * places, int32_t n);
+
+// Copies what a layer puts out while llama.cpp computes a batch: a row for each token, in the order of the batch.
+struct tb_tap {
+    const char * name; // of the tensor
+    float * rows;      // [capacity, n_embd]
+    int64_t capacity;
+    int64_t n_rows; // of this batch
+    int32_t n_embd;
+    bool on;    // else it looks at nothing
+    bool wrong; // the tensor does not have such rows, or has more of them than there is room for
+    const char * (*tensor_name)(const void *);                // ggml_get_name
+    size_t (*tensor_bytes)(const void *);                     // ggml_nbytes
+    void (*tensor_get)(const void *, void *, size_t, size_t); // ggml_backend_tensor_get
+};
+
+// A ggml_backend_sched_eval_callback: `tap` is a struct tb_tap. It never ends a graph.
+bool tb_tap_see(void * tensor, bool ask, void * tap);
+
+// The row of a batch entry; NULL: there is none.
+float * tb_tap_row(void * tap, int32_t entry);
 
 // The beginning of a grammar; both tables must outlive it. NULL: no memory, or it takes too many steps to begin.
 struct tb_grammar * tb_grammar_new(const struct tb_grammar_rules * rules, const struct tb_pieces * pieces);

@@ -1,13 +1,14 @@
-// Hidden states of texts, see tb_states_add in sampling.h.
+// Hidden states of texts, see tb_states_add and tb_tap in sampling.h.
 #include "sampling.h"
 
 #include <stddef.h>
+#include <string.h>
 
-bool tb_states_add(const struct tb_states * states, void * context, float * (*hidden)(void *, int32_t),
+bool tb_states_add(const struct tb_states * states, void * source, float * (*hidden)(void *, int32_t),
                    const int64_t * entries, const int64_t * places, int32_t n) {
     const float decay = states->decay;
     for (int32_t i = 0; i < n; ++i) {
-        const float * x = hidden(context, (int32_t)entries[i]);
+        const float * x = hidden(source, (int32_t)entries[i]);
         if (x == NULL) {
             return false;
         }
@@ -23,4 +24,24 @@ bool tb_states_add(const struct tb_states * states, void * context, float * (*hi
         ++states->count[places[i]];
     }
     return true;
+}
+
+bool tb_tap_see(void * tensor, bool ask, void * tap) {
+    struct tb_tap * t = tap;
+    if (ask) {
+        return t->on && strcmp(t->tensor_name(tensor), t->name) == 0;
+    }
+    const size_t row = (size_t)t->n_embd * sizeof(float), bytes = t->tensor_bytes(tensor);
+    if (bytes % row != 0 || bytes / row > (size_t)(t->capacity - t->n_rows)) {
+        t->wrong = true;
+        return true;
+    }
+    t->tensor_get(tensor, t->rows + t->n_rows * t->n_embd, 0, bytes);
+    t->n_rows += (int64_t)(bytes / row);
+    return true;
+}
+
+float * tb_tap_row(void * tap, int32_t entry) {
+    const struct tb_tap * t = tap;
+    return !t->wrong && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
 }

@@ -29,7 +29,8 @@ from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.ranking import auroc, auroc_within
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.measure.graph_watch import Watch, ggml, name_of, watched
+from tilebeam.measure.graph_watch import Watch, name_of, watched
+from tilebeam.native.ggml_base import ggml_base
 from tilebeam.native.llama import Context
 from tilebeam.text_state import DECAY, Confidence, Feature, TextState
 from tilebeam.training import fitting
@@ -64,7 +65,7 @@ class LayerOutputs(Watch):
         super().__init__()
         self.names = [*(f"l_out-{layer}" for layer in layers), _RESULT]
         self.values: dict[str, F32] = {}
-        self._get = ggml().ggml_backend_tensor_get
+        self._get = ggml_base().ggml_backend_tensor_get
         self._get.restype, self._get.argtypes = None, [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
 
     def wants(self, t: Any) -> bool:

@@ -66,7 +66,8 @@ class Confidence:
 
 @dataclass(frozen=True, eq=False)
 class TextState:
-    """Sums over the hidden states (behind the final norm) of a text's tokens, but for the last: no step decodes it.
+    """Sums over the hidden states of a text's tokens, but for the last: no step decodes it. The states are those behind
+    the final norm, or behind the layer that the model was loaded for (``hidden_layer``).
 
     Attributes:
         count: hidden states.

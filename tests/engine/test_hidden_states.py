@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits
+from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, states_behind
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
 from tilebeam.text_state import DECAY, Confidence, TextState
+
+from bench.lib.synth import preset, write_model
 
 PREFIX = [7] * 40
 PROMPTS = [[5, 6, 7], [*PREFIX, 9], [*PREFIX, 9, 10, 11], [300 + i for i in range(90)]]
@@ -26,17 +28,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return equal_logits(tmp_path_factory.mktemp("models") / "equal.gguf")
 
 
-@pytest.fixture(scope="module")
-def lm(path: Path) -> Iterator[LM]:
+SIZES = {"n_ctx": 256, "n_seq_max": 4, "threads": 1, "n_batch": 64}
+behind = pytest.mark.parametrize("layer", [None, 0], ids=["behind the norm", "behind a layer"])
+
+
+@pytest.fixture(scope="module", params=[None, 0], ids=["behind the norm", "behind a layer"])
+def lm(path: Path, request: pytest.FixtureRequest) -> Iterator[LM]:
     """Four slots, few cells, small batches."""
-    with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=4, threads=1, n_batch=64, lookup=False, **EXACT) as model:
+    with tilebeam.load(path, "cpu", lookup=False, hidden_layer=request.param, **SIZES, **EXACT) as model:
         yield model
 
 
 def read(lm: LM, prompt: list[int], tokens: list[int]) -> TextState:
-    """What `LM.hidden` says of a text's tokens but the last, added up."""
-    [reading] = lm.hidden([prompt + tokens], [range(len(prompt), len(prompt) + len(tokens) - 1)])
-    rows = reading.hidden
+    """The states of a text's tokens but the last, read afterwards and added up."""
+    rows = states_behind(lm, prompt + tokens)[len(prompt) : -1]
     weights = DECAY ** np.arange(len(rows) - 1, -1, -1, dtype=np.float32)
     return TextState(len(rows), rows.sum(0), weights @ rows, rows[-1])
 
@@ -140,10 +145,10 @@ def test_a_text_that_grows_call_by_call(lm: LM, kept: bool, forks: int) -> None:
     check(state, read(lm, PROMPTS[1], tokens))
 
 
-def test_batches_in_parts(path: Path) -> None:
+@behind
+def test_batches_in_parts(path: Path, layer: int | None) -> None:
     """llama.cpp decodes a batch as several graphs."""
-    sizes = {"n_ctx": 256, "n_seq_max": 4, "n_batch": 64, "n_ubatch": 3}
-    with tilebeam.load(path, "cpu", threads=1, **sizes, **EXACT) as model:
+    with tilebeam.load(path, "cpu", n_ubatch=3, hidden_layer=layer, **SIZES, **EXACT) as model:
         check_all(model, model.generate(PROMPTS[:2], PARAMS))
 
 
@@ -155,10 +160,48 @@ def test_a_cancelled_call_leaves_nothing_behind(lm: LM) -> None:
     check_all(lm, lm.generate(PROMPTS[:1], PARAMS))
 
 
-def test_on_the_device(path: Path) -> None:
-    with tilebeam.load(path, "npu", n_ctx=256, n_seq_max=4, threads=1, type_k="f32", type_v="f32") as model:
+@behind
+def test_on_the_device(path: Path, layer: int | None) -> None:
+    with tilebeam.load(path, "npu", hidden_layer=layer, **SIZES, **EXACT) as model:
         outputs = model.generate(PROMPTS[:2], PARAMS)
         check_all(model, outputs)
+
+
+def test_prompts_share_batches_with_samples_that_are_read_behind_a_layer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the final norm they take turns, which are more batches."""
+    batches = []
+    for layer in (None, 0):
+        with tilebeam.load(path, "cpu", lookup=False, hidden_layer=layer, **SIZES, **EXACT) as model:
+            count = Count(model, monkeypatch)
+            model.generate(PROMPTS, PARAMS)
+            turns = count.batches
+            model.generate(PROMPTS, replace(PARAMS, hidden=False))
+            batches.append((turns, count.batches - turns))
+    (turns, plain), (together, same) = batches
+    assert turns > plain == same == together
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [(3, "choose one from 0 to 2"), (99, "choose one from 0 to 2"), (-1, "hidden_layer must be a whole number")],
+)
+def test_layers_that_there_are_not(tmp_path: Path, layer: int, message: str) -> None:
+    write_model(file := tmp_path / "m.gguf", preset("tiny", n_layer=4))
+    with pytest.raises(TilebeamError, match=message):
+        tilebeam.load(file, "cpu", n_ctx=256, threads=1, hidden_layer=layer)
+
+
+def test_a_model_whose_layers_are_not_known_by_name(path: Path) -> None:
+    """What would be read is missing, and the message names it; nothing else fails."""
+    with tilebeam.load(path, "cpu", hidden_layer=0, lookup=False, **SIZES) as model:
+        tap = model._context.tap
+        assert tap is not None
+        tap._name[0] = b"?"
+        with pytest.raises(TilebeamError, match="no hidden state behind layer 0"):
+            model.generate(PROMPTS[:1], PARAMS)
+        model.generate(PROMPTS[:1], replace(PARAMS, hidden=False))
 
 
 def test_a_reading_in_between_leaves_nothing_behind(lm: LM) -> None:

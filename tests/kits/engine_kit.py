@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tilebeam import LM, RequestOutput
 from tilebeam import gguf as gguf_tools
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.request import Sample
+from tilebeam.measure.graph_watch import Watch, array, name_of
+from tilebeam.native.llama import Context, log_router
 
 from bench.lib.synth import SynthConfig, preset, write_model
 
@@ -104,3 +108,36 @@ class Count:
             return real(n)
 
         monkeypatch.setattr(lm._context, "decode", decode)
+
+
+class _Layer(Watch):
+    """Takes what a layer puts out."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.name = f"l_out-{layer}"
+        self.rows = np.zeros((0, 0), np.float32)
+
+    def wants(self, t: Any) -> bool:
+        return name_of(t) == self.name
+
+    def add(self, t: Any) -> None:
+        self.rows = array(t, np.float32)[0, 0].copy()
+
+
+def states_behind(lm: LM, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """The hidden states of a text's tokens, [tokens, n_embd], read at once: behind the layer that the model was
+    loaded for, or behind the final norm."""
+    if (layer := lm.info.hidden_layer) is None:
+        return lm.hidden([tokens], [range(len(tokens))])[0].hidden
+    watch, n = _Layer(layer), len(tokens)
+    p = C.llama_context_default_params()
+    p.n_ctx = p.n_batch = p.n_ubatch = max(n, 32)
+    p.cb_eval, p.type_k, p.type_v, p.flash_attn_type = watch.callback, 0, 0, C.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    with log_router().capture():
+        context = Context(C.llama_init_from_model(lm._model.pointer, p), lm._model, n, n)
+    context.token[:n], context.pos[:n], context.seq[:n], context.output[:n] = tokens, np.arange(n), 0, 1
+    assert context.decode(n) == 0
+    with log_router().capture():
+        context.close()
+    return watch.rows

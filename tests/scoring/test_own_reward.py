@@ -38,9 +38,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def lm(path: Path) -> Iterator[LM]:
-    with tilebeam.load(path, "cpu", n_ctx=2048, n_seq_max=8, threads=1, lookup=False, **engine_kit.EXACT) as model:
+@pytest.fixture(scope="module", params=[None, 0], ids=["behind the norm", "behind a layer"])
+def lm(path: Path, request: pytest.FixtureRequest) -> Iterator[LM]:
+    options = {"n_ctx": 2048, "n_seq_max": 8, "threads": 1, "hidden_layer": request.param, **engine_kit.EXACT}
+    with tilebeam.load(path, "cpu", lookup=False, **options) as model:
         yield model
 
 
@@ -50,21 +51,19 @@ def head_of(lm: LM, features: Any = FEATURES, hidden: int = 5) -> Head:
     n = width(features, lm.n_embd)
     weights = [rng.normal(0, n**-0.5, (hidden, n)), rng.normal(0, 1, (1, hidden))]
     layers = tuple((w.astype(np.float32), np.zeros(len(w), np.float32)) for w in weights)
-    return Head(layers, features=features, maker=maker_of(lm))
+    return Head(layers, features=features, layer=lm.info.hidden_layer, maker=maker_of(lm))
 
 
 def by_hand(lm: LM, head: Head, prompt: list[int], tokens: list[int]) -> float:
-    """The score of a text by what `LM.hidden` and `LM.logits` say of it."""
+    """The score of a text by its hidden states, read afterwards, and what `LM.logits` says of it."""
     state = TextState.empty(lm.n_embd)
     logits = lm.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(np.float64)
     for row, token in zip(logits, tokens, strict=True):
         x = float(row[token] - np.logaddexp.reduce(row))
         drawn = Confidence(1, x, x * x, x, x, token == lm.eos)
         state = state.then(replace(TextState.empty(lm.n_embd), confidence=drawn))
-    if len(tokens) > 1:
-        [reading] = lm.hidden([prompt + tokens], [range(len(prompt), len(prompt) + len(tokens) - 1)])
-        for row in reading.hidden:
-            state = state.then(TextState(1, row, row, row))
+    for row in engine_kit.states_behind(lm, prompt + tokens)[len(prompt) : -1]:
+        state = state.then(TextState(1, row, row, row))
     return float(head(state.features(head.features)[None])[0])
 
 
@@ -73,6 +72,7 @@ def test_the_head_file_keeps_all(lm: LM, tmp_path: Path) -> None:
     save_head(tmp_path / "h.gguf", head)
     again = load_head(tmp_path / "h.gguf")
     assert (again.features, again.maker, again.output, again.n_embd) == (FEATURES, head.maker, "sigmoid", lm.n_embd)
+    assert again.layer == lm.info.hidden_layer
     for (w, b), (v, c) in zip(head.layers, again.layers, strict=True):
         assert np.array_equal(w, v)
         assert np.array_equal(b, c)
@@ -206,6 +206,19 @@ def test_heads_of_other_models_are_refused(lm: LM) -> None:
     narrow = Head(((np.zeros((1, 7), np.float32), np.zeros(1, np.float32)),), features=("last",))
     with pytest.raises(TilebeamError, match="made for another model"):
         OwnReward(lm, narrow)
+
+
+def test_heads_of_other_layers_are_refused(lm: LM, tmp_path: Path) -> None:
+    """In one sentence that says how to load the model; a head that reads no hidden states fits any."""
+    other = 1 if lm.info.hidden_layer == 0 else 0
+    with pytest.raises(TilebeamError, match=f"load it with hidden_layer={other}"):
+        OwnReward(lm, replace(head_of(lm), layer=other))
+    OwnReward(lm, replace(head_of(lm, ("length", "confidence")), layer=other))
+    save_head(tmp_path / "h.gguf", replace(head_of(lm), layer=7))
+    content = (tmp_path / "h.gguf").read_bytes()
+    (tmp_path / "h.gguf").write_bytes(content.replace(b"layer 7", b"level 7"))
+    with pytest.raises(TilebeamError, match="hidden states of level 7"):
+        load_head(tmp_path / "h.gguf")
 
 
 def test_several_models_have_a_head_each(path: Path, lm: LM, tmp_path: Path) -> None:

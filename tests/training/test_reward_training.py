@@ -261,7 +261,7 @@ def test_rows_without_a_line_are_dropped(tmp_path: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A random model, and problems whose answer is a letter that its texts may hold."""
     where = tmp_path_factory.mktemp("train")
-    write_model(where / "m.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=1))
+    write_model(where / "m.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=2))
     items = [json.dumps({"prompt": f"the {word} is", "answer": "x"}) for word in map(str, range(30))]
     (where / "items.jsonl").write_text("\n".join(items))
     (where / "even.py").write_text("def check(item, text):\n    return len(text) % 2 == 0\n")
@@ -348,13 +348,15 @@ def test_a_head_is_tested_on_other_problems(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path) -> None:
-    """States in use are those that were learnt from, and the head is for this model only."""
-    run(flags(folder, tmp_path / "h.gguf"))
+@pytest.mark.parametrize("layer", [None, 0])
+def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path, layer: int | None) -> None:
+    """States in use are those that were learnt from, and the head is for this model and layer only."""
+    behind = [] if layer is None else ["--layer", str(layer)]
+    run([*flags(folder, tmp_path / "h.gguf"), *behind])
     head = load_head(tmp_path / "h.gguf")
-    assert head.features == ("mean", "length")
+    assert (head.features, head.layer) == (("mean", "length"), layer)
     records = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
-    with tilebeam.load(folder / "m.gguf", "cpu", n_ctx=512, n_seq_max=4, threads=1) as lm:
+    with tilebeam.load(folder / "m.gguf", "cpu", n_ctx=512, n_seq_max=4, threads=1, hidden_layer=layer) as lm:
         states = np.fromfile(tmp_path / "h.states", np.float16).reshape(-1, width(FEATURES, lm.n_embd))
         record = records[1]
         params = SamplingParams(max_tokens=12, n=3, seed=item_seed(1, record["unit"]), hidden=True)
@@ -365,7 +367,11 @@ def test_the_head_rates_as_it_learnt(folder: Path, tmp_path: Path) -> None:
             row += sample["states"]
             learnt.append(float(head(fitting.inputs(states, np.array([row - 1]), head.features))[0]))
         assert OwnReward(lm, head).score(output.prompt, output.outputs) == pytest.approx(learnt, abs=5e-3)
-    write_model(tmp_path / "other.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=2))
+    another = [] if behind else ["--layer", "0"]
+    refused = CliRunner().invoke(app, [*flags(folder, tmp_path / "h.gguf"), *another])
+    assert refused.exit_code == 1
+    assert "layer" in refused.stderr
+    write_model(tmp_path / "other.gguf", preset("tiny", arch="qwen2", type="f32", n_layer=3))
     with (
         tilebeam.load(tmp_path / "other.gguf", "cpu", n_ctx=512, threads=1) as other,
         pytest.raises(TilebeamError, match="another model"),

@@ -237,14 +237,25 @@ class ModelOptions:
     ctx_size: CtxSize = LoadOptions.n_ctx
     parallel: Sequences = LoadOptions.n_seq_max
 
-    def load(self, sequences: int) -> LM:
-        """The model, with slots for so many sequences, but no more than were asked for; says what it loaded."""
+    def load(self, sequences: int, *, hidden_layer: int | None = LoadOptions.hidden_layer) -> LM:
+        """The model, with slots for so many sequences, but no more than were asked for; says what it loaded.
+
+        Args:
+            hidden_layer: see `tilebeam.load`.
+        """
         from tilebeam.model.loader import load
 
         arguments, lora = self.run.arguments() | self.speculation.arguments(), self.lora.adapters()
         slots = min(self.parallel, sequences)
         with console.loading(str(self.model)):
-            lm = load(self.model, n_ctx=self.ctx_size, n_seq_max=slots, lora=lora, **arguments)
+            lm = load(
+                self.model,
+                n_ctx=self.ctx_size,
+                n_seq_max=slots,
+                lora=lora,
+                hidden_layer=hidden_layer,
+                **arguments,
+            )
         console.err().print(console.about(lm), style="dim")
         return lm
 

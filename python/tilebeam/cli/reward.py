@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from tilebeam.cli.reward_options import STEP_STOP_TEXT, StepStop
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.gguf.help_text import App
+from tilebeam.model.load_options import LoadOptions
 from tilebeam.text_files import unescaped
 from tilebeam.training.options import AUTO, SAMPLES, STEPS, FitOptions, features_of
 
@@ -110,8 +111,8 @@ class SampleOptions:
             raise TilebeamError(f"--task {self.task}: choices are scored by their likelihood; heads rate texts.")
         return options, task
 
-    def setting(self, model: ModelOptions, described: TaskOptions, task: Task) -> CollectionSetting:
-        """What the samples depend on."""
+    def setting(self, model: ModelOptions, described: TaskOptions, task: Task, layer: int | None) -> CollectionSetting:
+        """What the samples and their states depend on."""
         from tilebeam._version import __version__
         from tilebeam.gguf.fingerprint import fingerprint
         from tilebeam.training.collection import CollectionSetting
@@ -130,6 +131,7 @@ class SampleOptions:
             step_stop=unescaped(self.step_stop),
             seed=self.seed,
             versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
+            layer=layer,
         )
 
 
@@ -154,6 +156,16 @@ def train(
             "--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.", rich_help_panel=_FIT
         ),
     ] = FitOptions.hidden,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer",
+            min=0,
+            help="Read hidden states behind this layer, from 0; default: behind the final norm. A layer at two thirds "
+            "of a model's depth may tell more.",
+            rich_help_panel=_FIT,
+        ),
+    ] = LoadOptions.hidden_layer,
     json_: Json = False,
 ) -> None:
     """Train a reward head on a model's own hidden states, from samples of a task that the task's checker judges.
@@ -170,7 +182,7 @@ def train(
         raise TilebeamError(f"The head is written as a GGUF file: {out} should end in .gguf.")
     check_target(out)
     options = FitOptions(features_of(features), hidden, problems.seed)
-    with _collected(model, problems, out.with_suffix("")) as (lm, collection, records, about):
+    with _collected(model, problems, out.with_suffix(""), layer) as (lm, collection, records, about):
         found, head = _fit(lm, collection, records, options, about)
     from tilebeam.scoring.reward_heads import save_head
 
@@ -199,7 +211,8 @@ def rate(
     from tilebeam.scoring.reward_heads import load_head
 
     loaded = load_head(head)
-    with _collected(model, problems, out, lambda lm: OwnReward(lm, loaded)) as (_, collection, records, about):
+    collected = _collected(model, problems, out, loaded.layer, lambda lm: OwnReward(lm, loaded))
+    with collected as (_, collection, records, about):
         from tilebeam.training.fitting import gathered, inputs
         from tilebeam.training.report import report
 
@@ -216,18 +229,24 @@ app.command("test")(console.sentences(rate))
 
 @contextmanager
 def _collected(
-    model: ModelOptions, problems: SampleOptions, beside: Path, check: Callable[[LM], object] = lambda _: None
+    model: ModelOptions,
+    problems: SampleOptions,
+    beside: Path,
+    layer: int | None,
+    check: Callable[[LM], object] = lambda _: None,
 ) -> Iterator[tuple[LM, Collection, list[Record], dict[str, Any]]]:
     """The model, all samples, the records of the problems that were asked for, and what a report says of them.
 
     Args:
+        beside: where samples are kept, unless the options say.
+        layer: behind which hidden states are taken.
         check: raises what is wrong before anything is sampled.
     """
     from tilebeam.training.collection import Collection
 
     described, task = problems.open()
-    setting, stem = problems.setting(model, described, task), problems.data or beside
-    with model.load(model.parallel) as lm, Collection(stem, setting, lm.n_embd) as collection:
+    setting, stem = problems.setting(model, described, task, layer), problems.data or beside
+    with model.load(model.parallel, hidden_layer=layer) as lm, Collection(stem, setting, lm.n_embd) as collection:
         check(lm)
         try:
             _collect(lm, task, collection)
@@ -268,6 +287,7 @@ def _fit(
             maker_of(lm),
             lambda done, total: bar.update(task, completed=done, total=total),
         )
+    fitted = replace(fitted, head=replace(fitted.head, layer=lm.info.hidden_layer))
     OwnReward(lm, fitted.head)  # it fits
     return report_of_fit(fitted, samples, options.seed, about), fitted.head
 

@@ -225,7 +225,7 @@ def best_of_n(
     if scorer == "examples":
         need_confinement(unsafe=unsafe_code)
     find = _extractor(extract or EXTRACTOR)
-    with _opened("best-of-n", options) as search:
+    with _opened("best-of-n", options, rates) as search:
         if rates is not None:
             chosen = search.reward(rates, unescaped(whole.step_stop))
         elif scorer == "judge":
@@ -266,7 +266,7 @@ def vote(
     whole.check(rates, judged=weights == "judge")
     rated = weights in ("reward", "judge")
     arguments: dict[str, Any] = {"extract": _extractor(extract), "weighting": "reward" if rated else weights}
-    with _opened("self-consistency", options) as search:
+    with _opened("self-consistency", options, rates) as search:
         if rates is not None:
             arguments["scorer"] = search.reward(rates, unescaped(whole.step_stop))
         elif rated:
@@ -346,7 +346,7 @@ def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: 
         raise TilebeamError(
             "--give-up and what a step is matter only with a process reward model: --prm FILE or --reward-head FILE."
         )
-    with _opened(name, options) as search:
+    with _opened(name, options, rates) as search:
         if rates is not None:
             arguments["scorer"] = search.reward(rates, arguments["step_stop"])
         search.run(arguments)
@@ -436,15 +436,20 @@ class _Search:
 
 
 @contextmanager
-def _opened(name: str, options: SearchOptions) -> Iterator[_Search]:
-    """Loads the model once the prompts are read."""
+def _opened(name: str, options: SearchOptions, rates: RewardSpec | None) -> Iterator[_Search]:
+    """Loads the model once the prompts are read.
+
+    Args:
+        rates: the reward model of the search, which is not opened yet.
+    """
     prompts = options.prompts
     asked = prompts.read()
     if options.html is not None:
         check_target(options.html)
     params = options.drawing.params(escape=prompts.escape)
     with ExitStack() as stack:
-        lm = stack.enter_context(options.model.load(options.budget * len(asked)))
+        layer = None if rates is None else rates.hidden_layer(options.model.model)
+        lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
         texts = [wrap(lm, text, prompts.chat) for text in asked]
         yield _Search(name, options, lm, texts, dict(zip(texts, asked, strict=True)), params, stack)
 

@@ -179,11 +179,11 @@ class Engine:
                 if not plan.n:
                     return None
             if plan.hidden:
-                self.context.output_hidden(True)
+                self.hidden.switch(True)
             began = time.perf_counter()
             code = self.context.decode(plan.n)
             if plan.hidden:
-                self.context.output_hidden(False)
+                self.hidden.switch(False)
             if code == 0:
                 self._account(plan, time.perf_counter() - began)
                 self.scheduler.decoded()

@@ -1,8 +1,11 @@
 """Takes the hidden states of the rows that a step decodes anyway, and the log-probabilities of the tokens that it
 draws, and adds them up per sample.
 
-llama.cpp gives hidden states and logits of one batch, but then of all its rows. So the scheduler keeps prompts out of
-the batches that give hidden states; all rows of such a batch draw tokens or check drafts, and have logits anyway.
+The states are those behind the final norm, or, of a context with a tap, those behind one of the layers.
+
+llama.cpp gives hidden states behind the norm and logits of one batch, but then of all its rows. So the scheduler keeps
+prompts out of the batches that give them; all rows of such a batch draw tokens or check drafts, and have logits anyway.
+A tap takes all rows of whatever batch.
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.request import Sample
-from tilebeam.engine.sampler import address_of
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context
-from tilebeam.native.sampling import ffi, lib
+from tilebeam.native.sampling import address_of, ffi, lib
 from tilebeam.text_state import DECAY, Confidence, TextState
 
 _ROWS = 16  # at first
@@ -48,8 +50,11 @@ class HiddenStates:
         self._count = np.zeros(0, np.int64)
         self._total, self._recent, self._last = (np.zeros((0, context.model.n_embd), np.float32) for _ in range(3))
         self._native: Any = None  # these arrays, until they grow
-        self._pointer = ffi.cast("void *", address_of(context.pointer))
-        self._read = ffi.cast("float *(*)(void *, int32_t)", address_of(C._lib.llama_get_embeddings_ith))
+        if context.tap is not None:
+            self._source, self._read = context.tap.pointer, context.tap.read
+        else:
+            self._source = ffi.cast("void *", address_of(context.pointer))
+            self._read = ffi.cast("float *(*)(void *, int32_t)", address_of(C._lib.llama_get_embeddings_ith))
         self._confidence: dict[int, Confidence] = {}
         self._free: list[int] = []
 
@@ -94,6 +99,13 @@ class HiddenStates:
         """The place is free for another sample."""
         self._free.append(place)
 
+    def switch(self, on: bool) -> None:
+        """Whether the next batches give hidden states."""
+        if self._context.tap is not None:
+            self._context.tap.switch(on)
+        else:
+            self._context.output_hidden(on)
+
     def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
         """Where hidden states of batch entries go; None: nobody wants any."""
         wanted = [(entry, s.place, s.request.text_start) for s, entry in sampling if s.place is not None]
@@ -108,8 +120,10 @@ class HiddenStates:
         if not len(entries):
             return
         where = (ffi.from_buffer("int64_t[]", array) for array in (entries, places))
-        if not lib.tb_states_add(self._arrays(), self._pointer, self._read, *where, len(entries)):
-            raise TilebeamError("llama.cpp has no hidden state for an entry of the last batch.")
+        if not lib.tb_states_add(self._arrays(), self._source, self._read, *where, len(entries)):
+            tap = self._context.tap
+            layer = "" if tap is None else f" behind layer {tap.layer} (a tensor {tap.name} with a row for each token)"
+            raise TilebeamError(f"llama.cpp has no hidden state{layer} for an entry of the last batch.")
 
     def _arrays(self) -> Any:
         """What native code adds to: a struct tb_states."""

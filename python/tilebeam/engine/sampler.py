@@ -20,7 +20,7 @@ from tilebeam.engine.matcher import Matcher
 from tilebeam.errors import TilebeamError
 from tilebeam.native import releases
 from tilebeam.native.llama import Context, Vocab
-from tilebeam.native.sampling import ffi, lib
+from tilebeam.native.sampling import address_of, ffi, lib
 from tilebeam.sampling_params import SamplingParams
 
 MAX_TOP: int = lib.TB_DRAW_TOP_MAX
@@ -247,11 +247,6 @@ def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
     c.candidates = ffi.from_buffer("struct tb_candidate[]", candidates)
     c.adjusted = ffi.from_buffer("float[]", adjusted)
     return c, [candidates, adjusted]
-
-
-def address_of(pointer: Any) -> int:
-    """Where a ctypes pointer or function points."""
-    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
 @cache

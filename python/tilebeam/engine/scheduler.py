@@ -2,8 +2,8 @@
 
 Samples wait in a queue for a slot. A batch has one token of every sample that decodes, and chunks of prompts: at most
 `PREFILL_CHUNK` tokens of these while samples decode, half of them of the prompt that came first, the others of the
-shortest. Where samples want hidden states, of which llama.cpp gives all of a batch or none, tokens that decode and
-chunks of prompts take turns.
+shortest. Where samples want hidden states behind the final norm, of which llama.cpp gives all of a batch or none, their
+tokens and chunks of prompts take turns.
 
 - A prompt is decoded once, by its first sample; samples admitted meanwhile wait for it and fork from its cells, all
   drawing from the same logits. If there are more samples than slots, the prompt without its last token is pinned in the
@@ -89,7 +89,7 @@ class Plan:
         shares: of a steady plan: requests, and how many of its samples.
         unchecked: of a steady plan: how many draws need no look at the single sample, unless a token ends it.
         asked: whether the drafter was asked; drafts: whether there are spans with drafts.
-        hidden: whether hidden states are wanted, of all its tokens.
+        hidden: whether hidden states are wanted.
         states: where they go; made when the plan is drawn from for the first time.
         only_decodes: nothing of a prompt is in it.
     """
@@ -156,7 +156,8 @@ class Scheduler:
         self._guesses: dict[Sample, list[int]] = {}  # for the next plan
         self._pinning: list[Request] = []  # whose pinned prefix is not complete yet, in order
         self._admitted = 0
-        self._prompts_next = False  # where samples that want hidden states and prompts take turns
+        self._turns = context.tap is None  # samples that want hidden states and prompts take turns
+        self._prompts_next = False  # where they do
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -326,12 +327,15 @@ class Scheduler:
         decoding = self._decoding()
         prompts = self._prompts()
         room = min(PREFILL_CHUNK, self.kv.free - len(decoding)) if decoding else self._context.n_batch
-        hidden = any(s.request.params.hidden for s in decoding)
-        self._prompts_next = hidden and bool(prompts) and room > 0 and not self._prompts_next
-        if self._prompts_next:
-            decoding, hidden, self._guesses = [], False, {}
-        elif hidden:
-            prompts = []
+        if self._turns:
+            hidden = any(s.request.params.hidden for s in decoding)
+            self._prompts_next = hidden and bool(prompts) and room > 0 and not self._prompts_next
+            if self._prompts_next:
+                decoding, hidden, self._guesses = [], False, {}
+            elif hidden:
+                prompts = []
+        else:
+            hidden = any(s.request.params.hidden for s in self.running)
         drafted, self._guesses = self._guesses, {}
         asked = bool(drafted) or (drafts and self._wants_drafts(len(decoding)))
         if asked and not drafted:
@@ -371,7 +375,7 @@ class Scheduler:
             prompts.append(_Prompt(request.pinned, request, None, request.prompt_ids[:-1]))
         for sample in self.running:
             if sample.kv is not None and sample.todo() > 1:
-                target, apart = sample.target(), sample.draws_apart()
+                target, apart = sample.target(), self._turns and sample.draws_apart()
                 prompts.append(_Prompt(sample.kv, sample.request, sample, target[:-1] if apart else target, not apart))
         return prompts
 

@@ -288,6 +288,8 @@ class Workbench:
         if draft is not None:
             _check_file(draft)
         options = self._load_options(device) | {"lookup": self.setting.lookup}
+        if self._job.reward is not None:
+            options["hidden_layer"] = self._job.reward.hidden_layer(path)
         return load(path, draft=draft.path if draft else None, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:

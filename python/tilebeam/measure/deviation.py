@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
-from tilebeam.measure.graph_watch import TYPE_F32, Watch, decode, ggml, name_of, op_name
+from tilebeam.measure.graph_watch import TYPE_F32, Watch, decode, name_of, op_name
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
+from tilebeam.native.ggml_base import ggml_base
 
 F32 = npt.NDArray[np.float32]
 
@@ -76,7 +77,7 @@ class Recorder(Watch):
         self._at = self._next = 0
         self._everything = everything or layer is not None
         self._layer = layer
-        self._lib = ggml()
+        self._lib = ggml_base()
         self._lib.ggml_is_contiguous.restype = ctypes.c_bool
         self._lib.ggml_is_contiguous.argtypes = [ctypes.c_void_p]
         get = self._lib.ggml_backend_tensor_get

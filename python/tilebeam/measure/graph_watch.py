@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.measure.perplexity import Windows
 from tilebeam.model.lm import LM
+from tilebeam.native.ggml_base import ggml_base
 from tilebeam.native.llama import Context, log_router
 
 TYPE_F32 = 0
@@ -40,11 +41,6 @@ Tensor._fields_ = [
 ]
 
 
-def ggml() -> ctypes.CDLL:
-    """ggml's own functions."""
-    return ctypes.CDLL("libggml-base.so.0")  # by name: the copy that libllama resolved
-
-
 def operation(name: str) -> int:
     """Number of an op of the ggml in use."""
     for i in range(128):
@@ -55,7 +51,7 @@ def operation(name: str) -> int:
 
 def op_name(number: int) -> str:
     """Name of an op of the ggml in use."""
-    lib = ggml()
+    lib = ggml_base()
     lib.ggml_op_name.restype = ctypes.c_char_p
     lib.ggml_op_name.argtypes = [ctypes.c_int]
     name: bytes = lib.ggml_op_name(number)

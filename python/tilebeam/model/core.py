@@ -43,6 +43,7 @@ class LoadInfo:
         generates: whether the model writes texts; of embedding models only `LM.embed` or `LM.rerank` can be asked.
         pooling: how the file says that a text's hidden states become one: "mean", "cls", "last", or "rank" for a model
             that ranks; None: it does not say.
+        hidden_layer: samples' hidden states are those behind this layer, None: behind the final norm.
     """
 
     path: str
@@ -63,6 +64,7 @@ class LoadInfo:
     architecture: str = ""
     generates: bool = True
     pooling: str | None = None
+    hidden_layer: int | None = None
 
     @property
     def device_share(self) -> float:

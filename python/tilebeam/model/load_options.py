@@ -44,6 +44,7 @@ class LoadOptions:
     n_gpu_layers: int = -1
     devices: int | None = None
     memory_limit: int | str | Sequence[int | str] | None = None
+    hidden_layer: int | None = None
     lookup: bool | None = None
     verify: Verify | bool | None = None
     verbose: bool = False
@@ -70,6 +71,7 @@ class LoadOptions:
             raise TilebeamError("A quantized V cache needs flash attention.")
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
+        _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
         return CheckedOptions(
             device=self.device,
             n_ctx=(self.n_ctx + 255) // 256 * 256,
@@ -84,6 +86,7 @@ class LoadOptions:
             n_gpu_layers=self.n_gpu_layers,
             devices=self.devices,
             memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),
+            hidden_layer=self.hidden_layer,
             verify=_when(self.verify),
             verbose=self.verbose,
         )
@@ -106,6 +109,7 @@ class CheckedOptions:
     n_gpu_layers: int
     devices: int | None
     memory_limit: list[int] | None
+    hidden_layer: int | None
     verify: Verify
     verbose: bool
 

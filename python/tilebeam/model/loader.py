@@ -31,6 +31,7 @@ from tilebeam.native.stock import own_load
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
+    from tilebeam.native.layer_tap import LayerTap
 
 # One load at a time: executor and memory limit are options of the whole program.
 _loading = free_in_children()
@@ -58,6 +59,7 @@ def load(
     devices: int | None = LoadOptions.devices,
     memory_limit: int | str | Sequence[int | str] | None = LoadOptions.memory_limit,
     lora: Lora | Sequence[Lora] = (),
+    hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
     verify: Verify | bool | None = LoadOptions.verify,
@@ -90,6 +92,9 @@ def load(
             or none, or TILEBEAM_MEMORY_LIMIT. A matrix too large for one session is cut over several.
         lora: LoRA adapters in force in everything that the model computes: GGUF files, or pairs (file, scale); scale 1
             changes the model as the adapter was trained to. `SamplingParams.lora` gives prompts other scales.
+        hidden_layer: the samples' hidden states (``SamplingParams(hidden=True)``, for `OwnReward`) are those behind
+            this layer, from 0, not those behind the final norm: what its reward head was trained for (``Head.layer``).
+            Prompts share batches with the samples then. None: the final norm.
         draft: a small model that guesses tokens ahead (speculative decoding), a GGUF file. Its vocabulary is the
             model's or a part of it.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
@@ -122,6 +127,7 @@ def load(
         n_gpu_layers=n_gpu_layers,
         devices=devices,
         memory_limit=memory_limit,
+        hidden_layer=hidden_layer,
         verify=verify,
         verbose=verbose,
     ).checked()
@@ -225,6 +231,7 @@ class _Loader:
             architecture=self._file.architecture,
             generates=self._file.generates,
             pooling=self._file.pooling,
+            hidden_layer=self._o.hidden_layer,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -247,7 +254,8 @@ class _Loader:
         n_outputs = self._n_outputs(model.vocab.size)
         if self._file.generates:
             self._check_memory(model)
-        context = self._logged("make a context", lambda: self._make_context(model, n_outputs))
+        tap = self._tap(model)
+        context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
         context.adapters = adapters
         if adapters:
@@ -384,7 +392,27 @@ class _Loader:
                 f"{free / 2**30:.1f} GiB of free memory: choose a smaller n_ctx."
             )
 
-    def _make_context(self, model: Any, n_outputs: int) -> Any:
+    def _tap(self, model: Any) -> LayerTap | None:
+        """What takes the hidden states behind the layer that was asked for.
+
+        Raises:
+            TilebeamError: this model has none such.
+        """
+        if (layer := self._o.hidden_layer) is None:
+            return None
+        if not self._file.generates or model.whole_forks_only:  # recurrent layers get tokens in another order
+            kind = f"a {self._file.architecture} model"
+            raise TilebeamError(f"hidden_layer={layer}: {kind} gives hidden states behind the final norm only.")
+        if layer > model.n_layer - 2:
+            raise TilebeamError(
+                f"hidden_layer={layer}: {self._file.path} has {model.n_layer} layers, and the last gives hidden states "
+                f"behind the final norm only: choose one from 0 to {model.n_layer - 2}, or None for those."
+            )
+        from tilebeam.native.layer_tap import LayerTap
+
+        return LayerTap(layer, model.n_embd, self._o.n_batch)
+
+    def _make_context(self, model: Any, n_outputs: int, tap: LayerTap | None) -> Any:
         c, o = self._c, self._o
         params = c.llama_context_default_params()
         params.n_ctx = o.n_ctx
@@ -403,8 +431,10 @@ class _Loader:
         # A sliding-window cache of full size: forks share cells, which a small ring could not keep for all of them.
         params.swa_full = True
         params.no_perf = True
+        if tap is not None:
+            params.cb_eval, params.cb_eval_user_data = tap.callback, tap.address
         pointer = c.llama_init_from_model(model.pointer, params)
-        return self._llama.Context(pointer, model, o.n_batch, n_outputs) if pointer else None
+        return self._llama.Context(pointer, model, o.n_batch, n_outputs, tap) if pointer else None
 
     def _n_outputs(self, n_vocab: int) -> int:
         """Positions of one batch that may have logits."""

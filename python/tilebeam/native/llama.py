@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -23,6 +23,9 @@ import numpy.typing as npt
 
 from tilebeam.errors import TilebeamError
 from tilebeam.native.fork_locks import free_in_children
+
+if TYPE_CHECKING:
+    from tilebeam.native.layer_tap import LayerTap
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -346,11 +349,13 @@ class Context:
     per token) and ``output`` (1: keep the logits). Fill the first n entries (`fill` does), then call ``decode(n)``.
 
     ``adapters``: of the model, which `adapt` puts in force with the scales asked for.
+    ``tap``: takes hidden states behind a layer; None: there are those behind the final norm only.
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
     """
 
-    def __init__(self, pointer: Any, model: Model, n_batch: int, max_outputs: int) -> None:
+    def __init__(self, pointer: Any, model: Model, n_batch: int, max_outputs: int, tap: LayerTap | None = None) -> None:
         self.pointer = pointer
+        self.tap = tap
         self.model = model
         self.max_outputs = max_outputs  # entries of one batch that may have logits
         self.n_ctx: int = C.llama_n_ctx(pointer)

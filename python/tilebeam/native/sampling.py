@@ -6,6 +6,7 @@ where the installation lacks the library or its header.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from cffi import FFI
@@ -20,3 +21,8 @@ try:
     lib = ffi.dlopen(str(_paths.native("libtilebeam_sampling.so")))
 except OSError as e:
     raise ImportError(f"tilebeam: {e}") from e
+
+
+def address_of(pointer: Any) -> int:
+    """Where a ctypes pointer or function points."""
+    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)

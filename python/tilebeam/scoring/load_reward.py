@@ -84,6 +84,14 @@ class RewardSpec:
 
         return OwnReward(lm, made_for(lm, self.own_heads), aggregate=self.aggregate, step_stop=step_stop)
 
+    def hidden_layer(self, model: str | os.PathLike[str]) -> int | None:
+        """What `tilebeam.load` is to be told of a generator, so that its own head finds what it reads."""
+        if not self.own:
+            return None
+        from tilebeam.scoring.own_reward import layer_for
+
+        return layer_for(model, self.own_heads)
+
     @cached_property
     def own_heads(self) -> tuple[Head, ...]:
         """The generators' heads, read once."""

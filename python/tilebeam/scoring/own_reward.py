@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,7 @@ import numpy as np
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
-from tilebeam.scoring.reward_heads import Head
+from tilebeam.scoring.reward_heads import Head, place
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import Rating
 from tilebeam.text_state import width
@@ -47,9 +48,14 @@ class OwnReward(StepScorer):
         super().__init__(aggregate=aggregate, step_stop=step_stop)
         check_own(head)
         check_maker(head, lm)
+        if head.layer != lm.info.hidden_layer and head.n_embd:
+            raise TilebeamError(
+                f"The reward head reads hidden states behind {place(head.layer)}, the model was loaded for those "
+                f"behind {place(lm.info.hidden_layer)}: load it with hidden_layer={head.layer}."
+            )
         self.lm = lm
         self.head = head
-        self.about = f"its own reward head on {', '.join(head.features)}"
+        self.about = f"its own reward head on {head.reads}"
 
     @property
     def hidden_steps(self) -> str:
@@ -124,26 +130,59 @@ def check_own(head: Head) -> None:
 
 def maker_of(lm: LM) -> dict[str, str]:
     """What a head's file says of the model that it was made for: "name" and "shape"."""
-    metadata = lm.metadata
-    shape = f"{lm.n_layer} layers, {lm.n_embd} elements, {lm.n_vocab} tokens"
-    return {"name": metadata.get("general.name", ""), "shape": shape}
+    return {"name": lm.metadata.get("general.name", ""), "shape": _shape(lm.n_layer, lm.n_embd, lm.n_vocab)}
 
 
 def check_maker(head: Head, lm: LM) -> None:
     """Raise `TilebeamError` if a head was made for another model. Another quantization of the same model will do."""
     wanted, found = head.maker, maker_of(lm)
-    names = [_plain(facts.get("name", "")) for facts in (wanted, found)]
-    shape = wanted.get("shape", found["shape"])
-    if (
-        head.n_inputs != width(head.features, lm.n_embd)
-        or shape != found["shape"]
-        or (all(names) and names[0] != names[1])
-    ):
+    if head.n_inputs != width(head.features, lm.n_embd) or not _same_maker(wanted, found):
         made_for = " of ".join(filter(None, (wanted.get("name"), wanted.get("shape"))))
         raise TilebeamError(
             f"The reward head was made for another model: {made_for or f'{head.n_embd} elements'}; this one is "
             f"{' of '.join(filter(None, found.values()))}. Train one for it with `tilebeam reward train`."
         )
+
+
+def facts_of_file(path: str | os.PathLike[str]) -> dict[str, str]:
+    """`maker_of`, by a model's file alone.
+
+    Raises:
+        TilebeamError: it is no model.
+    """
+    from tilebeam import gguf as gguf_tools
+
+    try:
+        with gguf_tools.open_gguf(path) as gguf:
+            kv, architecture = gguf_tools.model_kv(gguf), gguf_tools.architecture_of(gguf)
+            keys = "general.name", *(f"{architecture}.{key}" for key in ("block_count", "embedding_length"))
+            name, n_layer, n_embd = (entry.value if (entry := kv.get(key)) else "" for key in keys)
+            tokens = kv["tokenizer.ggml.tokens"].value if "tokenizer.ggml.tokens" in kv else []
+    except (gguf_tools.GGUFError, OSError) as error:
+        raise TilebeamError(f"{path} cannot be loaded: {error}") from None
+    return {"name": str(name), "shape": _shape(n_layer, n_embd, len(tokens))}
+
+
+def _shape(n_layer: object, n_embd: object, n_vocab: int) -> str:
+    return f"{n_layer} layers, {n_embd} elements, {n_vocab} tokens"
+
+
+def _same_maker(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
+    names = [_plain(facts.get("name", "")) for facts in (wanted, found)]
+    return wanted.get("shape", found["shape"]) == found["shape"] and not (all(names) and names[0] != names[1])
+
+
+def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None:
+    """The ``hidden_layer`` that a model is to be loaded with for the head that was made for it, None: for none.
+
+    Args:
+        path: the model's file.
+    """
+    layers = {head.layer for head in heads}
+    if len(layers) == 1:
+        return layers.pop()
+    found = facts_of_file(path)
+    return next((head.layer for head in heads if _same_maker(head.maker, found)), None)
 
 
 def made_for(lm: LM, heads: Sequence[Head]) -> Head:

@@ -7,6 +7,7 @@ file: as .gguf (written by `tilebeam reward-head`), .npz, or .npy for a single l
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,9 @@ Floats = npt.NDArray[np.float32]
 
 ARCHITECTURE = "tilebeam-reward-head"
 PREFIX = "reward."
-FINAL = "the final norm"  # where the hidden states of whole texts come from
+# Where the hidden states of whole texts come from, as files say it: this, or "layer 12".
+FINAL = "the final norm"
+_LAYER = re.compile(r"layer (\d{1,6})")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Head:
         label: whose probability is the score (softmax).
         preset: the preset that its file names, if any.
         features: of a whole text's hidden states, one after the other; empty: it reads one hidden state.
+        layer: the hidden states of texts are those behind this layer, from 0; None: behind the final norm.
         maker: of the model that it was made for, "name" and "shape", as far as its file says.
     """
 
@@ -48,6 +52,7 @@ class Head:
     label: int = 1
     preset: str | None = None
     features: tuple[Feature, ...] = ()
+    layer: int | None = None
     maker: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +98,11 @@ class Head:
         return (self.n_inputs - sum(narrow)) // wide if wide else 0
 
     @property
+    def reads(self) -> str:
+        """What it reads of a text, in words."""
+        return f"{', '.join(self.features)}" + (f" behind {place(self.layer)}" if self.layer is not None else "")
+
+    @property
     def shape(self) -> str:
         """As in "1536 -> 1536 -> 2"."""
         return " -> ".join(map(str, [self.n_inputs, *(w.shape[0] for w, _ in self.layers)]))
@@ -107,6 +117,11 @@ class Head:
             x = np.exp(x - x.max(axis=1, keepdims=True))
             return np.asarray(x[:, self.label] / x.sum(axis=1))
         return sigmoid(x[:, 0]) if self.output == "sigmoid" else x[:, 0]
+
+
+def place(layer: int | None) -> str:
+    """Where hidden states come from, in words."""
+    return FINAL if layer is None else f"layer {layer}"
 
 
 def sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -181,11 +196,13 @@ def _load_gguf(file: Path, output: str | None, label: int | None) -> Head:
     if output is None:
         output, label = facts.get("output"), facts.get("label") if label is None else label
     head = make_head(_in_order(arrays, str(file)), output, label, facts.get("preset"))
-    if facts.get("layer", FINAL) != FINAL:
-        raise TilebeamError(f"{file} reads hidden states of {facts['layer']}; this version has those of {FINAL}.")
+    where = facts.get("layer", FINAL)
+    behind = _LAYER.fullmatch(where)
+    if not behind and where != FINAL:
+        raise TilebeamError(f"{file} reads hidden states of {where}, which this version does not know.")
     features = cast(tuple[Feature, ...], tuple(filter(None, facts.get("features", "").split(","))))
     maker = {name: facts[f"model.{name}"] for name in ("name", "shape") if facts.get(f"model.{name}")}
-    return replace(head, features=features, maker=maker)
+    return replace(head, features=features, layer=int(behind[1]) if behind else None, maker=maker)
 
 
 def _in_order(
@@ -216,7 +233,7 @@ def save_head(path: str | os.PathLike[str], head: Head) -> None:
                 writer.add_string(PREFIX + "preset", head.preset)
             if head.features:
                 writer.add_string(PREFIX + "features", ",".join(head.features))
-                writer.add_string(PREFIX + "layer", FINAL)
+                writer.add_string(PREFIX + "layer", place(head.layer))
             for name, value in head.maker.items():
                 writer.add_string(f"{PREFIX}model.{name}", value)
             for i, (weight, bias) in enumerate(head.layers):

@@ -92,7 +92,8 @@ class ServedModel:
             TilebeamError: one of them cannot be loaded.
         """
         with ExitStack() as stack:
-            lm = stack.enter_context(load(self.path, **self.own, **self.load))
+            layer = None if self.reward is None else self.reward.hidden_layer(self.path)
+            lm = stack.enter_context(load(self.path, **self.own, **self.load, hidden_layer=layer))
             if self.cache_prompt and lm.info.generates:
                 stack.enter_context(lm.keep_prefixes())
                 if self.states is not None:

@@ -55,6 +55,7 @@ class CollectionSetting:
         steps: beginnings of a sample that are kept, at most; step_stop: what ends a step.
         seed: what the problems' seeds derive from.
         versions: of what computes.
+        layer: behind which hidden states are taken, None: behind the final norm.
     """
 
     model: str
@@ -66,6 +67,7 @@ class CollectionSetting:
     step_stop: str = STEP_STOP
     seed: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
+    layer: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `TilebeamError` for what nothing can be learnt from."""
@@ -78,6 +80,8 @@ class CollectionSetting:
         task = {k: v for k, v in result["task"].items() if k != "items" and v != usual[k]}
         result["task"] = task | {"spec": self.task.spec.partition(":")[0]}
         result["features"] = FEATURES
+        if self.layer is None:
+            del result["layer"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
         return plain
 
