@@ -208,8 +208,8 @@ static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, con
 }
 
 // The logarithm of the sum of exp(logit), of which drawing may have most.
-TB_VECTORS static double norm_of(const struct tb_draw_context * c, const struct tb_chain * chain, const float * logits,
-                                 const struct found * found) {
+TB_WIDE_VECTORS static double norm_of(const struct tb_draw_context * c, const struct tb_chain * chain,
+                                      const float * logits, const struct found * found) {
     const float largest = isnan(found->largest) ? tb_largest(logits, c->n_vocab) : found->largest;
     const bool summed = found->sum > 0 && chain->temperature == 1 && !(chain->min_p > 0);
     return summed ? (double)largest + log(found->sum) : log_norm(logits, c->n_vocab, largest);
