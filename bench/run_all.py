@@ -70,6 +70,7 @@ BENCHES = (
     Bench("llama_lookup", "llama_cpp.Llama's own guesses, registered and not", sliced=True),
     Bench("engine_overhead", "A step of the engine outside llama_decode"),
     Bench("graph_overhead", "A decode step beside its arithmetic"),
+    Bench("worker_scaling", "A decode step with more workers, simulated"),
     Bench("scoring", "Scoring a growing beam"),
     Bench("head_cost", "A reward head on the model's own hidden states"),
     Bench("serve_load", "The server under load"),

@@ -41,6 +41,7 @@ SHORTER: dict[str, list[str]] = {
     "llama_lookup": [*TINY, "--only", "extract", "-n", "6"],
     "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
     "graph_overhead": [*TINY, "-npl", "2"],
+    "worker_scaling": ["-m", "MODEL", "-npl", "2", "-w", "1,2,8", "-n", "4"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
     "head_cost": [*TINY, "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],

@@ -288,6 +288,12 @@ def _durations(records: Records) -> npt.NDArray[np.int64]:
     return durations
 
 
+def spans_of(records: Records, kind: str) -> Records:
+    """The records of one kind of span, by its name in tilebeam/trace.h without TB_SPAN_."""
+    found: Records = records[records["span"] == _SPAN[f"TB_SPAN_{kind}"]]
+    return found
+
+
 def whole_ops(parts: Records) -> tuple[Records, npt.NDArray[np.float64]]:
     """One record per op from those of its workers: begin of the first, end of the last.
 
