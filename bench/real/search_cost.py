@@ -44,6 +44,8 @@ HEADS, LOGS = HERE / "heads", HERE / "logs"
 OUT = ROOT / "build" / "search-cost"
 # Problems of GSM8K's training file that a model's head learns from, six samples of each.
 LEARNING = {"0.5B": 240, "1.5B": 120}
+# Behind which layer its hidden states are, if not behind the final norm: bench/real/head_layers.py says what pays.
+LAYERS = {"1.5B": 19}
 KEPT = ("log.jsonl", "latency.jsonl")
 
 
@@ -116,6 +118,8 @@ def learnt(name: str, model: Path, options: argparse.Namespace, until: float) ->
         raise TilebeamError(f"{head} is missing, and so is gsm8k_train.jsonl in --data, from which it is trained.")
     words = ["reward", "train", "-m", str(model), "--task", f"gsm8k:{problems}", "--items", str(LEARNING[name])]
     words += ["--samples", "6", "-n", "448", *shape(options), "-o", str(options.out / f"{name}.gguf")]
+    if name in LAYERS:
+        words += ["--layer", str(LAYERS[name])]
     if not program(words, until):
         return False
     HEADS.mkdir(exist_ok=True)

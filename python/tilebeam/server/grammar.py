@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from tilebeam.grammars import constraint
 from tilebeam.grammars.combining import SchemaError
 from tilebeam.server.errors import bad_request
-from tilebeam.server.requests import Generation, StructuredOutputs
+from tilebeam.server.requests import Generation
 
 
 def grammar_of(body: Generation) -> str | None:
@@ -17,39 +18,31 @@ def grammar_of(body: Generation) -> str | None:
     Raises:
         ApiError: 400, a schema that cannot be turned into one, or one beyond the limits.
     """
-    if body.grammar is not None:
-        return made("grammar", partial(constraint.checked, body.grammar))
-    if body.json_schema is not None:
-        return made("json_schema", partial(constraint.of_schema, body.json_schema))
-    if body.guided_json is not None:
-        return made("guided_json", partial(constraint.of_schema, body.guided_json))
-    if body.guided_regex is not None:
-        return made("guided_regex", partial(constraint.of_regex, body.guided_regex))
-    if body.guided_choice is not None:
-        return made("guided_choice", partial(constraint.of_choices, body.guided_choice))
-    if body.structured_outputs is not None:
-        return _of_structured(body.structured_outputs)
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.schema_ is not None:
-        return made("response_format.schema", partial(constraint.of_schema, wanted.schema_))
-    if wanted.type == "json_object":
+    for field, make, wanted in _fields(body):
+        if wanted is not None:
+            return made(field, partial(make, wanted))
+    if body.response_format is not None and body.response_format.type == "json_object":
         return constraint.of_schema({"type": "object"})
-    if wanted.grammar is not None:
-        return made("response_format.grammar", partial(constraint.checked, wanted.grammar))
-    assert wanted.json_schema is not None
-    return made("response_format.json_schema.schema", partial(constraint.of_schema, wanted.json_schema.schema_))
+    return None
 
 
-def _of_structured(wanted: StructuredOutputs) -> str:
-    if wanted.json_ is not None:
-        return made("structured_outputs.json", partial(constraint.of_schema, wanted.json_))
-    if wanted.regex is not None:
-        return made("structured_outputs.regex", partial(constraint.of_regex, wanted.regex))
-    if wanted.choice is not None:
-        return made("structured_outputs.choice", partial(constraint.of_choices, wanted.choice))
-    return made("structured_outputs.grammar", partial(constraint.checked, wanted.grammar or ""))
+def _fields(body: Generation) -> Iterator[tuple[str, Callable[[Any], str], Any]]:
+    """The fields that may ask for a form, what makes a grammar of them, and what they hold."""
+    yield "grammar", constraint.checked, body.grammar
+    yield "json_schema", constraint.of_schema, body.json_schema
+    yield "guided_json", constraint.of_schema, body.guided_json
+    yield "guided_regex", constraint.of_regex, body.guided_regex
+    yield "guided_choice", constraint.of_choices, body.guided_choice
+    if (newer := body.structured_outputs) is not None:
+        yield "structured_outputs.json", constraint.of_schema, newer.json_
+        yield "structured_outputs.regex", constraint.of_regex, newer.regex
+        yield "structured_outputs.choice", constraint.of_choices, newer.choice
+        yield "structured_outputs.grammar", constraint.checked, newer.grammar
+    if (given := body.response_format) is not None:
+        schema = None if given.json_schema is None else given.json_schema.schema_
+        yield "response_format.schema", constraint.of_schema, given.schema_
+        yield "response_format.json_schema.schema", constraint.of_schema, schema
+        yield "response_format.grammar", constraint.checked, given.grammar
 
 
 def made(param: str, make: Callable[[], str]) -> str:
