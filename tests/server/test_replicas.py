@@ -113,7 +113,7 @@ def fleet(cluster: str, path: Path, tmp_path_factory: pytest.TempPathFactory) ->
         process.send_signal(signal.SIGTERM)
         code = process.wait(120)
     assert code == 0, log.read_text()
-    assert log.read_text().splitlines()[-1].startswith("listening on")
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_model_that_cannot_be_loaded_is_said(cluster: str, tmp_path: Path) -> None:
