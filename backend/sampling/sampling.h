@@ -157,7 +157,8 @@ struct tb_tap {
     const char * name; // of the tensor
     float * rows;      // [capacity, n_embd]
     int64_t capacity;
-    int64_t n_rows; // of this batch
+    int64_t n_tokens; // of this batch, as many rows as there must be
+    int64_t n_rows;   // of it so far
     int32_t n_embd;
     bool on;    // else it looks at nothing
     bool wrong; // the tensor does not have such rows, or has more of them than there is room for
@@ -169,7 +170,7 @@ struct tb_tap {
 // A ggml_backend_sched_eval_callback: `tap` is a struct tb_tap. It never ends a graph.
 bool tb_tap_see(void * tensor, bool ask, void * tap);
 
-// The row of a batch entry; NULL: there is none.
+// The row of a batch entry; NULL: there is none, or not one for each token.
 float * tb_tap_row(void * tap, int32_t entry);
 
 // The beginning of a grammar; both tables must outlive it. NULL: no memory, or it takes too many steps to begin.

@@ -43,5 +43,6 @@ bool tb_tap_see(void * tensor, bool ask, void * tap) {
 
 float * tb_tap_row(void * tap, int32_t entry) {
     const struct tb_tap * t = tap;
-    return !t->wrong && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
+    const bool whole = !t->wrong && t->n_rows == t->n_tokens;
+    return whole && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
 }

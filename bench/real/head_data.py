@@ -38,6 +38,7 @@ HEADS = {
     "no hidden state": FitOptions(("length", "confidence")),
     "last hidden state": FitOptions(LAST),
     "the same, a hidden layer of 8": FitOptions(LAST, hidden=8),
+    "mean, recent and last": FitOptions(("mean", "recent", *LAST)),
 }
 
 

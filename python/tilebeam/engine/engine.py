@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -178,12 +179,9 @@ class Engine:
                     plan = self._plan(drafts)
                 if not plan.n:
                     return None
-            if plan.hidden:
-                self.hidden.switch(True)
             began = time.perf_counter()
-            code = self.context.decode(plan.n)
-            if plan.hidden:
-                self.hidden.switch(False)
+            with self.hidden.taken(plan.n) if plan.hidden else nullcontext():
+                code = self.context.decode(plan.n)
             if code == 0:
                 self._account(plan, time.perf_counter() - began)
                 self.scheduler.decoded()

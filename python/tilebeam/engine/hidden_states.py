@@ -10,7 +10,8 @@ A tap takes all rows of whatever batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,12 +100,20 @@ class HiddenStates:
         """The place is free for another sample."""
         self._free.append(place)
 
-    def switch(self, on: bool) -> None:
-        """Whether the next batches give hidden states."""
-        if self._context.tap is not None:
-            self._context.tap.switch(on)
+    @contextmanager
+    def taken(self, n_tokens: int) -> Iterator[None]:
+        """A batch of so many tokens that is decoded in here gives hidden states."""
+        if (tap := self._context.tap) is not None:
+            tap.start(n_tokens)
         else:
-            self._context.output_hidden(on)
+            self._context.output_hidden(True)
+        try:
+            yield
+        finally:
+            if tap is not None:
+                tap.stop()
+            else:
+                self._context.output_hidden(False)
 
     def rows(self, sampling: Sequence[tuple[Sample, int]]) -> StateRows | None:
         """Where hidden states of batch entries go; None: nobody wants any."""

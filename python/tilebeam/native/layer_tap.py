@@ -51,8 +51,10 @@ class LayerTap:
         see = int(ffi.cast("intptr_t", ffi.addressof(lib, "tb_tap_see")))
         self.callback: Any = C.ggml_backend_sched_eval_callback(see)
 
-    def switch(self, on: bool) -> None:
-        """Whether it copies what the next batch computes; what it has is kept when it is switched off."""
-        if on:
-            self._tap.n_rows, self._tap.wrong = 0, False
-        self._tap.on = on
+    def start(self, n_tokens: int) -> None:
+        """Copy what the next batch, of so many tokens, computes."""
+        self._tap.n_tokens, self._tap.n_rows, self._tap.wrong, self._tap.on = n_tokens, 0, False, True
+
+    def stop(self) -> None:
+        """Copy nothing any more; what there is stays."""
+        self._tap.on = False
