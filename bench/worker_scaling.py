@@ -164,9 +164,7 @@ def main() -> None:
     p.add_argument("-npl", "--n-parallel", default="1,16", help="sequences, comma separated")
     p.add_argument("-w", "--workers", default="1,2,4,8,16", help="numbers of workers to simulate")
     p.add_count("-n", "--n-predict", usual=32, quick=8, what="tokens per sequence")
-    p.add_argument(
-        "--logprobs", action="store_true", help="with log-probabilities, as reward heads want them"
-    )
+    p.add_argument("--logprobs", action="store_true", help="with log-probabilities, as reward heads want them")
     p.add_threads()
     o = p.parse()
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", "q8_0")

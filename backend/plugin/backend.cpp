@@ -9,6 +9,7 @@
 #include "apart.h"
 #include "ggml-impl.h"
 #include "ggml_release.h"
+#include "graph_content.h"
 #include "lower.h"
 #include "state.h"
 #include "trace.h"
@@ -21,35 +22,49 @@ namespace {
 // ggml numbers a graph whenever the scheduler splits it anew; llama.cpp sends the same one again for as long as its
 // shape stays. A few, because a process may run several contexts in turn.
 constexpr size_t kept_graphs = 8;
+constexpr uint64_t own_number = uint64_t{1} << 47; // ggml's count from 1
+
+struct kept_graph {
+    lowered_graph lowered;
+    graph_content content; // of one without a number
+};
 
 struct backend {
     const int device;
     const session_ptr session; // keeps the NPU running for as long as somebody may compute
-    std::array<lowered_graph, kept_graphs> cache;
+    std::array<kept_graph, kept_graphs> cache;
     size_t next = 0;
+    uint64_t numbered = 0;
 
-    // nullptr: `why` says which op cannot run. Cached graphs are found by number.
+    // nullptr: `why` says which op cannot run. Cached graphs are found by number, or what has none by its content.
     lowered_graph * lowered(const ggml_cgraph * graph, std::string & why) {
         const int32_t numerics = state::get().numerics();
-        lowered_graph * same = nullptr;
-        if (graph->uid != 0) {
-            for (lowered_graph & g : cache)
-                if (g.uid == graph->uid) same = &g;
-        }
-        if (same && same->numerics == numerics) return same;
-        lowered_graph & g = same ? *same : cache[next++ % kept_graphs];
-        g = lowered_graph();
+        kept_graph * same = nullptr;
+        for (kept_graph & g : cache)
+            if (graph->uid != 0 ? g.lowered.uid == graph->uid : g.content.is(graph)) same = &g;
+        if (same && same->lowered.numerics == numerics) return &same->lowered;
+        kept_graph & kept = same ? *same : cache[next++ % kept_graphs];
+        kept = kept_graph();
         state::get().count.lowered++;
-        if (lower(graph, device, numerics, g, why)) return &g;
+        if (keep(graph, numerics, kept, why)) return &kept.lowered;
         // Kept graphs hold address space in other sessions: perhaps there is enough without them.
         bool held = false;
-        for (lowered_graph & kept : cache) {
-            held = held || !kept.windows.empty();
-            kept = lowered_graph();
+        for (kept_graph & other : cache) {
+            held = held || !other.lowered.windows.empty();
+            other = kept_graph();
         }
-        if (held && lower(graph, device, numerics, g, why)) return &g;
-        g = lowered_graph();
+        if (held && keep(graph, numerics, kept, why)) return &kept.lowered;
+        kept = kept_graph();
         return nullptr;
+    }
+
+    bool keep(const ggml_cgraph * graph, int32_t numerics, kept_graph & kept, std::string & why) {
+        if (!lower(graph, device, numerics, kept.lowered, why)) return false;
+        if (graph->uid == 0) {
+            kept.lowered.uid = own_number | ++numbered;
+            kept.content = graph_content(graph);
+        }
+        return true;
     }
 
     // The channel takes so many ops in a message; a longer stage goes in parts, which are not kept.

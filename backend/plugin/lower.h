@@ -30,7 +30,7 @@ struct lowered_graph {
         std::vector<tb_op> ops;
         bool sent = false; // as they are
     };
-    uint64_t uid = 0;     // ggml's number for it
+    uint64_t uid = 0;     // ggml's number for it, or one of our own
     int32_t numerics = 0; // that its ops were told of
     std::vector<stage> stages;
     std::vector<std::shared_ptr<buffer_health>> buffers;

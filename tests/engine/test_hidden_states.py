@@ -14,6 +14,7 @@ from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, states_behin
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
+from tilebeam.native.control import control
 from tilebeam.text_state import DECAY, Confidence, TextState
 
 from bench.lib.synth import preset, write_model
@@ -181,6 +182,21 @@ def test_prompts_share_batches_with_samples_that_are_read_behind_a_layer(
             batches.append((turns, count.batches - turns))
     (turns, plain), (together, same) = batches
     assert turns > plain == same == together
+
+
+def test_the_parts_of_a_graph_are_known_again(path: Path) -> None:
+    """Behind a layer, the scheduler cuts each step's graph in two, which have no number: they are not translated anew
+    with every step, and their results are those of the whole graph."""
+    params = replace(PARAMS, temperature=0, max_tokens=40)
+    with tilebeam.load(path, "npu", hidden_layer=0, lookup=False, **SIZES) as model:
+        whole = model.generate(PROMPTS[:1], replace(params, hidden=False))
+        model.generate(PROMPTS[:1], params)
+        before = control().status()
+        outputs = model.generate(PROMPTS[:1], params)
+        after = control().status()
+    assert texts(outputs) == texts(whole)
+    assert after["graphs"] - before["graphs"] >= 2 * 40
+    assert after["lowered"] - before["lowered"] <= 8
 
 
 @pytest.mark.parametrize(
