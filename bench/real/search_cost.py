@@ -80,7 +80,7 @@ EVALUATIONS = (
         "humaneval",
         (),
         164,
-        ("--method", "best-of-n", "--scorer", "logprob,head,examples", *_EIGHT, "-n", "384"),
+        ("--method", "best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
     ),
 )
 
@@ -131,7 +131,9 @@ def command(row: Evaluation, models: dict[str, Path], data: Path, options: argpa
     """What is run for a row."""
     words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "10", "--seeds", "1"]
     for name, model in models.items():
-        words += ["-m", f"{name}={model}", "--reward-head", str(HEADS / f"{name}.gguf")]
+        words += ["-m", f"{name}={model}"]
+        if any("head" in option.split(",") for option in row.options):
+            words += ["--reward-head", str(HEADS / f"{name}.gguf")]
     return [*words, *row.options, *shape(options), "-o", str(options.out / row.name)]
 
 
