@@ -35,14 +35,14 @@ def stem(tmp_path: Path) -> Path:
 
 def test_heads_find_what_the_states_tell(stem: Path) -> None:
     rows = list(head_data.curve(*head_data.opened(stem), draws=2))
-    assert [r["problems"] for r in rows] == [20, 40] * 3
+    assert [r["problems"] for r in rows] == [20, 40] * len(head_data.HEADS)
     by_head = {(r["head"], r["problems"]): r for r in rows}
     assert by_head["last hidden state", 40]["all"] > 0.95
     assert by_head["last hidden state", 40]["within"] > 0.95
     assert by_head["no hidden state", 40]["all"] < 0.7
     text = "\n".join(head_data.table({"tiny": rows}))
     assert "| model | head | 20 problems | 40 problems |" in text
-    assert text.count("| tiny |") == 3
+    assert text.count("| tiny |") == len(head_data.HEADS)
 
 
 def test_a_collection_that_is_damaged_or_too_small_is_refused(stem: Path) -> None:
