@@ -50,8 +50,8 @@ _CHILD = """
 import json, sys
 import numpy as np, tilebeam
 from tilebeam import SamplingParams
-from tilebeam.measure import trace as traces
-from tilebeam.measure.trace import Tracer
+from bench.lib.traces import graphs_of, work_of
+from tilebeam.measure.trace import Tracer, spans_of
 path, device, threads, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 lm = tilebeam.load(path, device=device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False)
 params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
@@ -63,26 +63,17 @@ def decode():
     finally:
         lm._context.on_decode = None
     return float(np.median(times[2:]))
-def busiest(ops, workers):  # of one graph: seconds of each phase's busiest worker, and of all workers' mean, summed
-    phases, phase = np.unique(ops["phase"], return_inverse=True)
-    lanes, lane = np.unique(ops["lane"], return_inverse=True)
-    work = np.zeros((len(phases), len(lanes)))
-    np.add.at(work, (phase, lane), (ops["end_ns"] - ops["begin_ns"]).astype(float))
-    return work.max(axis=1).sum() / 1e9, work.sum() / workers / 1e9
 def outside(records):
-    number, spans = traces._SPAN, ("SEND", "WAIT", "MESSAGE", "NOTES")
-    ops = records[records["span"] == number["TB_SPAN_OP"]]
-    ops = ops[np.argsort(ops["seq"], kind="stable")]
-    at = {}
+    at, spans = {}, ("SEND", "WAIT", "MESSAGE", "NOTES")
     for name in spans:
-        of = records[records["span"] == number["TB_SPAN_" + name]]
-        at[name] = {int(r["seq"]): (int(r["begin_ns"]), int(r["end_ns"])) for r in of}
+        at[name] = {int(r["seq"]): (int(r["begin_ns"]), int(r["end_ns"])) for r in spans_of(records, name)}
     steps = []
-    for of in np.split(ops, np.flatnonzero(np.diff(ops["seq"])) + 1):
+    for of in graphs_of(records):
         seq = int(of["seq"][0])
         send, wait, message, notes = (at[name][seq] for name in spans)
         first, last = int(of["begin_ns"].min()), int(of["end_ns"].max())
-        most, mean = busiest(of, threads)
+        _, most, work = work_of(of)
+        mean = work / threads
         steps.append([
             (send[1] - send[0]) / 1e9,
             (message[0] - wait[0] + wait[1] - notes[1]) / 1e9,
@@ -92,7 +83,7 @@ def outside(records):
             (notes[1] - notes[0]) / 1e9,
         ])
     steps = np.array(steps)
-    lower = records[records["span"] == number["TB_SPAN_LOWER"]]
+    lower = spans_of(records, "LOWER")
     lowering = float(np.median(lower["end_ns"] - lower["begin_ns"])) / 1e9
     names = ("send", "wake_up", "set_up", "barriers", "idle", "notes")
     parts = dict(zip(names, np.median(steps, axis=0).tolist()), lowering=lowering)

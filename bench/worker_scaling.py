@@ -31,10 +31,11 @@ from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad
 from tilebeam.measure.peaks import read_gbs
-from tilebeam.measure.trace import Records, Tracer, spans_of, tracing, whole_ops
+from tilebeam.measure.trace import Tracer, spans_of, tracing, whole_ops
 
 from bench.lib import models, report
 from bench.lib.options import Parser
+from bench.lib.traces import graphs_of, work_of
 
 PROMPT = 64
 
@@ -104,27 +105,11 @@ def step_of(trace: Tracer, workers: int, samples: int) -> Step:
         whole.append(step.end_ns - step.begin_ns - noted)
         each, mean = whole_ops(ops)
         times.append(mean * len(np.unique(ops["lane"])))
-        phases, busiest = busiest_workers(ops)
-        meetings.append((last - first - busiest) / phases)
+        phases, busiest, _ = work_of(ops)
+        meetings.append((last - first - 1e9 * busiest) / phases)
     seconds = np.median(times, axis=0) / 1e9
     values = (median(part) / 1e9 for part in (whole, outside, beside))
     return Step(workers, *values, seconds, each["bytes"].astype(float), phases, max(0.0, median(meetings)) / 1e9)
-
-
-def graphs_of(records: Records) -> list[Records]:
-    """The ops of each graph, by worker."""
-    ops = spans_of(records, "OP")
-    ops = ops[np.argsort(ops["seq"], kind="stable")]
-    return np.split(ops, np.flatnonzero(np.diff(ops["seq"])) + 1)
-
-
-def busiest_workers(ops: Records) -> tuple[int, float]:
-    """Of one graph: how many phases, and the nanoseconds of each phase's busiest worker, summed."""
-    phases, phase = np.unique(ops["phase"], return_inverse=True)
-    lanes, lane = np.unique(ops["lane"], return_inverse=True)
-    work = np.zeros((len(phases), len(lanes)))
-    np.add.at(work, (phase, lane), (ops["end_ns"] - ops["begin_ns"]).astype(float))
-    return len(phases), float(work.max(axis=1).sum())
 
 
 def rows_of(path: Path, name: str, samples: int, workers: list[int], o: Any) -> list[dict[str, Any]]:
