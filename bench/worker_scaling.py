@@ -92,12 +92,11 @@ def step_of(trace: Tracer, workers: int, samples: int) -> Step:
     most = max(len(ops) for ops in graphs)
     graphs = [ops for ops in graphs if len(ops) == most]
     notes = {int(r["seq"]): int(r["end_ns"] - r["begin_ns"]) for r in spans_of(trace.records, "NOTES")}
-    decodes = {c.begin_ns: c for c in trace.calls if c.name == "llama_decode"}
-    steps = [c for c in trace.calls if c.name == "step"]
+    decodes, steps = ([c for c in trace.calls if c.name == name] for name in ("llama_decode", "step"))
     outside, beside, whole, times, meetings = [], [], [], [], []
     for ops in graphs:
         first, last = int(ops["begin_ns"].min()), int(ops["end_ns"].max())
-        decode = next(c for c in decodes.values() if c.begin_ns <= first and last <= c.end_ns)
+        decode = next(c for c in decodes if c.begin_ns <= first and last <= c.end_ns)
         step = next(c for c in steps if c.begin_ns <= decode.begin_ns and decode.end_ns <= c.end_ns)
         inside, noted = decode.end_ns - decode.begin_ns, notes.get(int(ops["seq"][0]), 0)
         outside.append(step.end_ns - step.begin_ns - inside)
