@@ -17,7 +17,7 @@ import tilebeam
 from tilebeam import LM, OwnReward, Rating, SamplingParams, SearchResult, StepScorer, TilebeamError
 from tilebeam.cli.main import app
 from tilebeam.scoring.load_reward import RewardSpec
-from tilebeam.scoring.own_reward import _plain, maker_of
+from tilebeam.scoring.own_reward import _plain, layer_for, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
 from tilebeam.search import registry as methods
 from tilebeam.text_state import Confidence, TextState, width
@@ -214,6 +214,11 @@ def test_heads_of_other_layers_are_refused(lm: LM, tmp_path: Path) -> None:
     with pytest.raises(TilebeamError, match=f"load it with hidden_layer={other}"):
         OwnReward(lm, replace(head_of(lm), layer=other))
     OwnReward(lm, replace(head_of(lm, ("length", "confidence")), layer=other))
+    deep = replace(head_of(lm), layer=40)
+    assert layer_for(lm.info.path, [deep]) == 40
+    assert layer_for(lm.info.path, [replace(deep, maker=deep.maker | {"shape": "another"})]) == 40
+    wrong = replace(deep, maker=deep.maker | {"name": "another model"})
+    assert layer_for(lm.info.path, [wrong]) is None  # and what is loaded then refuses the head
     save_head(tmp_path / "h.gguf", replace(head_of(lm), layer=7))
     content = (tmp_path / "h.gguf").read_bytes()
     (tmp_path / "h.gguf").write_bytes(content.replace(b"layer 7", b"level 7"))

@@ -173,16 +173,20 @@ def _same_maker(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
 
 
 def layer_for(path: str | os.PathLike[str], heads: Sequence[Head]) -> int | None:
-    """The ``hidden_layer`` that a model is to be loaded with for the head that was made for it, None: for none.
+    """The ``hidden_layer`` that a model is to be loaded with for the head that was made for it; None also if none was:
+    then the loaded model says so.
 
     Args:
         path: the model's file.
     """
-    layers = {head.layer for head in heads}
-    if len(layers) == 1:
-        return layers.pop()
+    if all(head.layer is None for head in heads):
+        return None
     found = facts_of_file(path)
-    return next((head.layer for head in heads if _same_maker(head.maker, found)), None)
+    name = _plain(found["name"])
+    fitting = [head for head in heads if _same_maker(head.maker, found)]
+    # What llama.cpp counts as a layer may be another number than the file's.
+    alike = [head for head in heads if name and _plain(head.maker.get("name", "")) == name]
+    return next((head.layer for head in (*fitting, *alike)), None)
 
 
 def made_for(lm: LM, heads: Sequence[Head]) -> Head:
