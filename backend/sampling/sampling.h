@@ -160,8 +160,7 @@ struct tb_tap {
     int64_t n_tokens; // of this batch, as many rows as there must be
     int64_t n_rows;   // of it so far
     int32_t n_embd;
-    bool on;    // else it looks at nothing
-    bool wrong; // the tensor does not have such rows, or has more of them than there is room for
+    bool on;                                                  // else it looks at nothing
     const char * (*tensor_name)(const void *);                // ggml_get_name
     size_t (*tensor_bytes)(const void *);                     // ggml_nbytes
     void (*tensor_get)(const void *, void *, size_t, size_t); // ggml_backend_tensor_get

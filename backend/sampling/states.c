@@ -32,17 +32,14 @@ bool tb_tap_see(void * tensor, bool ask, void * tap) {
         return t->on && strcmp(t->tensor_name(tensor), t->name) == 0;
     }
     const size_t row = (size_t)t->n_embd * sizeof(float), bytes = t->tensor_bytes(tensor);
-    if (bytes % row != 0 || bytes / row > (size_t)(t->capacity - t->n_rows)) {
-        t->wrong = true;
-        return true;
+    if (bytes % row == 0 && bytes / row <= (size_t)(t->capacity - t->n_rows)) { // else rows are missing in the end
+        t->tensor_get(tensor, t->rows + t->n_rows * t->n_embd, 0, bytes);
+        t->n_rows += (int64_t)(bytes / row);
     }
-    t->tensor_get(tensor, t->rows + t->n_rows * t->n_embd, 0, bytes);
-    t->n_rows += (int64_t)(bytes / row);
     return true;
 }
 
 float * tb_tap_row(void * tap, int32_t entry) {
     const struct tb_tap * t = tap;
-    const bool whole = !t->wrong && t->n_rows == t->n_tokens;
-    return whole && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
+    return t->n_rows == t->n_tokens && entry >= 0 && entry < t->n_rows ? t->rows + (int64_t)entry * t->n_embd : NULL;
 }

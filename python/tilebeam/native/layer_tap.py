@@ -53,7 +53,7 @@ class LayerTap:
 
     def start(self, n_tokens: int) -> None:
         """Copy what the next batch, of so many tokens, computes."""
-        self._tap.n_tokens, self._tap.n_rows, self._tap.wrong, self._tap.on = n_tokens, 0, False, True
+        self._tap.n_tokens, self._tap.n_rows, self._tap.on = n_tokens, 0, True
 
     def stop(self) -> None:
         """Copy nothing any more; what there is stays."""

@@ -100,7 +100,7 @@ class Head:
     @property
     def reads(self) -> str:
         """What it reads of a text, in words."""
-        return f"{', '.join(self.features)}" + (f" behind {place(self.layer)}" if self.layer is not None else "")
+        return ", ".join(self.features) + (f" behind {place(self.layer)}" if self.layer is not None else "")
 
     @property
     def shape(self) -> str:
