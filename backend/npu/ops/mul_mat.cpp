@@ -381,18 +381,52 @@ void convert_activations(const op_context & ctx, const mul_mat_plan & p) {
     }
 }
 
-void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages) {
-    const int64_t panel_items = divide_up(p.panels, p.panels_per_item);
-    const int64_t group_items = divide_up(p.groups, p.groups_per_item);
-    const int64_t items = p.matrices * panel_items * group_items;
-    uint8_t * stage = stages + ctx.thread * p.stage;
-    for (int64_t i = ctx.next_chunk(); i < items; i = ctx.next_chunk()) {
-        item_range r;
+namespace {
+
+// Item i of a product, found by a thread whose i only grow.
+class items {
+  public:
+    items(const mul_mat_plan & plan, int n_threads)
+        : p(plan), shares(2 * n_threads), panel_items(divide_up(p.panels, p.panels_per_item)),
+          group_items(divide_up(p.groups, p.groups_per_item)) {}
+
+    // False: there is none.
+    bool find(int64_t i, item_range & r) { return p.shrinking ? shrunk(i, r) : of_one_size(i, r); }
+
+  private:
+    bool of_one_size(int64_t i, item_range & r) const {
         r.matrix = i / (panel_items * group_items);
         r.panel = i / group_items % panel_items * p.panels_per_item;
         r.last_panel = std::min(p.panels, r.panel + p.panels_per_item);
         r.group = i % group_items * p.groups_per_item;
         r.last_group = std::min(p.groups, r.group + p.groups_per_item);
+        return r.matrix < p.matrices;
+    }
+
+    bool shrunk(int64_t i, item_range & r) {
+        for (; item < i; item++)
+            panel += panels_at(panel);
+        r = {0, panel, panel + panels_at(panel), 0, p.groups};
+        return panel < p.panels;
+    }
+
+    int64_t panels_at(int64_t first) const {
+        const int64_t left = p.panels - first;
+        return std::min(left, std::max(p.panels_per_item, left / shares));
+    }
+
+    const mul_mat_plan & p;
+    const int64_t shares, panel_items, group_items;
+    int64_t item = 0, panel = 0; // where the last one began
+};
+
+} // namespace
+
+void multiply(const op_context & ctx, const mul_mat_plan & p, uint8_t * stages) {
+    uint8_t * stage = stages + ctx.thread * p.stage;
+    items all(p, ctx.n_threads);
+    item_range r;
+    while (all.find(ctx.next_chunk(), r)) {
         switch (p.path) {
         case mul_mat_way::integer:
             run_integer(ctx, p, r);

@@ -33,6 +33,8 @@ struct mul_mat_plan {
     int64_t row_bytes; // of a converted row, in the matrix unit's tiles 32 times that per group
     int64_t stage;     // scratch of each thread
     int64_t panels;
+    // Items; shrinking: each takes a share of the panels that are left, and panels_per_item at least.
+    bool shrinking;
     int64_t panels_per_item, groups_per_item;
     int64_t expert;            // MUL_MAT_ID: the one matrix
     const picked_row * picked; // and its rows; nullptr: all rows, in order

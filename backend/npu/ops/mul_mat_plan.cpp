@@ -7,6 +7,7 @@ namespace {
 
 constexpr int64_t coarse_rows = 64;       // at least, for one scale per 256 k to pay for making the weights' anew
 constexpr int64_t item_bytes = 256 << 10; // weights that one item keeps in L2 while its rows pass
+constexpr int64_t least_bytes = 32 << 10; // of an item's weights that pass once: each begins by waiting for memory
 constexpr int64_t items_per_thread = 4;   // at least, where there is enough to share
 
 gemm_format format_of(uint32_t type, const gemm_kernels & kernels) {
@@ -137,8 +138,10 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     const int64_t panel_bytes =
         std::max<int64_t>(1, is_float(p.type) ? tb_type_size(p.type) * p.k * TB_TILE_N
                                               : static_cast<int64_t>(tb_tile_bytes(p.type)) * (p.k / TB_TILE_K));
-    p.panels_per_item =
-        std::clamp<int64_t>(std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1, p.panels);
+    p.shrinking = p.matrices == 1 && (p.groups == 1 || p.path == mul_mat_way::dot);
+    p.panels_per_item = std::clamp<int64_t>(
+        p.shrinking ? least_bytes / panel_bytes : std::min(item_bytes / panel_bytes, p.matrices * p.panels / wanted), 1,
+        p.panels);
     const int64_t items = p.matrices * divide_up(p.panels, p.panels_per_item);
     p.groups_per_item =
         p.path == mul_mat_way::dot || items >= wanted ? p.groups : divide_up(p.groups, divide_up(wanted, items));
