@@ -170,9 +170,9 @@ static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * ch
     return by_chain(c, chain, logits, c->adjusted, &(struct found){0});
 }
 
-static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, const float * logits,
-                 struct found * found) {
+static void draw(const struct tb_draw_context * c, struct tb_draw_row * row, struct found * found) {
     struct tb_chain * chain = row->chain;
+    const float * logits = row->logits;
     row->logit = 0;
     row->norm = 0;
     row->token = TB_DRAW_DAMAGED;
@@ -215,16 +215,21 @@ TB_WIDE_VECTORS static double norm_of(const struct tb_draw_context * c, const st
     return summed ? (double)largest + log(found->sum) : log_norm(logits, c->n_vocab, largest);
 }
 
+void tb_find_logits(void * context, const float * (*get)(void * context, int32_t entry), struct tb_draw_row * rows,
+                    int32_t n) {
+    for (int32_t i = 0; i < n; ++i) {
+        rows[i].logits = get(context, rows[i].entry);
+    }
+}
+
 void tb_draw_rows(const struct tb_draw_context * c, struct tb_draw_row * rows, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
         struct tb_draw_row * row = &rows[i];
-        const float * logits = c->logits == NULL ? (const float *)c->context + (size_t)row->entry * (size_t)c->n_vocab
-                                                 : c->logits(c->context, row->entry);
         struct found found = {NAN, 0};
-        draw(c, row, logits, &found);
+        draw(c, row, &found);
         if (row->wants_norm && row->token >= 0) {
-            const bool known = i > 0 && row[-1].entry == row->entry && row[-1].wants_norm && row[-1].token >= 0;
-            row->norm = known ? row[-1].norm : norm_of(c, row->chain, logits, &found);
+            const bool known = i > 0 && row[-1].logits == row->logits && row[-1].wants_norm && row[-1].token >= 0;
+            row->norm = known ? row[-1].norm : norm_of(c, row->chain, row->logits, &found);
         }
     }
 }

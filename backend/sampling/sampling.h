@@ -105,10 +105,8 @@ struct tb_chain {
     uint32_t random[TB_RANDOM_STATE];
 };
 
-// What the rows of a context share.
+// What one thread draws with.
 struct tb_draw_context {
-    void * context;                                                   // llama_context, or with logits NULL: all logits
-    const float * (*logits)(void * context, int32_t entry);           // llama_get_logits_ith
     void (*apply)(void * sampler, struct tb_candidates * candidates); // llama_sampler_apply
     void (*accept)(void * sampler, int32_t token);                    // llama_sampler_accept
     int32_t n_vocab;
@@ -120,6 +118,7 @@ struct tb_draw_row {
     struct tb_chain * chain;
     int32_t entry; // of the batch, with logits
     int32_t wants_norm;
+    const float * logits; // of the entry, see tb_find_logits
     // Out.
     int32_t token; // or TB_DRAW_NOTHING, _DAMAGED, _COMPLEX; only a token has been accepted by the chain
     float logit;   // of the token, as the model computed it
@@ -129,7 +128,12 @@ struct tb_draw_row {
 // Start the random numbers of a chain where llama_sampler_init_dist starts them.
 void tb_chain_seed(struct tb_chain * chain, uint32_t seed);
 
-// Draw a token for each of n rows, in their order.
+// Set the logits of n rows. `get` is llama_get_logits_ith, which is for one thread at a time.
+void tb_find_logits(void * context, const float * (*get)(void * context, int32_t entry), struct tb_draw_row * rows,
+                    int32_t n);
+
+// Draw a token for each of n rows, in their order. Threads may draw for rows of different chains, each with a context of
+// its own.
 void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n);
 
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at

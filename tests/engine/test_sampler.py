@@ -74,21 +74,29 @@ CHAINS = [
 ]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("params", CHAINS)
-def test_a_chain_draws_what_llama_sampler_sample_draws(lm: LM, params: SamplingParams) -> None:
+def test_a_chain_draws_what_llama_sampler_sample_draws(
+    lm: LM, params: SamplingParams, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilebeam.engine.sampler._SHARED_LOGITS", 0)
     vocab, rng = lm._model.vocab, np.random.default_rng(3)
     pairs = [(Sampler(params, seed, vocab), Sampler(params, seed, vocab)) for seed in range(6)]
+    entries = [0, 0, 0, 2, 3, 3]
     drawn: set[int] = set()
     with lm.raw_decode() as c:
-        rows = SampleRows([(ours, entry, True) for entry, (ours, _) in enumerate(pairs)])
-        sampler = BatchSampler(c)
+        rows = SampleRows([(ours, entry, True) for entry, (ours, _) in zip(entries, pairs, strict=True)])
+        sampler = BatchSampler(c, threads)
         for step in range(25):
             c.token[:6], c.pos[:6], c.seq[:6], c.output[:6] = rng.integers(3, 500, 6), step, range(6), 1
             assert c.decode(6) == 0
             sampler.sample(rows)
-            theirs = [int(C.llama_sampler_sample(chain.pointer, c.pointer, i)) for i, (_, chain) in enumerate(pairs)]
+            theirs = [
+                int(C.llama_sampler_sample(chain.pointer, c.pointer, entry))
+                for entry, (_, chain) in zip(entries, pairs, strict=True)
+            ]
             assert rows.tokens.tolist() == theirs
-            logits = np.stack([c.logits(i) for i in range(6)]).astype(np.float64)
+            logits = np.stack([c.logits(entry) for entry in entries]).astype(np.float64)
             np.testing.assert_array_equal(rows.logits, logits[range(6), theirs])
             norm = logits.max(1) + np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
             np.testing.assert_allclose(rows.norms, norm, atol=2e-6)

@@ -41,6 +41,7 @@ class Engine:
             that find no slot yet.
         on_failure: makes the exception for a failed llama_decode, given its return code.
         adapters: scales of the LoRA adapters that are in force in the context.
+        threads: that draw tokens.
 
     Attributes:
         broken: why decoding failed for good, None if it did not.
@@ -55,6 +56,7 @@ class Engine:
         n_ids: int,
         on_failure: Callable[[int], TilebeamError],
         adapters: tuple[float, ...] = (),
+        threads: int = 1,
     ) -> None:
         model = context.model
         self.context = context
@@ -62,7 +64,7 @@ class Engine:
         self.kv = PrefixCache(context, Limits.of(context, n_ids))
         self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
-        self.sampler = BatchSampler(context)
+        self.sampler = BatchSampler(context, threads)
         self.hidden = HiddenStates(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -28,6 +30,9 @@ NO_TOKEN: int = lib.TB_DRAW_NOTHING  # the sampler forbids every token
 BAD_LOGITS: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
 TOO_COMPLEX: int = lib.TB_DRAW_COMPLEX  # the grammar took more steps than it may
 
+# Fewer logits than this are drawn from in less time than it takes to have other threads help.
+_SHARED_LOGITS = 1 << 20
+
 # Penalties look at so many of the last tokens one by one; for more, llama.cpp goes through the vocabulary.
 _MOST_RECENT = 1024
 
@@ -36,6 +41,7 @@ _ROW = np.dtype(
         ("chain", np.uintp),
         ("entry", np.int32),
         ("wants_norm", np.int32),
+        ("logits", np.uintp),
         ("token", np.int32),
         ("logit", np.float32),
         ("norm", np.float64),
@@ -171,6 +177,9 @@ class SampleRows:
     """Rows to draw for: a sampler and the batch entry whose logits it gets, and what was drawn.
 
     The same rows can be drawn again and again: the same samplers, from the same entries of the next batches.
+
+    Attributes:
+        pointer: struct tb_draw_row[], for native code.
     """
 
     def __init__(self, rows: list[tuple[Sampler, int, bool]]) -> None:
@@ -180,13 +189,25 @@ class SampleRows:
         self._rows["entry"] = [entry for _, entry, _ in rows]
         self._rows["wants_norm"] = [wants for _, _, wants in rows]
         self._tokens: npt.NDArray[np.int32] = self._rows["token"]
-        self._pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
+        self.pointer = ffi.from_buffer("struct tb_draw_row[]", self._rows)
+        self._parts: dict[int, list[tuple[Any, int]]] = {}
         self._samplers = [sampler for sampler, _, _ in rows]  # alive as long as their addresses are used
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """A view of what was drawn: int32 [rows], a token, `NO_TOKEN`, `BAD_LOGITS` or `TOO_COMPLEX`."""
         return self._tokens
+
+    def parts(self, most: int) -> list[tuple[Any, int]]:
+        """Where each of at most so many parts begins, about equally long ones, and its length. Rows that follow each
+        other and draw from one entry stay together: they have one norm."""
+        if most not in self._parts:
+            n, entries = len(self._rows), self._rows["entry"]
+            begins = np.flatnonzero(np.r_[True, entries[1:] != entries[:-1]])
+            wanted = np.arange(most) * n / most
+            cuts = [*dict.fromkeys(begins[np.searchsorted(begins, wanted).clip(0, len(begins) - 1)].tolist()), n]
+            self._parts[most] = [(self.pointer + first, last - first) for first, last in pairwise(cuts)]
+        return self._parts[most]
 
     @property
     def logits(self) -> list[float]:
@@ -200,19 +221,33 @@ class SampleRows:
 
 
 class BatchSampler:
-    """Draws from the logits of a context's last batch."""
+    """Draws from the logits of a context's last batch.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        threads: that draw side by side, where there is enough to do.
+    """
+
+    def __init__(self, context: Context, threads: int = 1) -> None:
         self._context = context
         self._n_vocab = context.model.vocab.size
         self._scratch = np.empty(MAX_TOP, _CANDIDATE)
-        self._c, self._kept = draw_context(self._n_vocab)
-        self._c.context = ffi.cast("void *", address_of(context.pointer))
-        self._c.logits = ffi.cast("void *", address_of(C._lib.llama_get_logits_ith))
+        self._draws, self._kept = zip(*(draw_context(self._n_vocab) for _ in range(threads)), strict=True)
+        self._helpers = ThreadPoolExecutor(threads - 1, "tilebeam-draw") if threads > 1 else None
+        self._source = ffi.cast("void *", address_of(context.pointer))
+        self._get = ffi.cast("const float *(*)(void *, int32_t)", address_of(C._lib.llama_get_logits_ith))
 
     def sample(self, rows: SampleRows) -> None:
         """Draw a token for every row; the samplers remember theirs."""
-        lib.tb_draw_rows(self._c, rows._pointer, len(rows._tokens))
+        n = len(rows.tokens)
+        lib.tb_find_logits(self._source, self._get, rows.pointer, n)
+        if self._helpers is None or n * self._n_vocab < _SHARED_LOGITS:
+            lib.tb_draw_rows(self._draws[0], rows.pointer, n)
+            return
+        own, *others = zip(self._draws, rows.parts(len(self._draws)), strict=False)
+        running = [self._helpers.submit(lib.tb_draw_rows, draws, *part) for draws, part in others]
+        lib.tb_draw_rows(own[0], *own[1])
+        for each in running:
+            each.result()
 
     def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
@@ -236,8 +271,7 @@ def _pointer(sampler: Any) -> Any:
 
 
 def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
-    """A struct tb_draw_context with llama.cpp's samplers and room for one row, but no logits yet; and what must live as
-    long as it does."""
+    """A struct tb_draw_context with llama.cpp's samplers and room for one row; and what must live as long as it."""
     candidates = np.empty(n_vocab * ffi.sizeof("struct tb_candidate"), np.uint8)
     adjusted = np.empty(n_vocab, np.float32)
     c = ffi.new("struct tb_draw_context *")
@@ -278,13 +312,12 @@ def same_random_numbers() -> bool:
     try:
         c, _kept = draw_context(n_vocab)
         logits = np.zeros(n_vocab, np.float32)
-        c.context = ffi.from_buffer(logits)
         chains = ffi.new("struct tb_chain[2]")
         rows = ffi.new("struct tb_draw_row[2]")
         for chain, row, own in zip(chains, rows, (True, False), strict=True):
             chain.links, chain.draw, chain.own = _pointer(links), _pointer(draw), own
             chain.top_p, chain.temperature = 1, 1
-            row.chain = ffi.addressof(chain)
+            row.chain, row.logits = ffi.addressof(chain), ffi.from_buffer("float[]", logits)
             lib.tb_chain_seed(ffi.addressof(chain), 20)
         for _ in range(n):
             lib.tb_draw_rows(c, rows, 2)

@@ -89,7 +89,7 @@ class Core:
         self._resources = resources
         self._failure = on_failure
         scales = tuple(scale for _, scale in info.lora)
-        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales)
+        self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads)
         self._reader = Reader(context, self._engine.kv, self._engine.fail)
         self._dispatcher = Dispatcher(self._engine)
         self._templates = ChatTemplates(model.vocab, model.chat_template())
