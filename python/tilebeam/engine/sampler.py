@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -245,9 +245,10 @@ class BatchSampler:
             return
         own, *others = zip(self._draws, rows.parts(len(self._draws)), strict=False)
         running = [self._helpers.submit(lib.tb_draw_rows, draws, *part) for draws, part in others]
-        lib.tb_draw_rows(own[0], *own[1])
-        for each in running:
-            each.result()
+        try:
+            lib.tb_draw_rows(own[0], *own[1])
+        finally:  # whatever interrupts this: nobody may free a chain that is drawn from
+            wait(running)
 
     def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
