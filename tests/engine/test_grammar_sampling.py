@@ -53,7 +53,7 @@ def draws(vocab: Vocab, params: SamplingParams, rows: npt.NDArray[np.float32], s
     row.chain = sampler.state
     drawn = []
     for logits in rows:
-        c.context = ffi.from_buffer(logits)
+        row.logits = ffi.from_buffer("float[]", logits)
         lib.tb_draw_rows(c, row, 1)
         drawn.append(int(row.token))
     sampler.close()

@@ -46,7 +46,7 @@ class Ours:
         self._row.chain, self._row.wants_norm = self.sampler.state, True
 
     def draw(self, logits: F32) -> int:
-        self._c.context = ffi.from_buffer(logits)
+        self._row.logits = ffi.from_buffer("float[]", logits)
         lib.tb_draw_rows(self._c, self._row, 1)
         if self._row.token >= 0:
             x = logits.astype(np.float64)
