@@ -132,8 +132,8 @@ void tb_chain_seed(struct tb_chain * chain, uint32_t seed);
 void tb_find_logits(void * context, const float * (*get)(void * context, int32_t entry), struct tb_draw_row * rows,
                     int32_t n);
 
-// Draw a token for each of n rows, in their order. Threads may draw for rows of different chains, each with a context of
-// its own.
+// Draw a token for each of n rows, in their order. Threads may draw for rows of different chains, each with its own
+// context.
 void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n);
 
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at
