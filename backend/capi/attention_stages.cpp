@@ -97,11 +97,14 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
                     at = now_ns();
                     spent[stage] += at - then;
                 };
-                half ? fp16.scores(qk) : kernels.attention.scores(qk);
+                const bool bf16 = kernels.attention.bf16.wants(n, weights.exact);
+                half ? fp16.scores(qk) : bf16 ? kernels.attention.bf16.scores(qk) : kernels.attention.scores(qk);
                 lap(0);
                 kernels.attention.softmax(weights);
                 lap(1);
-                half ? fp16.accumulate(pv) : kernels.attention.accumulate(pv);
+                half   ? fp16.accumulate(pv)
+                : bf16 ? kernels.attention.bf16.accumulate(pv)
+                       : kernels.attention.accumulate(pv);
                 lap(2);
             }
         }

@@ -7,6 +7,8 @@
 //   softmax     t = (s - running max) * log2(e) rounded to FP16, p = exp2 table entry (FP16)     per row
 //               (or, asked for exact ones, p = exp(s - running max) in float32)
 //   accumulate  o[r][:] = o[r][:] * alpha[r] + sum_c p[r][c] * v[c][:]                         float32 sums
+// Sets with BF16 products round what many rows multiply: 8 bits of mantissa move what a model says less than its 8-bit
+// activations do (docs/accuracy.md).
 // exp2 of FP16 is defined by a table over the 32768 non-positive inputs; a set may evaluate it in registers if it
 // returns the same bits for every one of them.
 #ifndef TILEBEAM_NPU_KERNELS_ATTENTION_H
@@ -81,6 +83,16 @@ struct attention_fp16 {
     void (*products)(const attention_accumulate_args & a);
 };
 
+// Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
+// unless exact exponents are asked for, and with the FP16 numerics never.
+struct attention_bf16 {
+    int rows; // from so many on; 0: the set has no such products
+    void (*scores)(const attention_scores_args & a);
+    void (*accumulate)(const attention_accumulate_args & a);
+
+    bool wants(int tile_rows, bool exact) const { return rows != 0 && tile_rows >= rows && !exact; }
+};
+
 struct attention_kernels {
     const char * name; // e.g. "attention_f16_4x4_avx512vnni"
     void (*scores)(const attention_scores_args & a);
@@ -92,6 +104,7 @@ struct attention_kernels {
     // out[i] = exp2(in[i]) for non-positive FP16 numbers (bits); positive inputs count as 0, NaN gives NaN.
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
     attention_fp16 fp16;
+    attention_bf16 bf16;
 };
 
 // The 64 KiB table, indexed by the low 15 bits of a non-positive FP16 number; built at first use.
@@ -100,6 +113,7 @@ const uint16_t * attention_exp2_table();
 void fill_attention_portable(attention_kernels & k);
 void fill_attention_avx2(attention_kernels & k);
 void fill_attention_avx512vnni(attention_kernels & k);
+void fill_attention_avx512bf16(attention_kernels & k);
 void fill_attention_neon(attention_kernels & k);
 void fill_attention_hvx(attention_kernels & k);
 

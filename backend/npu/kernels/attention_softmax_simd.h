@@ -8,12 +8,11 @@
 #include <limits>
 
 #include "kernels/attention.h"
+#include "kernels/attention_cells.h"
 #include "kernels/vec_simd.h"
 
 namespace tb::npu {
 namespace {
-
-constexpr int lanes = simd::width;
 
 constexpr int power_vecs = simd::registers / 4; // vectors whose powers are computed side by side
 
