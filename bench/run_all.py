@@ -61,6 +61,8 @@ BENCHES = (
     Bench("softmax_exp", "The exponent alone of attention's softmax"),
     Bench("attention", "Attention"),
     Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)"),
+    Bench("native_kv", "Attention over K and V in the matrix unit's layout"),
+    Bench("agile_quant", "Agile-Quant: narrower activations, pruned prompts"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
     Bench("peers", "Other engines on the same work", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tilebeam.native import executor
 
 from bench import run_all
 from bench.lib import hvx_guest, synth
@@ -32,6 +33,8 @@ SHORTER: dict[str, list[str]] = {
     "softmax_exp": ["-r", "1"],
     "dequant_layouts": ["-r", "1"],
     "lut_gemv": ["-r", "1", "--shapes", "1536x128", "--rows", "1,5"],
+    "native_kv": ["-m", "MODEL", "-c", "64", "-r", "1"],
+    "agile_quant": ["-m", "MODEL", "-c", "64", "-r", "1"],
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
@@ -61,6 +64,8 @@ NEEDS = {  # why a bench cannot run here
     "softmax_exp": _COMPILER,
     "dequant_layouts": _COMPILER,
     "lut_gemv": _COMPILER,
+    "agile_quant": _COMPILER,
+    "native_kv": _COMPILER or (None if "avx512vnni" in executor.isas() else "this CPU has no AVX-512"),
     "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
     "gemma_reasoning": _GEMMA,
 }
