@@ -1,6 +1,7 @@
 // Every kernel set of this CPU against the portable one, attention and vector kernels, on random data: for machines
 // where Python cannot follow (aarch64 under emulation; see tests/test_aarch64.py). Prints one line per set; exit status
 // 1 on a difference.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -94,6 +95,84 @@ std::vector<float> tile(const attention_kernels & k, int rows, int dim, cell_typ
         o.push_back(std::accumulate(row, row + attention_sum_parts, 0.0f));
     }
     return o;
+}
+
+float to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+std::vector<const void *> rows_of(const std::vector<std::vector<float>> & cells) {
+    std::vector<const void *> rows;
+    for (const std::vector<float> & cell : cells) {
+        rows.push_back(cell.data());
+    }
+    return rows;
+}
+
+// Scores of all rows and cells, and what accumulates from weights, each dim floats a row.
+template <class K>
+std::vector<float> products(const K & k, int dim, const std::vector<std::vector<float>> & q,
+                            const std::vector<std::vector<float>> & cells, const std::vector<float> & weights) {
+    const int rows = static_cast<int>(q.size()), n = static_cast<int>(cells.size());
+    const std::vector<const void *> cell_rows = rows_of(cells);
+    std::vector<const float *> q_rows;
+    std::vector<float> s(weights.size()), alpha(q.size(), 0.25f), found;
+    std::vector<std::vector<float>> o(q.size(), std::vector<float>(static_cast<size_t>(dim), 0.5f));
+    std::vector<float *> o_rows;
+    for (size_t r = 0; r < q.size(); r++) {
+        q_rows.push_back(q[r].data());
+        o_rows.push_back(o[r].data());
+    }
+    std::vector<float> scratch(static_cast<size_t>(attention_scratch_floats(dim)));
+    k.scores({rows, n, dim, q_rows.data(), cell_rows.data(), cell_type::f32, s.data(), scratch.data(), {}});
+    k.accumulate({rows,
+                  n,
+                  dim,
+                  weights.data(),
+                  alpha.data(),
+                  cell_rows.data(),
+                  cell_type::f32,
+                  o_rows.data(),
+                  scratch.data(),
+                  {}});
+    for (size_t r = 0; r < q.size(); r++) {
+        const auto row = s.begin() + static_cast<std::ptrdiff_t>(r * attention_tile_cells);
+        found.insert(found.end(), row, row + n);
+        found.insert(found.end(), o[r].begin(), o[r].end());
+    }
+    return found;
+}
+
+// The two products in BF16 against the portable ones of operands that were rounded to it before.
+void check_bf16(const kernel_table & set, const kernel_table & portable) {
+    if (set.attention.bf16.rows == 0) return;
+    for (const int rows : {12, 13, 65, 128}) {
+        for (const int cells : {1, 17, 63, 64}) {
+            for (const int dim : {1, 67, 128}) {
+                const auto random = [dim](int n) {
+                    std::vector<std::vector<float>> x;
+                    for (int i = 0; i < n; i++) {
+                        x.push_back(floats(static_cast<size_t>(dim), 1.0f));
+                    }
+                    return x;
+                };
+                std::vector<std::vector<float>> q = random(rows), c = random(cells);
+                std::vector<float> w = floats(static_cast<size_t>(rows) * attention_tile_cells, 0.2f);
+                const std::vector<float> got = products(set.attention.bf16, dim, q, c, w);
+                for (auto * matrix : {&q, &c}) {
+                    for (std::vector<float> & row : *matrix) {
+                        std::transform(row.begin(), row.end(), row.begin(), to_bf16);
+                    }
+                }
+                std::transform(w.begin(), w.end(), w.begin(), to_bf16);
+                expect(set.isa, "a product in BF16", got, products(portable.attention, dim, q, c, w), 2e-5f);
+            }
+        }
+    }
 }
 
 void check_attention(const kernel_table & set, const kernel_table & portable) {
@@ -213,6 +292,7 @@ int main() {
     const kernel_table & portable = *sets.tables[sets.n - 1];
     for (int i = 0; i < sets.n - 1; i++) {
         check_attention(*sets.tables[i], portable);
+        check_bf16(*sets.tables[i], portable);
         check_vectors(*sets.tables[i], portable);
         std::printf("%s: checked\n", sets.tables[i]->isa);
     }

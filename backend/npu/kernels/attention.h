@@ -115,6 +115,7 @@ void fill_attention_avx2(attention_kernels & k);
 void fill_attention_avx512vnni(attention_kernels & k);
 void fill_attention_avx512bf16(attention_kernels & k);
 void fill_attention_neon(attention_kernels & k);
+void fill_attention_i8mm(attention_kernels & k);
 void fill_attention_hvx(attention_kernels & k);
 
 } // namespace tb::npu

@@ -1,215 +1,42 @@
-// Attention's products with operands in BF16 on vdpbf16ps, which adds two products to each lane: twice those of an FMA.
-//
-// Operands lie in pairs. Scores: pairs of neighbouring elements of a cell, [dim / 2][cells], so that a step multiplies
-// one broadcast pair of a query with whole vectors of cells. Accumulation: pairs of neighbouring cells, [cells /
-// 2][dim]. Both are put together once per tile, for all of its rows.
+// Attention's products of many rows in BF16 on vdpbf16ps: the shared ones over 16 lanes.
 #include "kernels/avx512vnni/simd.h"
 
 #include <cstring>
 
-#include "kernels/attention.h"
-#include "kernels/attention_cells.h"
-
 namespace tb::npu {
 namespace {
 
-constexpr int fewest_rows = 12; // fewer do not pay for putting pairs together
-constexpr int pair_rows = attention_tile_cells / 2;
-constexpr int panel_vecs = simd::tile_vecs, panel = panel_vecs * lanes; // columns that are accumulated at once
-constexpr int block_rows = 64;                                          // queries that are rounded at a time
+struct bf16 {
+    using vec = __m512i;
 
-// Elements d .. d + lanes - 1 of which `left` exist.
-template <class row> vec part(const row & x, int d, int left) {
-    return left >= lanes ? x.get(d) : left > 0 ? x.get_n(d, left) : simd::zero();
-}
-
-// 32 numbers as BF16, those of `low` first.
-__m512i rounded(vec low, vec high) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-    __m512i bits;
-    std::memcpy(&bits, &both, sizeof bits);
-    return bits;
-}
-
-vec add_products(vec sum, __m512i a, __m512i b) {
-    __m512bh x, y;
-    std::memcpy(&x, &a, sizeof x);
-    std::memcpy(&y, &b, sizeof y);
-    return _mm512_dpbf16_ps(sum, x, y);
-}
-
-// sum[r][v] += pairs of left[r] . pairs of right, over n steps; right: [n][columns].
-template <int rows, int vecs>
-void multiply(const uint32_t * left, int stride, const uint32_t * right, int columns, int n, vec (&sum)[rows][vecs]) {
-    for (int i = 0; i < n; i++) {
-        __m512i x[vecs];
-#pragma GCC unroll 8
-        for (int v = 0; v < vecs; v++) {
-            x[v] = _mm512_loadu_si512(right + i * columns + v * lanes);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const __m512i pair = _mm512_set1_epi32(static_cast<int>(left[r * stride + i]));
-#pragma GCC unroll 8
-            for (int v = 0; v < vecs; v++) {
-                sum[r][v] = add_products(sum[r][v], pair, x[v]);
-            }
-        }
+    static vec round(simd::vec low, simd::vec high) { return as<vec>(_mm512_cvtne2ps_pbh(high, low)); }
+    static vec alternate(simd::vec low, simd::vec high) {
+        alignas(64) static constexpr uint16_t order[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        return _mm512_permutexvar_epi16(_mm512_load_si512(order), round(low, high));
     }
-}
+    static vec load(const uint32_t * pairs) { return _mm512_loadu_si512(pairs); }
+    static vec all(const uint32_t * pair) { return _mm512_set1_epi32(static_cast<int>(*pair)); }
+    static void store(uint32_t * pairs, vec x) { _mm512_storeu_si512(pairs, x); }
+    static simd::vec as_floats(vec x) { return _mm512_castsi512_ps(x); }
+    static simd::vec add(simd::vec sum, vec a, vec b) {
+        return _mm512_dpbf16_ps(sum, as<__m512bh>(a), as<__m512bh>(b));
+    }
 
-// ---- scores
-
-// [dim / 2][attention_tile_cells] pairs; cells up to the next whole vector repeat the last one.
-template <class row> void pair_elements(const attention_scores_args & a, uint32_t * pairs) {
-    fetcher soon(a.fetch, (a.cells + lanes - 1) / lanes * ((a.dim + 2 * lanes - 1) / (2 * lanes)));
-    for (int c = 0; c < a.cells; c += lanes) {
-        row rows[lanes];
-        for (int i = 0; i < lanes; i++) {
-            rows[i] = row(a.k[std::min(c + i, a.cells - 1)]);
-        }
-        for (int d = 0; d < a.dim; d += 2 * lanes) {
-            soon.step();
-            vec x[lanes];
-            for (int i = 0; i < lanes; i++) {
-                const int left = a.dim - d;
-                x[i] = _mm512_castsi512_ps(rounded(part(rows[i], d, left), part(rows[i], d + lanes, left - lanes)));
-            }
-            simd::transpose(x);
-            for (int i = 0; i < std::min(lanes, (a.dim - d + 1) / 2); i++) {
-                _mm512_storeu_ps(pairs + (d / 2 + i) * attention_tile_cells + c, x[i]);
-            }
-        }
+  private:
+    template <class T, class F> static T as(F x) {
+        T same;
+        std::memcpy(&same, &x, sizeof same);
+        return same;
     }
-}
-
-// Rows of floats as pairs, each `stride` pairs long: a multiple of `lanes`.
-void pair_queries(const float * const * q, int rows, int dim, uint32_t * pairs, int stride) {
-    for (int r = 0; r < rows; r++) {
-        const cell_row<float> x(q[r]);
-        for (int d = 0; d < dim; d += 2 * lanes) {
-            const vec high = part(x, d + lanes, dim - d - lanes);
-            _mm512_storeu_si512(pairs + r * stride + d / 2, rounded(part(x, d, dim - d), high));
-        }
-    }
-}
-
-template <int rows, int vecs> void scores_tile(const uint32_t * q, int stride, const uint32_t * k, int n, float * s) {
-    vec sum[rows][vecs] = {};
-    multiply(q, stride, k, attention_tile_cells, n, sum);
-    for (int r = 0; r < rows; r++) {
-        for (int v = 0; v < vecs; v++) {
-            simd::store(s + r * attention_tile_cells + v * lanes, sum[r][v]);
-        }
-    }
-}
-
-void scores_bf16(const attention_scores_args & a) {
-    const int vecs = (a.cells + lanes - 1) / lanes, n = (a.dim + 1) / 2;
-    const int stride = (a.dim + 2 * lanes - 1) / (2 * lanes) * lanes;
-    // scratch has room for dim x 64 floats: half of it are the cells, the other half 64 queries
-    uint32_t * k = reinterpret_cast<uint32_t *>(a.scratch);
-    uint32_t * q = k + stride * attention_tile_cells;
-    with_cells(a.type, [&](auto cell) { pair_elements<decltype(cell)>(a, k); });
-    for (int first = 0; first < a.rows; first += block_rows) {
-        const int in_block = std::min(block_rows, a.rows - first);
-        pair_queries(a.q + first, in_block, a.dim, q, stride);
-        int at_once = 0;
-        for (int r = 0; r < in_block; r += at_once) {
-            at_once = next_part(in_block - r, simd::tile_rows);
-            float * s = a.s + (first + r) * attention_tile_cells;
-            with_rows<simd::tile_rows>(at_once, [&](auto rows) {
-                int v = 0;
-                for (; v + simd::tile_vecs <= vecs; v += simd::tile_vecs) {
-                    scores_tile<rows(), simd::tile_vecs>(q + r * stride, stride, k + v * lanes, n, s + v * lanes);
-                }
-                for (; v < vecs; v++) {
-                    scores_tile<rows(), 1>(q + r * stride, stride, k + v * lanes, n, s + v * lanes);
-                }
-            });
-        }
-    }
-}
-
-// ---- accumulate
-
-// Columns d .. d + wide - 1 of V as [cells / 2][panel] pairs; a last odd cell is paired with zeros.
-template <class row> void pair_cells(const row * v, int cells, int d, int wide, uint32_t * pairs, fetcher & soon) {
-    alignas(64) uint16_t order[2 * lanes];
-    for (int i = 0; i < 2 * lanes; i++) {
-        order[i] = static_cast<uint16_t>(i / 2 + i % 2 * lanes);
-    }
-    const __m512i alternate = _mm512_load_si512(order);
-    for (int c = 0; c < cells; c += 2) {
-        soon.step();
-        for (int i = 0; i < wide; i += lanes) {
-            const vec low = part(v[c], d + i, wide - i);
-            const vec high = c + 1 < cells ? part(v[c + 1], d + i, wide - i) : simd::zero();
-            _mm512_storeu_si512(pairs + c / 2 * panel + i, _mm512_permutexvar_epi16(alternate, rounded(low, high)));
-        }
-    }
-}
-
-// o[r][d ..] for `rows` rows and `vecs` vectors, whose last has `tail` elements.
-template <int rows, int vecs>
-void accumulate_tile(const attention_accumulate_args & a, int first, int d, int tail, const uint32_t * weights,
-                     const uint32_t * v) {
-    vec sum[rows][vecs];
-    const auto width_of = [tail](int i) { return simd::first(i == vecs - 1 ? tail : lanes); };
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        const vec alpha = simd::set1(a.alpha[first + r]);
-#pragma GCC unroll 8
-        for (int i = 0; i < vecs; i++) {
-            sum[r][i] = simd::mul(alpha, _mm512_maskz_loadu_ps(width_of(i), a.o[first + r] + d + i * lanes));
-        }
-    }
-    multiply(weights + first * pair_rows, pair_rows, v, panel, (a.cells + 1) / 2, sum);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 8
-        for (int i = 0; i < vecs; i++) {
-            _mm512_mask_storeu_ps(a.o[first + r] + d + i * lanes, width_of(i), sum[r][i]);
-        }
-    }
-}
-
-template <class row> void accumulate_cells(const attention_accumulate_args & a) {
-    row v[attention_tile_cells];
-    for (int c = 0; c < a.cells; c++) {
-        v[c] = row(a.v[c]);
-    }
-    alignas(64) uint32_t weights[attention_tile_rows * pair_rows];
-    const float * p[attention_tile_rows];
-    for (int r = 0; r < a.rows; r++) {
-        p[r] = a.p + r * attention_tile_cells;
-    }
-    pair_queries(p, a.rows, a.cells, weights, pair_rows);
-    uint32_t * pairs = reinterpret_cast<uint32_t *>(a.scratch);
-    fetcher soon(a.fetch, (a.cells + 1) / 2 * ((a.dim + panel - 1) / panel));
-    for (int d = 0; d < a.dim; d += panel) {
-        const int wide = std::min(panel, a.dim - d);
-        pair_cells(v, a.cells, d, wide, pairs, soon);
-        int n = 0;
-        for (int r = 0; r < a.rows; r += n) {
-            n = next_part(a.rows - r, simd::tile_rows);
-            with_rows<simd::tile_rows>(n, [&](auto rows) {
-                if (wide == panel) {
-                    return accumulate_tile<rows(), panel_vecs>(a, r, d, lanes, weights, pairs);
-                }
-                for (int i = 0; i < wide; i += lanes) {
-                    accumulate_tile<rows(), 1>(a, r, d + i, std::min(lanes, wide - i), weights, pairs + i);
-                }
-            });
-        }
-    }
-}
-
-void accumulate_bf16(const attention_accumulate_args & a) {
-    with_cells(a.type, [&a](auto cell) { accumulate_cells<decltype(cell)>(a); });
-}
+};
 
 } // namespace
+} // namespace tb::npu
+
+#include "kernels/attention_bf16_simd.h"
+
+namespace tb::npu {
 
 void fill_attention_avx512bf16(attention_kernels & k) {
     k.name = "attention_f16_6x64_avx512bf16";
