@@ -140,7 +140,7 @@ _LAYOUT_PAIRS = (
     Pair("the same with FP16 operands", TILE_FP16, COLUMN_FP16),
     Pair("the same with the paper's policy (down projections in Q8_0)", PAPER, PAPER_COLUMN),
     Pair("attention in FP16 with the table against float32 (the paper's table 5)", COLUMN_FP16, COLUMN_FP16_EXACT),
-    Pair("8-bit activations, attention in float32: the table against float32 exponentials", COLUMN, COLUMN_EXACT),
+    Pair("8-bit activations: attention with the table against float32", COLUMN, COLUMN_EXACT),
     Pair("searched against nearest scales, column", COLUMN_SEARCH, COLUMN),
     Pair("searched against nearest scales, tile", TILE_SEARCH, TILE),
     Pair("searched tile against plain common groups", TILE_SEARCH, COLUMN),

@@ -41,6 +41,7 @@ def add_options(p: Parser) -> None:
     p.add_argument("-c", "--ctx-size", type=int, default=512, help="tokens of a window (default: 512)")
     p.add_argument("--scored", type=int, help="of these at its end (default: half, 256 at most)")
     p.add_count("--windows", usual=4, quick=1, what="windows that are scored")
+    p.add_argument("--only", default="", metavar="TEXT", help="ways whose name contains this")
 
 
 def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]]) -> list[dict[str, Any]]:
@@ -58,7 +59,8 @@ def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]
     with tilebeam.load(path, device="cpu", n_ctx=256, n_seq_max=1) as lm:
         cut = windows_of(lm, text, args.ctx_size, args.windows + 1)
     model = Model(path)
-    todo = [Way("float32", Numerics()), *ways(model, args.ctx_size - last)]
+    wanted = [way for way in ways(model, args.ctx_size - last) if args.only in way.name]
+    todo = [Way("float32", Numerics()), *wanted]
     for way in todo:
         if way.watch:
             model.logits(cut.inputs(0), last, Numerics(way.watch))
