@@ -151,7 +151,15 @@ class Case:
         self._numerics = numerics
         self._scores = scores(q.floats(), k.floats(), m, scale, max_bias, softcap)
         self._scores16 = scores(q.floats(), k.floats(), m, scale, max_bias, softcap, fp16=True)
-        self._scores_narrow = scores(narrow(q.floats()), narrow(k.floats()), m, scale, max_bias, softcap)
+        middle = k.floats()[:, :, [n_kv // 2]]  # of a single tile
+        self._scores_narrow = scores(
+            np.concatenate([narrow(q.floats()), q.floats()], axis=-1),
+            np.concatenate([narrow(k.floats() - middle), np.broadcast_to(middle, k.floats().shape)], axis=-1),
+            m,
+            scale,
+            max_bias,
+            softcap,
+        )
         self._v = v.floats()
         self._sinks = sink.floats() if sink else None
 

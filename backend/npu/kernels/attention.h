@@ -84,7 +84,8 @@ struct attention_fp16 {
 };
 
 // Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
-// unless exact exponents are asked for, and with the FP16 numerics never.
+// unless exact exponents are asked for, and with the FP16 numerics never. Of K, differences from a tile's middle cell
+// are rounded.
 struct attention_bf16 {
     int rows; // from so many on; 0: the set has no such products
     void (*scores)(const attention_scores_args & a);
