@@ -25,8 +25,8 @@ from bench.lib.synth import preset, write_model
 # The NPU's matrix products treat each row alone: a text depends on its batch only through where its KV cells lie, and
 # through how many rows share a tile of attention, where those of many are multiplied in BF16. The CPU backend's do not,
 # but with float32 weights and cache and without flash attention the differences are so small that they change hardly
-# one draw in a hundred thousand (sampler_kit.py tells these apart, where prompts are drawn by chance, texts are many, or
-# tiles have different rows). So scheduling is proved there, and on the NPU where cells lie alike.
+# one draw in a hundred thousand (sampler_kit.py tells these apart, where prompts are drawn by chance, texts are many,
+# or tiles have different rows). So scheduling is proved there, and on the NPU where cells lie alike.
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cpu": ("f32", EXACT), "npu": ("q8_0", {})}
 # Of logits, between tiles of few and of many rows: a last bit may tip an activation's rounding to 8 bits.
 NPU_SLACK = 0.3
