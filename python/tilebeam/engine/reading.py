@@ -82,6 +82,7 @@ class _Job:
     done: int = 0  # tokens of it in the batch under way
     flagged: list[tuple[int, int]] = field(default_factory=list)  # (batch entry, position)
     marks: list[int] = field(default_factory=list)  # lengths still to come at which others will fork it
+    after: tuple[_Job, int] | None = None  # the text whose beginning it waits for, and how many marks that had then
 
     @property
     def start(self) -> int:
@@ -93,6 +94,11 @@ class _Job:
     def stop(self) -> int:
         """Behind the last position asked for."""
         return max(self.rows) + 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether the text that it waits for is still on its way there."""
+        return self.after is not None and self.after[0].seq is not None and len(self.after[0].marks) == self.after[1]
 
     def asked(self, stop: int) -> list[int]:
         """Positions asked for among the next tokens, before `stop`."""
@@ -305,24 +311,48 @@ class Reader:
             if source is not None:
                 self._kv.touch(source)
         while waiting or running:
-            waiting = [job for job in waiting if not self._start(job, running, waiting)]
+            waiting = self._start_some(waiting, running)
             self._decode(running, question)
             running = [job for job in running if job.seq is not None]
             if hook is not None:
                 seen = sum(job.out.decoded_tokens + job.out.cached_tokens for job in jobs)
                 hook(seen, total)
 
-    def _start(self, job: _Job, running: list[_Job], waiting: list[_Job]) -> bool:
-        """Give a text its sequence. False: not now."""
-        kv = self._kv
-        limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
-        source, shared = kv.longest_prefix(job.target, limit)
+    def _start_some(self, waiting: list[_Job], running: list[_Job]) -> list[_Job]:
+        """Give texts their sequences, as many as there is room for; the texts that still wait.
+
+        A text with which a running one will have more in common than the cache has waits for that. Where one finds no
+        room, no other is tried: looking at thousands of them takes longer than a batch.
+        """
+        later: list[_Job] = []
+        for i, job in enumerate(waiting):
+            if len(running) == self._kv.limits.n_ids:
+                return later + waiting[i:]
+            if job.waits:
+                later.append(job)
+                continue
+            limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
+            source, shared = self._kv.longest_prefix(job.target, limit)
+            if (other := self._sharing_more(job, limit, shared, running)) is not None:
+                job.after = other, len(other.marks)
+                later.append(job)
+            elif not self._start(job, source, shared, running, waiting):
+                return later + waiting[i:]
+        return later
+
+    def _sharing_more(self, job: _Job, limit: int, shared: int, running: list[_Job]) -> _Job | None:
+        """A running text that will leave more of a text's first tokens, at most `limit`, in the cache than `shared`."""
         for other in running:
             coming = min(limit, common_prefix(other.target, job.target))
             if not self._forkable_anywhere(other):
                 coming = max((m for m in other.marks if m <= coming), default=0)
             if coming - shared >= _SHARE_AT_LEAST:
-                return False
+                return other
+        return None
+
+    def _start(self, job: _Job, source: Sequence | None, shared: int, running: list[_Job], waiting: list[_Job]) -> bool:
+        """Give a text its sequence, a fork of `shared` tokens of another. False: there is no room now."""
+        kv = self._kv
         ids = kv.free_ids
         room = job.stop - shared + sum(j.stop - j.start for j in running)
         while (ids == 0 or kv.free < room) and kv.evict(spare=source):
