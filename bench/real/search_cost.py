@@ -69,7 +69,7 @@ class Evaluation:
 
 _CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
-_STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16")
+_STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),

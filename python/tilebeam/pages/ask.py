@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from tilebeam.pages.document import document, policy
 from tilebeam.pages.markup import Html, join, table, tag
 from tilebeam.pages.methods import method_title
+from tilebeam.search.choices import MAX_STEPS
 
 _EXTRACTORS = {
     "last-number": "its last number",
@@ -77,7 +78,7 @@ def _form(options: AskOptions) -> Html:
             "vote adaptive",
         ),
         _field("beam_width", "Beam width", _number("beam_width", 4, 1, options.most), "beam dvts"),
-        _field("max_steps", "Steps at most", _number("max_steps", 10, 1, 1000), "beam dvts"),
+        _field("max_steps", "Steps at most", _number("max_steps", MAX_STEPS, 1, 1000), "beam dvts"),
         _field("max_tokens", "Tokens each, at most", _number("max_tokens", 512, 1, 1 << 20)),
         _field("temperature", "Temperature", _number("temperature", 0.8, 0, 100, "any")),
         _field("seed", "Seed", _number("seed", "", 0, 2**31 - 1)),
