@@ -97,7 +97,7 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
                     at = now_ns();
                     spent[stage] += at - then;
                 };
-                const bool bf16 = kernels.attention.bf16.wants(n, weights.exact);
+                const bool bf16 = kernels.attention.bf16.wants(n, (shape.flags & TB_FLAG_BF16) != 0);
                 half ? fp16.scores(qk) : bf16 ? kernels.attention.bf16.scores(qk) : kernels.attention.scores(qk);
                 lap(0);
                 kernels.attention.softmax(weights);

@@ -32,6 +32,8 @@ enum tilebeam_numerics {
     // Added to one of them:
     // Flash attention with float32 exponentials instead of the FP16 table, and all else of it in float32
     TILEBEAM_NUMERICS_EXACT_EXP = 16,
+    // Without FP16: flash attention of many rows with operands in BF16 where the CPU multiplies it (docs/accuracy.md)
+    TILEBEAM_NUMERICS_BF16 = 32,
 };
 
 // A tensor that a repacked file holds as tiles.

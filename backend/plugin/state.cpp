@@ -210,9 +210,10 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     }
     if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
         why = "executor must be thread, process or hexagon";
-    } else if (const int32_t n = o.numerics & ~TILEBEAM_NUMERICS_EXACT_EXP;
-               n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_INT8_256 && n != TILEBEAM_NUMERICS_FP16) {
-        why = "numerics must be int8, int8-256 or fp16, with or without exact exponentials";
+    } else if (const int32_t both = TILEBEAM_NUMERICS_EXACT_EXP | TILEBEAM_NUMERICS_BF16, n = o.numerics & ~both;
+               (o.numerics & both) == both ||
+               (n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_INT8_256 && n != TILEBEAM_NUMERICS_FP16)) {
+        why = "numerics must be int8, int8-256 or fp16, with exact exponentials, attention in BF16 or neither";
     } else if (o.n_threads < 0 || o.n_threads > max_threads) {
         why = "n_threads must be between 0 and " + std::to_string(max_threads);
     } else if (o.deadline_ms <= 0) {

@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 from tilebeam._ext import lib
 from tilebeam.native import executor as _npu
 
-# How attention computes: FP16 exponents by the table, all in float32, or the paper's Algorithm 1.
-NUMERICS: dict[str, int] = {"table": 0, "exact": lib.TB_FLAG_EXACT_EXP, "fp16": lib.TB_FLAG_FP16}
+# How attention computes: FP16 exponents by the table, all in float32, the paper's Algorithm 1, or the table and BF16.
+NUMERICS: dict[str, int] = {
+    "table": 0,
+    "exact": lib.TB_FLAG_EXACT_EXP,
+    "fp16": lib.TB_FLAG_FP16,
+    "bf16": lib.TB_FLAG_BF16,
+}
 every_numerics = pytest.mark.parametrize("numerics", NUMERICS)
 runs, threads = t.runs_with_hvx, t.threads
-BF16_SETS = ("avx512bf16", "amx")  # tiles of many rows have operands in BF16, by the table's numerics
+BF16_SETS = ("avx512bf16", "amx")  # tiles of many rows have operands in BF16, if asked
 few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**31)
 
@@ -174,7 +179,7 @@ class Case:
 
     def spread(self, isa: str) -> NDArray[np.float64]:
         """How far tiles with BF16 operands lie from the exact result. Which ones have them depends on the mask."""
-        if isa not in BF16_SETS or self._numerics != "table":
+        if isa not in BF16_SETS or self._numerics != "bf16":
             return np.zeros(1)
         return self.reference("bf16") - self.reference("exact")
 
@@ -183,7 +188,7 @@ class Case:
         two differ by roundings of the exponent, which a float64 softmax sees as well. With FP16 numerics what is
         accumulated is rounded with every tile, which the model leaves out."""
         got = t.run(self.arena, self.op, self.dst, isa, n_threads)
-        exact, model = self.reference("exact"), self.reference(self._numerics)
+        exact, model = self.reference("exact"), self.reference("table" if self._numerics == "bf16" else self._numerics)
         assert np.all(np.isfinite(got))
         size = float(np.sqrt(np.mean(exact**2))) + 1e-6
         if self._numerics == "exact":
@@ -439,7 +444,17 @@ def test_tiles_of_many_rows_round_operands_to_bf16(
     if kind == t.Q8_0 and (dims[0] % 32 or dims[1] % 32):
         kind = t.F16
     rng = np.random.default_rng(seed)
-    case = Case(rng, dk=dims[0], dv=dims[1], tokens=tokens, n_kv=n_kv, group=group, kinds=(kind, kind), arena=1 << 25)
+    case = Case(
+        rng,
+        dk=dims[0],
+        dv=dims[1],
+        tokens=tokens,
+        n_kv=n_kv,
+        group=group,
+        kinds=(kind, kind),
+        numerics="bf16",
+        arena=1 << 25,
+    )
     got, want = t.run(case.arena, case.op, case.dst, isa, 1), case.reference("bf16")
     size = float(np.sqrt(np.mean(want**2))) + 1e-6
     assert np.sqrt(np.mean((got - want) ** 2)) < 3e-4 * size

@@ -7,8 +7,7 @@
 //   softmax     t = (s - running max) * log2(e) rounded to FP16, p = exp2 table entry (FP16)     per row
 //               (or, asked for exact ones, p = exp(s - running max) in float32)
 //   accumulate  o[r][:] = o[r][:] * alpha[r] + sum_c p[r][c] * v[c][:]                         float32 sums
-// Sets with BF16 products round what many rows multiply: 8 bits of mantissa move what a model says less than its 8-bit
-// activations do (docs/accuracy.md).
+// Sets with BF16 products round what many rows multiply, if they are asked to (docs/accuracy.md).
 // exp2 of FP16 is defined by a table over the 32768 non-positive inputs; a set may evaluate it in registers if it
 // returns the same bits for every one of them.
 #ifndef TILEBEAM_NPU_KERNELS_ATTENTION_H
@@ -84,14 +83,14 @@ struct attention_fp16 {
 };
 
 // Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
-// unless exact exponents are asked for, and with the FP16 numerics never. Of K, differences from a tile's middle cell
+// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell
 // are rounded.
 struct attention_bf16 {
     int rows; // from so many on; 0: the set has no such products
     void (*scores)(const attention_scores_args & a);
     void (*accumulate)(const attention_accumulate_args & a);
 
-    bool wants(int tile_rows, bool exact) const { return rows != 0 && tile_rows >= rows && !exact; }
+    bool wants(int tile_rows, bool asked) const { return asked && rows != 0 && tile_rows >= rows; }
 };
 
 struct attention_kernels {

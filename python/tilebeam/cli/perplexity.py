@@ -72,7 +72,7 @@ class PerplexityOptions:
     ] = None
     softmax: Annotated[
         Softmax | None,
-        typer.Option("--softmax", help="NPU: exponentials from the FP16 table (default), or attention in float32."),
+        typer.Option("--softmax", help="NPU: exponents from the FP16 table (default), float32, or BF16 products."),
     ] = None
     run: RunOptions
     json_: Json = False
