@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tilebeam
-from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, float_attention, states_behind
+from engine_kit import EXACT, Count, ScriptedDrafter, equal_logits, states_behind
 from hypothesis import given
 from hypothesis import strategies as st
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, TilebeamError
@@ -166,7 +166,7 @@ def test_on_the_device(path: Path, layer: int | None) -> None:
     options = (
         {"type_k": "f32", "type_v": "f32"} if layer is None else EXACT
     )  # states_behind reads without flash attention
-    with float_attention(), tilebeam.load(path, "npu", hidden_layer=layer, **SIZES, **options) as model:
+    with tilebeam.load(path, "npu", hidden_layer=layer, **SIZES, **options) as model:
         outputs = model.generate(PROMPTS[:2], PARAMS)
         check_all(model, outputs)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.request import Sample
 from tilebeam.measure.graph_watch import Watch, array, name_of
-from tilebeam.native.control import control
 from tilebeam.native.llama import Context, log_router
 
 from bench.lib.synth import SynthConfig, preset, write_model
@@ -24,17 +22,6 @@ from bench.lib.synth import SynthConfig, preset, write_model
 # Of load: where rows of a batch come out the same, but for last bits, whatever else is in it.
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 _FLOAT = {"token_embd": "f32", "output": "f32"}
-
-
-@contextmanager
-def float_attention() -> Iterator[None]:
-    """On the NPU attention in float32 for a while: whether operands are BF16 depends on how many rows share a tile."""
-    before = control().options()["softmax"]
-    control().configure(softmax="exact")
-    try:
-        yield
-    finally:
-        control().configure(softmax=before)
 
 
 def equal_logits(path: Path, **changes: Any) -> Path:
