@@ -83,8 +83,7 @@ struct attention_fp16 {
 };
 
 // Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
-// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell
-// are rounded.
+// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell are rounded.
 struct attention_bf16 {
     int rows; // from so many on; 0: the set has no such products
     void (*scores)(const attention_scores_args & a);
