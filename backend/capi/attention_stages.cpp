@@ -61,6 +61,7 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
     for (int i = 0; i < repeats; i++) {
         for (int first = 0; first < rows; first += attention_tile_rows) {
             const int n = std::min(rows - first, attention_tile_rows);
+            const attention_products & own = kernels.attention.products(n, (shape.flags & TB_FLAG_BF16) != 0);
             const float * q_rows[attention_tile_rows];
             float * o_rows[attention_tile_rows];
             for (int r = 0; r < n; r++) {
@@ -97,14 +98,11 @@ void attention_stages(const kernel_table & kernels, const stage_shape & shape, i
                     at = now_ns();
                     spent[stage] += at - then;
                 };
-                const bool bf16 = kernels.attention.bf16.wants(n, (shape.flags & TB_FLAG_BF16) != 0);
-                half ? fp16.scores(qk) : bf16 ? kernels.attention.bf16.scores(qk) : kernels.attention.scores(qk);
+                half ? fp16.scores(qk) : own.scores(qk);
                 lap(0);
                 kernels.attention.softmax(weights);
                 lap(1);
-                half   ? fp16.accumulate(pv)
-                : bf16 ? kernels.attention.bf16.accumulate(pv)
-                       : kernels.attention.accumulate(pv);
+                half ? fp16.accumulate(pv) : own.accumulate(pv);
                 lap(2);
             }
         }

@@ -83,6 +83,15 @@ void read_environment(tilebeam_options & opt) {
             GGML_LOG_WARN("tilebeam: TILEBEAM_NUMERICS=%s is not int8, int8-256 or fp16: using int8\n", v);
         }
     }
+    if (const char * v = std::getenv("TILEBEAM_SOFTMAX"); v && *v) {
+        if (std::strcmp(v, "exact") == 0) {
+            opt.numerics |= TILEBEAM_NUMERICS_EXACT_EXP;
+        } else if (std::strcmp(v, "bf16") == 0) {
+            opt.numerics |= TILEBEAM_NUMERICS_BF16;
+        } else if (std::strcmp(v, "table") != 0) {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_SOFTMAX=%s is not table, exact or bf16: using table\n", v);
+        }
+    }
     if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {
         GGML_LOG_WARN("tilebeam: TILEBEAM_MEMORY_LIMIT=%s is not a size such as 2GiB, nor a list of them: ignored\n",
                       v);

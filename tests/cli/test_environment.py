@@ -24,10 +24,12 @@ try:
     with tilebeam.load(sys.argv[1], n_ctx=256, n_seq_max=1, **json.loads(sys.argv[2])) as lm:
         lm.generate("the", tilebeam.SamplingParams(max_tokens=2))
         threads = control().status()["n_threads"] if lm.info.device == "npu" else 0
-        print(json.dumps([lm.info.executor, lm.info.threads, threads]))
+        numerics = [control().options()[name] for name in ("numerics", "softmax")] if threads else []
+        print(json.dumps([lm.info.executor, lm.info.threads, threads, *numerics]))
 except tilebeam.TilebeamError as error:
     print(json.dumps(str(error)))
 """
+OVERRIDDEN = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX")
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +79,9 @@ def test_doctor_shows_what_is_set_and_names_what_nothing_reads(monkeypatch: pyte
 
 
 def load(model: Path, environment: dict[str, str], **arguments: object) -> object:
-    """What a fresh program finds: [executor, threads asked for, threads that the NPU has], or the error."""
-    clean = {k: v for k, v in process_kit.environment().items() if k not in ("TILEBEAM_NPU", "TILEBEAM_THREADS")}
+    """What a fresh program finds: [executor, threads asked for, threads that the NPU has, and how it computes products
+    and attention], or the error."""
+    clean = {k: v for k, v in process_kit.environment().items() if k not in OVERRIDDEN}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), json.dumps(arguments)],
         capture_output=True,
@@ -92,20 +95,23 @@ def load(model: Path, environment: dict[str, str], **arguments: object) -> objec
 
 def test_the_variables_are_defaults(model: Path) -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert load(model, {}) == ["thread", cpus, cpus]
-    assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3]
+    assert load(model, {}) == ["thread", cpus, cpus, "int8", "table"]
+    assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3, "int8", "table"]
+    numerics = {"TILEBEAM_NUMERICS": "int8-256", "TILEBEAM_SOFTMAX": "bf16"}
+    assert load(model, numerics) == ["thread", cpus, cpus, "int8-256", "bf16"]
     assert load(model, {"TILEBEAM_THREADS": "3"}, device="cpu") == [None, 3, 0]
 
 
 def test_arguments_come_first(model: Path) -> None:
     environment = {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}
-    assert load(model, environment, executor="thread", threads=1) == ["thread", 1, 1]
+    assert load(model, environment, executor="thread", threads=1) == ["thread", 1, 1, "int8", "table"]
 
 
 @pytest.mark.parametrize(
     ("environment", "arguments", "told"),
     [
         ({"TILEBEAM_NPU": "proces"}, {}, "Invalid environment settings: TILEBEAM_NPU=proces"),
+        ({"TILEBEAM_SOFTMAX": "half"}, {}, "TILEBEAM_SOFTMAX=half is not table, exact or bf16"),
         ({"TILEBEAM_THREADS": "many"}, {}, "TILEBEAM_THREADS must be a number from 1 to 512, not 'many'"),
         ({"TILEBEAM_THREADS": "0"}, {"device": "cpu"}, "not '0'"),
         ({"TILEBEAM_THREADS": "513"}, {"threads": 1}, "TILEBEAM_THREADS=513"),

@@ -82,21 +82,20 @@ struct attention_fp16 {
     void (*products)(const attention_accumulate_args & a);
 };
 
-// Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
-// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell are rounded.
-struct attention_bf16 {
-    int rows; // from so many on; 0: the set has no such products
+struct attention_products {
     void (*scores)(const attention_scores_args & a);
     void (*accumulate)(const attention_accumulate_args & a);
-
-    bool wants(int tile_rows, bool asked) const { return asked && rows != 0 && tile_rows >= rows; }
 };
 
-struct attention_kernels {
+// Both products with operands rounded to BF16, whatever type they are in, and float32 sums: of tiles of enough rows,
+// where TB_FLAG_BF16 asks for it. Of K, differences from a tile's middle cell are rounded.
+struct attention_bf16 : attention_products {
+    int rows; // from so many on; 0: the set has no such products
+};
+
+struct attention_kernels : attention_products {
     const char * name; // e.g. "attention_f16_4x4_avx512vnni"
-    void (*scores)(const attention_scores_args & a);
     void (*softmax)(const attention_softmax_args & a);
-    void (*accumulate)(const attention_accumulate_args & a);
     // Of `cells` (at most 64) F16 mask values: bit c is set if cell c is not -inf. *biased gets the bits of those that
     // are not zero either.
     uint64_t (*visible)(const uint16_t * mask, int cells, uint64_t * biased);
@@ -104,6 +103,12 @@ struct attention_kernels {
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
     attention_fp16 fp16;
     attention_bf16 bf16;
+
+    // Those of a tile of so many rows without the FP16 numerics.
+    const attention_products & products(int rows, bool bf16_asked) const {
+        const bool many = bf16.rows != 0 && rows >= bf16.rows;
+        return bf16_asked && many ? static_cast<const attention_products &>(bf16) : *this;
+    }
 };
 
 // The 64 KiB table, indexed by the low 15 bits of a non-positive FP16 number; built at first use.

@@ -355,10 +355,10 @@ class item_runner {
         const attention_accumulate_args pv = {
             rows,   cells, static_cast<int>(p.dv),          scores, alpha, v_rows, kernel_type(v.type()),
             o_rows, tile,  part_of(v, v_bytes, next, group)};
-        const bool bf16 = kernels.bf16.wants(rows, (ctx.op->flags & TB_FLAG_BF16) != 0);
-        p.fp16 ? fp16.scores(qk) : bf16 ? kernels.bf16.scores(qk) : kernels.scores(qk);
+        const attention_products & own = kernels.products(rows, (ctx.op->flags & TB_FLAG_BF16) != 0);
+        p.fp16 ? fp16.scores(qk) : own.scores(qk);
         softmax(group * group_rows, lines, n, cell, cells, visible, alpha);
-        p.fp16 ? fp16.accumulate(pv) : bf16 ? kernels.bf16.accumulate(pv) : kernels.accumulate(pv);
+        p.fp16 ? fp16.accumulate(pv) : own.accumulate(pv);
     }
 
     // Rows that see the same and have no bias are given to the kernel together. row0: the first row of the group.

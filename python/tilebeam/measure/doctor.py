@@ -226,7 +226,7 @@ def _device(report: Report) -> str:
     return (
         f"{', '.join(memory)} ({status['description']}); "
         f"{options['executor']} executor, threads: {threads}, {deadline}"
-        f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}"
+        f"memory limit: {', '.join(limits)}, numerics: {options['numerics']}, softmax: {options['softmax']}"
     )
 
 

@@ -40,7 +40,7 @@ namespace tb::npu {
 
 void fill_attention_avx512bf16(attention_kernels & k) {
     k.name = "attention_f16_6x64_avx512bf16";
-    k.bf16 = {fewest_rows, scores_bf16, accumulate_bf16};
+    k.bf16 = {{scores_bf16, accumulate_bf16}, fewest_rows};
 }
 
 } // namespace tb::npu

@@ -25,7 +25,7 @@ namespace tb::npu {
 
 void fill_attention_i8mm(attention_kernels & k) {
     k.name = "attention_f16_6x16_bf16";
-    k.bf16 = {fewest_rows, scores_bf16, accumulate_bf16};
+    k.bf16 = {{scores_bf16, accumulate_bf16}, fewest_rows};
 }
 
 } // namespace tb::npu
