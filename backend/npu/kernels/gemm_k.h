@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/gemm.h"
 
@@ -249,16 +250,17 @@ template <class unit> struct format_tq1_0 : k_without_scales<unit> {
 // ---- one block of 256 k
 
 // The sums of all tiles, one after the other: run(tile, scales, q) adds those of one.
-template <class Format, class Run>
+template <class Format, int locality = 3, class Run>
 void k_tile_by_tile(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
                     int32_t (*sums)[gemm_panel], const Run & run) {
     std::memset(sums, 0, sizeof(sums[0]) * static_cast<size_t>(rows));
     constexpr size_t piece = Format::bytes / gemm_k_tiles; // that comes with each tile: a burst would wait for itself
     for (int t = 0; t < gemm_k_tiles; t++) {
         // The hardware follows a stream to the end of its page only.
+        const uint8_t * next = panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(t);
         for (size_t at = 0; at < piece; at += 64)
-            __builtin_prefetch(panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(t) + at);
-        run(Format(panel, t), scales + gemm_panel * Format::scales * t, q + TB_TILE_K * t);
+            __builtin_prefetch(next + at, 0, locality);
+        run(Format(panel, t), scales + gemm_panel * Format::scales * t, q + TB_TILE_K * t, Format::scales * t);
     }
 }
 
@@ -278,7 +280,7 @@ template <class Format> void open_k_starts(const k_record & r, int rows, k_start
 
 // Weights of some vectors of columns in registers, and all rows pass by: an activation is loaded once for them.
 template <class unit, int vectors, class Format>
-void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, const k_start * starts, int at,
+void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t * q, int at, const k_start * starts,
                     int rows, int32_t (*sums)[gemm_panel]) {
     constexpr int quads = 8 / Format::scales;
     for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
@@ -324,23 +326,71 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
     }
 }
 
-constexpr int k_few_rows = 4; // wait for memory, and for two vectors of a tile at once longer than for one
+// The dot products of a few rows in registers, and weights pass by: no sum waits for the one before it.
+template <class unit, int vectors, int rows, class Format>
+void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * q, int at, const k_start * starts,
+                   int32_t (*sums)[gemm_panel]) {
+    constexpr int quads = 8 / Format::scales;
+    for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
+#pragma GCC unroll 2
+        for (int s = 0; s < Format::scales; s++) {
+            typename unit::ints dot[rows][vectors];
+#pragma GCC unroll 4
+            for (int m = 0; m < rows; m++) {
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++)
+                    dot[m][i] = Format::offset ? unit::broadcast(starts[m][at + s]) : unit::zeros();
+            }
+#pragma GCC unroll 8
+            for (int j = quads * s; j < quads * (s + 1); j++) {
+                typename unit::ints w[vectors];
+#pragma GCC unroll 4
+                for (int i = 0; i < vectors; i++)
+                    w[i] = tile.weights(j, first + i);
+#pragma GCC unroll 4
+                for (int m = 0; m < rows; m++) {
+                    const typename unit::ints y = unit::broadcast(read_k_int(q + TB_K_BLOCK * m + 4 * j));
+#pragma GCC unroll 4
+                    for (int i = 0; i < vectors; i++)
+                        unit::dot(dot[m][i], w[i], y);
+                }
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++) {
+                const uint8_t * from = scales + 32 * s + unit::width * (first + i);
+                const typename unit::ints scale = unit::template widened<!Format::minima>(from);
+#pragma GCC unroll 4
+                for (int m = 0; m < rows; m++) {
+                    int32_t * to = sums[m] + unit::width * (first + i);
+                    unit::store_sums(to, unit::add_product(unit::load_sums(to), dot[m][i], scale));
+                }
+            }
+        }
+    }
+}
 
+constexpr std::integral_constant<int, 3> to_l1; // where __builtin_prefetch puts it
+constexpr std::integral_constant<int, 2> to_l2;
+
+// One or two rows are done with a tile before another could come from L2; with more, L1 would drop what comes too
+// early.
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                      int32_t (*sums)[gemm_panel]) {
     k_start starts[gemm_max_rows];
     if constexpr (Format::offset != 0) open_k_starts<Format>(r, rows, starts);
-    int at = 0;
-    k_tile_by_tile<Format>(
-        panel, scales, r.q, rows, sums, [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
-            if (rows <= k_few_rows) {
-                k_tile_of_dots<unit, 1>(tile, tile_scales, tile_q, starts, at, rows, sums);
-            } else {
-                k_tile_of_dots<unit, unit::vectors>(tile, tile_scales, tile_q, starts, at, rows, sums);
-            }
-            at += Format::scales;
-        });
+    const auto run = [&](auto locality, const auto & of_tile) {
+        k_tile_by_tile<Format, locality>(panel, scales, r.q, rows, sums, of_tile);
+    };
+    if (rows <= 2) {
+        run(to_l1, [&](const auto &... tile) { k_tile_of_dots<unit, 1>(tile..., starts, rows, sums); });
+    } else if (rows == 3) {
+        run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 3>(tile..., starts, sums); });
+    } else if (rows == 4) {
+        run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 4>(tile..., starts, sums); });
+    } else {
+        run(to_l2, [&](const auto &... tile) { k_tile_of_dots<unit, unit::vectors>(tile..., starts, rows, sums); });
+    }
 }
 
 constexpr size_t k_before = 64; // bytes that HVX reads in front of a row of scales, instead of behind it

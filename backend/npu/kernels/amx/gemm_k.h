@@ -21,7 +21,7 @@ template <class unit> struct k_on_unit : unit {
         const uint8_t * before = nullptr; // scales of the products that wait
         int at = 0;
         k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
-                               [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q) {
+                               [&](const Format & tile, const uint8_t * tile_scales, const uint8_t * tile_q, int) {
                                    make_products(tile, tile_q, rows, dots[at]);
                                    if (before != nullptr) scale_products<Format>(before, dots[1 - at], rows, sums);
                                    before = tile_scales;

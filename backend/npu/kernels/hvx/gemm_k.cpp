@@ -186,8 +186,8 @@ struct k_unit : float_lanes {
     static void block(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                       int32_t (*sums)[gemm_panel]) {
         k_tile_by_tile<Format>(panel, scales, r.q, rows, sums,
-                               [&](const Format & at, const uint8_t * its_scales, const uint8_t * its_q) {
-                                   tile(at, its_scales, its_q, rows, sums);
+                               [&](const Format & of, const uint8_t * its_scales, const uint8_t * its_q, int) {
+                                   tile(of, its_scales, its_q, rows, sums);
                                });
     }
 };
