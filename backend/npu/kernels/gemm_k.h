@@ -372,8 +372,7 @@ void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * 
 constexpr std::integral_constant<int, 3> to_l1; // where __builtin_prefetch puts it
 constexpr std::integral_constant<int, 2> to_l2;
 
-// One or two rows are done with a tile before another could come from L2; with more, L1 would drop what comes too
-// early.
+// One or two rows are done with a tile before another could come from L2; with more, prefetches into L1 are slower.
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                      int32_t (*sums)[gemm_panel]) {

@@ -98,10 +98,11 @@ template <class unit, class Format> void multiply_tiles(const gemm_int8_args & a
     const uint8_t * tile = a.panel;
     const uint8_t * record = a.group;
     for (int64_t t = 0; t < a.k_tiles; t++, tile += Format::bytes, record += gemm_record_bytes(rows)) {
-        if (Format::streams) { // the hardware follows a stream to the end of its page only
+        // The hardware follows a stream to the end of its page only. Into L2: into L1 is slower with more than one row.
+        if (Format::streams) {
 #pragma GCC unroll 18
             for (size_t i = 0; i < Format::bytes; i += 64)
-                __builtin_prefetch(tile + 12 * Format::bytes + i);
+                __builtin_prefetch(tile + 12 * Format::bytes + i, 0, 2);
         }
         if constexpr (Format::packed) {
             if (rows > unit::rows) {

@@ -36,12 +36,12 @@ template <class Format> struct packed {
         return scale_pairs<Format>(scale_bytes + gemm_panel * (Format::scales * t + s), i);
     }
     // The next block comes while this one is used, a piece with each tile of each half: a burst would wait for itself.
-    // The hardware follows a stream to the end of its page only.
+    // The hardware follows a stream to the end of its page only. Into L2: into L1 is slower with four rows and more.
     void prefetch(int t, int half) const {
         constexpr size_t piece = Format::bytes / (gemm_k_tiles * halves);
         const uint8_t * next = panel + 3 * Format::bytes / 2 + piece * static_cast<size_t>(halves * t + half);
         for (size_t at = 0; at < piece; at += 64)
-            __builtin_prefetch(next + at);
+            __builtin_prefetch(next + at, 0, 2);
     }
 };
 
