@@ -14,6 +14,7 @@ from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
 _FORMATS = ("png", "svg")
+_LEAST_STEP = 0.08  # between names along a front, as a share of the panel's height
 
 
 def draw(report: Report, out: Path) -> list[Path]:
@@ -29,8 +30,8 @@ def draw(report: Report, out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
         if any(not p.row.oracle for p in report.points):
-            written += _save(_over_cost(report, _seconds, "seconds per problem"), out / "latency")
-            written += _save(_over_cost(report, _cpu_seconds, "CPU-seconds per problem"), out / "cpu-time")
+            written += _save(_over_cost(report, _seconds, "time per problem"), out / "latency")
+            written += _save(_over_cost(report, _cpu_seconds, "CPU time per problem"), out / "cpu-time")
     return written
 
 
@@ -139,8 +140,10 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.tick_params(axis="x", labelsize=7)
         ax.set_xlabel(what)
+    time = EngFormatter(unit="s", places=1)
     beaten = [
-        f"{name_of(o.search.row)} overtakes {name_of(o.single.row)}, on {o.single.row.device}"
+        "; ".join(f"{name_of(p.row)}: {_percent(p.row):.1f} % in {time(cost(p).value)}" for p in (o.search, o.single))
+        + f"; on {o.single.row.device}"
         for o in report.overtaking
     ]
     figure.suptitle("\n".join([_heading(report), *beaten]))
@@ -148,7 +151,7 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
 
 
 def _front(ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], colors: Mapping[str, str]) -> None:
-    """All points, and steps over those that nothing beats, by their names."""
+    """All points, and steps over those that nothing beats; the names of those that stand well above the one before."""
     for p in points:
         _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
     chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
@@ -157,13 +160,13 @@ def _front(ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], colo
     ax.set_title("Pareto front")
     _set_range(ax, [p.row for p in points])
     several = len({p.row.device for p in points}) > 1
-    _label(
-        ax,
-        [
-            End(at, height, name_of(p.row) + (f", {p.row.device}" if several else ""), colors[p.row.model])
-            for p, at, height in zip(chosen, x, y, strict=True)
-        ],
-    )
+    bottom, top = ax.get_ylim()
+    named: list[End] = []
+    for p, at, height in zip(chosen, x, y, strict=True):
+        if not named or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
+            text = name_of(p.row) + (f", {p.row.device}" if several else "")
+            named.append(End(at, height, text, colors[p.row.model]))
+    _label(ax, named)
 
 
 def _crosses(
