@@ -112,7 +112,7 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
     places = list(dict.fromkeys((p.row.model, p.row.device) for p in points))
     colors = dict(zip(dict.fromkeys(model for model, _ in places), cycle(_colors()), strict=False))
     lines = dict(zip(dict.fromkeys(device for _, device in places), cycle(("-", "--", ":")), strict=False))
-    _front(axes[0], points, cost, colors)
+    _front(axes[0], points, cost, colors, [o.search for o in report.overtaking])
     for ax, name in zip(axes[1:], series, strict=False):
         _set_range(ax, [p.row for p in points])
         ends = []
@@ -150,8 +150,14 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
     return figure
 
 
-def _front(ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], colors: Mapping[str, str]) -> None:
-    """All points, and steps over those that nothing beats; the names of those that stand well above the one before."""
+def _front(
+    ax: Any,
+    points: Sequence[Point],
+    cost: Callable[[Point], Mean],
+    colors: Mapping[str, str],
+    searches: Sequence[Point],
+) -> None:
+    """All points, and steps over those that nothing beats; `searches` and steps well above the one before have names."""
     for p in points:
         _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
     chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
@@ -163,7 +169,7 @@ def _front(ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], colo
     bottom, top = ax.get_ylim()
     named: list[End] = []
     for p, at, height in zip(chosen, x, y, strict=True):
-        if not named or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
+        if not named or p in searches or p is chosen[-1] or height - named[-1].y >= _LEAST_STEP * (top - bottom):
             text = name_of(p.row) + (f", {p.row.device}" if several else "")
             named.append(End(at, height, text, colors[p.row.model]))
     _label(ax, named)
