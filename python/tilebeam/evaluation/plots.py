@@ -157,7 +157,7 @@ def _front(
     colors: Mapping[str, str],
     searches: Sequence[Point],
 ) -> None:
-    """All points, and steps over those that nothing beats; `searches` and steps well above the one before have names."""
+    """All points, and steps over those that nothing beats; `searches` and steps well above the last have names."""
     for p in points:
         _crosses(ax, [p], cost, colors[p.row.model], "", alpha=0.3)
     chosen = [points[i] for i in pareto_front([(cost(p).value, p.row.share.value) for p in points])]
