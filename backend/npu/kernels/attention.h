@@ -82,6 +82,7 @@ struct attention_fp16 {
     void (*products)(const attention_accumulate_args & a);
 };
 
+// The two products of a tile.
 struct attention_products {
     void (*scores)(const attention_scores_args & a);
     void (*accumulate)(const attention_accumulate_args & a);

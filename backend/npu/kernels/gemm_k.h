@@ -249,7 +249,8 @@ template <class unit> struct format_tq1_0 : k_without_scales<unit> {
 
 // ---- one block of 256 k
 
-// The sums of all tiles, one after the other: run(tile, scales, q) adds those of one.
+// The sums of all tiles, one after the other: run(tile, scales, q, at) adds those of one, whose first scale is number
+// `at` of the block's. locality: where the block after the next one is fetched to, as __builtin_prefetch has it.
 template <class Format, int locality = 3, class Run>
 void k_tile_by_tile(const uint8_t * panel, const uint8_t * scales, const uint8_t * q, int rows,
                     int32_t (*sums)[gemm_panel], const Run & run) {
@@ -369,10 +370,11 @@ void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * 
     }
 }
 
-constexpr std::integral_constant<int, 3> to_l1; // where __builtin_prefetch puts it
+constexpr std::integral_constant<int, 3> to_l1;
 constexpr std::integral_constant<int, 2> to_l2;
 
 // One or two rows are done with a tile before another could come from L2; with more, prefetches into L1 are slower.
+// Each case has a loop of its own: choosing inside of one, gcc 12 makes half as fast code of it.
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
                      int32_t (*sums)[gemm_panel]) {
