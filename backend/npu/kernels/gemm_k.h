@@ -373,7 +373,7 @@ void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * 
 constexpr std::integral_constant<int, 3> to_l1;
 constexpr std::integral_constant<int, 2> to_l2;
 
-// One or two rows are done with a tile before another could come from L2; with more, prefetches into L1 are slower.
+// One row of Q4_K is slower with prefetches into L2, three and more with those into L1; two share the loop of one.
 // Each case has a loop of its own: choosing inside of one, gcc 12 makes half as fast code of it.
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
