@@ -141,9 +141,9 @@ EXPECTED: dict[str, tuple[Callable[[LM, Record], None], int, int, str]] = {
     "slots": (more_samples_than_slots, 40, 217, "e32a1f29039442b9"),
     "prefixes": (prompts_with_common_prefixes, 36, 201, "1b53f37fa2bcb011"),
     "cells": (cells_run_out, 653, 2110, "edc9318edfba1604"),
-    "cached": (cached_prefixes, 72, 994, "ca92be0091326231"),
+    "cached": (cached_prefixes, 72, 990, "3f9b18272c3e43fe"),
     "streams": (streams_that_come_and_go, 73, 449, "341b18bc58ae6cdb"),
-    "samplers": (every_kind_of_sampling, 116, 363, "a442bf6fa8f3fcbd"),
+    "samplers": (every_kind_of_sampling, 116, 365, "d849afc03cda3861"),
 }
 
 

@@ -243,6 +243,16 @@ def test_prompts_share_a_common_prefix(lm: LM, decoded: list[int]) -> None:
     assert sum(decoded) == fresh + sum(len(r.outputs[0].token_ids) - 1 for r in together)
 
 
+def test_beams_of_many_prompts_stay_for_the_next_step(roomy: LM) -> None:
+    """Six times as many texts as can decode at a time; the next call goes on from a quarter of them."""
+    step = SamplingParams(n=4, max_tokens=5, seed=1, ignore_eos=True)
+    with roomy.keep_prefixes():
+        outputs = roomy.generate([[5 + i] * 9 for i in range(12)], step)
+        again = roomy.generate([o.prompt_token_ids + o.outputs[i % 4].token_ids for i, o in enumerate(outputs)], step)
+    # Each beam's last token has no cell before the call.
+    assert [o.usage.prompt_tokens - o.usage.cached_tokens for o in again] == [1] * 12
+
+
 def test_logprobs_are_those_of_the_model(lm: LM) -> None:
     result = lm.generate(PROMPT, SamplingParams(n=2, max_tokens=8, seed=2, logprobs=True))[0]
     for sample in result.outputs:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _loading = free_in_children()
 # Room for logits of one batch; bounds how many positions `LM.logits` gets out of one llama_decode.
 _LOGITS_BYTES = 256 << 20
+# Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
+# prompts; those that were forgotten meanwhile are decoded again.
+_KEPT = 7
 # ggml's types of the KV cache, and bytes per element.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
@@ -196,6 +199,7 @@ class _Loader:
         self._placement = Placement(())
         self._loaded = Loaded(0, 0, 0, "")
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
+        self._kept = _KEPT
 
     def run(self) -> LM:
         from tilebeam.model.core import LoadInfo
@@ -250,6 +254,8 @@ class _Loader:
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
             )
         tiled = self._check_loaded()
+        if model.whole_forks_only:  # each sequence has a state of its own in every layer
+            self._kept = 1
         adapters = [self._adapter(model, a.path) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
         if self._file.generates:
@@ -299,7 +305,9 @@ class _Loader:
         most_outputs = self._n_outputs(weights.n_vocab)
         if not any(rooms[:most]):
             return planner(most_outputs).place(rooms, least, most)
-        # As few devices as do with the fewest rows of logits, then as many rows as these have room for.
+        # As few devices as do with the fewest rows of logits, of which llama.cpp wants one for every sequence; then as
+        # many rows as these have room for.
+        self._kept = 1
         found = planner(self._n_ids()).place(rooms, o.devices or 1, most)
         n_outputs = most_outputs
         while n_outputs > self._n_ids():
@@ -443,8 +451,8 @@ class _Loader:
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
     def _n_ids(self) -> int:
-        """Sequences: one per sample, as many that are kept for others to go on from, and one that keeps a prompt."""
-        return min(self._llama.MAX_SEQUENCES, 2 * self._o.n_seq_max + 1)
+        """Sequences: one per sample, those that are kept for others to go on from, and one that keeps a prompt."""
+        return min(self._llama.MAX_SEQUENCES, (1 + self._kept) * self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
         """Threads of llama.cpp's own CPU backend.
