@@ -327,6 +327,65 @@ void k_tile_of_dots(const Format & tile, const uint8_t * scales, const uint8_t *
     }
 }
 
+// Some rows' dot products with weights of some vectors of columns, both in registers.
+template <class unit, class Format, int rows, int vectors>
+__attribute__((always_inline)) inline void
+k_rows_of_dots(const typename unit::ints (&w)[vectors][8], const typename unit::ints (&scale)[vectors],
+               const uint8_t * x, const k_start * starts, int at, int32_t * to) {
+    typename unit::ints dot[rows][vectors];
+#pragma GCC unroll 4
+    for (int m = 0; m < rows; m++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++)
+            dot[m][i] = Format::offset ? unit::broadcast(starts[m][at]) : unit::zeros();
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+#pragma GCC unroll 4
+        for (int m = 0; m < rows; m++) {
+            const typename unit::ints y = unit::broadcast(read_k_int(x + TB_K_BLOCK * m + 4 * j));
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                unit::dot(dot[m][i], w[i][j], y);
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < rows; m++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            int32_t * sum = to + gemm_panel * m + unit::width * i;
+            unit::store_sums(sum, unit::add_product(unit::load_sums(sum), dot[m][i], scale[i]));
+        }
+    }
+}
+
+// k_tile_of_dots with four rows at a time: a core that begins two dot products a cycle runs out of those that need not
+// wait for another (Zen 5). For `plain` types with one scale per tile; Q5_K and Q6_K are slower so.
+template <class unit, int vectors, class Format>
+void k_tile_of_fours(const Format & tile, const uint8_t * scales, const uint8_t * q, int at, const k_start * starts,
+                     int rows, int32_t (*sums)[gemm_panel]) {
+    static_assert(Format::scales == 1);
+    for (int first = 0; first < gemm_panel / unit::width; first += vectors) {
+        typename unit::ints w[vectors][8], scale[vectors];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++)
+                w[i][j] = tile.weights(j, first + i);
+            scale[i] = unit::template widened<!Format::minima>(scales + unit::width * (first + i));
+        }
+        int m = 0;
+#pragma GCC unroll 1
+        for (; m + 4 <= rows; m += 4)
+            k_rows_of_dots<unit, Format, 4>(w, scale, q + TB_K_BLOCK * m, starts + m, at,
+                                            sums[m] + unit::width * first);
+#pragma GCC unroll 1
+        for (; m < rows; m++)
+            k_rows_of_dots<unit, Format, 1>(w, scale, q + TB_K_BLOCK * m, starts + m, at,
+                                            sums[m] + unit::width * first);
+    }
+}
+
 // The dot products of a few rows in registers, and weights pass by: no sum waits for the one before it.
 template <class unit, int vectors, int rows, class Format>
 void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * q, int at, const k_start * starts,
@@ -389,6 +448,8 @@ void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_reco
         run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 3>(tile..., starts, sums); });
     } else if (rows == 4) {
         run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 4>(tile..., starts, sums); });
+    } else if constexpr (Format::plain && Format::scales == 1 && unit::vectors > 1) {
+        run(to_l2, [&](const auto &... tile) { k_tile_of_fours<unit, unit::vectors>(tile..., starts, rows, sums); });
     } else {
         run(to_l2, [&](const auto &... tile) { k_tile_of_dots<unit, unit::vectors>(tile..., starts, rows, sums); });
     }
