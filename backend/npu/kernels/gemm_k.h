@@ -432,7 +432,8 @@ void k_tile_of_few(const Format & tile, const uint8_t * scales, const uint8_t * 
 constexpr std::integral_constant<int, 3> to_l1;
 constexpr std::integral_constant<int, 2> to_l2;
 
-// One row of Q4_K is slower with prefetches into L2, three and more with those into L1; two share the loop of one.
+// One row of Q4_K is slower with prefetches into L2, three and more with those into L1; two share the loop of one, but
+// for short vectors: of these one row has registers for four at once, and reads memory in order.
 // Each case has a loop of its own: choosing inside of one, gcc 12 makes half as fast code of it.
 template <class unit, class Format>
 void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_record & r, int rows,
@@ -442,7 +443,9 @@ void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_reco
     const auto run = [&](auto locality, const auto & of_tile) {
         k_tile_by_tile<Format, locality>(panel, scales, r.q, rows, sums, of_tile);
     };
-    if (rows <= 2) {
+    if (rows == 1 && unit::vectors == 1) {
+        run(to_l1, [&](const auto &... tile) { k_tile_of_few<unit, 4, 1>(tile..., starts, sums); });
+    } else if (rows <= 2) {
         run(to_l1, [&](const auto &... tile) { k_tile_of_dots<unit, 1>(tile..., starts, rows, sums); });
     } else if (rows == 3) {
         run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 3>(tile..., starts, sums); });
