@@ -443,9 +443,11 @@ void k_block_of_dots(const uint8_t * panel, const uint8_t * scales, const k_reco
     const auto run = [&](auto locality, const auto & of_tile) {
         k_tile_by_tile<Format, locality>(panel, scales, r.q, rows, sums, of_tile);
     };
-    if (rows == 1 && unit::vectors == 1) {
-        run(to_l1, [&](const auto &... tile) { k_tile_of_few<unit, 4, 1>(tile..., starts, sums); });
-    } else if (rows <= 2) {
+    if constexpr (unit::vectors == 1) {
+        if (rows == 1)
+            return run(to_l1, [&](const auto &... tile) { k_tile_of_few<unit, 4, 1>(tile..., starts, sums); });
+    }
+    if (rows <= 2) {
         run(to_l1, [&](const auto &... tile) { k_tile_of_dots<unit, 1>(tile..., starts, rows, sums); });
     } else if (rows == 3) {
         run(to_l2, [&](const auto &... tile) { k_tile_of_few<unit, unit::vectors, 3>(tile..., starts, sums); });
