@@ -69,7 +69,8 @@ class Evaluation:
 
 _CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
-_STEPS = ("--method", "beam,dvts", "--scorer", "head", "--budget", "4,16", "--step-stop", r"\n\n")
+_SEARCHES = ("--method", "best-of-n,self-consistency,beam,dvts", "--scorer", "head")
+_STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
     Evaluation("gsm8k-steps", "GSM8K, searches by steps", "gsm8k", GSM8K, 100, (*_STEPS, "-n", "448")),
@@ -233,11 +234,16 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
         yield from ("", _overtaking(o))
 
 
-_COMPARED = (("self-consistency[head]", "self-consistency"), ("best-of-n[head]", "best-of-n[logprob]"))
+_COMPARED = (
+    ("self-consistency[head]", "self-consistency"),
+    ("best-of-n[head]", "best-of-n[logprob]"),
+    ("beam[head]", "best-of-n[head]"),
+    ("dvts[head]", "best-of-n[head]"),
+)
 
 
 def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What heads win from four samples on, whichever way round a report compares."""
+    """What heads and searches by steps win from four samples on, whichever way round a report compares."""
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for c in comparisons:
         for first, second, sign in ((c["first"], c["second"], 100), (c["second"], c["first"], -100)):
@@ -249,7 +255,7 @@ def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
     pairs = [pair for pair in _COMPARED if any(pair[0] in found for found in cells.values())]
     if not pairs:
         return
-    yield from ("", "What the head wins, in points, paired bootstrap with 95 % intervals:", "")
+    yield from ("", "Differences in points, paired bootstrap with 95 % intervals:", "")
     yield f"| model | samples | {' | '.join(f'{_SERIES[a]}, against {_SERIES[b]}' for a, b in pairs)} |"
     yield "| --- | ---: |" + " ---: |" * len(pairs)
     for (model, budget), found in sorted(cells.items()):
