@@ -236,6 +236,19 @@ def test_a_signal_leaves_no_partial_file(model: Path, text: Path, tmp_path: Path
     assert listed(out) == []
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
+def test_a_signal_in_a_callback_of_c_code_ends_the_program(number: signal.Signals, status: int) -> None:
+    code = f"""
+import ctypes, os, time
+from tilebeam.cli import main
+callback = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), {int(number)}))
+main.app = lambda: (callback(), time.sleep(100))
+main.main()
+"""
+    done = process_kit.python(code)
+    assert done.returncode == status, done.stderr
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "body"
 

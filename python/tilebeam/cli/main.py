@@ -6,8 +6,10 @@ do is in the library, imported when needed so that `--help` is quick and needs n
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated
 
@@ -78,9 +80,20 @@ for _name, _command in _COMMANDS.items():
 app.add_typer(reward.app, name="reward")
 
 
+def _send_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised in a C library's callback, such as llama.cpp's for log lines. Where a signal raised
+    it, send that again a moment later, or the program would go on."""
+    if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
+        number = signal.SIGTERM if isinstance(dropped.exc_value, SystemExit) else signal.SIGINT
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # an exception: no partial output stays
+    sys.unraisablehook = _send_again
     try:
         app()
     except BrokenPipeError:
