@@ -136,6 +136,40 @@ void tb_find_logits(void * context, const float * (*get)(void * context, int32_t
 // context.
 void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n);
 
+// llama_batch of llama.h.
+struct tb_batch {
+    int32_t n_tokens;
+    int32_t * token;
+    float * embd;
+    int32_t * pos;
+    int32_t * n_seq_id;
+    int32_t ** seq_id;
+    int8_t * logits;
+};
+
+// Steps in which every text goes on by one token: what row i has drawn, batch entry i decodes next.
+struct tb_steps {
+    int32_t (*decode)(void * context, struct tb_batch batch); // llama_decode
+    const float * (*get)(void * context, int32_t entry);      // llama_get_logits_ith
+    bool (*is_end)(const void * vocab, int32_t token);        // llama_vocab_is_eog; NULL: no text ends so
+    void * context;
+    const void * vocab;
+    struct tb_batch batch; // the one decoded last: token and pos are written
+    int64_t limit_ns;      // for all steps
+    int64_t step_ns;       // what a step takes; longer ones count as they come
+    int32_t stop;          // no further step begins; any thread may set it meanwhile
+    // Out.
+    int32_t * tokens;  // [steps, n_tokens]
+    double * logprobs; // [steps, n_tokens], of rows that want their norm
+    int64_t * times;   // [steps, 3]: when decoding and drawing began, and the end, CLOCK_MONOTONIC in ns
+};
+
+// Decode and draw, at most so many times, as long as the limit leaves time for another step: how many steps were made.
+// The last one is a step in which a token ends its text, or a row has none. Where decoding fails, everything is as it
+// was after the step before: the caller's own try tells why.
+int32_t tb_run_steps(const struct tb_draw_context * context, const struct tb_steps * steps, struct tb_draw_row * rows,
+                     int32_t most);
+
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at
 // most TB_DRAW_TOP_MAX. How many there are: k, unless fewer are numbers.
 int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top);

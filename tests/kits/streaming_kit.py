@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tilebeam import LM, Delta, SamplingParams
+from tilebeam.engine import ahead
 from tilebeam.native.llama import Context
 
 PROMPT = "the question is how many times the number"
@@ -64,6 +65,7 @@ class Gate:
             return real(context, n)
 
         monkeypatch.setattr(Context, "decode", decode)
+        monkeypatch.setattr(ahead, "SECONDS", 0.0)  # else some steps are made without it
 
     def open(self) -> None:
         self._open.set()

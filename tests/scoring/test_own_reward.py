@@ -16,6 +16,7 @@ import pytest
 import tilebeam
 from tilebeam import LM, OwnReward, Rating, SamplingParams, SearchResult, StepScorer, TilebeamError
 from tilebeam.cli.main import app
+from tilebeam.engine import ahead
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.own_reward import _plain, layer_for, maker_of
 from tilebeam.scoring.reward_heads import Head, load_head, save_head
@@ -91,6 +92,7 @@ class Decoded:
             return real(n)
 
         monkeypatch.setattr(lm._context, "decode", decode)
+        monkeypatch.setattr(ahead, "SECONDS", 0.0)  # else some steps are made without it
 
     def of(self, work: Any) -> tuple[Any, list[int]]:
         before = list(self.counts)

@@ -189,6 +189,7 @@ class Dispatcher:
                 call.done = True
                 return
             self._queue.append(call)
+            self._engine.ahead.stop(True)
             if background is not None:
                 call.background = True
                 self._background_calls += 1
@@ -237,6 +238,7 @@ class Dispatcher:
         if call.done:
             return
         self._commands.append(lambda: self._drop(call))
+        self._engine.ahead.stop(True)
         if self._lock.acquire(blocking=False):
             try:
                 if self._owner is None:
@@ -329,6 +331,7 @@ class Dispatcher:
                 raise TilebeamError("A thread that is using the model's context cannot close the model.")
             if not self._closed:
                 self._closed = True
+                self._engine.ahead.stop(True)
                 error = TilebeamError("The model was closed while this call was waiting.")
                 for call in [*self._active, *(c for c in self._queue if isinstance(c, Call))]:
                     call.fail(error)
@@ -413,6 +416,7 @@ class Dispatcher:
         try:
             with log_router().capture() as self.log:
                 while not self._closed:
+                    self._engine.ahead.stop(False)
                     self._run_commands()
                     self._begin_calls()
                     if ready() or not self._engine.busy:
@@ -489,6 +493,7 @@ class Dispatcher:
     def _command(self, what: Callable[[], None]) -> None:
         """Have something done to the engine between two steps: now, if no thread has it."""
         self._commands.append(what)
+        self._engine.ahead.stop(True)
         if self._owner is None:
             self._run_commands()
 

@@ -2,7 +2,7 @@
 
 A step admits samples to free slots, decodes the batch that the scheduler plans, draws a token for every sample whose
 logits came out, and ends the samples that are complete. While nothing but the next token of each sample changes, the
-batch is not planned anew.
+batch is not planned anew; and where steps are short, several are made at once (ahead.py).
 
 With a drafter, a step decodes guesses of the next tokens too. Tokens are then drawn position by position, each sample's
 from its own sampler, as long as they are those that were guessed; the cells of the other guesses are given back.
@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NoReturn
 
+from tilebeam.engine.ahead import Ahead
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.engine.drafter import Drafter
 from tilebeam.engine.hidden_states import HiddenStates
@@ -65,6 +66,7 @@ class Engine:
         self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context, threads)
+        self.ahead = Ahead(context, self.sampler)
         self.hidden = HiddenStates(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()
@@ -161,6 +163,7 @@ class Engine:
             if plan is not None:
                 with observed(self.observer, "sample"):
                     self._sample(plan)
+                self._run_ahead(plan, time.perf_counter() - began)
         if plan is not None and self.scheduler.is_drafted(len(plan.sampling)):
             self._tell_drafter(plan, time.perf_counter() - began - self._planned)
 
@@ -231,8 +234,47 @@ class Engine:
         n, tokens = plan.n, plan.rows.tokens
         self.context.token[:n] = tokens
         self.context.pos[:n] += 1
-        self.kv.extend_each([span.seq for span in plan.spans], tokens.tolist())
+        self.kv.extend_each([span.seq for span in plan.spans], [[token] for token in tokens.tolist()])
         return plan
+
+    def _run_ahead(self, plan: Plan, seconds: float) -> None:
+        """Further steps of a plan that repeats, where nobody has to look at the single sample.
+
+        Args:
+            seconds: what the step before took.
+        """
+        if self._steady is not plan or plan.hidden or self.observer or self.scheduler.is_drafted(plan.n):
+            return
+        assert plan.rows is not None
+        asked = [request.params for request, _ in plan.shares]
+        logprobs, drawn = any(p.logprobs for p in asked), plan.rows.tokens.tolist()
+        steps = self.ahead.run(
+            plan.rows,
+            min(plan.unchecked, self.kv.free // plan.n),
+            seconds,
+            ends=not all(p.ignore_eos for p in asked),
+            logprobs=logprobs,
+        )
+        if steps is None:
+            return
+        self.kv.extend_each(
+            [span.seq for span in plan.spans],
+            [[token, *tokens[:-1]] for token, tokens in zip(drawn, steps.tokens, strict=True)],
+        )
+        plan.unchecked -= steps.count
+        self.batches[plan.n] += steps.count
+        kept = steps.count - steps.ends
+        for i, (sample, _) in enumerate(plan.sampling):
+            sample.tokens += steps.tokens[i][:kept]
+            if sample.request.params.logprobs:
+                sample.logprobs += steps.logprobs[i][:kept]
+        for request, count in plan.shares:
+            request.usage.completion_tokens += kept * count
+            request.progress.tokens += kept * count
+            request.usage.decode_seconds += steps.decoding * count / plan.n
+            request.usage.sampling_seconds += steps.drawing * count / plan.n
+        if steps.ends:
+            self._take_each(plan.sampling, plan.rows)
 
     @staticmethod
     def _account(plan: Plan, seconds: float) -> None:

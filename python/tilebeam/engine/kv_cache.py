@@ -152,17 +152,18 @@ class KvCache:
             seq.cells += cells
             seq.tokens += tokens
 
-    def extend_each(self, sequences: list[Sequence], tokens: list[int]) -> None:
-        """`extend` every sequence by one token."""
-        count = len(sequences)
+    def extend_each(self, sequences: list[Sequence], tokens: list[list[int]]) -> None:
+        """`extend` every sequence, all by the same number of tokens."""
+        each = len(tokens[0])
+        count = each * len(sequences)
         if count > len(self._free_cells):
             raise self._no_room(count)
         cells = self._free_cells[-count:]
         del self._free_cells[-count:]
         self._owners[cells] = 1
-        for seq, cell, token in zip(sequences, cells, tokens, strict=True):
-            seq.cells.append(cell)
-            seq.tokens.append(token)
+        for i, (seq, own) in enumerate(zip(sequences, tokens, strict=True)):
+            seq.cells += cells[i * each : (i + 1) * each]
+            seq.tokens += own
 
     def retract(self, seq: Sequence, count: int) -> None:
         """Give back the cells of the last `count` tokens, which llama.cpp refused to decode."""

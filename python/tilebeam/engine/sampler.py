@@ -223,6 +223,9 @@ class SampleRows:
 class BatchSampler:
     """Draws from the logits of a context's last batch.
 
+    Attributes:
+        source, get: the context and llama_get_logits_ith, for native code.
+
     Args:
         threads: that draw side by side, where there is enough to do.
     """
@@ -233,15 +236,24 @@ class BatchSampler:
         self._scratch = np.empty(MAX_TOP, _CANDIDATE)
         self._draws, self._kept = zip(*(draw_context(self._n_vocab) for _ in range(threads)), strict=True)
         self._helpers = ThreadPoolExecutor(threads - 1, "tilebeam-draw") if threads > 1 else None
-        self._source = ffi.cast("void *", address_of(context.pointer))
-        self._get = ffi.cast("const float *(*)(void *, int32_t)", address_of(C._lib.llama_get_logits_ith))
+        self.source = ffi.cast("void *", address_of(context.pointer))
+        self.get = ffi.cast("const float *(*)(void *, int32_t)", address_of(C._lib.llama_get_logits_ith))
+
+    @property
+    def draws(self) -> Any:
+        """A struct tb_draw_context, of the thread that calls."""
+        return self._draws[0]
+
+    def shares(self, n: int) -> bool:
+        """Whether so many rows are enough for threads to help."""
+        return self._helpers is not None and n * self._n_vocab >= _SHARED_LOGITS
 
     def sample(self, rows: SampleRows) -> None:
         """Draw a token for every row; the samplers remember theirs."""
         n = len(rows.tokens)
-        lib.tb_find_logits(self._source, self._get, rows.pointer, n)
-        if self._helpers is None or n * self._n_vocab < _SHARED_LOGITS:
-            lib.tb_draw_rows(self._draws[0], rows.pointer, n)
+        lib.tb_find_logits(self.source, self.get, rows.pointer, n)
+        if self._helpers is None or not self.shares(n):
+            lib.tb_draw_rows(self.draws, rows.pointer, n)
             return
         own, *others = zip(self._draws, rows.parts(len(self._draws)), strict=False)
         running = [self._helpers.submit(lib.tb_draw_rows, draws, *part) for draws, part in others]

@@ -348,6 +348,7 @@ class Context:
     The batch arrays are numpy views of the memory that llama_decode reads: ``token``, ``pos``, ``seq`` (one sequence
     per token) and ``output`` (1: keep the logits). Fill the first n entries (`fill` does), then call ``decode(n)``.
 
+    ``batch``: the same arrays, as llama.cpp sees them.
     ``adapters``: of the model, which `adapt` puts in force with the scales asked for.
     ``tap``: takes hidden states behind a layer; None: there are those behind the final norm only.
     ``on_decode``, if set, is called after every decode with its begin and end, as of `time.monotonic_ns`.
@@ -371,13 +372,13 @@ class Context:
         self.output: npt.NDArray[np.int8] = np.zeros(n_batch, np.int8)
         self._n_seq_id: I32 = np.ones(n_batch, np.int32)
         self._seq_pointers = (self.seq.ctypes.data + 4 * np.arange(n_batch)).astype(np.uintp)
-        self._batch = C.llama_batch()
+        self.batch = C.llama_batch()
         i32 = ctypes.POINTER(ctypes.c_int32)
-        self._batch.token = self.token.ctypes.data_as(i32)
-        self._batch.pos = self.pos.ctypes.data_as(i32)
-        self._batch.n_seq_id = self._n_seq_id.ctypes.data_as(i32)
-        self._batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
-        self._batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        self.batch.token = self.token.ctypes.data_as(i32)
+        self.batch.pos = self.pos.ctypes.data_as(i32)
+        self.batch.n_seq_id = self._n_seq_id.ctypes.data_as(i32)
+        self.batch.seq_id = self._seq_pointers.ctypes.data_as(ctypes.POINTER(i32))
+        self.batch.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def adapt(self, scales: Sequence[float]) -> bool:
         """Put the adapters in force with these scales, in place of those before; whether llama.cpp takes them."""
@@ -402,12 +403,12 @@ class Context:
 
     def decode(self, n: int) -> int:
         """Decode the first n entries of the batch arrays; llama_decode's own return code."""
-        self._batch.n_tokens = n
+        self.batch.n_tokens = n
         on_decode = self.on_decode
         if on_decode is None:
-            return int(C.llama_decode(self.pointer, self._batch))
+            return int(C.llama_decode(self.pointer, self.batch))
         begin = time.monotonic_ns()
-        code = int(C.llama_decode(self.pointer, self._batch))
+        code = int(C.llama_decode(self.pointer, self.batch))
         on_decode(begin, time.monotonic_ns())
         return code
 
