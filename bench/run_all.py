@@ -62,6 +62,7 @@ BENCHES = (
     Bench("attention", "Attention"),
     Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)"),
     Bench("native_kv", "Attention over K and V in the matrix unit's layout"),
+    Bench("activation_scales", "Scales of 8-bit activations"),
     Bench("agile_quant", "Agile-Quant: narrower activations, pruned prompts"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
     Bench("peers", "Other engines on the same work", sliced=True),
