@@ -6,8 +6,9 @@ CPU backend and Tilebeam, runs interleaved (the paper's figures 11 and 17).
 
 Both sides have the same settings: one unified KV cache in F16, flash attention, the same threads and batches. (The
 stock backend decodes many sequences behind a long prompt faster without flash attention: `--cpu-flash-attn off`.) The
-prompt is decoded once, outside the clock, and its cells are shared by all sequences (llama_memory_seq_cp); the cache
-has no room for a second copy, so a side that copied it would fail. Without -m it writes a random model with the shape
+prompt is decoded once, outside the clock, by Tilebeam, and the stock backend gets a copy of its cells: to decode 32768
+tokens takes it more than ten minutes. They are shared by all sequences (llama_memory_seq_cp); the cache has no room for
+a second copy, so a side that copied them would fail. Without -m it writes a random model with the shape
 of Qwen2.5-0.5B, Q4_0 with a Q8_0 embedding table that is the output matrix too (--quick: a small one). The share of the
 limit, for rows without a prompt, is the larger of two: weight bytes read per second over the machine's streaming read
 bandwidth, and int8 operations over its dot-product peak, both measured beside each round.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,16 @@ def label(case: Case) -> str:
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, bar: Any) -> None:
-    """Rounds of all cases until each has as many as wanted or the time is over."""
-    runners = {name: Runner(lm) for name, lm in lms.items()}
+def measure(
+    lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool, bar: Any
+) -> None:
+    """Rounds of all cases until each has as many as wanted or the time is over.
+
+    Args:
+        alike: both sides have the same kind of cells.
+    """
+    npu = Runner(lms["npu"])
+    runners = {"npu": npu, "cpu": Runner(lms["cpu"], reader=npu if alike else None)}
     with ExitStack() as stack:
         for runner in runners.values():
             stack.enter_context(runner.keeping())
@@ -129,7 +138,9 @@ def main() -> None:
             flash = d == "npu" or o.cpu_flash_attn == "on"
             lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
             lms[d] = stack.enter_context(lm)
-        measure(lms, cases, log, o.rounds, o.threads, lambda c: progress.update(task, advance=1, description=label(c)))
+        alike = o.cpu_flash_attn == "on"  # without it V is transposed
+        told = partial(progress.update, task, advance=1)
+        measure(lms, cases, log, o.rounds, o.threads, alike, lambda c: told(description=label(c)))
     rows = report.Rows("decode_scaling", o.json)
     for row in rows_of(cases, log, models.Matrices.of(path)):
         without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""

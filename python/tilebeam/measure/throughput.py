@@ -92,10 +92,16 @@ def pairwise_ratio(speeds: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 class Runner:
-    """Times cases on one model; it must have room for `Case.cells` tokens and `Case.n_parallel` sequences."""
+    """Times cases on one model; it must have room for `Case.cells` tokens and `Case.n_parallel` sequences.
 
-    def __init__(self, lm: LM, seed: int = 0) -> None:
+    Args:
+        reader: another runner, of the same model with cells of the same kind. A shared prompt that it has in its cache
+            is copied from there, which takes less time than to decode it.
+    """
+
+    def __init__(self, lm: LM, seed: int = 0, reader: Runner | None = None) -> None:
         self._lm = lm
+        self._reader = reader
         self._context = lm._context
         self._rng = np.random.default_rng(seed)
         self._kept: int | None = None  # tokens of the shared prompt in the cache; None outside `keeping`
@@ -160,6 +166,11 @@ class Runner:
         if not context.truncate(0, min(kept, depth)):
             context.clear()
             kept = 0
+        if depth > kept and self._reader is not None and self._reader._kept == depth:
+            context.drop(0)
+            if not context.load_sequence(0, self._reader._context.save_sequence(0)):
+                raise TilebeamError("The prompt's cells cannot be copied: the caches differ in type or layout.")
+            kept = depth if context.truncate(0, depth) else 0
         if depth > kept:
             self._prefill(range(1), kept, depth - kept)
         self._kept = depth
