@@ -239,7 +239,8 @@ def test_a_signal_leaves_no_partial_file(model: Path, text: Path, tmp_path: Path
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
 def test_a_signal_in_a_callback_of_c_code_ends_the_program(number: signal.Signals, status: int) -> None:
     code = f"""
-import ctypes, os, time
+import ctypes, os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 from tilebeam.cli import main
 callback = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), {int(number)}))
 main.app = lambda: (callback(), time.sleep(100))

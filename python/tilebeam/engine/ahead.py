@@ -43,13 +43,17 @@ class Steps:
 
 
 class Ahead:
-    """Makes steps over a context's last batch."""
+    """Makes steps over a context's last batch.
 
-    def __init__(self, context: Context, sampler: BatchSampler) -> None:
+    Args:
+        n_rows: that a batch has at most.
+    """
+
+    def __init__(self, context: Context, sampler: BatchSampler, n_rows: int) -> None:
         self._context, self._sampler = context, sampler
-        self._most, n = _MOST, context.max_outputs
-        self._tokens = np.empty(self._most * n, np.int32)
-        self._logprobs = np.empty(self._most * n, np.float64)
+        self._most = _MOST
+        self._tokens = np.empty(self._most * n_rows, np.int32)
+        self._logprobs = np.empty(self._most * n_rows, np.float64)
         self._times = np.empty((self._most, 3), np.int64)
         steps = self._steps = ffi.new("struct tb_steps *")
         steps.decode = ffi.cast("int32_t (*)(void *, struct tb_batch)", address_of(C._lib.llama_decode))

@@ -66,7 +66,7 @@ class Engine:
         self.kv.adapters = adapters
         self.scheduler = Scheduler(context, self.kv, n_slots)
         self.sampler = BatchSampler(context, threads)
-        self.ahead = Ahead(context, self.sampler)
+        self.ahead = Ahead(context, self.sampler, n_slots)
         self.hidden = HiddenStates(context)
         self.broken: TilebeamError | None = None
         self.batches: Counter[int] = Counter()
