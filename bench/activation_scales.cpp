@@ -14,8 +14,8 @@ enum way { by_float, by_table, by_integer, without };
 
 constexpr int k = 32, columns = 32, quads = k / 4, levels = 8;
 
-// What a row brings: q[k]; its scale; as 1.5 * 2^23 * 2^exponent, a float whose last digit counts 2^exponent and whose
-// low bits are free; and its mantissa, 0 to levels - 1.
+// What a row brings: q[k]; its scale (1 + level / levels) * 2^exponent; an integer instead of it; 1.5 * 2^23 *
+// 2^exponent, a float whose last bit counts 2^exponent, so that integers can be added to its bits.
 struct record {
     int8_t q[k];
     float scale;
@@ -82,7 +82,7 @@ __attribute__((noinline)) void multiply(const __m512i * weights, const record * 
 
 using product = void (*)(const __m512i *, const record *, int, float (*)[columns]);
 
-// Of each way the faster of one row and of four at a time; by_float and without differ little.
+// One row at a time, and four.
 constexpr product products[][2] = {{multiply<by_float, 1>, multiply<by_float, 4>},
                                    {multiply<by_table, 1>, multiply<by_table, 4>},
                                    {multiply<by_integer, 1>, multiply<by_integer, 4>},
