@@ -163,14 +163,14 @@ class Runner:
             return
         for seq in range(1, context.n_seq_max):
             context.drop(seq)
-        if not context.truncate(0, min(kept, depth)):
-            context.clear()
-            kept = 0
         if depth > kept and self._reader is not None and self._reader._kept == depth:
             context.drop(0)
             if not context.load_sequence(0, self._reader._context.save_sequence(0)):
                 raise TilebeamError("The prompt's cells cannot be copied: the caches differ in type or layout.")
-            kept = depth if context.truncate(0, depth) else 0
+            kept = depth
+        if not context.truncate(0, min(kept, depth)):
+            context.clear()
+            kept = 0
         if depth > kept:
             self._prefill(range(1), kept, depth - kept)
         self._kept = depth
