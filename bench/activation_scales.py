@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,9 +129,8 @@ def loops(rounds: int, seconds: float) -> list[dict[str, Any]]:
 
     def run(way: int, fours: int, repeats: int) -> F32:
         sums = np.zeros((_ROWS, 32), np.float32)
-        pointers = (ctypes.c_void_p(a.ctypes.data) for a in (weights, rows, sums))
-        of_weights, of_rows, of_sums = pointers
-        library.tb_scaled_products(way, fours, of_weights, of_rows, _ROWS, of_sums, ctypes.c_size_t(repeats))
+        w_at, rows_at, sums_at = (ctypes.c_void_p(a.ctypes.data) for a in (weights, rows, sums))
+        library.tb_scaled_products(way, fours, w_at, rows_at, _ROWS, sums_at, ctypes.c_size_t(repeats))
         return sums
 
     repeats, work = 2000, 2e-9 * 32 * 32 * _ROWS
@@ -144,7 +144,7 @@ def loops(rounds: int, seconds: float) -> list[dict[str, Any]]:
         peaks.append(limits.int8_gops(1, seconds))
         for way in range(len(LOOPS)):
             for fours in (0, 1):
-                once = report.seconds_of(lambda way=way, fours=fours: run(way, fours, repeats), seconds)  # type: ignore[misc]
+                once = report.seconds_of(partial(run, way, fours, repeats), seconds)
                 rates[i, way, fours] = work * repeats / once
     best = rates[:, np.arange(len(LOOPS)), np.median(rates, axis=0).argmax(axis=1)]
     first, peak = float(np.median(best[:, 0])), float(np.median(peaks))
