@@ -159,15 +159,16 @@ struct tb_steps {
     int64_t step_ns;       // what a step takes; longer ones count as they come
     int32_t stop;          // no further step begins; any thread may set it meanwhile
     // Out.
+    bool ends;         // in the last step a token ends its text, or a row has none: somebody has to look
     int32_t * tokens;  // [steps, n_tokens]
     double * logprobs; // [steps, n_tokens], of rows that want their norm
     int64_t * times;   // [steps, 3]: when decoding and drawing began, and the end, CLOCK_MONOTONIC in ns
 };
 
 // Decode and draw, at most so many times, as long as the limit leaves time for another step: how many steps were made.
-// The last one is a step in which a token ends its text, or a row has none. Where decoding fails, everything is as it
-// was after the step before: the caller's own try tells why.
-int32_t tb_run_steps(const struct tb_draw_context * context, const struct tb_steps * steps, struct tb_draw_row * rows,
+// None follows one that `ends`. Where decoding fails, everything is as it was after the step before: the caller's own
+// try tells why.
+int32_t tb_run_steps(const struct tb_draw_context * context, struct tb_steps * steps, struct tb_draw_row * rows,
                      int32_t most);
 
 // The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at

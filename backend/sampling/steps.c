@@ -20,8 +20,7 @@ static void move_on(const struct tb_steps * s, const struct tb_draw_row * rows, 
     }
 }
 
-int32_t tb_run_steps(const struct tb_draw_context * c, const struct tb_steps * s, struct tb_draw_row * rows,
-                     int32_t most) {
+int32_t tb_run_steps(const struct tb_draw_context * c, struct tb_steps * s, struct tb_draw_row * rows, int32_t most) {
     const int32_t n = s->batch.n_tokens;
     const int64_t end = now_ns() + s->limit_ns;
     int64_t longest = s->step_ns;
@@ -39,16 +38,16 @@ int32_t tb_run_steps(const struct tb_draw_context * c, const struct tb_steps * s
         s->times[3 * step + 1] = now_ns();
         tb_find_logits(s->context, s->get, rows, n);
         tb_draw_rows(c, rows, n);
-        bool goes_on = true;
+        s->ends = false;
         for (int32_t i = 0; i < n; ++i) {
             const int32_t token = rows[i].token;
             s->tokens[(size_t)step * (size_t)n + (size_t)i] = token;
             s->logprobs[(size_t)step * (size_t)n + (size_t)i] = (double)rows[i].logit - rows[i].norm;
-            goes_on = goes_on && token >= 0 && !(s->is_end != NULL && s->is_end(s->vocab, token));
+            s->ends = s->ends || token < 0 || (s->is_end != NULL && s->is_end(s->vocab, token));
         }
         const int64_t ended = now_ns();
         s->times[3 * step + 2] = ended;
-        if (!goes_on) {
+        if (s->ends) {
             return step + 1;
         }
         longest = ended - began > longest ? ended - began : longest;

@@ -72,21 +72,22 @@ class Ahead:
         """Whether no further step may begin. Any thread may say so."""
         self._steps.stop = on
 
+    def pays(self, n: int, seconds: float) -> bool:
+        """Whether steps of so many rows, of which one takes so long, are worth a try."""
+        return seconds <= SECONDS and self._fits and not self._sampler.shares(n)
+
     def run(self, rows: SampleRows, most: int, seconds: float, *, ends: bool, logprobs: bool) -> Steps | None:
         """Make steps in which each row's token is decoded by the batch entry of the row's number; None: there was none.
 
         Args:
-            most: steps.
+            most: steps, at least 1.
             seconds: that one takes.
             ends: some text ends with the model's end of text.
             logprobs: they are asked for, of rows that have their norm.
         """
-        n, context = len(rows.tokens), self._context
-        if most < 1 or seconds > SECONDS or self._sampler.shares(n) or not self._fits:
-            return None
-        steps, vocab = self._steps, context.model.vocab
+        n, context, steps = len(rows.tokens), self._context, self._steps
         steps.batch.n_tokens, steps.limit_ns, steps.step_ns = n, int(1e9 * SECONDS), int(1e9 * seconds)
-        steps.is_end = self._is_end if ends and vocab.has_text else ffi.NULL
+        steps.is_end = self._is_end if ends and context.model.vocab.has_text else ffi.NULL
         count = lib.tb_run_steps(self._sampler.draws, steps, rows.pointer, min(most, self._most))
         if not count:
             return None
@@ -95,12 +96,10 @@ class Ahead:
             for begin, end, _ in times.tolist():
                 context.on_decode(begin, end)
         began, decoded, drawn = times.sum(axis=0).tolist()
-        tokens = self._tokens[: count * n].reshape(count, n)
-        last = tokens[-1].tolist()
         return Steps(
             count=count,
-            ends=min(last) < 0 or (ends and not vocab.none_ends(last)),
-            tokens=tokens.T.tolist(),
+            ends=bool(steps.ends),
+            tokens=self._tokens[: count * n].reshape(count, n).T.tolist(),
             logprobs=self._logprobs[: count * n].reshape(count, n).T.tolist() if logprobs else [],
             decoding=(decoded - began) / 1e9,
             drawing=(drawn - decoded) / 1e9,

@@ -245,12 +245,15 @@ class Engine:
         """
         if self._steady is not plan or plan.hidden or self.observer or self.scheduler.is_drafted(plan.n):
             return
+        most = min(plan.unchecked, self.kv.free // plan.n)
+        if most < 1 or not self.ahead.pays(plan.n, seconds):
+            return
         assert plan.rows is not None
         asked = [request.params for request, _ in plan.shares]
         logprobs, drawn = any(p.logprobs for p in asked), plan.rows.tokens.tolist()
         steps = self.ahead.run(
             plan.rows,
-            min(plan.unchecked, self.kv.free // plan.n),
+            most,
             seconds,
             ends=not all(p.ignore_eos for p in asked),
             logprobs=logprobs,

@@ -252,11 +252,12 @@ class BatchSampler:
         """Draw a token for every row; the samplers remember theirs."""
         n = len(rows.tokens)
         lib.tb_find_logits(self.source, self.get, rows.pointer, n)
-        if self._helpers is None or not self.shares(n):
+        helpers = self._helpers if self.shares(n) else None
+        if helpers is None:
             lib.tb_draw_rows(self.draws, rows.pointer, n)
             return
         own, *others = zip(self._draws, rows.parts(len(self._draws)), strict=False)
-        running = [self._helpers.submit(lib.tb_draw_rows, draws, *part) for draws, part in others]
+        running = [helpers.submit(lib.tb_draw_rows, draws, *part) for draws, part in others]
         try:
             lib.tb_draw_rows(own[0], *own[1])
         finally:  # whatever interrupts this: nobody may free a chain that is drawn from
