@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import npu_ops as t
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tilebeam import _ext as ggml_ext
@@ -77,6 +78,7 @@ def test_l2_norm(isa: str, n_threads: int, ne: Any, order: Any, pad: Any, seed: 
 @runs
 @threads
 @few
+@example(t.F32, (2100, 4, 3, 2), False, (3,) * 4, ([0, 1, 2, 3],) * 2, ((3, 2, 2, 1),) * 2, 0)  # the largest
 @given(
     kind=COPIED,
     ne=SHAPES,
@@ -91,7 +93,7 @@ def test_repeat(
 ) -> None:
     small = (1, *ne[1:]) if one else ne
     large = tuple(n * r for n, r in zip(ne, repeats, strict=True))
-    a = t.Arena(1 << 23)
+    a = t.Arena((1 << 20) + 4 * math.prod(n + pad for n, pad in zip(large, pads[1], strict=True)))
     x = a.add(kind, small, numbers(seed, kind, small), orders[0], pads[0])
     dst = a.add(kind, large, None, orders[1], pads[1])
     got = t.run(a, t.make_op("REPEAT", dst, [x]), dst, isa, n_threads)
