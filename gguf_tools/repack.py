@@ -23,6 +23,7 @@ from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .imatrix import importance_of
+from .model_check import require_model
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
@@ -43,7 +44,6 @@ from .weights import (
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
 ZERO = "0" * 64
-NOT_MODELS = ("adapter", "mmproj", "imatrix")  # general.type of files that llama_model_load does not take
 
 # Importance of each input of each tensor, by the tensor's name.
 Importance = Mapping[str, Floats]
@@ -263,8 +263,7 @@ def pack(
         raise ValueError("importance and calibration are two ways to weigh errors: choose one")
     with open_gguf(src) as f, ExitStack() as stack:
         require_ordinary(f)
-        if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
-            raise GGUFError(f"{f.path} is not a model (general.type is {f.kv['general.type'].value!r})")
+        require_model(f)
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
             raise GGUFError(_nothing_to_tile(f, policy))

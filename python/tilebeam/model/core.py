@@ -15,6 +15,7 @@ from tilebeam.engine.reading import Reader
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.model.filling import gap_prompt
+from tilebeam.model.load_options import Backend
 from tilebeam.native.chat_prompt import ChatPrompt, prompt_of
 from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
@@ -47,7 +48,7 @@ class LoadInfo:
     """
 
     path: str
-    device: str
+    device: Backend
     repacked: bool
     tiled_tensors: int
     n_ctx: int
@@ -289,7 +290,7 @@ class Core:
         return self.info.n_seq_max
 
     @property
-    def device(self) -> str:
+    def device(self) -> Backend:
         """ "npu" or "cpu"."""
         return self.info.device
 
