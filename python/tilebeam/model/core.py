@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.engine import Engine
@@ -371,6 +371,13 @@ class Core:
             else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
         )
         return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def __reduce__(self) -> Never:
+        """Raise `TilebeamError`: what pickles and copies carry is not in Python's memory."""
+        raise TilebeamError(
+            "An LM cannot be pickled or copied: it is a model in the memory of this process. Call tilebeam.load in "
+            "the process that wants one."
+        )
 
     def _failed(self, code: int) -> TilebeamError:
         return self._failure(code, errors_in(self._dispatcher.log))
