@@ -249,7 +249,7 @@ def trim_vocab(
             used = {i for i, count in counted.counts.items() if count >= min_count} - special
             listed: set[int] = set()
             if keep_tokens is not None:
-                lines = Path(keep_tokens).read_text("utf-8", "surrogateescape").split("\n")
+                lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
                 listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
             kept = close(v, special | used | listed, MULTIPLE)
             if len(kept.tokens) >= n:
