@@ -117,7 +117,7 @@ class Request:
     @property
     def wants_norm(self) -> bool:
         """Whether log-probabilities are asked for."""
-        return self.params.logprobs or self.params.top_logprobs > 0 or self.params.hidden
+        return self.params.logprobs or self.params.hidden
 
     def output(self) -> RequestOutput:
         """The result, complete once all samples are."""
