@@ -179,6 +179,13 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": CHOSEN}, 400, None, "no function 'g'"),
     (CHAT, {"messages": HI, "tools": TOOLS, "guided_regex": "a"}, 400, None, "guided_regex with tools"),
     (CHAT, {"messages": HI, "tools": TOOLS, "search": {"method": "vote"}}, 400, None, "search with tools"),
+    (
+        CHAT,
+        {"messages": HI, "tools": [tool({"type": "array"})]},
+        400,
+        "invalid_value",
+        "the arguments of 'f' are an object",
+    ),
     (CHAT, {"messages": HI, "tools": ODD, "tool_choice": "required"}, 400, "unsupported_schema", "tools[0].function"),
     (CHAT, {"messages": [*HI, {"role": "assistant"}]}, 400, "invalid_value", "content is required"),
     (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [BROKEN]}]}, 400, "invalid_value", "is no JSON"),

@@ -200,11 +200,16 @@ def test_arguments_are_an_object(lm: LM, root: str) -> None:
         tools.insert(place, named("bad", NO_OBJECTS[root]))
         body = {"messages": HI, "tools": tools}
         for choice in (None, "auto", "required", {"type": "function", "function": {"name": "bad"}}):
+            found = use_of(ChatRequest.model_validate(body | {"tool_choice": choice}), lm, HERMES)
+            assert found is not None
             with pytest.raises(ApiError, match="the arguments of 'bad' are an object") as error:
-                use_of(ChatRequest.model_validate(body | {"tool_choice": choice}), lm, HERMES)
+                found.check()
             assert (error.value.status, error.value.param) == (400, f"tools[{place}].function.parameters")
-        for choice in ("none", {"type": "function", "function": {"name": "good1"}}):
-            use_of(ChatRequest.model_validate(body | {"tool_choice": choice}), lm, HERMES)
+        other = {"type": "function", "function": {"name": "good1"}}
+        found = use_of(ChatRequest.model_validate(body | {"tool_choice": other}), lm, HERMES)
+        assert found is not None
+        found.check()
+        assert use_of(ChatRequest.model_validate(body | {"tool_choice": "none"}), lm, HERMES) is None
 
 
 @pytest.mark.parametrize("root", ALSO_OBJECTS)
@@ -213,6 +218,7 @@ def test_what_else_a_schema_allows_is_not_written(lm: LM, root: str, template: s
     body: Any = {"messages": HI, "tools": [named("f", ALSO_OBJECTS[root])], "tool_choice": "required"}
     found = use_of(ChatRequest.model_validate(body | {"parallel_tool_calls": False}), lm, template)
     assert found is not None
+    found.check()
     (output,) = lm.generate(["hi"], n=4, seed=1, max_tokens=400, temperature=1.5, grammar=found.grammar())
     for sample in output.outputs:
         reader = CallReader(found.family, found.functions, several=False, forced=True)

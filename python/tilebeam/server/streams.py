@@ -62,10 +62,11 @@ class Plan:
         """The grammar that the text of this model has to match, None for any text.
 
         Raises:
-            ApiError: 400, none can be made of what the request says.
+            ApiError: 400, none can be made of what the request says, or a function takes no object.
         """
         if self.tools is None:
             return grammar_of(self.body)
+        self.tools.check()
         return self.tools.grammar() if self.tools.forced else None if self.body.ignore_eos else self.tools.held(lm)
 
     @property

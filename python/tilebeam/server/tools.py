@@ -57,6 +57,14 @@ class ToolUse:
         """The schemas of their parameters, by their names."""
         return {tool.function.name: tool.arguments for tool in self.tools}
 
+    def check(self) -> None:
+        """Raise `ApiError` for a function that takes no object; not for the event loop."""
+        for i, tool in enumerate(self.tools, self.first):
+            if not allows_objects(tool.arguments):
+                param = f"tools[{i}].function.parameters"
+                why = f"the arguments of {tool.function.name!r} are an object, and this schema allows none"
+                raise bad_request(f"{param}: {why}.", param=param, code="invalid_value")
+
     def grammar(self) -> str:
         """The grammar of an answer that calls.
 
@@ -173,7 +181,7 @@ def use_of(body: ChatRequest, lm: LM, template: str | None) -> ToolUse | None:
     """What a request wants of its functions, None if the model is not to call any.
 
     Raises:
-        ApiError: its function is not there, or one takes no object.
+        ApiError: its function is not there.
     """
     choice = body.tool_choice
     if not body.tools or choice == "none":
@@ -185,11 +193,6 @@ def use_of(body: ChatRequest, lm: LM, template: str | None) -> ToolUse | None:
         tools = tools[first : first + 1]
         if not tools:
             raise bad_request(f"tool_choice: there is no function {name!r} in tools.", param="tool_choice")
-    for i, tool in enumerate(tools, first):
-        if not allows_objects(tool.arguments):
-            param = f"tools[{i}].function.parameters"
-            why = f"the arguments of {tool.function.name!r} are an object, and this schema allows none"
-            raise bad_request(f"{param}: {why}.", param=param, code="invalid_value")
     forced = choice == "required" or isinstance(choice, NamedTool)
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     family = family_of(template or lm.chat_template or "")
