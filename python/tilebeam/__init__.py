@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.sampled import BestOfN, SelfConsistency
+    from tilebeam.search.tool_reasoning import ToolReasoning
 
 _HOME = {
     "LM": "model.lm",
@@ -73,6 +74,7 @@ _HOME = {
     "BeamSearch": "search.beam",
     "DVTS": "search.beam",
     "StepResult": "search.beam",
+    "ToolReasoning": "search.tool_reasoning",
     "StepScorer": "scoring.reward_model",
     "RewardModel": "scoring.reward_model",
     "TokenReward": "scoring.reward_model",
@@ -141,6 +143,7 @@ __all__ = [
     "Stream",
     "TilebeamError",
     "TokenReward",
+    "ToolReasoning",
     "Trajectory",
     "Usage",
     "Verifier",

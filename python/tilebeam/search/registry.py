@@ -24,9 +24,10 @@ from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.beam import DVTS, BeamSearch
 from tilebeam.search.sampled import BestOfN, SelfConsistency
+from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.text_files import unescaped
 
-_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive)
+_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive, ToolReasoning)
 _ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
 
 
