@@ -364,7 +364,6 @@ def tir(
     rates = options.reward.read()
     judge.check(rates, judged=False)
     arguments: dict[str, Any] = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
-    need_confinement(unsafe=unsafe_code)
 
     def asked(lm: LM, question: str) -> str:
         return lm.apply_chat_template(conversation(question, example=example))
@@ -372,7 +371,7 @@ def tir(
     with _opened("tir", options, rates, asked) as search:
         if rates is not None:
             arguments["scorer"] = search.reward(rates, unescaped(judge.step_stop))
-        search.run(arguments)
+        search.run(arguments | {"unsafe_code": unsafe_code})
 
 
 def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.text_files import unescaped
 
 _CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive, ToolReasoning)
+_OBJECTS = ("scorer", "run")  # arguments that no text gives
 _ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
 
 
@@ -68,7 +69,7 @@ def options(name: str) -> list[Option]:
     return [
         Option(option, _in_words(hint), default)
         for option, (hint, default) in _parameters(name).items()
-        if option != "scorer"
+        if option not in _OBJECTS
     ]
 
 
@@ -93,7 +94,7 @@ def create(
     """
     name = canonical(name)
     known = _parameters(name)
-    if unknown := [key for key in options if key not in known or key == "scorer"]:
+    if unknown := [key for key in options if key not in known or key in _OBJECTS]:
         listed = ", ".join(f"{o.name} ({o.type})" for o in _options(name)) or "none"
         raise TilebeamError(f"{name} has no option {unknown[0]!r}: it has {listed}.")
     arguments = {key: _read(name, key, value, known[key][0]) for key, value in options.items()}

@@ -348,7 +348,8 @@ class ToolReasoning(Algorithm[VoteResult]):
         program_weight: votes of a candidate with a program that ran count so many times.
         rounds: programs of a candidate at most.
         equal: see `SelfConsistency`.
-        run: runs programs; None: `tilebeam.sandbox.run_blocks`, confined.
+        run: runs programs; None: `tilebeam.sandbox` does, confined.
+        unsafe_code: let it run them even where they cannot be confined.
     """
 
     name: ClassVar[str] = "tir"
@@ -362,11 +363,13 @@ class ToolReasoning(Algorithm[VoteResult]):
         rounds: int = ROUNDS,
         equal: Equal | None = None,
         run: Run | None = None,
+        unsafe_code: bool = False,
     ) -> None:
         if not (math.isfinite(program_weight) and program_weight > 0):
             raise TilebeamError(f"program_weight must be a number above 0, not {program_weight!r}.")
         self.rounds = whole("rounds", rounds)
         self._run = run
+        self._unsafe = unsafe_code
         weigher = None if scorer is None else as_scorer(scorer)
         if program_weight != 1.0:
             weigher = _Weighed(weigher, program_weight)
@@ -385,7 +388,7 @@ class ToolReasoning(Algorithm[VoteResult]):
         events: EventHook | None = None,
     ) -> list[VoteResult]:
         """See `Algorithm.run`."""
-        tools = ToolGenerator(lm, self._run or confined(), rounds=self.rounds)
+        tools = ToolGenerator(lm, self._run or confined(unsafe=self._unsafe), rounds=self.rounds)
         return self.vote.run(tools, prompts, budget, sampling=sampling, progress=progress, events=events)
 
 
@@ -412,10 +415,16 @@ class _Weighed(Scorer):
         ]
 
 
-def confined() -> Run:
-    """Return what runs programs in the sandbox.
+def confined(*, unsafe: bool = False) -> Run:
+    """Return what runs programs in `tilebeam.sandbox`: variables of a sample's earlier programs are still there.
+
+    Args:
+        unsafe: run them even where they cannot be confined.
 
     Raises:
-        TilebeamError: this system cannot confine them.
+        TilebeamError: they cannot be confined here, and `unsafe` is false.
     """
-    raise TilebeamError("no sandbox yet")
+    from tilebeam import sandbox
+
+    sandbox.need_confinement(unsafe=unsafe)
+    return lambda programs: sandbox.run(programs[-1], before=programs[:-1], unsafe=unsafe).text
