@@ -67,9 +67,9 @@ class Evaluation:
     options: tuple[str, ...]
 
 
-_CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head")
+_CHOSEN = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
-_SEARCHES = ("--method", "best-of-n,self-consistency,beam,dvts", "--scorer", "head")
+_SEARCHES = ("--method", "greedy,best-of-n,self-consistency,beam,dvts", "--scorer", "head")
 _STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
@@ -81,7 +81,7 @@ EVALUATIONS = (
         "humaneval",
         (),
         164,
-        ("--method", "best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
+        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
     ),
 )
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.base import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
-_METHODS = ["best-of-n", "self-consistency"]
+_METHODS = ["greedy", "best-of-n", "self-consistency"]
 _BUDGETS = "1,2,4,8,16"
 _SEEDS = ",".join(map(str, SEEDS))
 _TASK = "Task"

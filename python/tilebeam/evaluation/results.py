@@ -18,7 +18,7 @@ import numpy as np
 from tilebeam.evaluation import choices, ranking
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import LIKELIHOOD, Setting, Unit
+from tilebeam.evaluation.config import GREEDY, LIKELIHOOD, Setting, Unit
 from tilebeam.evaluation.log import Record
 
 PASS = "pass"
@@ -34,8 +34,8 @@ class Row:
     Attributes:
         model, device: which model, where.
         series: what chose; budget: out of how many candidates.
-        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for a search as it ran, or
-            one of `tilebeam.evaluation.choices.FIGURES`.
+        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for what ran once, a search
+            or the greedy answer, or one of `tilebeam.evaluation.choices.FIGURES`.
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
