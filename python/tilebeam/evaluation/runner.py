@@ -267,8 +267,7 @@ _READERS = ("", "logprob-sum", "logprob", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:
-    """What is timed: the greedy answer, one sample, and every method with every scorer at every budget at which there is
-    a choice.
+    """What is timed: greedy, one sample, and every method with every scorer at every budget at which there is a choice.
 
     Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
     compare answers, with the scorer that has decoding leave the most: the others do a part of that.
@@ -327,7 +326,8 @@ def _latency_pass(
         if todo:
             together = _fit_together(setting, len(devices))
             _take_turns(job, task, make, pairs, todo, together, log, watcher)
-        return list(log.records.values())
+        # A series that was timed for others, too, may be one of those others after methods were added.
+        return [record for record in log.records.values() if record["series"] in {c.series for c in configurations}]
 
 
 def _fit_together(setting: Setting, devices: int) -> bool:

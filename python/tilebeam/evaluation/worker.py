@@ -117,12 +117,8 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        if self.setting.likelihood:
-            work = self._likelihoods
-        elif unit.method == GREEDY:
-            work = self._greedy
-        else:
-            work = self._search if unit.method else self._samples
+        one_by_one = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
+        work = self._likelihoods if self.setting.likelihood else one_by_one
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
