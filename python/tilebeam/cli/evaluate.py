@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.base import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
-_METHODS = ["best-of-n", "self-consistency"]
+_METHODS = ["greedy", "best-of-n", "self-consistency"]
 _BUDGETS = "1,2,4,8,16"
 _SEEDS = ",".join(map(str, SEEDS))
 _TASK = "Task"
@@ -62,7 +62,11 @@ def evaluate(
     ],
     method: Annotated[
         list[str],
-        typer.Option("--method", help="Comma separated; options behind a colon: beam:beam_width=4,max_steps=8."),
+        typer.Option(
+            "--method",
+            help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
+            "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
+        ),
     ] = _METHODS,
     budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = _BUDGETS,
     scorer: Annotated[
@@ -239,8 +243,8 @@ def evaluate(
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 
-    One run of N samples per item gives every budget of best-of-n and self-consistency; beam, dvts and the others run
-    at each budget. If a run is killed or interrupted, the same command resumes it.
+    The greedy answer is what methods are compared with. One run of N samples per item gives every budget of best-of-n
+    and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same command resumes it.
 
     Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
     --items 200 --out eval/chain-sum --latency-items 10

@@ -14,7 +14,7 @@ from tilebeam.answers.normalize import merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Method, ModelFile, Setting, Unit, item_seed
+from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
@@ -58,7 +58,7 @@ class Timed:
     """A configuration whose latency is measured.
 
     Attributes:
-        series, budget, method, scorer: as of a `Unit`; no method: one sample.
+        series, budget, method, scorer: as of a `Unit`; no method: one sample, or the greedy answer.
         alike: all series that take the same work, this one among them.
     """
 
@@ -117,7 +117,8 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        work = self._likelihoods if self.setting.likelihood else self._search if unit.method else self._samples
+        one_by_one = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
+        work = self._likelihoods if self.setting.likelihood else one_by_one
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
@@ -147,6 +148,19 @@ class Workbench:
             ]
             records.append({"id": item.id, "samples": samples} | _usage(output.usage))
         return records
+
+    def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
+        """The one answer to each item at temperature 0."""
+        params = [self._sampling(unit.seed, item, temperature=0.0) for item in items]
+        outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        check_complete(outputs)
+        return [
+            {"id": item.id}
+            | self._judged(item, output.outputs[0].text)
+            | {"finish": output.outputs[0].finish_reason}
+            | _usage(output.usage)
+            for item, output in zip(items, outputs, strict=True)
+        ]
 
     def _likelihoods(self, unit: Unit, lm: LM, items: Sequence[Item], _: ProgressHook | None) -> list[Record]:
         """How likely each choice of each item is."""
@@ -179,14 +193,9 @@ class Workbench:
         prompts = [self._prompt(lm, item) for item in items]
         results = algorithm.run(lm, prompts, unit.budget, sampling=params, progress=progress)
         return [
-            {
-                "id": item.id,
-                "text": result.the_one.text,
-                "answer": self.task.extract(result.the_one.text),
-                "correct": self.task.verdict(item, result.the_one.text),
-                "score": result.scores[result.best_index],
-                "candidates": len(result.candidates),
-            }
+            {"id": item.id}
+            | self._judged(item, result.the_one.text)
+            | {"score": result.scores[result.best_index], "candidates": len(result.candidates)}
             | _usage(result.usage)
             for item, result in zip(items, results, strict=True)
         ]
@@ -205,6 +214,8 @@ class Workbench:
         params = self._sampling(self.setting.seeds[0], item)
         prompt = self._prompt(lm, item)
         algorithm = None
+        if timed.series == GREEDY:
+            params = replace(params, temperature=0.0)
         if timed.method is not None:
             algorithm = self._algorithm(timed.method, timed.scorer, model, device)
         watch = Stopwatch()
@@ -220,7 +231,11 @@ class Workbench:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _sampling(self, seed: int, item: Item, **changes: Any) -> SamplingParams:
-        return SamplingParams(**dict(self.setting.sampling), seed=item_seed(seed, item.id), **changes)
+        return SamplingParams(**dict(self.setting.sampling) | {"seed": item_seed(seed, item.id)} | changes)
+
+    def _judged(self, item: Item, text: str) -> Record:
+        """A text with its answer, and whether it is right."""
+        return {"text": text, "answer": self.task.extract(text), "correct": self.task.verdict(item, text)}
 
     def _prompt(self, lm: LM, item: Item) -> str:
         text = self.task.prompt(item, lm)

@@ -52,15 +52,18 @@ def names() -> list[str]:
     return [c.name for c in _CLASSES]
 
 
-def canonical(name: str) -> str:
+def canonical(name: str, *others: str) -> str:
     """The algorithm's own name.
+
+    Args:
+        others: names that the caller takes besides.
 
     Raises:
         TilebeamError: there is none of that name.
     """
     known = _ALIASES.get(name, name)
-    if known not in names():
-        raise TilebeamError(f"Unknown search method {name!r}: choose from {', '.join([*names(), *_ALIASES])}.")
+    if known not in (taken := [*others, *names()]):
+        raise TilebeamError(f"Unknown search method {name!r}: choose from {', '.join([*taken, *_ALIASES])}.")
     return known
 
 
