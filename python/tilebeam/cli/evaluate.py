@@ -166,6 +166,15 @@ def evaluate(
             rich_help_panel=_TASK,
         ),
     ] = None,
+    tir: Annotated[
+        bool,
+        typer.Option(
+            "--tir",
+            help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
+            "are run, confined, while they are drawn (gsm8k, math, jsonl).",
+            rich_help_panel=_TASK,
+        ),
+    ] = False,
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code,
     seeds: Annotated[
         str,
@@ -275,6 +284,7 @@ def evaluate(
         extract=extract,
         checker=checker,
         chat=chat,
+        tir=tir,
         unsafe_code=unsafe_code,
     )
     opened = open_task(options)
@@ -293,6 +303,7 @@ def evaluate(
                 "--checker": checker is not None,
                 "--lookup": bool(lookup),
                 "--draft": draft is not None,
+                "--tir": tir,
             }
         )
     scorers = () if is_choice else _scorers(scorer, opened, reward)

@@ -22,6 +22,7 @@ from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
+from tilebeam.search.tool_reasoning import ToolReasoning
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
 # One answer at temperature 0, as most people ask for: what every search is compared with. No budget or seed changes it.
@@ -139,6 +140,8 @@ class Setting:
         """
         parsed = [methods.parse(spec) for spec in self.methods if not self.likelihood]
         names = [methods.canonical(name, GREEDY) for name, _ in parsed]
+        if ToolReasoning.name in names:
+            raise TilebeamError("Programs in samples are run for all methods alike: use --tir, not --method tir.")
         specs = self.methods[: len(parsed)]
         labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
         return [
@@ -184,6 +187,8 @@ class Setting:
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
+        if not task["tir"]:
+            del task["tir"]
         if task["pilot_seed"] is None:
             del task["pilot_seed"], task["pilot_items"]
         plain: dict[str, Any] = json.loads(json.dumps(result))

@@ -28,7 +28,8 @@ from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.search import registry as methods
-from tilebeam.search.base import Algorithm, SearchResult
+from tilebeam.search.base import Algorithm, SearchResult, StepGenerator
+from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -128,7 +129,7 @@ class Workbench:
         wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
-        outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
         scores = {name: self._scores(name, unit, items, outputs) for name in names}
         records = []
@@ -152,7 +153,7 @@ class Workbench:
     def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
         """The one answer to each item at temperature 0."""
         params = [self._sampling(unit.seed, item, temperature=0.0) for item in items]
-        outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
         return [
             {"id": item.id}
@@ -191,7 +192,7 @@ class Workbench:
         algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.model, unit.device)
         params = [self._sampling(unit.seed, item) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
-        results = algorithm.run(lm, prompts, unit.budget, sampling=params, progress=progress)
+        results = algorithm.run(self._source(lm), prompts, unit.budget, sampling=params, progress=progress)
         return [
             {"id": item.id}
             | self._judged(item, result.the_one.text)
@@ -220,9 +221,9 @@ class Workbench:
             algorithm = self._algorithm(timed.method, timed.scorer, model, device)
         watch = Stopwatch()
         if algorithm is None:
-            usage = lm.generate([prompt], replace(params, n=1))[0].usage
+            usage = self._source(lm).generate([prompt], replace(params, n=1))[0].usage
         else:
-            usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
+            usage = algorithm.run(self._source(lm), [prompt], timed.budget, sampling=params)[0].usage
         cost = watch.cost()
         joules = None if cost.joules is None else round(cost.joules, 3)
         times = {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6)}
@@ -236,6 +237,11 @@ class Workbench:
     def _judged(self, item: Item, text: str) -> Record:
         """A text with its answer, and whether it is right."""
         return {"text": text, "answer": self.task.extract(text), "correct": self.task.verdict(item, text)}
+
+    def _source(self, lm: LM) -> StepGenerator:
+        """Whom samples are drawn from."""
+        task = self.setting.task
+        return ToolGenerator(lm, confined(unsafe=task.unsafe_code)) if task.tir else lm
 
     def _prompt(self, lm: LM, item: Item) -> str:
         text = self.task.prompt(item, lm)
