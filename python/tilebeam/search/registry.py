@@ -27,7 +27,14 @@ from tilebeam.search.sampled import BestOfN, SelfConsistency
 from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.text_files import unescaped
 
-_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive, ToolReasoning)
+_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (
+    BestOfN,
+    SelfConsistency,
+    BeamSearch,
+    DVTS,
+    Adaptive,
+    ToolReasoning,
+)
 _OBJECTS = ("scorer", "run")  # arguments that no text gives
 _ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
 

@@ -410,7 +410,10 @@ class _Weighed(Scorer):
 
     def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Any]:
         return [
-            replace(r, scores=[s * (self._weight if ran_program(c.text) else 1) for s, c in zip(r.scores, group, strict=True)])
+            replace(
+                r,
+                scores=[s * (self._weight if ran_program(c.text) else 1) for s, c in zip(r.scores, group, strict=True)],
+            )
             for r, group in zip(self._inner.rate(prompts, groups), groups, strict=True)
         ]
 
