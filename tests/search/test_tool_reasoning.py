@@ -1,4 +1,4 @@
-"""Tool-integrated reasoning against a model that follows a script: where outputs stand, what is counted, what is read."""
+"""Tool-integrated reasoning against a model that follows a script: where outputs stand, what is counted and read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TypedLM:
         return results
 
 
-def computes(so_far: str, seed: int) -> str:
+def computes(so_far: str, _: int) -> str:
     """Writes a program, then what its output says."""
     if MARK not in so_far:
         return f"{SUM}{MARK}\n99\n```\nSo it is \\boxed{{99}}."

@@ -349,8 +349,8 @@ def tir(
     ] = True,
     unsafe_code: UnsafeCode = False,
 ) -> None:
-    """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output, and
-    their answers vote.
+    """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output,
+    and their answers vote.
 
     For instruct models: the question goes through the chat template, behind a system prompt that asks for programs.
     Programs run confined: no files, no network, seconds of CPU time.

@@ -3,10 +3,10 @@
     lm = ToolGenerator(lm, run)                      # whatever asks a model for samples can ask this one
     ToolReasoning("boxed").infer(lm, prompt, 8)      # the same under a vote
 
-A model that was trained on it (Gou et al., "ToRA"; Qwen2.5-Math) writes a block of Python, then a block that begins with
-"```output", and without help invents what stands there. Here a sample stops at that mark, its program runs, the output
-is put behind the mark, and the sample goes on. Its KV cells are kept meanwhile, so that only the output is read; samples
-of all prompts go on in the same batches while programs run.
+A model that was trained on it (Gou et al., "ToRA"; Qwen2.5-Math) writes a block of Python, then a block that begins
+with "```output", and without help invents what stands there. Here a sample stops at that mark, its program runs, the
+output is put behind the mark, and the sample goes on. Its KV cells are kept meanwhile, so that only the output is read;
+samples of all prompts go on in the same batches while programs run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def ran_program(text: str) -> bool:
 
 
 def shown(output: str) -> str:
-    """Return a program's output as a model reads it: at most `MOST_OUTPUT` characters, nothing that closes the block."""
+    """Return a program's output as a model reads it: about `MOST_OUTPUT` characters, nothing that closes the block."""
     text = output.strip("\n").replace("```", "'''")
     if len(text) > MOST_OUTPUT:
         text = text[: MOST_OUTPUT // 2] + "\n.. (cut) ..\n" + text[-MOST_OUTPUT // 2 :]
@@ -196,8 +196,8 @@ class ToolGenerator:
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if any(p.constrained for p in params):
             raise TilebeamError(
-                "Samples whose programs run cannot be held to a grammar, a JSON schema or a regular expression, because "
-                "each part of a text would begin it anew."
+                "Samples whose programs run cannot be held to a grammar, a JSON schema or a regular expression, "
+                "because each part of a text would begin it anew."
             )
         told = _Told(progress, on_sample, sum(p.n for p in params))
         slots = int(getattr(self._lm, "n_seq_max", 16))
@@ -274,10 +274,8 @@ class ToolGenerator:
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind its mark."""
         program = last_program(draft.text)
-        if program is None:
-            output = "There is no block of Python above."
-        else:
-            output = self._run([*draft.programs, program])
+        found = program is not None
+        output = self._run([*draft.programs, program]) if found else "There is no block of Python above."
         draft.programs.append(program or "")
         draft.text += MARK
         # The last tokens may hold more than the mark: they are replaced.
