@@ -38,7 +38,7 @@ class Run:
 
     @property
     def text(self) -> str:
-        """Output, value and error below each other, as a notebook shows them."""
+        """Put output, value and error below each other, as a notebook shows them."""
         return "\n".join(t for t in (self.output.rstrip("\n"), self.value, self.error) if t)
 
 
@@ -53,14 +53,14 @@ def run(
     """Run a program and return what it prints, the value of the expression in its last line, and its error.
 
     It can compute, with the modules of Python that this takes, numpy and sympy where they are installed; files, network
-    and other processes are out of its reach. It takes milliseconds to start. May be called from many threads: as many
-    programs run at a time as there are CPUs, of which each has its own memory.
+    and other processes are out of its reach. It takes milliseconds to start. May be called from many threads; as many
+    programs run at a time as there are CPUs, at most 8.
 
     Args:
         code: the program.
         before: programs that ran before it in the same notebook: they run again; what they print and raise is
             forgotten, their variables stay.
-        timeout: seconds of CPU time for all of it.
+        timeout: seconds of CPU time for all of it, in whole ones; by the clock it may take ten times as long.
         max_output: characters of the output, of the value and of the error.
         unsafe: run it even where it cannot be confined.
 

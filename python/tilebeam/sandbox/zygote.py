@@ -67,6 +67,7 @@ def serve(asked: socket.socket) -> None:
     woken, wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # who started this may have blocked it
     poll = select.poll()
     poll.register(asked, select.POLLIN)
     poll.register(woken, select.POLLIN)
