@@ -78,6 +78,11 @@ def test_variables_of_earlier_blocks_are_there() -> None:
     before = ["print('old')\nx = 1\n", "x += 1\n1 / 0\nx = 9\n", "raise SystemExit\n", "import math\n'old'"]
     assert run("print(x + math.floor(2.5))", before=before) == Run("4\n", None, "", pytest.approx(0, abs=60), False)
     assert run("x", before=["x = ("]).error.endswith("NameError: name 'x' is not defined")
+    failed = run("1\nf(0)", before=["def f(x):\n    return 1 / x"]).error
+    assert failed.splitlines()[1:5] == [
+        *('  File "<program>", line 2, in <module>', "    f(0)"),
+        *('  File "<program 1>", line 2, in f', "    return 1 / x"),
+    ]
 
 
 def test_texts_are_cut() -> None:

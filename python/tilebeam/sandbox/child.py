@@ -122,8 +122,8 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with self._control:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._control, contextlib.suppress(*[Lost] if kind else []):  # an interrupt is more than a lost process
             self.end()
 
     def hear(self, most: Mapping[socket.socket, int]) -> list[bytes]:
@@ -176,7 +176,7 @@ class Child:
                 self._zygote.close()
                 raise Lost("the process that they are forked from does not answer") from error
             except Exception as error:
-                raise Lost("the process that they are forked from was ended") from error
+                raise Lost("the process that they are forked from was ended, or could start none") from error
         return self._ended
 
     def _piece(self, source: socket.socket) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilebeam.sandbox.plain_data import Json, decoded, encoded, framed, receive, send, write
 
-_NAME = "<program>"
+_NAME = "<program>"  # of the last block; those before it have a number behind
 _FRAMES = 4  # of a traceback, the last
 _LINE = 200  # characters of a line in it
 _ERROR = 1000  # characters of an error's text
@@ -94,10 +94,10 @@ def _run(request: Json, channel: int) -> None:
     *before, last = request["blocks"]
     space, limit = _module("__main__"), request["limit"]
     sys.stdout = _stdout(0)
-    for source in before:
-        _block(source, space)
+    for number, source in enumerate(before, 1):
+        _block(source, f"{_NAME[:-1]} {number}>", space)
     sys.stdout = _stdout(4 * limit)
-    value, error = _block(last, space)
+    value, error = _block(last, _NAME, space)
     text = ""
     if value is not None:
         try:
@@ -108,15 +108,15 @@ def _run(request: Json, channel: int) -> None:
         write(channel, framed(said.encode("utf-8", "backslashreplace")))
 
 
-def _block(source: str, space: dict[str, Any]) -> tuple[Any, str]:
+def _block(source: str, name: str, space: dict[str, Any]) -> tuple[Any, str]:
     """Run a block; returns the value of the expression at its end, if there is one, and the error, if there was one."""
-    linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
-        tree = ast.parse(source, _NAME)
+        tree = ast.parse(source, name)
         end = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, _NAME, "exec"), space)
+        exec(compile(tree, name, "exec"), space)
         if isinstance(end, ast.Expr):
-            return eval(compile(ast.Expression(end.value), _NAME, "eval"), space), ""
+            return eval(compile(ast.Expression(end.value), name, "eval"), space), ""
     except SystemExit:
         return None, ""
     except BaseException as error:
@@ -127,8 +127,8 @@ def _block(source: str, space: dict[str, Any]) -> tuple[Any, str]:
 def _in_words(error: BaseException) -> str:
     """The end of a traceback, without the frames of libraries: programs know neither their files nor their lines."""
     told = traceback.TracebackException.from_exception(error)
-    frames = [f for f in told.stack if f.filename == _NAME][-_FRAMES:]
-    lines = [f'  File "{_NAME}", line {f.lineno}, in {f.name}\n    {(f.line or "")[:_LINE]}\n' for f in frames]
+    frames = [f for f in told.stack if f.filename.startswith(_NAME[:-1])][-_FRAMES:]
+    lines = [f'  File "{f.filename}", line {f.lineno}, in {f.name}\n    {(f.line or "")[:_LINE]}\n' for f in frames]
     begin = ["Traceback (most recent call last):\n"] if lines else []
     return "".join([*begin, *lines, *told.format_exception_only()]).rstrip("\n")
 
