@@ -26,7 +26,7 @@ from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.scorers import Scorer, Verifier
+from tilebeam.scoring.scorers import Rating, Scorer, Verifier
 from tilebeam.search.base import Algorithm, StepGenerator, VoteResult
 from tilebeam.search.choices import BUDGET, ROUNDS
 from tilebeam.search.events import EventHook
@@ -233,7 +233,9 @@ class ToolGenerator:
 
         hidden = params.hidden  # those of the first part come with the result of the call
         asked = replace(params, stop=(*params.stop, MARK), logprobs=params.logprobs)
-        output = self._lm.generate([prompt], [asked], progress=told.hook(), on_sample=None if hidden else ended)[0]
+        output = self._lm.generate(_alone(prompt), [asked], progress=told.hook(), on_sample=None if hidden else ended)[
+            0
+        ]
         for first in output.outputs if hidden else ():
             ended(0, first)
         for index, future in under_way.items():
@@ -274,8 +276,8 @@ class ToolGenerator:
     def _insert(self, draft: _Draft) -> None:
         """Put the output of a draft's last program behind its mark."""
         program = last_program(draft.text)
-        found = program is not None
-        output = self._run([*draft.programs, program]) if found else "There is no block of Python above."
+        none = "There is no block of Python above."
+        output = none if program is None else self._run([*draft.programs, program])
         draft.programs.append(program or "")
         draft.text += MARK
         # The last tokens may hold more than the mark: they are replaced.
@@ -288,6 +290,10 @@ class ToolGenerator:
         inserted = f"\n{shown(output)}\n```\n"
         draft.text += inserted
         draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
+
+
+def _alone(prompt: str | Sequence[int]) -> Sequence[str] | Sequence[Sequence[int]]:
+    return [prompt] if isinstance(prompt, str) else [prompt]
 
 
 class _Told:
@@ -406,7 +412,7 @@ class _Weighed(Scorer):
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
         return self.rate([prompt], [candidates])[0].scores
 
-    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Any]:
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
         return [
             replace(
                 r,
