@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from tilebeam.answers.extract import Extractor, marked_number
 from tilebeam.answers.normalize import Equal
@@ -233,9 +233,9 @@ class ToolGenerator:
 
         hidden = params.hidden  # those of the first part come with the result of the call
         asked = replace(params, stop=(*params.stop, MARK), logprobs=params.logprobs)
-        output = self._lm.generate(_alone(prompt), [asked], progress=told.hook(), on_sample=None if hidden else ended)[
-            0
-        ]
+        output = self._lm.generate(
+            cast(Sequence[str], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
+        )[0]
         for first in output.outputs if hidden else ():
             ended(0, first)
         for index, future in under_way.items():
@@ -290,10 +290,6 @@ class ToolGenerator:
         inserted = f"\n{shown(output)}\n```\n"
         draft.text += inserted
         draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
-
-
-def _alone(prompt: str | Sequence[int]) -> Sequence[str] | Sequence[Sequence[int]]:
-    return [prompt] if isinstance(prompt, str) else [prompt]
 
 
 class _Told:
