@@ -215,7 +215,7 @@ class Engine:
         request = sample.request
         if sample.sampler is None:
             sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
-            sample.detokenizer = Detokenizer(request.params.stop)
+            sample.detokenizer = Detokenizer(request.params.stop or ())
             n_ctx = self.context.n_ctx
             sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.engine import Engine
@@ -15,6 +15,7 @@ from tilebeam.engine.reading import Reader
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.model.filling import gap_prompt
+from tilebeam.model.load_options import Backend
 from tilebeam.native.chat_prompt import ChatPrompt, prompt_of
 from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
@@ -47,7 +48,7 @@ class LoadInfo:
     """
 
     path: str
-    device: str
+    device: Backend
     repacked: bool
     tiled_tensors: int
     n_ctx: int
@@ -289,7 +290,7 @@ class Core:
         return self.info.n_seq_max
 
     @property
-    def device(self) -> str:
+    def device(self) -> Backend:
         """ "npu" or "cpu"."""
         return self.info.device
 
@@ -370,6 +371,13 @@ class Core:
             else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
         )
         return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def __reduce__(self) -> Never:
+        """Raise `TilebeamError`: what pickles and copies carry is not in Python's memory."""
+        raise TilebeamError(
+            "An LM cannot be pickled or copied: it is a model in the memory of this process. Call tilebeam.load in "
+            "the process that wants one."
+        )
 
     def _failed(self, code: int) -> TilebeamError:
         return self._failure(code, errors_in(self._dispatcher.log))
