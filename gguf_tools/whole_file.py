@@ -89,12 +89,13 @@ def followed(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def inherit(fd: int, old: os.stat_result | None) -> None:
+def inherit(fd: int, old: os.stat_result | None, *, private: bool = False) -> None:
     """Give a new file the mode of the one that it will replace, and its owner and group where the system allows.
 
     Args:
         fd: the new file.
         old: the state of the file to be replaced; None: nothing is replaced, the mode stays as it is.
+        private: the mode stays as it is in any case.
     """
     if old is None:
         return
@@ -102,7 +103,8 @@ def inherit(fd: int, old: os.stat_result | None) -> None:
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         with contextlib.suppress(OSError):
             os.fchown(fd, old.st_uid, old.st_gid)
-    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    if not private:
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
 def state_of(path: Path) -> os.stat_result | None:
@@ -139,9 +141,7 @@ def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterat
         fd = create_locked(partial, 0o600 if private or old is not None else 0o666)
     try:
         with naming(path, partial):
-            inherit(fd, old)
-            if private:
-                os.fchmod(fd, 0o600)
+            inherit(fd, old, private=private)
             yield partial
         partial.replace(path)
     except BaseException:
