@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilebeam.answers.worker_process import WorkerProcess
 from tilebeam.errors import TilebeamError
+from tilebeam.sandbox.worker_process import WorkerProcess
 
 SECONDS = 5
 PATIENCE = 10  # times as long by the clock, where a machine is busy or a program waits for what never comes

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tilebeam.answers.confinement import confine, limit
+from tilebeam.sandbox.confinement import confine, limit
 
 # Programs cannot open files, so what they may import is imported here, before they exist.
 _MODULES = (

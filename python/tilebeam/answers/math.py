@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from tilebeam.answers.extract import boxed
 from tilebeam.answers.normalize import plain_math
-from tilebeam.answers.worker_process import WorkerProcess
 from tilebeam.errors import TilebeamError
+from tilebeam.sandbox.worker_process import WorkerProcess
 
 
 class MathAnswer:

@@ -202,7 +202,7 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
-    from tilebeam.native.chat_template import check_template
+    from tilebeam.model.chat_template import check_template
     from tilebeam.server import main as process
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel
