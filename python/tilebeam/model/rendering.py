@@ -25,8 +25,8 @@ class _Lane:
         self._process = WorkerProcess("tilebeam.model.template_worker", "chat templates")
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
-        """The reply to a request; None if there is none in time."""
-        return self._process.ask(request, _PATIENCE * SECONDS)
+        """The reply to [template, variables]; None if there is none in time."""
+        return self._process.ask(b"[%f, %s]\n" % (SECONDS, request), _PATIENCE * SECONDS)
 
 
 _USUAL, _SLOW = _Lane(), _Lane()
@@ -48,7 +48,7 @@ def render(template: str, variables: Mapping[str, Any] | None) -> dict[str, Any]
         TypeError, ValueError, RecursionError: a variable is nothing that JSON has.
         TilebeamError: the process does not start.
     """
-    request = json.dumps([SECONDS, [template, variables]], default=_plain).encode() + b"\n"
+    request = json.dumps([template, variables], default=_plain).encode()
     known = hash(template)
     if known not in _STOPPED:
         with _USUAL.lock:

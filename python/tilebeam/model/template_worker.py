@@ -28,7 +28,7 @@ from tilebeam.sandbox.confinement import confine
 
 _MEMORY = 512 << 20  # bytes for templates, beyond what the interpreter has
 # A text has at most so many characters, and so many more for each byte that the request has.
-_ROOM, _TIMES = 1 << 20, 4
+_ROOM, _TIMES = 1 << 18, 4
 _LONGEST_ERROR = 500
 # Errors that say more in words of ours.
 _WORDS = {
