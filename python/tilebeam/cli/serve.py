@@ -255,7 +255,7 @@ def serve(
 def _variables(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')
