@@ -96,6 +96,21 @@ def test_interrupted(path: Path, device: str, executor: str) -> None:
     assert endings(path, device, executor, points) == [["KeyboardInterrupt", "", 0, "none", True]] * len(points)
 
 
+def test_a_handler_of_the_programs_own_is_called_and_the_load_goes_on(path: Path) -> None:
+    code = (
+        FAULTY.split("want, real")[0]
+        + """
+make, came = C.llama_progress_callback, []
+C.llama_progress_callback = lambda call: make(on_call(2, "interrupt", call))
+signal.signal(signal.SIGINT, lambda *given: came.append(given))
+with tilebeam.load(path, **options):
+    print(came, signal.getsignal(signal.SIGINT).__name__)
+"""
+    )
+    done = process_kit.python(code, path, "cpu", "", "[]")
+    assert (done.stdout, done.stderr) == ("[(<Signals.SIGINT: 2>, None)] <lambda>\n", "")
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [("kill", r"killed by signal 9|was lost while .*tiny\.gguf was loaded"), ("stop", "the deadline of 600 ms")],

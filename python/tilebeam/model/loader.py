@@ -344,7 +344,7 @@ class _Loader:
         releases.map_files(params, self._file.aligned)
         if self._file.repacked is not None:
             self._file.repacked.override(params)
-        params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.came)
+        params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
         with self._announcement(), self._division():
             pointer = own_load()(os.fsencode(self._file.path), params)
             if self._control is not None:

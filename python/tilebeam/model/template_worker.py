@@ -141,9 +141,9 @@ def main() -> None:
     _limit()
     answers.write(b"{}\n")
     for line in sys.stdin.buffer:
-        seconds, arguments = json.loads(line)
+        seconds, (template, variables) = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        answer = json.dumps(reply_to(*arguments, _ROOM + _TIMES * len(line))).encode() + b"\n"
+        answer = json.dumps(reply_to(template, variables, _ROOM + _TIMES * len(line))).encode() + b"\n"
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(answer)
 
