@@ -44,7 +44,7 @@ HEADS, LOGS = HERE / "heads", HERE / "logs"
 OUT = ROOT / "build" / "search-cost"
 # Problems of GSM8K's training file that a model's head learns from, six samples of each.
 LEARNING = {"0.5B": 240, "1.5B": 123}
-# Behind which layer its hidden states are, if not behind the final norm: bench/real/head_layers.py says what pays.
+# Behind which layer its hidden states are, if not behind the final norm: docs/reward-models.md says what pays.
 LAYERS = {"1.5B": 19}
 KEPT = ("log.jsonl", "latency.jsonl")
 

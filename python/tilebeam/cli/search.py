@@ -212,7 +212,7 @@ def best_of_n(
 
     Without a reward model: tilebeam best-of-n -m model.gguf --chat -p "Name a prime above 90." --scorer judge
     """
-    from tilebeam.answers.code_check import need_confinement
+    from tilebeam.sandbox import need_confinement
     from tilebeam.scoring.registry import named_scorer
     from tilebeam.scoring.scorers import Majority
 

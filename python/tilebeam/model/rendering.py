@@ -15,6 +15,7 @@ from tilebeam.sandbox.worker_process import WorkerProcess
 
 SECONDS = 2  # of CPU time for a template; those in use take a thousandth
 _PATIENCE = 5  # times as long by the clock, where a machine is busy
+_LONGEST = 1 << 28  # bytes of a reply; the process itself has a closer limit
 
 
 class _Lane:
@@ -22,7 +23,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.lock = free_in_children()
-        self._process = WorkerProcess("tilebeam.model.template_worker", "chat templates")
+        self._process = WorkerProcess(["tilebeam.model.template_worker"], "chat templates", longest=_LONGEST)
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
         """The reply to [template, variables]; None if there is none in time."""

@@ -17,8 +17,8 @@ from tilebeam.measure.perplexity import windows_of
 from tilebeam.measure.perplexity_stats import TokenScores, figures
 
 from bench.lib import gemma, models, report
-from bench.lib.numpy_model import F32, Activations, Ints, Model, Numerics
 from bench.lib.options import Parser
+from bench.papers.numpy_model import F32, Activations, Ints, Model, Numerics
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What attention's time consists of: scores (QK), softmax and accumulation (PV), and the softmax by its exponent.
 
-    python -m bench.attention_stages [--json] [--quick] [--isa avx2] [-d 128]
+    python -m bench.papers.attention_stages [--json] [--quick] [--isa avx2] [-d 128]
 
 The steps of the kernels that models run, on one thread, for one head: `rows` queries against a prompt of 4096 cells of
 F16. It is the paper's figure 8, latency over the number of queries, and its figure 14, the whole on-chip softmax (row

@@ -1,9 +1,9 @@
 """Agile-Quant's ways to less arithmetic, on a real model: 4-bit activations, integer attention, pruned prompts.
 
-    python -m bench.agile_quant -m MODEL.gguf -f wiki.test.raw [--windows 4] [-c 512] [--json] [--quick]
+    python -m bench.papers.agile_quant -m MODEL.gguf -f wiki.test.raw [--windows 4] [-c 512] [--json] [--quick]
 
 The weights are the file's, in float32, so what a row loses is its own: perplexity of the last tokens of each window,
-against the same weights with nothing rounded. The forward pass is numpy's (bench/lib/numpy_model.py), architecture
+against the same weights with nothing rounded. The forward pass is numpy's (bench/papers/numpy_model.py), architecture
 qwen2; `tests/bench/test_agile_quant.py` compares it with llama.cpp. None of this is in the product:
 
     activations     all that enters a layer's products, by 8 or 4 bits: a scale for each 32 (the product's int8), or a
@@ -28,10 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.lib import limits, numpy_scores, report
-from bench.lib.numpy_model import F32, SITES, Activations, Ints, Model, Numerics, Pruning, softmax
-from bench.lib.numpy_scores import Way
+from bench.lib import limits, report
 from bench.lib.options import Parser
+from bench.papers import numpy_scores
+from bench.papers.numpy_model import F32, SITES, Activations, Ints, Model, Numerics, Pruning, softmax
+from bench.papers.numpy_scores import Way
 
 FINEST = 4  # TRIP: channels are divided by up to 2^FINEST
 GROUP = 32
@@ -198,7 +199,7 @@ def _mixed(_layer: int, site: str, x: F32) -> F32:
 
 def multiplier(rounds: int, seconds: float) -> dict[str, Any]:
     """The rate of products of the paper's multiplier, beside that of 8-bit dot products."""
-    library = limits.compile("agile_multiplier.cpp")
+    library = limits.compile("papers/agile_multiplier.cpp")
     k, lanes = 256, int(library.tb_pair_lanes())
     rng = np.random.default_rng(1)
     low, high, a = (rng.integers(0, 16, shape, np.uint16) for shape in ((k, lanes), (k, lanes), k))

@@ -1,6 +1,6 @@
 """Products of low-bit weights by tables of partial sums (T-MAC) against the product's own kernels, which multiply int8.
 
-    python -m bench.lut_gemv [--json] [--quick] [--types tq2_0,q2_k] [--rows 1,4,8] [--shapes 1536x8960] [--fast]
+    python -m bench.papers.lut_gemv [--json] [--quick] [--types tq2_0,q2_k] [--rows 1,4,8] [--shapes 1536x8960] [--fast]
 
 An n-bit weight is n planes of signs. Four activations have 16 sums +-a0 +-a1 +-a2 +-a3; rounded to bytes they are one
 table, which stays in a register while the nibbles of 32 or 64 columns look up in it. Per 8 k and 32 columns, with P
@@ -42,9 +42,10 @@ from gguf import GGMLQuantizationType as Q
 from tilebeam.native import executor as _npu
 
 from bench.gemm import NpuMulMat
-from bench.lib import k_quants, limits, lut, report
+from bench.lib import k_quants, limits, report
 from bench.lib.op_list import aligned
 from bench.lib.options import Parser
+from bench.papers import lut
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -54,7 +55,7 @@ SHAPES = "1536x1536,1536x8960,8960x1536,4096x4096"
 @cache
 def library() -> ctypes.CDLL:
     """The kernels; of both sets the same bits, hence no fast mathematics."""
-    return limits.compile("lut_gemv.cpp", "-fno-fast-math", "-ffp-contract=off")
+    return limits.compile("papers/lut_gemv.cpp", "-fno-fast-math", "-ffp-contract=off")
 
 
 class LutMulMat:

@@ -1,4 +1,4 @@
-"""Low-bit weights as bit planes in nibbles, for bench/lut_gemv.py: from ggml's blocks to what bench/lut_gemv.cpp reads.
+"""Low-bit weights as bit planes in nibbles, for lut_gemv.py: from ggml's blocks to what lut_gemv.cpp reads.
 
 A weight is ``scale * integer / 2 * (sum of value[p] * sign[p] + offset) - minimum``, sign[p] = +-1 by plane p's bit.
 """
@@ -127,7 +127,7 @@ def planes(type: str, weights: U8, k: int, n: int) -> Planes:
 
 
 def pack(f: Format, p: Planes) -> U8:
-    """What the kernels read, in slices of K, panels of columns and blocks of K (bench/lut_gemv.cpp)."""
+    """What the kernels read, in slices of K, panels of columns and blocks of K (bench/papers/lut_gemv.cpp)."""
     n, k = p.bits.shape
     blocks, groups = k // f.block, n // COLUMNS // f.panels
     shape = (n // COLUMNS, 2, 16, k // 8)  # panel, half, word, pair of groups

@@ -1,10 +1,10 @@
 """K and V in the matrix unit's layout, and in BF16: what attention would gain, and what BF16 costs a model.
 
-    python -m bench.native_kv [--rows 1,6,16,96] [--json] [--quick]
-    python -m bench.native_kv -m MODEL.gguf -f wiki.test.raw    (and perplexities)
+    python -m bench.papers.native_kv [--rows 1,6,16,96] [--json] [--quick]
+    python -m bench.papers.native_kv -m MODEL.gguf -f wiki.test.raw    (and perplexities)
 
 An NPU inference service keeps K in tiles of 256 cells and V in tiles of 64, interleaved as its matrix unit reads them.
-Here both are that on a CPU (bench/native_kv.cpp, AVX-512): one head against 4096 cells, one thread, rows of queries.
+Here both are that on a CPU (native_kv.cpp, AVX-512): one head against 4096 cells, one thread, rows of queries.
 The baseline is the product's kernel of the same step, which reads cells as llama.cpp lays them out, in F16. FP16 tiles
 hold the same numbers. BF16 tiles are multiplied by vdpbf16ps, queries and softmax weights in BF16, too: twice the
 products of an instruction, and no widening.
@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 from tilebeam.cli.bench import numbers
 
-from bench.attention_stages import EXACT, TILE, Stages
-from bench.lib import limits, numpy_scores, report
-from bench.lib.numpy_model import F32, Model, Numerics, softmax
-from bench.lib.numpy_scores import Way
+from bench.lib import limits, report
 from bench.lib.options import Parser
 from bench.lib.report import Pairs
+from bench.papers import numpy_scores
+from bench.papers.attention_stages import EXACT, TILE, Stages
+from bench.papers.numpy_model import F32, Model, Numerics, softmax
+from bench.papers.numpy_scores import Way
 
 U16 = npt.NDArray[np.uint16]
 DIM, CELLS = 128, 4096
@@ -89,7 +90,7 @@ def library() -> ctypes.CDLL:
     Raises:
         RuntimeError: this CPU has no AVX-512.
     """
-    found = limits.compile("native_kv.cpp")
+    found = limits.compile("papers/native_kv.cpp")
     if not found.tb_native_kv_types():
         raise RuntimeError("this CPU has no AVX-512")
     return found

@@ -1,6 +1,6 @@
 """Dequantization of 4-bit weights to FP16 tiles in HMX order, by how the quants are laid out.
 
-    python -m bench.dequant_layouts [--json] [--quick]
+    python -m bench.papers.dequant_layouts [--json] [--quick]
 
 conventional  rows of ggml blocks: every value goes to its place in the tile by scatter
 groups        2 x 16 groups in tile order, a block each: stores in order, but vectors are cut by the block size
@@ -86,7 +86,7 @@ def main() -> None:
     args = p.parse()
     shapes = [(1536, 1536)] if args.quick else [(1536, 1536), (1536, 8960), (8960, 1536)]
     least = 0.02 if args.quick else 0.05
-    lib = limits.compile("dequant_layouts.cpp")
+    lib = limits.compile("papers/dequant_layouts.cpp")
     rows = report.Rows("dequant_layouts", args.json)
     copies = []
     for k, n in shapes:

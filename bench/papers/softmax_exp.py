@@ -1,6 +1,6 @@
 """Ways to compute the exponent of attention's softmax, FP16 in and out: what the look-up table is measured against.
 
-    python -m bench.softmax_exp [--json] [--quick]
+    python -m bench.papers.softmax_exp [--json] [--quick]
 
 32-bit exp, a 16-bit fixed-point polynomial, the 64 KiB table with gathers, and what this CPU's attention kernels do
 (in registers where they return the table's bits). It is the exponent alone: the paper's figure 14 times the whole
@@ -40,7 +40,7 @@ def exact() -> Bits:
 
 def methods(isa: str) -> dict[str, Method]:
     """The ways by name; each reads FP16 bits and writes FP16 bits, the fixed-point one units of 2^-15."""
-    lib = limits.compile("softmax_exp.cpp")
+    lib = limits.compile("papers/softmax_exp.cpp")
     ffi, npu = _npu.load()
     handle = npu.tb_npu_create(1, isa.encode())
     function = int(ffi.cast("uintptr_t", ffi.addressof(npu, "tb_npu_exp2_fp16")))
