@@ -140,6 +140,8 @@ def test_the_process_is_confined_and_replaced() -> None:
     status = Path(f"/proc/{process.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
     assert "Seccomp:\t2" in status
+    variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    assert {v.split(b"=")[0] for v in variables} <= {b"PATH", b"LD_LIBRARY_PATH", b"TZ", b"PYTHONPATH", b""}
     process.kill()
     process.wait()
     assert text(SOUND) == "hi;"

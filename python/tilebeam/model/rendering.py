@@ -7,6 +7,7 @@ to an end again: it holds up nobody but those that ask for the same, and these f
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from tilebeam.sandbox.worker_process import WorkerProcess
 SECONDS = 2  # of CPU time for a template; those in use take a thousandth
 _PATIENCE = 5  # times as long by the clock, where a machine is busy
 _LONGEST = 1 << 28  # bytes of a reply; the process itself has a closer limit
+# No other variables: a key may be among them.
+_VARIABLES = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
 
 
 class _Lane:
@@ -23,7 +26,9 @@ class _Lane:
 
     def __init__(self) -> None:
         self.lock = free_in_children()
-        self._process = WorkerProcess(["tilebeam.model.template_worker"], "chat templates", longest=_LONGEST)
+        self._process = WorkerProcess(
+            ["tilebeam.model.template_worker"], "chat templates", _VARIABLES, longest=_LONGEST
+        )
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
         """The reply to [template, variables]; None if there is none in time."""
