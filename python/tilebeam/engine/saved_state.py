@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class SavedState:
     cells: npt.NDArray[np.uint8]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The file appears when it is complete.
+        """The file appears when it is complete, for this user only: the tokens tell what was asked.
 
         Raises:
             TilebeamError: it cannot be written.
@@ -72,7 +72,7 @@ class SavedState:
         parts = (_HEAD.pack(_MAGIC, VERSION, len(about)), about, self.tokens.data, self.cells.data)
         digest = hashlib.blake2b(digest_size=_DIGEST)
         try:
-            with whole_file(path) as partial, partial.open("wb") as file:
+            with whole_file(path, private=True) as partial, partial.open("wb") as file:
                 for part in parts:
                     digest.update(part)
                     file.write(part)
@@ -88,7 +88,8 @@ class SavedState:
             TilebeamError: it is missing, no such file, or damaged.
         """
         try:
-            data = np.fromfile(Path(path), np.uint8)
+            with _opened(path) as file:
+                data = np.fromfile(file, np.uint8)
         except OSError as error:
             raise TilebeamError(f"{path} cannot be read: {error.strerror or error}.") from None
         about = _description(data, path)
@@ -110,7 +111,7 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
         TilebeamError: it is missing, no such file, or its beginning is damaged.
     """
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             head = np.frombuffer(file.read(_HEAD.size + _LONGEST_DESCRIPTION), np.uint8)
             about = _description(head, path)
             file.seek(_HEAD.size + about["length"])
@@ -120,6 +121,20 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
     if len(data) != 4 * about["tokens"]:
         raise DamagedState(f"{path} is damaged: it ends within its tokens.")
     return [int(token) for token in np.frombuffer(data, np.int32)]
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file for reading. A pipe would wait for a writer, and a device need not end.
+
+    Raises:
+        TilebeamError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise TilebeamError(f"{path} is not a regular file.")
 
 
 def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,10 +15,10 @@ from tilebeam.engine.engine import Engine
 from tilebeam.engine.reading import Reader
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
+from tilebeam.model.chat_prompt import ChatPrompt, prompt_of
+from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
-from tilebeam.native.chat_prompt import ChatPrompt, prompt_of
-from tilebeam.native.chat_template import ChatTemplates
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import Figures
 
@@ -93,7 +94,7 @@ class Core:
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads)
         self._reader = Reader(context, self._engine.kv, self._engine.fail)
         self._dispatcher = Dispatcher(self._engine)
-        self._templates = ChatTemplates(model.vocab, model.chat_template())
+        self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
         self._lock = threading.Lock()  # of what is counted below
         self._kept_for = 0  # keep_prefixes() in force
         self._keeps = False  # for good, since a state was loaded

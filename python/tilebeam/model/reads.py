@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids, continued_text
 from tilebeam.engine.reading import ReadHook, Reading, TokenReading
 from tilebeam.errors import TilebeamError
+from tilebeam.model.chat_prompt import ChatPrompt
 from tilebeam.model.core import Core, Prompt
-from tilebeam.native.chat_prompt import ChatPrompt
 from tilebeam.native.llama import check_tokens
 from tilebeam.outputs import Likelihood
 
