@@ -84,6 +84,7 @@ class _Job:
     rows: dict[int, list[int]]  # position -> rows of the result
     out: Reading
     first: int  # position asked for whose answer is still to come
+    reached: int = 0  # tokens that were decoded, or in the cache, by now
     seq: Sequence | None = None
     left: Sequence | None = None  # in the cache, at the end of a turn
     done: int = 0  # tokens of it in the batch under way
@@ -323,7 +324,9 @@ class Reader:
         try:
             while (waiting or running) and (room := turn.room(self._context.n_batch)):
                 waiting = self._start_some(waiting, running)
-                turn.tokens += self._decode(running, question, room)
+                if running:  # the first one goes on, whatever has to give way to it
+                    self._engine.scheduler.vacate(min(room, running[0].stop - running[0].start), 0)
+                turn.decoded(*self._decode(running, question, room))
                 running = [job for job in running if job.seq is not None]
                 told()
             for job in running:
@@ -385,13 +388,13 @@ class Reader:
 
     def _start(self, job: _Job, source: Sequence | None, shared: int, running: list[_Job], waiting: list[_Job]) -> bool:
         """Give a text its sequence, a fork of `shared` tokens of another. False: there is no room now."""
-        kv, vacate = self._kv, self._engine.scheduler.vacate
+        kv = self._kv
         goes_on = source is not None and source is job.left and shared == len(source)
         ids, room = int(not goes_on), job.stop - shared + sum(j.stop - j.start for j in running)
         while (kv.free_ids < ids or kv.free < room) and kv.evict(spare=source):
             pass
         if not running:
-            vacate(room, ids, spare=source)
+            self._engine.scheduler.vacate(0, ids, spare=source)
         if kv.free_ids < ids or (running and kv.free < room):
             return False
         if goes_on:
@@ -402,8 +405,8 @@ class Reader:
             job.seq = kv.open_from(source, shared)
         if not job.out.decoded_tokens:
             job.out.cached_tokens = shared
+        job.reached = max(job.reached, shared)
         running.append(job)
-        vacate(job.stop - shared, 0)  # the source's own end may be in the way
         if not self._forkable_anywhere(job):
             others = [min(o.first, common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
             job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
@@ -414,12 +417,12 @@ class Reader:
         recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
         return self._kv.forkable(job.stop, job.stop - 1) == job.stop - 1
 
-    def _decode(self, running: list[_Job], question: _Question, room: int) -> int:
+    def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
         """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end lose
         their sequence.
 
         Returns:
-            how many tokens it had.
+            how many tokens it had, and how many that were not decoded before.
         """
         if question.hidden:
             stops, every = _hidden_stops(running)
@@ -434,9 +437,12 @@ class Reader:
         seconds = time.perf_counter() - began
         if code != 0:
             self._engine.fail(code)
+        new = 0
         for job in running:
             job.out.seconds += seconds * job.done / n
             job.out.decoded_tokens += job.done
+            new += max(0, job.start - max(job.reached, job.start - job.done))
+            job.reached = max(job.reached, job.start)
             for entry, position in job.flagged:
                 question.answer(self._context, entry, job, position)
             if job.flagged:
@@ -445,7 +451,7 @@ class Reader:
             if job.start == job.stop and job.seq is not None:
                 self._kv.retire(job.seq)
                 job.seq = None
-        return n
+        return n, new
 
     def _leave_mark(self, job: _Job) -> None:
         """Cache what was read of a text by now, if it has come to a length at which others will fork it."""

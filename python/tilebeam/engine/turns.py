@@ -24,11 +24,23 @@ class Turn:
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self.tokens = 0
+        self._new = 0
         self._wanted = wanted
 
     def room(self, batch: int) -> int:
         """How many tokens the next batch may have, at most `batch`; 0: the turn is over."""
-        return min(batch, max(0, TOKENS - self.tokens)) if self._wanted() else batch
+        return min(batch, max(0, TOKENS - self._new)) if self._wanted() else batch
+
+    def decoded(self, tokens: int, new: int) -> None:
+        """A batch was decoded.
+
+        Args:
+            tokens: in it.
+            new: of them, those that were decoded for the first time. If others counted, readers that push each other
+                out of the cache might never get on.
+        """
+        self.tokens += tokens
+        self._new += new
 
 
 # Waits for a turn, which lasts as long as the context.
