@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from tilebeam.answers.normalize import normalize_answer
     from tilebeam.engine.reading import Reading
     from tilebeam.engine.streams import AsyncStream, Stream
+    from tilebeam.model.chat_prompt import ChatPrompt
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
     from tilebeam.model.progress_bar import ProgressBar
-    from tilebeam.native.chat_prompt import ChatPrompt
     from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LM": "model.lm",
-    "ChatPrompt": "native.chat_prompt",
+    "ChatPrompt": "model.chat_prompt",
     "load": "model.loader",
     "register": "native.stock",
     "SamplingParams": "sampling_params",

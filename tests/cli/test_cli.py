@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -17,13 +18,14 @@ from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
 from tilebeam.cli import main as cli
+from tilebeam.cli.prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import energy, selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.text_files import unescaped
+from tilebeam.text_files import json_lines, unescaped
 from typer.testing import CliRunner
 
 from bench.lib import synth
@@ -353,6 +355,19 @@ def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
     Ran(*flags).fails_with("prompts.jsonl line 1", "prompt")
     trace = ["trace", "-m", model, "-n", 2, "-t", 1, "-o", tmp_path / "t.json"]
     Ran(*trace, "-f", file).fails_with("prompts.jsonl line 1", "prompt")
+
+
+def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Windows' editors write it: before lines of JSON, a prompt, what is compressed, and on stdin."""
+    lines, text, packed = tmp_path / "p.jsonl", tmp_path / "p.txt", tmp_path / "p.jsonl.gz"
+    lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
+    text.write_bytes("\ufeffthe cat\r\n".encode())
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    assert prompts(None, lines, False) == ["the cat", "\ufeffthe dog"]
+    assert prompts(None, text, False) == ["the cat\n"]
+    assert [number for number, _ in json_lines(packed)] == [1, 2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
+    assert prompts("-", None, False) == ["the cat"]
 
 
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:

@@ -203,12 +203,14 @@ def test_another_setting_is_refused_with_what_differs(whole: tuple[Job, Task, Pa
 def test_a_damaged_log_is_named_by_line(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:
     job, _, out = whole
     rows = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "log.jsonl").write_bytes(b"".join([*rows[:2], b"{]\n", *rows[2:]]))
-    with pytest.raises(TilebeamError, match="line 3 is damaged"):
-        Log(tmp_path / "log.jsonl", job.setting)
-    (tmp_path / "log.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(TilebeamError, match="not a log"):
-        Log(tmp_path / "log.jsonl", job.setting)
+    for line in (b"{]", b"[" * 100000, b"7", b'{"unit": 1}'):
+        (tmp_path / "log.jsonl").write_bytes(b"".join([*rows[:2], line + b"\n", *rows[2:]]))
+        with pytest.raises(TilebeamError, match="line 3 is damaged"):
+            Log(tmp_path / "log.jsonl", job.setting)
+    for head in (b"{}\n", b'{"tilebeam_eval": 1}\n'):
+        (tmp_path / "log.jsonl").write_bytes(head)
+        with pytest.raises(TilebeamError, match="not a log"):
+            Log(tmp_path / "log.jsonl", job.setting)
 
 
 def test_a_log_without_results_takes_another_setting(whole: tuple[Job, Task, Path], tmp_path: Path) -> None:

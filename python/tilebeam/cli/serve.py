@@ -202,7 +202,7 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
-    from tilebeam.native.chat_template import check_template
+    from tilebeam.model.chat_template import check_template
     from tilebeam.server import main as process
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel
@@ -255,7 +255,7 @@ def serve(
 def _variables(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise TilebeamError(f'--chat-template-kwargs must be a JSON object like {{"enable_thinking": false}}: {text!r}')

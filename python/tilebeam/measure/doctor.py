@@ -1,6 +1,6 @@
 """`tilebeam doctor`: look at everything that must fit together, try it, and say what to do about what does not.
 
-Each check stands alone: a broken one is reported, the others still run. A model is looked at if one is named.
+Each check stands alone: a broken one is reported, the others still run. A model is loaded if one is named.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam._version import __version__
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import PlacementWarning, TilebeamError
 from tilebeam.measure.machine import cpu_features, cpu_info
 from tilebeam.native import environment
 
@@ -78,7 +79,7 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
     """Run all checks.
 
     Args:
-        model: a GGUF file to look at: whether it is sound, and where its matrices run.
+        model: a GGUF file to load: whether that can be done, and where its matrices run.
     """
     report = Report()
     reinstall = "Reinstall Tilebeam (`pip install --force-reinstall --no-deps .`, or `make setup`)"
@@ -106,7 +107,8 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
         _kernels,
     )
     if model is not None:
-        report.attempt("model", "Download or make the file again.", lambda r: _model(r, model))
+        advice = "`tilebeam.load` says the same of this file. If it is damaged, download or make it again."
+        report.attempt("model", advice, lambda r: _model(r, model))
     return report
 
 
@@ -372,27 +374,23 @@ def _kernels(report: Report) -> str:
 
 
 def _model(report: Report, path: str | os.PathLike[str]) -> str:
-    """What `tilebeam.load` would do with a file: where it runs, and which of its matrices the device multiplies by."""
+    """Load it as `tilebeam.load` does, and tell where it runs and which of its matrices the device multiplies by."""
     from tilebeam.gguf import device_share
     from tilebeam.model import device_choice
-    from tilebeam.model.file_check import inspect
-    from tilebeam.model.load_options import LoadOptions
+    from tilebeam.model.loader import load
 
-    options = LoadOptions().checked()
-    file = inspect(path, options.verify)
-    backend = device_choice.choose(file, options)
-    groups = device_choice.groups_of(file, backend, options.n_gpu_layers)
-    said = device_choice.warning(file.path, groups, backend, repacked=file.repacked is not None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlacementWarning)  # told below
+        with load(path, lookup=False) as lm:
+            info = lm.info
+    said = device_choice.warning(info.path, info.matrices, info.device, repacked=info.repacked)
     report.facts["model"] = {
-        "path": file.path,
-        "architecture": file.architecture,
-        "repacked": file.repacked is not None,
-        "device": backend,
-        "device_share": device_share(groups),
-        "matrices": [asdict(group) for group in groups],
+        "path": info.path,
+        "architecture": info.architecture,
+        "repacked": info.repacked,
+        "device": info.device,
+        "device_share": device_share(info.matrices),
+        "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
     }
-    return f"{file.architecture}, runs on {backend}, {device_choice.summary(groups)}"
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
+    return f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"

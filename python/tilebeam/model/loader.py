@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.errors import PlacementWarning, TilebeamError
+from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
@@ -27,6 +27,7 @@ from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
 from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
+from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.stock import own_load
 
 if TYPE_CHECKING:
@@ -149,9 +150,10 @@ def load(
     from tilebeam.native.plugin import ggml
 
     ggml()  # the right llama-cpp-python, or a clear error, before anything else touches it
-    with _loading, ExitStack() as stack:
-        lm = _Loader(file, options, backend, stack).run()
+    with _loading, ExitStack() as stack, Interrupts() as interrupts:
+        lm = _Loader(file, options, backend, stack, interrupts).run()
     try:
+        interrupts.check()
         if draft is not None or lookup is not False:
             lm.speculate(lookup, None if draft is None else _load_draft(draft, lm, options))
     except BaseException:
@@ -183,7 +185,9 @@ def _load_draft(draft: str | os.PathLike[str], lm: LM, o: CheckedOptions) -> LM:
 class _Loader:
     """One load: every step puts what it made on the stack, so that a failure frees all of it."""
 
-    def __init__(self, file: CheckedFile, options: CheckedOptions, backend: Backend, stack: ExitStack) -> None:
+    def __init__(
+        self, file: CheckedFile, options: CheckedOptions, backend: Backend, stack: ExitStack, interrupts: Interrupts
+    ) -> None:
         import llama_cpp.llama_cpp as capi
 
         from tilebeam.native import llama
@@ -195,9 +199,11 @@ class _Loader:
         self._backend = backend
         self._matrices = device_choice.groups_of(file, backend, options.n_gpu_layers)
         self._stack = stack
+        self._interrupts = interrupts
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = Loaded(0, 0, 0, "")
+        self._sessions: list[int] | None = None  # that the devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
 
@@ -216,6 +222,9 @@ class _Loader:
             self._placement = self._place(self._control)
         with self._session_options():
             model, context, tiled = self._start()
+        if self._control is not None and self._npu_lost():
+            reason = self._control.take_error() or "its process ended"
+            raise NpuError(f"The NPU was lost while {self._file.path} was loaded: {reason}. Load the model again.")
         info = LoadInfo(
             path=self._file.path,
             device=self._backend,
@@ -249,6 +258,7 @@ class _Loader:
             )
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
+        self._sessions = self._started()
         if model.kind_refused and (self._file.generates or model.kind_refused == "a diffusion model"):
             raise TilebeamError(
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
@@ -334,6 +344,7 @@ class _Loader:
         releases.map_files(params, self._file.aligned)
         if self._file.repacked is not None:
             self._file.repacked.override(params)
+        params.progress_callback = c.llama_progress_callback(lambda *_: not self._interrupts.ends)
         with self._announcement(), self._division():
             pointer = own_load()(os.fsencode(self._file.path), params)
             if self._control is not None:
@@ -464,6 +475,7 @@ class _Loader:
 
     def _logged(self, what: str, step: Callable[[], Any]) -> Any:
         """Run one step of llama.cpp with its log kept for the error text."""
+        self._interrupts.check()
         if self._control is not None:
             self._control.take_error()
         with self._llama.log_router().capture() as log:
@@ -475,8 +487,22 @@ class _Loader:
             if self._control is not None:
                 reasons.append(self._control.take_error())
             detail = "; ".join(r for r in reasons if r) or "no reason was given"
-            raise TilebeamError(f"llama.cpp could not {what} {self._file.path}: {detail}")
+            kind = NpuError if self._npu_lost() else TilebeamError
+            raise kind(f"llama.cpp could not {what} {self._file.path}: {detail}")
         return result
+
+    def _started(self) -> list[int]:
+        """How many sessions each device has started so far."""
+        npu = self._control
+        return [] if npu is None else [npu.device_status(i)["sessions"] for i in range(len(self._placement.counts))]
+
+    def _npu_lost(self) -> bool:
+        """Whether weights lie in a session that is gone: another one may have been started for what came behind."""
+        npu = self._control
+        if npu is None or self._sessions is None:
+            return False
+        dead = any(npu.device_status(i)["session"] == "dead" for i in range(len(self._sessions)))
+        return dead or self._started() != self._sessions
 
     def _failure(self, code: int, log: str) -> TilebeamError:
         """The exception for a failed llama_decode."""

@@ -496,5 +496,6 @@ class Context:
     def close(self) -> None:
         """Free the context."""
         if self.pointer is not None:
-            C.llama_free(self.pointer)
+            with log_router().capture():  # it tells of its buffers
+                C.llama_free(self.pointer)
             self.pointer = None

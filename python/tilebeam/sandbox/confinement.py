@@ -38,6 +38,9 @@ _ALLOWED = {
     ),
 }
 
+# What may be allowed beside that.
+_TIMERS = {"x86_64": 38, "aarch64": 103}  # setitimer
+
 # Of classic BPF, as seccomp reads it: load a word of (number, architecture, ..), compare, return.
 _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _EPERM, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
@@ -70,8 +73,11 @@ def limit(memory: int, seconds: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
-def confine() -> None:
+def confine(*, timers: bool = False) -> None:
     """Allow this process nothing but to compute and to use the descriptors that it has. For good.
+
+    Args:
+        timers: it may have itself sent a signal after some time, too.
 
     Raises:
         OSError: this system takes no such filter.
@@ -80,7 +86,7 @@ def confine() -> None:
     if known is None:
         raise OSError(f"no list of system calls for {platform.machine()}")
     architecture, calls = known
-    numbers = sorted(calls.values())
+    numbers = sorted([*calls.values(), *([_TIMERS[platform.machine()]] if timers else [])])
     code = [
         _instruction(_LOAD, 0, 0, 4),
         _instruction(_IF_EQUAL, 1, 0, architecture),

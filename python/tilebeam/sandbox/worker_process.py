@@ -18,7 +18,6 @@ from tilebeam.errors import TilebeamError
 from tilebeam.native.fork_locks import free_in_children
 
 _START_SECONDS = 120.0  # large libraries are imported; on a busy machine that takes a while
-_LONGEST = 1 << 20  # bytes of a reply
 
 
 class WorkerProcess:
@@ -31,12 +30,21 @@ class WorkerProcess:
         module: what is run with -m, and its arguments.
         purpose: what it is for, for errors: "The process for ... did not start".
         environment: its variables; None: this process's.
+        longest: bytes of a reply.
     """
 
-    def __init__(self, module: Sequence[str], purpose: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: Sequence[str],
+        purpose: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        longest: int = 1 << 20,
+    ) -> None:
         self._module = tuple(module)
         self._purpose = purpose
         self._environment = environment
+        self._longest = longest
         self._lock = free_in_children()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
@@ -143,7 +151,7 @@ class WorkerProcess:
         got = bytearray()
         while not got.endswith(b"\n"):
             left = until - time.monotonic()
-            if left <= 0 or len(got) > _LONGEST or not poll.poll(left * 1000):
+            if left <= 0 or len(got) > self._longest or not poll.poll(left * 1000):
                 return None
             piece = os.read(pipe, 65536)
             if not piece:

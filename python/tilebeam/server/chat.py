@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.chat_prompt import ControlTokensInMessage
-from tilebeam.native.chat_template import MessagesRefused, VariablesRefused
+from tilebeam.model.chat_prompt import ControlTokensInMessage
+from tilebeam.model.chat_template import MessagesRefused, VariablesRefused
 from tilebeam.native.llama import builtin_template_names
 from tilebeam.server.errors import bad_request
 from tilebeam.server.tools import turns_of

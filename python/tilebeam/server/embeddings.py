@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI, Request
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam.outputs import Usage
@@ -47,11 +47,6 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
     user: str | None = None
-
-    @field_validator("encoding_format", mode="before")
-    @classmethod
-    def _format_default(cls, value: object) -> object:
-        return "float" if value is None else value
 
     @property
     def texts(self) -> list[str | list[int]]:

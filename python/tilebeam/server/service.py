@@ -48,6 +48,8 @@ T = TypeVar("T")
 _READ_SECONDS = 60.0
 # Requests that read texts at the same time; the model reads one after the other.
 _READERS = 4
+# Chats whose template is run at the same time, or waits for those before: not in the threads that all requests share.
+_CHATS = 16
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
 # Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
@@ -92,6 +94,7 @@ class Service:
         self.metrics = metrics
         self.searches = searches
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="tilebeam-read")
+        self._chats = ThreadPoolExecutor(_CHATS, thread_name_prefix="tilebeam-chat")
         self.gate = Gate(slots, settings.max_waiting, settings.max_samples, metrics)
 
     @property
@@ -113,7 +116,8 @@ class Service:
         """End all requests and free the model."""
         self.gate.close()
         await self.gate.drain(0)
-        self._readers.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._readers, self._chats):
+            pool.shutdown(wait=True, cancel_futures=True)
         await self.host.close()
 
     # --- endpoints --------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ class Service:
         params = self._params(body, most, wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
-            raise bad_request("prompt is required.", param="prompt")
+            raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
         extra = [(chunk.filename, chunk.text) for chunk in body.extra] if isinstance(body, Filling) else []
 
@@ -192,6 +196,9 @@ class Service:
         def chosen(value: Any, otherwise: Any) -> Any:
             return otherwise if value is None else value
 
+        if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+            message = f"min_tokens: must be at most max_tokens, {max_tokens}, not {body.min_tokens}."
+            raise bad_request(message, param="min_tokens", code="invalid_value")
         penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         try:
             params = replace(
@@ -261,9 +268,12 @@ class Service:
         with self.gate.enter(1) as job:
             return await job.run(self._with_model(job, read), request.receive)
 
-    async def shortly(self, request: Request, work: Callable[[LM], T]) -> T:
+    async def shortly(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
         """What a function gives that takes a moment, in a thread: such requests pass the queue by, unless they wait for
         the model to be loaded.
+
+        Args:
+            chat: the function runs a chat template.
 
         Raises:
             ApiError: what is wrong.
@@ -271,7 +281,8 @@ class Service:
 
         async def run() -> T:
             async with self.host.using() as loaded:
-                return await in_thread(None, lambda: work(loaded.lm), threading.Event())
+                pool = self._chats if chat else None
+                return await in_thread(pool, lambda: work(loaded.lm), threading.Event())
 
         if not self.host.waits:
             return await run()
@@ -342,7 +353,8 @@ class Service:
             return prompts, params
 
         try:
-            return await asyncio.to_thread(prepare)
+            pool = self._chats if isinstance(plan.body, ChatRequest) else None
+            return await asyncio.get_running_loop().run_in_executor(pool, prepare)
         except GrammarTooComplexError:
             raise
         except TilebeamError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.chat_template import ChatTemplates, MessagesRefused
+from tilebeam.model.chat_template import ChatTemplates, MessagesRefused
 from tilebeam.native.llama import Vocab
 
 

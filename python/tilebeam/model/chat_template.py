@@ -1,4 +1,4 @@
-"""Chat templates: the file's own, run as Jinja in a sandbox, or one of llama.cpp's by its name.
+"""Chat templates: the file's own, run as Jinja in a process of its own, or one of llama.cpp's by its name.
 
 As llama.cpp's server does, a BOS token that the template writes is taken off where the tokenizer adds one.
 """
@@ -6,13 +6,18 @@ As llama.cpp's server does, a BOS token that the template writes is taken off wh
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from tilebeam.errors import TilebeamError
+from tilebeam.model.rendering import SECONDS, render
 from tilebeam.native.llama import Vocab, apply_builtin_template, builtin_template_names
+
+# Characters of a template.
+_LONGEST = 1 << 20
+# What some templates ask for that were made for another API.
+_UNUSED = dict.fromkeys(("functions", "function_call", "tool_choice"))
 
 # What templates find set by the chat.
 _OWN = {"messages", "tools", "functions", "function_call", "tool_choice", "bos_token", "eos_token"}
@@ -31,7 +36,7 @@ def check_template(template: str, variables: Mapping[str, Any]) -> None:
     """Raise `TilebeamError` unless this is a template, or the name of one, that takes these variables."""
     _check_variables(template, variables)
     if template not in builtin_template_names():
-        _compiled(template, "", "", True)
+        _run(_given(template), template, None)
 
 
 def takes_tools(template: str) -> bool:
@@ -45,17 +50,17 @@ class ChatTemplates:
     Args:
         vocab: the model's.
         own: the template in the model's file, None if there is none.
+        file: the name of that file, for errors.
 
     Attributes:
-        own: the same.
+        own: the template in the model's file.
     """
 
-    def __init__(self, vocab: Vocab, own: str | None) -> None:
+    def __init__(self, vocab: Vocab, own: str | None, file: str) -> None:
         self.own = own
+        self._file = file
         self._bos, self._eos = vocab.spelling(vocab.bos), vocab.spelling(vocab.eos)
         self._adds_bos = vocab.adds_bos
-        self._known: dict[tuple[str, bool], Any] = {}
-        self._lock = threading.Lock()
 
     def apply(
         self,
@@ -87,15 +92,12 @@ class ChatTemplates:
             if tools:
                 raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
-        text = _rendered(self._formatter(template, add_assistant), messages, tools, _defaults() | dict(variables or {}))
+        name = _given(template) if template != self.own else f"The chat template of {self._file}"
+        told = _defaults() | dict(variables or {})
+        told |= {"messages": [*messages], "tools": [*tools] or None, "add_generation_prompt": add_assistant}
+        told |= {"bos_token": self._bos, "eos_token": self._eos}
+        text = _run(name, template, told | _UNUSED)
         return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
-
-    def _formatter(self, template: str, add_assistant: bool) -> Any:
-        with self._lock:
-            key = template, add_assistant
-            if key not in self._known:
-                self._known[key] = _compiled(template, self._bos, self._eos, add_assistant)
-            return self._known[key]
 
 
 def _defaults() -> dict[str, Any]:
@@ -112,36 +114,32 @@ def _check_variables(template: str, variables: Mapping[str, Any]) -> None:
         raise VariablesRefused(f"chat_template_kwargs cannot set {', '.join(sorted(taken))}: the chat sets it.")
 
 
-def _compiled(template: str, bos: str, eos: str, add_assistant: bool) -> Any:
+def _given(template: str) -> str:
+    """What a template that is not the model's own is called."""
+    return f"The chat template {template if len(template) < 60 else template[:50] + ' ..'!r}"
+
+
+def _run(name: str, template: str, variables: Mapping[str, Any] | None) -> str:
+    """What a template makes of variables; of None: nothing, it is only looked at."""
+    names = ", ".join(builtin_template_names())
     if "{{" not in template and "{%" not in template:
         raise TilebeamError(
             f"{template[:80]!r} is not a chat template: it is neither Jinja nor the name of one that llama.cpp knows "
-            f"({', '.join(builtin_template_names())})."
+            f"({names})."
         )
-    from jinja2 import TemplateSyntaxError
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
+    known = f"Give the name of one that llama.cpp knows instead: {names}."
+    if len(template) > _LONGEST:
+        raise TilebeamError(f"{name} is longer than {_LONGEST} characters. {known}")
     try:
-        return Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos, add_generation_prompt=add_assistant)
-    except TemplateSyntaxError as error:
-        raise TilebeamError(
-            f"The chat template is not valid Jinja (line {error.lineno}: {error.message}). Give the name of one that "
-            f"llama.cpp knows instead: {', '.join(builtin_template_names())}."
-        ) from None
-
-
-def _rendered(
-    formatter: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
-) -> str:
-    try:
-        return str(formatter(messages=[dict(m) for m in messages], tools=[*tools] or None, **variables).prompt)
-    except ValueError as error:  # what raise_exception raises
-        raise MessagesRefused(f"The chat template does not take these messages: {error}") from None
-    except Exception as error:  # whatever an expression of a template runs into, the sandbox among it
-        raise TilebeamError(
-            f"The chat template cannot be run: {type(error).__name__}: {error}. Give the name of one that llama.cpp "
-            f"knows instead: {', '.join(builtin_template_names())}."
-        ) from None
+        reply = render(template, variables)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessagesRefused(f"Messages, functions and variables of a chat must be JSON: {error}.") from None
+    if reply is None:
+        raise TilebeamError(f"{name} cannot be run: it does not come to an end within {SECONDS} seconds. {known}")
+    if "refused" in reply:
+        raise MessagesRefused(f"{name} does not take these messages: {reply['refused']}")
+    if "invalid" in reply:
+        raise TilebeamError(f"{name} is not valid Jinja (line {reply['line']}: {reply['invalid']}). {known}")
+    if "failed" in reply:
+        raise TilebeamError(f"{name} cannot be run: {reply['failed'].rstrip('.')}. {known}")
+    return str(reply["text"])
