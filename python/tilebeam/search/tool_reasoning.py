@@ -232,7 +232,7 @@ class ToolGenerator:
                 told.ended(number, first)
 
         hidden = params.hidden  # those of the first part come with the result of the call
-        asked = replace(params, stop=(*params.stop, MARK), logprobs=params.logprobs)
+        asked = replace(params, stop=(*(params.stop or ()), MARK))
         output = self._lm.generate(
             cast(Sequence[str], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
         )[0]
@@ -264,7 +264,7 @@ class ToolGenerator:
                 seed=params.sample_seed(first.index),
                 max_tokens=left,
                 min_tokens=0,
-                stop=(*params.stop, MARK),
+                stop=(*(params.stop or ()), MARK),
                 hidden_prompt=params.hidden,
             )
             output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
