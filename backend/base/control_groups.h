@@ -1,5 +1,6 @@
 // The control groups of this process: its own (a container's, a service's, a job's) and all above it, whose limits hold
-// as well. Linux, versions 1 and 2, both at a time too. And how the files are read in which the system tells such things.
+// as well. Linux, versions 1 and 2, both at a time too. And how the files are read in which the system tells such
+// things.
 #ifndef TILEBEAM_BASE_CONTROL_GROUPS_H
 #define TILEBEAM_BASE_CONTROL_GROUPS_H
 

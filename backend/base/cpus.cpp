@@ -68,9 +68,9 @@ cpu_list affinity() {
 
 // What files tell.
 struct machine {
-    double quota = 0;         // as in cpu_limits
-    cpu_list cpuset;          // of the process's group; empty: unknown
-    std::vector<int> cores;   // by CPU: the first CPU of its core, -1 if unknown
+    double quota = 0;       // as in cpu_limits
+    cpu_list cpuset;        // of the process's group; empty: unknown
+    std::vector<int> cores; // by CPU: the first CPU of its core, -1 if unknown
 
     explicit machine(const std::string & root) {
         read_quota(root);

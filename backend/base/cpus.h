@@ -34,9 +34,9 @@ int usable_cores();
 // The CPU of the calling thread, -1 if unknown.
 int current_cpu();
 
-// The calling thread is number `own` of `n` that run on these CPUs (-1: unknown). If it shares its CPU with one of them,
-// or its core with one before it, it goes to a core that none of them uses; if there is none and it shares its CPU, to a
-// CPU that none of them uses. It is not bound to it from then on. True if it went.
+// The calling thread is number `own` of `n` that run on these CPUs (-1: unknown). If it shares its CPU with one of
+// them, or its core with one before it, it goes to a core that none of them uses; if there is none and it shares its
+// CPU, to a CPU that none of them uses. It is not bound to it from then on. True if it went.
 bool move_apart(const int * running_on, int n, int own);
 
 // Where it goes from `cpu` on the machine under `root`, all of these equally good; none: it stays. For tests.

@@ -53,9 +53,9 @@ int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_
 // `root`: NULL, or where proc/ and sys/ are.
 void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available, uint64_t * with_swap);
 
-// CPUs of this process's affinity mask and cpuset, the cores that they belong to, and CPUs' worth of time that its control
-// groups leave it, 0 for no limit (base/cpus.h). Returns how many threads are started where nobody says how many: one per
-// core within the quota. `root` as above.
+// CPUs of this process's affinity mask and cpuset, the cores that they belong to, and CPUs' worth of time that its
+// control groups leave it, 0 for no limit (base/cpus.h). Returns how many threads are started where nobody says how
+// many: one per core within the quota. `root` as above.
 int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota);
 
 // What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32

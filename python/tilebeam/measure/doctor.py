@@ -159,7 +159,7 @@ def _limits(report: Report) -> str:
         return f"{n} {what}{'' if n == 1 else 's'}"
 
     usable, memory = usable_cpus(), usable_memory()
-    report.facts["limits"] = {**asdict(usable), "memory_bytes": memory._asdict()}
+    report.facts["limits"] = {**asdict(usable), "memory": memory._asdict()}
     cores = "" if usable.cores == usable.cpus else f" on {count(usable.cores, 'core')}"
     quota = "" if usable.quota is None else f", quota of {count(round(usable.quota, 2), 'CPU')}"
     return (
