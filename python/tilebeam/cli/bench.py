@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import BACKENDS, Backend
+from tilebeam.model.load_options import BACKENDS, Backend, default_threads
 from tilebeam.native.choices import Executor
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def bench(
     ] = False,
     batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048",
     ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512",
-    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all CPUs.")] = None,
+    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all usable cores.")] = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5,
     output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md",
     device: Annotated[
@@ -229,8 +228,9 @@ def plan(
         raise TilebeamError("There is nothing to measure: -p and -n are both 0.")
     for case in cases:
         case.validate()
-    usable = str(len(os.sched_getaffinity(0)))
-    batches = list(product(numbers(batch, "-b"), numbers(ubatch, "-ub"), numbers(threads or usable, "-t")))
+    batches = list(
+        product(numbers(batch, "-b"), numbers(ubatch, "-ub"), numbers(threads or str(default_threads()), "-t"))
+    )
     most = max(case.n_parallel for case in cases)
     for n_batch, _, _ in batches:
         if n_batch < most:

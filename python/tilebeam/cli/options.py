@@ -60,7 +60,7 @@ DeviceOption = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=_MODEL),
+    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.", rich_help_panel=_MODEL),
 ]
 ExecutorOption = Annotated[
     Executor | None,

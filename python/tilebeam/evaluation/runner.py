@@ -333,7 +333,7 @@ def _latency_pass(
 def _fit_together(setting: Setting, devices: int) -> bool:
     """Whether all models fit into memory on so many devices, with room for their caches and everything else."""
     sizes = sum(Path(m.path).stat().st_size for m in setting.models) * devices
-    return sizes * 1.5 < usable_memory()[1] / 2
+    return sizes * 1.5 < usable_memory().available / 2
 
 
 def _take_turns(

@@ -89,7 +89,7 @@ def _bytes(groups: Sequence[MatrixGroup]) -> int:
 
 def _reasons(left_out: Sequence[MatrixGroup]) -> str:
     types = [f"{g.type.upper()} ({g.matrices})" for g in left_out if g.why == "type"]
-    said = [f"the device does not multiply by matrices of {_listed(types)}"] if types else []
+    said = [f"the device does not multiply by matrices of {listed(types)}"] if types else []
     if any(g.why == "embeddings" for g in left_out):
         said.append("llama.cpp multiplies by the embedding table where that is")
     return " and ".join(said)
@@ -106,7 +106,8 @@ def _advice(name: str, left_out: Sequence[MatrixGroup], repacked: bool) -> str:
     )
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """The words with commas, and "and" before the last."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

@@ -115,14 +115,16 @@ class CheckedOptions:
 
 
 def default_threads() -> int:
-    """Threads where none are asked for: TILEBEAM_THREADS, or one per CPU that this process may use.
+    """Threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use, within its quota.
 
     Raises:
         TilebeamError: the variable is no number of threads.
     """
     text = os.environ.get("TILEBEAM_THREADS")
     if not text:
-        return len(os.sched_getaffinity(0))
+        from tilebeam._ext import cpus
+
+        return cpus.default_threads()
     if text.isdecimal() and 1 <= int(text) <= MAX_THREADS:
         return int(text)
     raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to {MAX_THREADS}, not {text!r}.")

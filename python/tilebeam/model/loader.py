@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
-from tilebeam.model import device_choice
+from tilebeam.model import device_choice, memory_check
+from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
@@ -25,7 +26,6 @@ from tilebeam.model.placement import Placement, Planner, Use
 from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
-from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.stock import own_load
@@ -41,9 +41,8 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
-# ggml's types of the KV cache, and bytes per element.
+# ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 def load(
@@ -81,7 +80,8 @@ def load(
             only the NPU has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
-        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per usable CPU.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
+            process may use, within its CPU quota.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
@@ -220,6 +220,8 @@ class _Loader:
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
             self._placement = self._place(self._control)
+        texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
+        memory_check.check(self._file, self._o, self._matrices, texts)
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -268,8 +270,7 @@ class _Loader:
             self._kept = 1
         adapters = [self._adapter(model, a.path) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        if self._file.generates:
-            self._check_memory(model)
+        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
@@ -309,7 +310,7 @@ class _Loader:
         def planner(n_outputs: int) -> Planner:
             # llama.cpp also plans for a token of every sequence, however small a batch may be.
             rows = max(o.n_ubatch, self._n_ids())
-            kv_bytes = _KV_BYTES[o.type_k] + _KV_BYTES[o.type_v]
+            kv_bytes = KV_BYTES[o.type_k] + KV_BYTES[o.type_v]
             return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
 
         most_outputs = self._n_outputs(weights.n_vocab)
@@ -400,17 +401,6 @@ class _Loader:
             )
         return made.tiled_tensors
 
-    def _check_memory(self, model: Any) -> None:
-        """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
-        row = model.n_head_kv * model.head_size(self._file.architecture)
-        wanted = self._o.n_ctx * model.n_layer * row * (_KV_BYTES[self._o.type_k] + _KV_BYTES[self._o.type_v])
-        free = usable_memory()[1]
-        if wanted > free:
-            raise TilebeamError(
-                f"A KV cache of {self._o.n_ctx} tokens takes {wanted / 2**30:.1f} GiB, there are "
-                f"{free / 2**30:.1f} GiB of free memory: choose a smaller n_ctx."
-            )
-
     def _tap(self, model: Any) -> LayerTap | None:
         """What takes the hidden states behind the layer that was asked for.
 
@@ -461,9 +451,9 @@ class _Loader:
             return max(self._n_ids(), self._o.n_batch)
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
-    def _n_ids(self) -> int:
+    def _n_ids(self, most_kept: int = _KEPT) -> int:
         """Sequences: one per sample, those that are kept for others to go on from, and one that keeps a prompt."""
-        return min(self._llama.MAX_SEQUENCES, (1 + self._kept) * self._o.n_seq_max + 1)
+        return min(self._llama.MAX_SEQUENCES, (1 + min(self._kept, most_kept)) * self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
         """Threads of llama.cpp's own CPU backend.
