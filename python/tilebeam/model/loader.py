@@ -65,6 +65,7 @@ def load(
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
+    deterministic: bool = LoadOptions.deterministic,
     verify: Verify | bool | None = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
@@ -104,6 +105,9 @@ def load(
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
             token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
             bits; docs/speculation.md says when which pays.
+        deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
+            samples there are, in whatever pieces the prompt is read, and on any number of threads: docs/accuracy.md
+            says what that costs. Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -131,9 +135,13 @@ def load(
         devices=devices,
         memory_limit=memory_limit,
         hidden_layer=hidden_layer,
+        lookup=lookup,
+        deterministic=deterministic,
         verify=verify,
         verbose=verbose,
     ).checked()
+    if options.deterministic and draft is not None:
+        raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
     file = inspect(model, options.verify, files_and_scales(lora))
     if not file.generates:
         if draft is not None or lookup:
@@ -236,6 +244,7 @@ class _Loader:
             generates=self._file.generates,
             pooling=self._file.pooling,
             hidden_layer=self._o.hidden_layer,
+            deterministic=self._o.deterministic,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -247,6 +256,8 @@ class _Loader:
             raise TilebeamError(
                 f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."
             )
+        if self._o.deterministic and (reason := device_choice.undetermined(self._file.path, self._matrices)):
+            raise TilebeamError(reason)
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
         if model.kind_refused and (self._file.generates or model.kind_refused == "a diffusion model"):
@@ -267,7 +278,34 @@ class _Loader:
         if adapters:
             scales = [a.scale for a in self._file.adapters]
             self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
+        if self._o.deterministic:
+            self._check_deterministic(model, context)
         return model, context, tiled
+
+    def _check_deterministic(self, model: Any, context: Any) -> None:
+        """Refuse a model that computes something in an order that depends on the batch.
+
+        The device's own ops are known not to, but for states of recurrent layers, which llama.cpp moves on by one token
+        or by many at once in different ways. What the device leaves to the CPU backend cuts the graph.
+        """
+        assert self._control is not None
+        name = f"{self._file.path} cannot be deterministic"
+        if model.whole_forks_only:
+            raise TilebeamError(
+                f"{name}: {self._file.architecture} models have recurrent layers, which read a prompt in "
+                "another way than single tokens."
+            )
+        before = self._control.status()["graphs"]
+        context.fill([(0, 0, [0, 0], 1)])
+        if (code := context.decode(2)) != 0:
+            raise self._failure(code, "")
+        context.clear()
+        graphs = self._control.status()["graphs"] - before
+        if graphs > len(self._placement.counts):
+            raise TilebeamError(
+                f"{name}: the device leaves operations of {self._file.architecture} models to the CPU backend ({graphs} "
+                f"pieces of a graph instead of {len(self._placement.counts)}), whose sums depend on the batch."
+            )
 
     def _place(self, npu: Control) -> Placement:
         """Which layers go to which device; one device for all if nothing else is asked for.
@@ -370,12 +408,18 @@ class _Loader:
                     f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
                     "it first."
                 )
-        before = npu.options()
-        npu.configure(executor=executor, memory_limit=limit, n_threads=self._o.threads)
+        before, deterministic = npu.options(), self._o.deterministic
+        npu.configure(
+            executor=executor, memory_limit=limit, n_threads=self._o.threads, deterministic=deterministic or None
+        )
         try:
             yield
         finally:
-            npu.configure(executor=before["executor"], memory_limit=before["memory_limit"])
+            npu.configure(
+                executor=before["executor"],
+                memory_limit=before["memory_limit"],
+                deterministic=before["deterministic"],
+            )
 
     def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
