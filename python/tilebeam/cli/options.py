@@ -164,8 +164,8 @@ class RunOptions:
     def on(self, device: Device) -> RunOptions:
         """The same for a second model on another device; what only the NPU has is left out on the CPU."""
         if device == "cpu":
-            own = {"executor": None, "devices": None, "memory_limit": None, "deterministic": False}
-            return replace(self, device=device, **own)
+            run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
+            return replace(run, device=device)
         return replace(self, device=device)
 
     def arguments(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import PlacementWarning, TilebeamError
 from tilebeam.model import device_choice
@@ -22,6 +22,7 @@ from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
+from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
@@ -279,32 +280,33 @@ class _Loader:
             scales = [a.scale for a in self._file.adapters]
             self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
         if self._o.deterministic:
-            self._check_deterministic(model, context)
+            self._check_deterministic(context)
         return model, context, tiled
 
-    def _check_deterministic(self, model: Any, context: Any) -> None:
-        """Refuse a model that computes something in an order that depends on the batch.
+    def _check_deterministic(self, context: Any) -> None:
+        """Refuse a model whose results depend on what else is computed."""
 
-        The device's own ops are known not to, but for states of recurrent layers, which llama.cpp moves on by one token
-        or by many at once in different ways. What the device leaves to the CPU backend cuts the graph.
-        """
-        assert self._control is not None
-        name = f"{self._file.path} cannot be deterministic"
-        if model.whole_forks_only:
-            raise TilebeamError(
-                f"{name}: {self._file.architecture} models have recurrent layers, which read a prompt in "
-                "another way than single tokens."
-            )
-        before = self._control.status()["graphs"]
-        context.fill([(0, 0, [0, 0], 1)])
-        if (code := context.decode(2)) != 0:
+        def fail(code: int) -> NoReturn:
             raise self._failure(code, "")
+
+        assert self._control is not None
+        what, kind = f"{self._file.path} cannot be deterministic", f"{self._file.architecture} models"
+        if any(".indexer." in matrix.name for matrix in self._file.matrices):
+            raise TilebeamError(f"{what}: in which way {kind} choose among cells depends on how full the cache is.")
+        before, devices = self._control.status()["graphs"], len(self._placement.counts)
+        context.fill([(0, 0, [0], 1)])
+        if (code := context.decode(1)) != 0:
+            fail(code)
         context.clear()
-        graphs = self._control.status()["graphs"] - before
-        if graphs > len(self._placement.counts):
+        if (graphs := self._control.status()["graphs"] - before) > devices:
             raise TilebeamError(
-                f"{name}: the device leaves operations of {self._file.architecture} models to the CPU backend ({graphs} "
-                f"pieces of a graph instead of {len(self._placement.counts)}), whose sums depend on the batch."
+                f"{what}: the device leaves operations of {kind} to the CPU backend, whose sums depend on the batch "
+                f"(a graph is in {graphs} pieces, not {devices})."
+            )
+        if not reads_alike(context, fail, generates=self._file.generates, ranks=self._file.pooling == "rank"):
+            raise TilebeamError(
+                f"{what}: llama.cpp makes {kind} read a text in another way if it is read in other pieces, or if its "
+                "cells lie elsewhere."
             )
 
     def _place(self, npu: Control) -> Placement:
