@@ -70,7 +70,8 @@ class LoadOptions:
         _one_of("type_v", self.type_v, get_args(KvType))
         if self.type_v in ("q8_0", "q4_0") and not self.flash_attn:
             raise TilebeamError("A quantized V cache needs flash attention.")
-        if deterministic := self.deterministic or os.environ.get("TILEBEAM_DETERMINISTIC") == "1":
+        asked = os.environ.get("TILEBEAM_DETERMINISTIC") == "1" and self.device != "cpu"
+        if deterministic := self.deterministic or asked:
             self._check_deterministic()
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
