@@ -81,6 +81,9 @@ def bench(
     executor: ExecutorOption = None,
     devices: Devices = None,
     memory_limit: MemoryLimit = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The NPU also in its deterministic mode, in turns with the others.")
+    ] = False,
     lora: LoraOptions,
     cpu_model: Annotated[
         Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
@@ -113,6 +116,7 @@ def bench(
         memory_limit=memory_limit.split(",") if memory_limit else None,
         lora=lora.adapters(),
         cpu_model=cpu_model,
+        deterministic=deterministic,
     )
     _run(what, output)
 
@@ -128,6 +132,7 @@ class Plan:
         cases: what to time with each.
         lora: adapters of all models, and their scales.
         cpu_model: the file for the CPU if the others are repacked ones.
+        deterministic: measure the NPU in its deterministic mode, too.
     """
 
     models: list[Path]
@@ -141,11 +146,18 @@ class Plan:
     memory_limit: list[str] | None = None
     lora: Sequence[tuple[str, float]] = ()
     cpu_model: Path | None = None
+    deterministic: bool = False
+
+    @property
+    def turns(self) -> list[tuple[str, Backend, bool]]:
+        """What takes turns: how it is called, where it runs, whether in the deterministic mode."""
+        turns = [(str(device), device, False) for device in self.devices]
+        return [*turns, ("npu-deterministic", BACKENDS[0], True)] if self.deterministic else turns
 
     @property
     def runs(self) -> int:
         """Runs to come, warmups included."""
-        per_case = (self.repetitions + self.warmup) * len(self.devices)
+        per_case = (self.repetitions + self.warmup) * len(self.turns)
         return len(self.models) * len(self.batches) * len(self.cases) * per_case
 
     def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
@@ -158,10 +170,10 @@ class Plan:
         for model, (n_batch, n_ubatch, threads) in product(self.models, self.batches):
             with ExitStack() as stack:
                 loaded: dict[str, LM] = {}
-                for device in self.devices:
+                for name, device, deterministic in self.turns:
                     path = self.cpu_model if device == "cpu" and self.cpu_model else model
-                    on_load(f"loading {path.name} ({device})")
-                    loaded[device] = stack.enter_context(
+                    on_load(f"loading {path.name} ({name})")
+                    loaded[name] = stack.enter_context(
                         load(
                             path,
                             device=device,
@@ -174,6 +186,7 @@ class Plan:
                             devices=self.n_devices,
                             memory_limit=self.memory_limit,
                             lora=self.lora,
+                            deterministic=deterministic,
                         )
                     )
                 for case in self.cases:
@@ -200,6 +213,7 @@ def plan(
     memory_limit: list[str] | None,
     lora: Sequence[tuple[str, float]],
     cpu_model: Path | None,
+    deterministic: bool,
 ) -> Plan:
     """Turn the command's flags into a plan.
 
@@ -236,7 +250,18 @@ def plan(
         if n_batch < most:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
     return Plan(
-        list(models), devices, batches, cases, repetitions, warmup, executor, n_devices, memory_limit, lora, cpu_model
+        list(models),
+        devices,
+        batches,
+        cases,
+        repetitions,
+        warmup,
+        executor,
+        n_devices,
+        memory_limit,
+        lora,
+        cpu_model,
+        deterministic,
     )
 
 

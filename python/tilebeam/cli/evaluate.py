@@ -15,6 +15,7 @@ from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.options import (
     CtxSize,
+    Deterministic,
     Draft,
     ExecutorOption,
     NamedModels,
@@ -216,6 +217,7 @@ def evaluate(
         ),
     ] = False,
     draft: Draft = None,
+    deterministic: Deterministic = LoadOptions.deterministic,
     ctx_size: CtxSize = LoadOptions.n_ctx,
     parallel: Sequences = LoadOptions.n_seq_max,
     unit_items: Annotated[
@@ -326,6 +328,7 @@ def evaluate(
         executor=executor,
         lookup=lookup,
         draft=_models([str(draft)], "--draft")[0] if draft else None,
+        deterministic=deterministic,
         unit_items=unit_items,
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )

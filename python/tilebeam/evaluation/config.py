@@ -84,6 +84,7 @@ class Setting:
         n_ctx, n_seq_max, threads, executor: how models are loaded.
         lookup, draft: whether and with which draft model tokens are guessed ahead. When is decided by measured time,
             and the size of a batch changes the last bits of logits: with guesses a run may differ from its repetition.
+        deterministic: results do not depend on what else is computed; on the CPU models cannot be loaded so.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
     """
@@ -105,6 +106,7 @@ class Setting:
     executor: str | None = None
     lookup: bool = False
     draft: ModelFile | None = None
+    deterministic: bool = False
     unit_items: int = UNIT_ITEMS
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -183,6 +185,8 @@ class Setting:
             del model["path"]
         if not self.lookup and self.draft is None:
             del result["lookup"], result["draft"]
+        if not self.deterministic:
+            del result["deterministic"]
         task = result["task"]
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:

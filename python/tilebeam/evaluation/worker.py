@@ -323,6 +323,7 @@ class Workbench:
             "threads": s.threads,
             "executor": executor,
             "lookup": False,
+            "deterministic": s.deterministic,
         }
 
     def _clean(self, lm: LM, device: str) -> None:

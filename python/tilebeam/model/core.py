@@ -48,6 +48,7 @@ class LoadInfo:
         pooling: how the file says that a text's hidden states become one: "mean", "cls", "last", or "rank" for a model
             that ranks; None: it does not say.
         hidden_layer: samples' hidden states are those behind this layer, None: behind the final norm.
+        deterministic: results do not depend on what else is computed beside them.
     """
 
     path: str
@@ -69,6 +70,7 @@ class LoadInfo:
     generates: bool = True
     pooling: str | None = None
     hidden_layer: int | None = None
+    deterministic: bool = False
 
     @property
     def device_share(self) -> float:

@@ -200,8 +200,11 @@ class LM(Generating, Reads, Embeddings):
             if draft is not None:
                 stack.callback(draft.close)
                 draft.check_generates()
+            guesses = draft is not None or bool(lookup)
+            if self.info.deterministic and guesses:
+                raise TilebeamError(f"{self.info.path} was loaded with deterministic=True, which guesses no tokens.")
             reason = self._engine.drafting_off
-            if reason and (lookup or draft is not None):
+            if reason and guesses:
                 raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
             model = None if draft is None else DraftModel(draft._context, self._context)
             if model is not None:
@@ -209,7 +212,7 @@ class LM(Generating, Reads, Embeddings):
             drafter = None
             if lookup or model is not None:
                 drafter = Speculation(bool(lookup), model)
-            elif lookup is None and not reason:
+            elif lookup is None and not reason and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)
             self._resources.push(stack.pop_all())

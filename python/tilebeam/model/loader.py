@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
 from tilebeam.model import device_choice, memory_check
@@ -23,6 +23,7 @@ from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
+from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
@@ -65,6 +66,7 @@ def load(
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
+    deterministic: bool = LoadOptions.deterministic,
     verify: Verify | bool | None = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
@@ -105,6 +107,9 @@ def load(
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
             token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
             bits; docs/speculation.md says when which pays.
+        deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
+            samples there are, in whatever pieces the prompt is read, and on any number of threads: docs/accuracy.md
+            says what that costs. Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -132,9 +137,13 @@ def load(
         devices=devices,
         memory_limit=memory_limit,
         hidden_layer=hidden_layer,
+        lookup=lookup,
+        deterministic=deterministic,
         verify=verify,
         verbose=verbose,
     ).checked()
+    if options.deterministic and draft is not None:
+        raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
     file = inspect(model, options.verify, files_and_scales(lora))
     if not file.generates:
         if draft is not None or lookup:
@@ -247,6 +256,7 @@ class _Loader:
             generates=self._file.generates,
             pooling=self._file.pooling,
             hidden_layer=self._o.hidden_layer,
+            deterministic=self._o.deterministic,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -258,6 +268,8 @@ class _Loader:
             raise TilebeamError(
                 f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."
             )
+        if self._o.deterministic and (reason := device_choice.undetermined(self._file.path, self._matrices)):
+            raise TilebeamError(reason)
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
         self._sessions = self._started()
@@ -278,7 +290,35 @@ class _Loader:
         if adapters:
             scales = [a.scale for a in self._file.adapters]
             self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
+        if self._o.deterministic:
+            self._check_deterministic(context)
         return model, context, tiled
+
+    def _check_deterministic(self, context: Any) -> None:
+        """Refuse a model whose results depend on what else is computed."""
+
+        def fail(code: int) -> NoReturn:
+            raise self._failure(code, "")
+
+        assert self._control is not None
+        what, kind = f"{self._file.path} cannot be deterministic", f"{self._file.architecture} models"
+        if any(".indexer." in matrix.name for matrix in self._file.matrices):
+            raise TilebeamError(f"{what}: in which way {kind} choose among cells depends on how full the cache is.")
+        before, devices = self._control.status()["graphs"], len(self._placement.counts)
+        context.fill([(0, 0, [0], 1)])
+        if (code := context.decode(1)) != 0:
+            fail(code)
+        context.clear()
+        if (graphs := self._control.status()["graphs"] - before) > devices:
+            raise TilebeamError(
+                f"{what}: the device leaves operations of {kind} to the CPU backend, whose sums depend on the batch "
+                f"(a graph is in {graphs} pieces, not {devices})."
+            )
+        if not reads_alike(context, fail, generates=self._file.generates, ranks=self._file.pooling == "rank"):
+            raise TilebeamError(
+                f"{what}: llama.cpp makes {kind} read a text in another way if it is read in other pieces, or if its "
+                "cells lie elsewhere."
+            )
 
     def _place(self, npu: Control) -> Placement:
         """Which layers go to which device; one device for all if nothing else is asked for.
@@ -382,12 +422,18 @@ class _Loader:
                     f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
                     "it first."
                 )
-        before = npu.options()
-        npu.configure(executor=executor, memory_limit=limit, n_threads=self._o.threads)
+        before, deterministic = npu.options(), self._o.deterministic
+        npu.configure(
+            executor=executor, memory_limit=limit, n_threads=self._o.threads, deterministic=deterministic or None
+        )
         try:
             yield
         finally:
-            npu.configure(executor=before["executor"], memory_limit=before["memory_limit"])
+            npu.configure(
+                executor=before["executor"],
+                memory_limit=before["memory_limit"],
+                deterministic=before["deterministic"],
+            )
 
     def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
