@@ -7,6 +7,7 @@ that does not run as flash attention, recurrent layers that read many tokens in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.encoder import Encoder
+from tilebeam.engine.turns import Turn
 from tilebeam.native.llama import Context, Piece
 
 Floats = npt.NDArray[np.float32]
@@ -37,7 +39,8 @@ def reads_alike(context: Context, fail: Callable[[int], NoReturn], *, generates:
         alone, beside = _logits(context, fail, text, other, last)
     else:
         encoder = Encoder(context, fail)
-        read = encoder.ranks if ranks else partial(encoder.embed, pooling="mean")
+        alone_here = partial(nullcontext, Turn(lambda: False))
+        read = partial(encoder.ranks, alone_here) if ranks else partial(encoder.embed, alone_here, pooling="mean")
         alone, beside = read([text])[0], read([other[:_OTHER], text])[1]
     context.clear()
     return np.array_equal(alone, beside)
