@@ -7,7 +7,7 @@ that does not run as flash attention, recurrent layers that read many tokens in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -39,8 +39,11 @@ def reads_alike(context: Context, fail: Callable[[int], NoReturn], *, generates:
         alone, beside = _logits(context, fail, text, other, last)
     else:
         encoder = Encoder(context, fail)
-        alone_here = partial(nullcontext, Turn(lambda: False))
-        read = partial(encoder.ranks, alone_here) if ranks else partial(encoder.embed, alone_here, pooling="mean")
+
+        def turns() -> AbstractContextManager[Turn]:
+            return nullcontext(Turn(lambda: False))  # nobody else has the context yet
+
+        read = partial(encoder.ranks, turns) if ranks else partial(encoder.embed, turns, pooling="mean")
         alone, beside = read([text])[0], read([other[:_OTHER], text])[1]
     context.clear()
     return np.array_equal(alone, beside)
