@@ -44,6 +44,7 @@ class Bench:
         sliced: it can be measured in slices (bench/lib/rounds.py).
         arguments: what it always gets here.
         usual: what it gets besides where --quick is not given: a part of what its document shows, which takes hours.
+        room: the folder of this one that has it; "" for none.
     """
 
     name: str
@@ -51,19 +52,18 @@ class Bench:
     sliced: bool = False
     arguments: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
+    room: str = ""
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs."""
+        return ".".join(filter(None, ("bench", self.room, self.name)))
 
 
 BENCHES = (
     Bench("limits", "The machine's limits"),
     Bench("gemm", "MUL_MAT alone"),
-    Bench("dequant_layouts", "Dequantizing 4-bit weights from several layouts"),
-    Bench("lut_gemv", "Low-bit weights by tables of partial sums", arguments=("--fast",)),
-    Bench("softmax_exp", "The exponent alone of attention's softmax"),
     Bench("attention", "Attention"),
-    Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)"),
-    Bench("native_kv", "Attention over K and V in the matrix unit's layout"),
-    Bench("activation_scales", "Scales of 8-bit activations"),
-    Bench("agile_quant", "Agile-Quant: narrower activations, pruned prompts"),
     Bench("whole_model", "Whole models: prefill and decoding", sliced=True),
     Bench("peers", "Other engines on the same work", sliced=True),
     Bench("decode_scaling", "Decoding parallel sequences (the paper's figures 11 and 17)", sliced=True),
@@ -73,7 +73,6 @@ BENCHES = (
     Bench("llama_lookup", "llama_cpp.Llama's own guesses, registered and not", sliced=True),
     Bench("engine_overhead", "A step of the engine outside llama_decode"),
     Bench("graph_overhead", "A decode step beside its arithmetic"),
-    Bench("worker_scaling", "A decode step with more workers, simulated"),
     Bench("scoring", "Scoring a growing beam"),
     Bench("head_cost", "A reward head on the model's own hidden states"),
     Bench("serve_load", "The server under load"),
@@ -87,6 +86,12 @@ BENCHES = (
     Bench("accuracy", "Accuracy: perplexity and divergence", arguments=("--fresh",), usual=("--chunks", "8")),
     Bench("tiny_world", "The tiny world: what search finds", arguments=("--fresh",), usual=("--items", "50")),
     Bench("gemma_reasoning", "gemma-3-270m on tasks", arguments=("--fresh",), usual=("--items", "20")),
+    Bench("dequant_layouts", "Dequantizing 4-bit weights from several layouts", room="papers"),
+    Bench("lut_gemv", "Low-bit weights by tables of partial sums", arguments=("--fast",), room="papers"),
+    Bench("softmax_exp", "The exponent alone of attention's softmax", room="papers"),
+    Bench("attention_stages", "Attention by its steps (the paper's figures 8 and 14)", room="papers"),
+    Bench("native_kv", "Attention over K and V in the matrix unit's layout", room="papers"),
+    Bench("agile_quant", "Agile-Quant: narrower activations, pruned prompts", room="papers"),
 )
 
 
@@ -141,7 +146,7 @@ def parse(text: str) -> dict[str, Any]:
 
 def run(bench: Bench, folder: Path, how: How) -> Result:
     """Run one bench in a process of its own; never raises for what that does."""
-    command = [sys.executable, "-m", f"bench.{bench.name}", "--json", *bench.arguments, *how.arguments]
+    command = [sys.executable, "-m", bench.module, "--json", *bench.arguments, *how.arguments]
     command += ["--quick"] if how.quick else bench.usual
     if how.slice is not None and bench.sliced:
         command += ["--resume", str(folder / f"{bench.name}.rounds"), "--seconds", str(how.slice)]
@@ -212,7 +217,7 @@ def number(value: Any) -> str:
 
 def section(result: Result) -> list[str]:
     """One bench's part of the report."""
-    lines = ["", f"## {result.bench.title}", "", f"`bench/{result.bench.name}.py`, {result.when}."]
+    lines = ["", f"## {result.bench.title}", "", f"`{result.bench.module}`, {result.when}."]
     if result.error:
         lines += ["", f"**Failed**: {result.error}. See {result.bench.name}.log."]
     if result.report is None:

@@ -100,7 +100,7 @@ class _Work:
         if not note.exists():
             with whole_file(note) as partial:
                 partial.write_text(wanted)
-        elif note.read_text() != wanted:
+        elif note.read_bytes() != wanted.encode():
             raise GGUFError(
                 f"{self.folder} holds the calibration of another source or text, or with other options: delete it, or "
                 "choose another output"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
-import re
-import secrets
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +17,7 @@ import gguf
 
 from .errors import GGUFError
 from .gguf_file import ARRAY, BOOL, MAGIC, STRING, UINT32, pad, tensor_bytes
-from .whole_file import NO_ROOM, followed, inherit, naming, state_of
+from .whole_file import NO_ROOM, beside, create_locked, followed, inherit, lock, naming, state_of
 
 
 def _string(s: str) -> bytes:
@@ -151,8 +148,7 @@ def complete_file(
     given = Path(path)
     check_output(given, sources, overwrite)
     path = followed(given)
-    _remove_leftovers(path)
-    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{SUFFIX}")
+    temporary = beside(path)
     old = state_of(path)
     with naming(given, temporary):
         fd, named = _open_output(temporary, 0o666 if old is None else 0o600)
@@ -205,49 +201,11 @@ def _rename_if_free(temporary: Path, path: Path, given: Path) -> None:
         temporary.unlink()
 
 
-SUFFIX = ".part"
-
-
-def _prefix(path: Path) -> str:
-    """How temporary names for a target begin; the longest file name is 255 bytes."""
-    return "." + os.fsdecode(os.fsencode(path.name)[:200]) + "."
-
-
 def _open_output(temporary: Path, mode: int) -> tuple[int, bool]:
     """``(descriptor, has it a name)`` of a new file, locked; nameless if the file system and /proc allow it."""
     if os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             fd = os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
-            _lock(fd)
+            lock(fd)
             return fd, False
-    while True:
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
-        _lock(fd)
-        if os.fstat(fd).st_nlink:
-            return fd, True
-        os.close(fd)  # another process took it for a leftover before it was locked
-
-
-def _lock(fd: int) -> bool:
-    """Mark a temporary file as in use while this process lives. False if somebody else does."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # in use; or the file system has no locks, then leftovers stay
-        return False
-    return True
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of runs for the same target that were killed. Whatever cannot be removed stays."""
-    leftover = re.compile(re.escape(_prefix(path)) + "[0-9a-f]{8}" + re.escape(SUFFIX))
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if not leftover.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
-                continue
-            with contextlib.suppress(OSError):
-                fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    if _lock(fd):
-                        os.unlink(entry.path)
-                finally:
-                    os.close(fd)
+    return create_locked(temporary, mode), True

@@ -247,7 +247,7 @@ def pack(
         importance: of each input, by tensor name (:func:`tilebeam.gguf.load_imatrix`); implies ``search``.
         calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
             that the text says nothing of. Not together with ``importance``.
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
         overwrite: replace ``dst`` if it exists.
@@ -453,7 +453,7 @@ def unpack(
     of ``tile`` grouping are quantized again.
 
     Args:
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         overwrite: replace ``dst`` if it exists.
 

@@ -1,6 +1,8 @@
 """Output files and folders that appear under their name only when they are complete; errors that name the file.
 
 A file that is replaced hands its mode on, and where the name is a symbolic link the file it points to is replaced.
+What a killed process left incomplete is removed by the next one that writes the same name: a lock tells whether
+anybody still writes it.
 ``gguf_write.complete_file`` is for GGUF files, whose size is known before: it also makes sure of room, and syncs.
 """
 
@@ -8,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -16,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SUFFIX = ".part"
 
 
 @contextlib.contextmanager
@@ -84,12 +89,13 @@ def followed(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def inherit(fd: int, old: os.stat_result | None) -> None:
+def inherit(fd: int, old: os.stat_result | None, *, private: bool = False) -> None:
     """Give a new file the mode of the one that it will replace, and its owner and group where the system allows.
 
     Args:
         fd: the new file.
         old: the state of the file to be replaced; None: nothing is replaced, the mode stays as it is.
+        private: the mode stays as it is in any case.
     """
     if old is None:
         return
@@ -97,7 +103,8 @@ def inherit(fd: int, old: os.stat_result | None) -> None:
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         with contextlib.suppress(OSError):
             os.fchown(fd, old.st_uid, old.st_gid)
-    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    if not private:
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
 def state_of(path: Path) -> os.stat_result | None:
@@ -109,11 +116,14 @@ def state_of(path: Path) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
     """Where to write what shall be ``path``: a file beside it, which takes its place when the block ends.
 
     Should the block fail nothing is left of it, and what ``path`` was before stays. A device or a pipe is written to
     itself.
+
+    Args:
+        private: only this user may read the file, from its first byte on, whatever the one it replaces allowed.
 
     Raises:
         OSError: with the name of the file, also where there is no room (``naming``).
@@ -125,20 +135,20 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield path
         return
     path = followed(path)
-    partial = _beside(path)
+    partial = beside(path)
+    with naming(path, partial):
+        old = state_of(path)
+        fd = create_locked(partial, 0o600 if private or old is not None else 0o666)
     try:
         with naming(path, partial):
-            if (old := state_of(path)) is not None:
-                fd = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-                try:
-                    inherit(fd, old)
-                finally:
-                    os.close(fd)
+            inherit(fd, old, private=private)
             yield partial
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -154,8 +164,9 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    partial = _beside(path)
-    partial.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = beside(path)
+    fd = create_locked(partial, 0o777, folder=True)
     try:
         with naming(path, partial):
             yield partial
@@ -163,8 +174,67 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    finally:
+        os.close(fd)
 
 
-def _beside(path: Path) -> Path:
-    """The name of what is not whole yet."""
-    return path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(4)}.part")
+# --- what is not whole yet --------------------------------------------------------------------------------------------
+
+
+def beside(path: Path) -> Path:
+    """A name for what is not whole yet. What killed processes left of the same target is removed."""
+    stem = os.fsdecode(os.fsencode(path.name)[:200])  # the longest file name is 255 bytes
+    remove_leftovers(path.parent, re.escape(stem))
+    return path.with_name(f".{stem}.{secrets.token_hex(4)}{SUFFIX}")
+
+
+def lock(fd: int) -> bool:
+    """Mark a part as in use while this process lives. False if somebody else does."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use; or the file system has no locks, then leftovers stay
+        return False
+    return True
+
+
+def create_locked(path: Path, mode: int, *, folder: bool = False) -> int:
+    """The descriptor of a new part, which counts as in use until it is closed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        if folder:
+            path.mkdir(mode)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
+        lock(fd)
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # another process took it for a leftover before it was locked
+
+
+def remove_leftovers(folder: Path, names: str) -> None:
+    """Remove what killed processes left of files and folders. Whatever cannot be removed stays.
+
+    Args:
+        names: a regular expression for the names of the targets.
+    """
+    leftover = re.compile(rf"\.(?:{names})\.[0-9a-f]{{8}}{re.escape(SUFFIX)}")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if not leftover.fullmatch(entry.name) or not (is_folder or entry.is_file(follow_symlinks=False)):
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    if not lock(fd):
+                        continue
+                    if is_folder:
+                        shutil.rmtree(entry.path)
+                    else:
+                        os.unlink(entry.path)
+                finally:
+                    os.close(fd)

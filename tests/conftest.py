@@ -38,6 +38,7 @@ QUICK = (
     "project/test_documents.py",
     "project/test_layers.py",
     "project/test_rooms.py",
+    "sandbox",
     "search/test_algorithms.py",
     "search/test_methods.py",
     "server/test_placement.py",

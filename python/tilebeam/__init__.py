@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from tilebeam.answers.normalize import normalize_answer
     from tilebeam.engine.reading import Reading
     from tilebeam.engine.streams import AsyncStream, Stream
+    from tilebeam.model.chat_prompt import ChatPrompt
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
     from tilebeam.model.progress_bar import ProgressBar
-    from tilebeam.native.chat_prompt import ChatPrompt
     from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
     from tilebeam.sampling_params import SamplingParams
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.sampled import BestOfN, SelfConsistency
+    from tilebeam.search.tool_reasoning import ToolReasoning
 
 _HOME = {
     "LM": "model.lm",
-    "ChatPrompt": "native.chat_prompt",
+    "ChatPrompt": "model.chat_prompt",
     "load": "model.loader",
     "register": "native.stock",
     "SamplingParams": "sampling_params",
@@ -73,6 +74,7 @@ _HOME = {
     "BeamSearch": "search.beam",
     "DVTS": "search.beam",
     "StepResult": "search.beam",
+    "ToolReasoning": "search.tool_reasoning",
     "StepScorer": "scoring.reward_model",
     "RewardModel": "scoring.reward_model",
     "TokenReward": "scoring.reward_model",
@@ -141,6 +143,7 @@ __all__ = [
     "Stream",
     "TilebeamError",
     "TokenReward",
+    "ToolReasoning",
     "Trajectory",
     "Usage",
     "Verifier",

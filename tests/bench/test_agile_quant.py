@@ -1,4 +1,4 @@
-"""bench/agile_quant.py: its forward pass against llama.cpp, its quantizers against what they promise, and pruning."""
+"""agile_quant.py: its forward pass against llama.cpp, its quantizers against what they promise, and pruning."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tilebeam
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import agile_quant as agile
 from bench.lib import synth
-from bench.lib.numpy_model import F32, Ints, Model, Numerics, softmax_attention
+from bench.papers import agile_quant as agile
+from bench.papers.numpy_model import F32, Ints, Model, Numerics, softmax_attention
 
 TOKENS = np.arange(300, 348, dtype=np.int32)
 

@@ -35,7 +35,6 @@ SHORTER: dict[str, list[str]] = {
     "lut_gemv": ["-r", "1", "--shapes", "1536x128", "--rows", "1,5"],
     "native_kv": ["-m", "MODEL", "-c", "64", "-r", "1"],
     "agile_quant": ["-m", "MODEL", "-c", "64", "-r", "1"],
-    "activation_scales": ["-m", "MODEL", "-c", "64", "-r", "1"],
     "decode_scaling": [*TINY, "-npl", "1,2", "-d", "64", "-dnpl", "2", "-n", "2"],
     "latency": [*TINY, "-p", "16,32", "-npl", "1,2", "-n", "3"],
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
@@ -45,7 +44,6 @@ SHORTER: dict[str, list[str]] = {
     "llama_lookup": [*TINY, "--only", "extract", "-n", "6"],
     "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
     "graph_overhead": [*TINY, "-npl", "2"],
-    "worker_scaling": ["-m", "MODEL", "-npl", "2", "-w", "1,2,8", "-n", "4"],
     "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
     "head_cost": [*TINY, "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
@@ -66,7 +64,6 @@ NEEDS = {  # why a bench cannot run here
     "dequant_layouts": _COMPILER,
     "lut_gemv": _COMPILER,
     "agile_quant": _COMPILER,
-    "activation_scales": _COMPILER,
     "native_kv": _COMPILER or (None if "avx512vnni" in executor.isas() else "this CPU has no AVX-512"),
     "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
     "gemma_reasoning": _GEMMA,
@@ -78,9 +75,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synth.write_model(tmp_path_factory.mktemp("bench") / "tiny.gguf", synth.preset("tiny", arch="qwen2"))
 
 
-def printed(name: str, arguments: list[str]) -> dict[str, Any]:
+def printed(module: str, arguments: list[str]) -> dict[str, Any]:
     """The one JSON object that a bench prints, and nothing beside it."""
-    command = [sys.executable, "-m", f"bench.{name}", *arguments, "--json"]
+    command = [sys.executable, "-m", module, *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1, done.stdout
@@ -94,7 +91,7 @@ def test_it_starts_and_prints_one_object_in_the_shared_form(bench: run_all.Bench
     if NEEDS.get(name):
         pytest.skip(str(NEEDS[name]))
     real = {"MODEL": str(model), "FOLDER": str(tmp_path)}
-    report = printed(name, ["--quick", *bench.arguments, *(real.get(a, a) for a in SHORTER.get(name, []))])
+    report = printed(bench.module, ["--quick", *bench.arguments, *(real.get(a, a) for a in SHORTER.get(name, []))])
     assert set(report) == {"bench", "machine", "limits", "rows"}
     assert report["bench"] == name
     assert set(report["machine"]) == {"cpu", "cpus", "system"}
@@ -116,12 +113,12 @@ def test_it_starts_and_prints_one_object_in_the_shared_form(bench: run_all.Bench
 def test_slices_add_up(model: Path, tmp_path: Path) -> None:
     rounds = tmp_path / "x.rounds"
     common = ["-m", str(model), "-t", "1", "-d", "0", "-n", "2", "--resume", str(rounds)]
-    first = printed("decode_scaling", [*common, "-npl", "1", "-r", "1"])
+    first = printed("bench.decode_scaling", [*common, "-npl", "1", "-r", "1"])
     assert [row["name"] for row in first["rows"]] == ["decode, 1 sequence"]
-    both = printed("decode_scaling", [*common, "-npl", "1,2", "-r", "2"])
+    both = printed("bench.decode_scaling", [*common, "-npl", "1,2", "-r", "2"])
     assert [row["name"] for row in both["rows"]] == ["decode, 1 sequence", "decode, 2 sequences"]
     assert len(rounds.read_text(encoding="utf-8").splitlines()) >= 5
-    nothing = printed("decode_scaling", [*common, "-npl", "1,2,3", "-r", "5", "--seconds", "0.01"])
+    nothing = printed("bench.decode_scaling", [*common, "-npl", "1,2,3", "-r", "5", "--seconds", "0.01"])
     assert nothing["rows"] == both["rows"]
 
 

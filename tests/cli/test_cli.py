@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -595,6 +596,11 @@ def test_doctor_json() -> None:
     assert report["versions"]["llama-cpp-python"] == releases.installed()
     assert report["abi"]["match"] is True
     assert [d["name"] for d in report["devices"]] == ["HMX0"]
+    limits = report["limits"]
+    assert 1 <= limits["threads"] <= limits["cores"] <= limits["cpus"]
+    assert 0 < limits["memory"]["available"] <= limits["memory"]["total"]
+    said = next(check["detail"] for check in report["checks"] if check["name"] == "limits")
+    assert re.fullmatch(r"\d+ CPUs?.*: \d+ threads?; [\d.]+ of [\d.]+ GiB of memory available", said)
     assert report["kernel_sets"][-1] == "portable"
     assert {"thread", "process"} <= set(report["executors"]) <= {"thread", "process", "qemu-hexagon"}
     assert report["executors"]["process"]["own_process"] is True

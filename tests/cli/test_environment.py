@@ -12,6 +12,7 @@ from pathlib import Path
 
 import process_kit
 import pytest
+from tilebeam._ext.cpus import default_threads
 from tilebeam.measure import doctor
 from tilebeam.native import environment as variables
 
@@ -94,11 +95,11 @@ def load(model: Path, environment: dict[str, str], **arguments: object) -> objec
 
 
 def test_the_variables_are_defaults(model: Path) -> None:
-    cpus = len(os.sched_getaffinity(0))
-    assert load(model, {}) == ["thread", cpus, cpus, "int8", "table"]
+    threads = default_threads()
+    assert load(model, {}) == ["thread", threads, threads, "int8", "table"]
     assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3, "int8", "table"]
     numerics = {"TILEBEAM_NUMERICS": "int8-256", "TILEBEAM_SOFTMAX": "bf16"}
-    assert load(model, numerics) == ["thread", cpus, cpus, "int8-256", "bf16"]
+    assert load(model, numerics) == ["thread", threads, threads, "int8-256", "bf16"]
     assert load(model, {"TILEBEAM_THREADS": "3"}, device="cpu") == [None, 3, 0]
 
 

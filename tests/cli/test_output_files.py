@@ -85,6 +85,54 @@ def test_a_file_that_is_replaced_hands_its_mode_on(tmp_path: Path) -> None:
     assert (stat.S_IMODE(path.stat().st_mode), path.read_text()) == (0o600, "still private")
 
 
+@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+def test_what_killed_writers_left_is_removed_and_what_others_write_stays(tmp_path: Path, whole: Any) -> None:
+    def fill(partial: Path) -> None:
+        (partial if whole is whole_file else partial / "inside").write_text("it")
+
+    out, others = tmp_path / "out.*", [".out.12345678.part", ".out.*.12345678.partial", ".out.*.1234567g.part"]
+    for name in others:
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / ".out.*.12345678.part")
+    if (child := os.fork()) == 0:
+        try:
+            with whole(out) as partial:
+                fill(partial)
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    kept = sorted([*others, ".out.*.12345678.part"])
+    (left,) = set(listed(tmp_path)) - set(kept)
+    with whole(out) as partial:
+        fill(partial)
+        assert sorted([*kept, partial.name]) == listed(tmp_path)
+        with whole(tmp_path / "out.x"), whole(tmp_path / "oux") as other:
+            fill(other)
+        with pytest.raises(ZeroDivisionError), whole(out):
+            raise ZeroDivisionError
+        assert partial.exists()
+    assert left.startswith(".out.*.")
+    assert sorted([*kept, "out.*", "out.x", "oux"]) == listed(tmp_path)
+
+
+def test_private_files_are_so_from_the_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with whole_file(path, private=True) as partial:
+                assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+                partial.write_text("secret")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            path.chmod(0o644)
+        with whole_file(path.with_name("g")) as partial:
+            partial.write_text("for all")
+        assert stat.S_IMODE(path.with_name("g").stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
+
+
 def test_devices_and_pipes_are_written_to_themselves(tmp_path: Path) -> None:
     with whole_file("/dev/null") as partial:
         partial.write_text("nothing")

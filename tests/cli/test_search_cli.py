@@ -155,7 +155,7 @@ def test_examples_of_a_question_choose_programs(model: Path, tmp_path: Path, mon
     found = record(*flags, "-f", question)
     assert found["scores"] == [0.0, 0.0]
     assert "begins with def" in Ran(*flags, "-p", "1 + 1").err
-    monkeypatch.setattr("tilebeam.answers.code_check.need_confinement", _refuse)
+    monkeypatch.setattr("tilebeam.sandbox.need_confinement", _refuse)
     Ran(*flags, "-f", question).fails_with("no filter")
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +40,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Process:
     """`tilebeam serve` in a process of its own."""
 
-    def __init__(self, path: Path, log: Path, *options: str, **environment: str) -> None:
+    def __init__(
+        self, path: Path, log: Path, *options: str, program: Sequence[str] = ("-m", "tilebeam"), **environment: str
+    ) -> None:
         self._log = log
-        command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--port", "0"]
+        command = [sys.executable, *program, "serve", "-m", str(path), "--port", "0"]
         command += ["-c", "1024", "-np", "4", "-t", "1", *options]
         # A server that is started by a shell with & has interrupts ignored; this one must not inherit that.
         with log.open("wb") as file:
@@ -77,7 +79,7 @@ class Process:
 def start(path: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def make(*options: str, **environment: str) -> Process:
+    def make(*options: str, **environment: Any) -> Process:
         started.append(Process(path, tmp_path / f"log{len(started)}", *options, **environment))
         return started[-1]
 
@@ -127,6 +129,34 @@ def test_a_second_signal_does_not_wait(start: Callable[..., Process]) -> None:
     with asking(one, max_tokens=8000) as answer:
         assert one.end(signal.SIGTERM, signal.SIGTERM) == 0, one.log()
         assert answer.result().status_code == 503
+
+
+# A server whose chats never come out of their thread.
+STUCK = """
+import sys
+from tilebeam.cli.main import main
+from tilebeam.server import chat, main as process
+
+def stuck(*_):
+    print("stuck", flush=True)
+    while True:
+        pass
+
+chat.prompt_of = stuck
+process._LAST_WORDS = process._CLOSING = 1
+sys.exit(main())
+"""
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process(start: Callable[..., Process]) -> None:
+    one = start("--device", "cpu", "--shutdown-timeout", "0", program=("-c", STUCK))
+    with ThreadPoolExecutor(1) as pool:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = pool.submit(httpx.post, f"{one.url}/v1/chat/completions", json=body, timeout=60)
+        until(lambda: "stuck" in one.log())
+        assert one.end(signal.SIGTERM) == 1, one.log()
+        answer.exception(60)  # 503, or cut off
+    assert re.search(r"most recent call first.*in stuck", one.log(), re.DOTALL), one.log()
 
 
 def children(pid: int) -> list[int]:

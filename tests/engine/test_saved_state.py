@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tilebeam
 from engine_kit import EXACT
 from tilebeam import LM, TilebeamError
+from tilebeam.engine import saved_state
+from tilebeam.engine.saved_state import SavedState
 
 from bench.lib.synth import preset, write_model
 
@@ -105,8 +112,9 @@ def test_damaged_files(path: Path, state: Path, tmp_path: Path) -> None:
         bad.write_bytes(data + b"x")
         with pytest.raises(TilebeamError, match="damaged"):
             lm.load_state(bad)
-        for file in (tmp_path / "none", tmp_path, path):
-            with pytest.raises(TilebeamError, match=r"cannot be read|no saved state"):
+        os.mkfifo(tmp_path / "pipe")
+        for file in (tmp_path / "none", tmp_path, tmp_path / "pipe", Path("/dev/zero"), path):
+            with pytest.raises(TilebeamError, match=r"cannot be read|not a regular file|no saved state"):
                 lm.load_state(file)
         assert answer(lm)[1] == 0  # and the model goes on
 
@@ -136,3 +144,68 @@ def test_what_cannot_be_saved(path: Path, tmp_path: Path) -> None:
         with pytest.raises(TilebeamError, match="cannot be written"):
             lm.save_state(tmp_path / "no" / "a", PROMPT)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+def killed_at(point: int, state: SavedState, file: Path) -> bool:
+    """Write a state in a child that kills itself before the given call of the means of writing; False: it came to its
+    end before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            count = 0
+
+            def step(call: Any) -> Any:
+                def stopped(*args: Any, **options: Any) -> Any:
+                    nonlocal count
+                    count += 1
+                    if count == point:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return call(*args, **options)
+
+                return stopped
+
+            class Digest:
+                def __init__(self, **options: int) -> None:
+                    real = hashlib.blake2b(**options)  # type: ignore[arg-type]
+                    self.update, self.digest = step(real.update), step(real.digest)
+
+            saved_state.hashlib = SimpleNamespace(blake2b=Digest)  # type: ignore[attr-defined]
+            Path.replace = step(Path.replace)  # type: ignore[method-assign]
+            os.open, os.fchmod, os.close = step(os.open), step(os.fchmod), step(os.close)
+            os.umask(0)
+            state.write(file)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_killed_at_every_point_of_writing(state: Path, tmp_path: Path, there: bool) -> None:
+    """The old file stays whole, the new one is whole or absent, nobody else may read a byte, and no part stays."""
+    new, file = SavedState.read(state), tmp_path / "it.state"
+    old = SavedState(new.origin, new.tokens[:3], new.cells[:64])
+    point, parts, fresh = 0, 0, 0
+    while True:
+        file.unlink(missing_ok=True)
+        if there:
+            old.write(file)
+            file.chmod(0o644)
+        before = file.read_bytes() if there else b""
+        point += 1
+        if not killed_at(point, new, file):
+            break
+        left = [path for path in tmp_path.iterdir() if path != file]
+        assert len(left) <= 1  # the one of this kill: those before were removed
+        assert all(path.name.endswith(".part") and stat.S_IMODE(path.stat().st_mode) == 0o600 for path in left)
+        parts += len(left)
+        content = file.read_bytes() if file.exists() else b""
+        fresh += content == state.read_bytes()
+        assert content in (before, state.read_bytes())
+    assert parts > 5
+    assert fresh > 0  # killed behind the last step that matters
+    assert file.read_bytes() == state.read_bytes()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]

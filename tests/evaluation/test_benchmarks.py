@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from eval_kit import lines
 from tilebeam import CompletionOutput, TilebeamError
-from tilebeam.answers import code_check
 from tilebeam.cli.main import app
 from tilebeam.evaluation.config import ModelFile, Setting
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.scorers import check_scorer, modelless_scorer
 from tilebeam.evaluation.tasks import KINDS, open_task
 from tilebeam.evaluation.worker import Job
+from tilebeam.sandbox import child
 from typer.testing import CliRunner
 
 DUCKS = {
@@ -244,7 +244,7 @@ class TestHumanEval:
         with pytest.raises(TilebeamError, match=r'bad.jsonl line 1: the text under "prompt" does not define other'):
             open_task(TaskOptions(f"humaneval:{bad}"))
         open_task(options)
-        monkeypatch.setitem(code_check._WORKER._greeting, "unconfined", "no filters")
+        monkeypatch.setitem(child._PLAIN._greeting, "unconfined", "no filters")
         with pytest.raises(TilebeamError, match="--unsafe-code"):
             open_task(options)
         task = open_task(replace(options, unsafe_code=True))

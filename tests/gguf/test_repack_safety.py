@@ -16,7 +16,7 @@ import gguf
 import pytest
 from gguf_kit import blocks, only_files, write_gguf
 from tilebeam import gguf as gguf_tools
-from tilebeam.gguf import GGUFError, gguf_write, stream
+from tilebeam.gguf import GGUFError, gguf_write, stream, whole_file
 from tilebeam.gguf.trim_vocab import trim_vocab
 
 from bench.lib.synth import preset, write_model
@@ -101,7 +101,7 @@ def test_killed_at_any_moment(tmp_path: Path, named: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > count / 4  # the others were done before
-    left = [p.name for p in tmp_path.iterdir() if p.name.endswith(gguf_write.SUFFIX)]
+    left = [p.name for p in tmp_path.iterdir() if p.name.endswith(whole_file.SUFFIX)]
     assert len(left) <= 1  # of the last one killed: every run removes what earlier ones left
     gguf_tools.pack(source, out, overwrite=True)
     only_files(tmp_path, "m.gguf", "out.gguf")

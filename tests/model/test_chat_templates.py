@@ -11,7 +11,7 @@ import tilebeam
 from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
 from tilebeam.gguf import gguf_write as w
-from tilebeam.native.chat_template import MessagesRefused
+from tilebeam.model.chat_template import MessagesRefused
 
 from bench.lib.synth import preset, write_model
 

@@ -4,6 +4,7 @@ files tell of it; bad ones are refused before a model is loaded."""
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import struct
@@ -17,7 +18,7 @@ import gguf
 import numpy as np
 import pytest
 import tilebeam
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tilebeam import HeadReward, TilebeamError, TokenReward, classifier_of, load_head
 from tilebeam import gguf as gguf_tools
@@ -126,6 +127,33 @@ def test_bad_arrays_are_refused(arrays: dict[str, Any], says: str, tmp_path: Pat
     np.savez(tmp_path / "h.npz", **arrays)
     with pytest.raises(TilebeamError, match=says):
         load_head(tmp_path / "h.npz")
+
+
+def saved(array: Any, *, packed: bool) -> bytes:
+    file = io.BytesIO()
+    if packed:
+        np.savez_compressed(file, **{"0.weight": array, "0.bias": array[:1, 0]})
+    else:
+        np.save(file, array)
+    return file.getvalue()
+
+
+BRACE = saved(np.ones((1, 8), np.float32), packed=False).replace(b"}", b" ")  # numpy's reader of Python 2's heads
+
+
+@settings(max_examples=300, deadline=None)
+@given(packed=st.booleans(), at=st.floats(0, 1), by=st.binary(max_size=4), drop=st.integers(0, 60))
+@example(packed=False, at=1, by=BRACE, drop=0)
+def test_damaged_arrays_are_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, packed: bool, at: float, by: bytes, drop: int
+) -> None:
+    """Whatever numpy makes of them."""
+    whole = saved(np.ones((1, 8), np.float32), packed=packed)
+    i = int(at * len(whole))
+    path = tmp_path_factory.getbasetemp() / f"damaged.{'npz' if packed else 'npy'}"
+    path.write_bytes(by if by == BRACE else whole[:i] + by + whole[i + drop :])
+    with contextlib.suppress(TilebeamError):
+        assert load_head(path).layers
 
 
 def test_other_bad_heads_are_refused(tmp_path: Path) -> None:
@@ -244,7 +272,7 @@ ENTRY = st.fixed_dictionaries(
         "dtype": st.sampled_from(["F32", "BF16", "I8", "", 5, None]),
         "shape": st.sampled_from([[1, 8], [8], [], [-1, 8], ["8"], [2**62, 8], 3, None]),
         "data_offsets": st.sampled_from(
-            [[0, 32], [0, 16], [8, 8], [16, 0], [-4, 4], [0, 2**70], ["0", "4"], [0], {}, None]
+            [[0, 32], [0, 16], [8, 8], [16, 0], [0.0, 32.0], [-4, 4], [0, 2**70], ["0", "4"], [0], {}, None]
         ),
     }
 )

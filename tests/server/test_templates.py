@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from tilebeam.errors import TilebeamError
-from tilebeam.native.chat_template import _compiled, _rendered, takes_tools
+from tilebeam.model.chat_template import _run, takes_tools
 from tilebeam.server.requests import Tool
 from tilebeam.server.thoughts import CHANNELS, Thinking, is_open, marks_of
 from tilebeam.server.tool_style import AnswerReader
@@ -111,9 +111,10 @@ def lenient(template: str, messages: Any, prompt: bool, as_text: bool) -> str:
 
 
 def rendered(template: str, messages: Any, prompt: bool) -> str:
-    variables = {"enable_thinking": True, "date_string": "26 Jul 2024", "datetime": "Jul 26 2024"}
+    variables: dict[str, Any] = {"enable_thinking": True, "date_string": "26 Jul 2024", "datetime": "Jul 26 2024"}
+    variables |= {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": prompt}
     try:
-        return _rendered(_compiled(template, "<s>", "</s>", prompt), messages, TOOLS, variables)
+        return _run("It", template, variables | {"messages": messages, "tools": TOOLS})
     except TilebeamError as error:
         if "SecurityError" in str(error) or "generator" in str(error):  # lists that grow; generators as JSON
             return lenient(template, messages, prompt, False)

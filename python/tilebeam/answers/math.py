@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from tilebeam.answers.extract import boxed
 from tilebeam.answers.normalize import plain_math
-from tilebeam.answers.worker_process import WorkerProcess
 from tilebeam.errors import TilebeamError
+from tilebeam.sandbox.worker_process import WorkerProcess
 
 
 class MathAnswer:
@@ -57,7 +57,7 @@ def _equal(a: str, b: str, timeout: int) -> bool:
     return _ask({"a": a, "b": b, "timeout": timeout}, 2 * timeout) is True
 
 
-_WORKER = WorkerProcess("tilebeam.answers.math_worker", "mathematical answers")
+_WORKER = WorkerProcess(["tilebeam.answers.math_worker"], "mathematical answers")
 
 
 def _ask(request: dict[str, str | int], seconds: float) -> str | bool | None:

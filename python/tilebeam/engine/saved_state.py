@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine.kv_cache import PrefixCache, Sequence
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.kv_cache import Sequence
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.native.llama import Context
 
 _MAGIC, VERSION = b"tilebeam state\n", 1
 _HEAD = struct.Struct("<15sBQ")
@@ -63,7 +63,7 @@ class SavedState:
     cells: npt.NDArray[np.uint8]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The file appears when it is complete.
+        """The file appears when it is complete, for this user only: the tokens tell what was asked.
 
         Raises:
             TilebeamError: it cannot be written.
@@ -72,7 +72,7 @@ class SavedState:
         parts = (_HEAD.pack(_MAGIC, VERSION, len(about)), about, self.tokens.data, self.cells.data)
         digest = hashlib.blake2b(digest_size=_DIGEST)
         try:
-            with whole_file(path) as partial, partial.open("wb") as file:
+            with whole_file(path, private=True) as partial, partial.open("wb") as file:
                 for part in parts:
                     digest.update(part)
                     file.write(part)
@@ -88,7 +88,8 @@ class SavedState:
             TilebeamError: it is missing, no such file, or damaged.
         """
         try:
-            data = np.fromfile(Path(path), np.uint8)
+            with _opened(path) as file:
+                data = np.fromfile(file, np.uint8)
         except OSError as error:
             raise TilebeamError(f"{path} cannot be read: {error.strerror or error}.") from None
         about = _description(data, path)
@@ -110,7 +111,7 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
         TilebeamError: it is missing, no such file, or its beginning is damaged.
     """
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             head = np.frombuffer(file.read(_HEAD.size + _LONGEST_DESCRIPTION), np.uint8)
             about = _description(head, path)
             file.seek(_HEAD.size + about["length"])
@@ -120,6 +121,20 @@ def tokens_in(path: str | os.PathLike[str]) -> list[int]:
     if len(data) != 4 * about["tokens"]:
         raise DamagedState(f"{path} is damaged: it ends within its tokens.")
     return [int(token) for token in np.frombuffer(data, np.int32)]
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file for reading. A pipe would wait for a writer, and a device need not end.
+
+    Raises:
+        TilebeamError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise TilebeamError(f"{path} is not a regular file.")
 
 
 def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -142,39 +157,37 @@ def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> d
     return {**about, "length": length}
 
 
-def cells_of(context: Context, kv: PrefixCache, tokens: list[int]) -> npt.NDArray[np.uint8]:
+def cells_of(engine: Engine, tokens: list[int]) -> npt.NDArray[np.uint8]:
     """llama.cpp's bytes of a text whose cells are in the cache.
 
     Raises:
         TilebeamError: they are not, or llama.cpp does not give them.
     """
+    kv = engine.kv
     source, shared = kv.longest_prefix(tokens, len(tokens))
     if source is None or shared < len(tokens):
         raise TilebeamError("The text's cells did not stay in the cache; load the model with a larger n_ctx.")
-    while not kv.free_ids and kv.evict(spare=source):
-        pass
+    engine.scheduler.vacate(0, 1, spare=source)
     seq = kv.fork(source, len(tokens))
     try:
-        return context.save_sequence(seq.id)
+        return engine.context.save_sequence(seq.id)
     finally:
         kv.close(seq)
 
 
-def put_cells(context: Context, kv: PrefixCache, state: SavedState) -> Sequence:
+def put_cells(engine: Engine, state: SavedState) -> Sequence:
     """Cells of a file as a sequence of the cache.
 
     Raises:
         TilebeamError: there is no room for them, or llama.cpp does not take them.
     """
-    count = len(state.tokens)
-    while (not kv.free_ids or kv.free < count) and kv.evict():
-        pass
-    if not kv.free_ids or kv.free < count:
+    kv, count = engine.kv, len(state.tokens)
+    if not engine.scheduler.vacate(count, 1):
         raise TilebeamError(
             f"The saved text has {count} tokens, {kv.free} KV cells are free: load the model with a larger n_ctx."
         )
     seq = kv.open()
-    if not context.load_sequence(seq.id, state.cells):
+    if not engine.context.load_sequence(seq.id, state.cells):
         kv.close(seq)
         raise TilebeamError("llama.cpp does not take the saved cells: they were made by another kind of cache.")
     kv.extend(seq, state.tokens.tolist())

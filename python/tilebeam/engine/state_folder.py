@@ -2,6 +2,7 @@
 
 Each text is a file of its own (see saved_state.py), named by what made its cells and by its tokens: models share a
 folder, a text that is there already is not written again, and a writer that is killed leaves all others as they were.
+What is no regular file is not touched.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
 from tilebeam.engine.saved_state import VERSION, DamagedState, Origin, SavedState, tokens_in
 from tilebeam.errors import TilebeamError
+from tilebeam.gguf.whole_file import remove_leftovers
 
 # Bytes of a folder's files where nothing else is said.
 STATE_LIMIT = 4 << 30
@@ -29,8 +32,6 @@ STATE_LIMIT = 4 << 30
 LEAST = 32
 _TICK = 10_000_000  # nanoseconds that every file system tells apart
 _NAME = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}\.state")
-_PART = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{16}\.state\.[0-9a-f]{8}\.part")
-_PART_SECONDS = 3600  # then nobody writes it any more
 
 
 class StateFolder:
@@ -71,6 +72,8 @@ class StateFolder:
         for i, (tokens, cells) in enumerate(texts):
             path, when = self._file(tokens), (now - i * _TICK, now - i * _TICK)
             try:
+                if not _is_file(path):
+                    continue  # `_own` tells of it
                 os.utime(path, ns=when)  # it is there, and was used
             except FileNotFoundError:
                 state = SavedState(self._origin, np.asarray(tokens, np.int32), cells())
@@ -79,7 +82,6 @@ class StateFolder:
                 self._delete_oldest(limit - size, kept)
                 state.write(path)
                 with contextlib.suppress(FileNotFoundError):  # another process tidies up
-                    path.chmod(0o600)  # it tells what was asked
                     os.utime(path, ns=when)
             with contextlib.suppress(FileNotFoundError):
                 room -= path.stat().st_size
@@ -93,15 +95,13 @@ class StateFolder:
             if path not in kept and any(common_prefix(tokens, text) == len(tokens) for text in texts):
                 path.unlink(missing_ok=True)
         self._delete_oldest(limit, set())
-        with contextlib.suppress(FileNotFoundError):  # another process tidies up
-            for path in self.path.iterdir():
-                if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > _PART_SECONDS:
-                    path.unlink(missing_ok=True)
+        remove_leftovers(self.path, _NAME.pattern)
 
     def _delete_oldest(self, limit: int, spared: set[Path]) -> None:
         """Delete the files of all models that were used longest ago, until the others have at most so many bytes."""
         with contextlib.suppress(FileNotFoundError):  # another process tidies up
-            files = [(path.stat(), path) for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
+            paths = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
+            files = [(path.stat(), path) for path in paths if _is_file(path)]
             total = sum(about.st_size for about, _ in files)
             for about, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
                 if total > limit and path not in spared:
@@ -135,7 +135,10 @@ class StateFolder:
         for path in self.path.iterdir():
             if (name := _NAME.fullmatch(path.name)) and name[1] == self._made_by:
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((path.stat().st_mtime_ns, path))
+                    if _is_file(path):
+                        found.append((path.stat().st_mtime_ns, path))
+                    else:
+                        self._skipped(f"{path} is not a regular file: delete it.")
         for _, path in sorted(found, reverse=True):
             try:
                 tokens = tokens_in(path)
@@ -179,6 +182,15 @@ def worth_saving(kv: PrefixCache) -> list[Sequence]:
         if len(seq) - min(shared, len(seq)) >= LEAST:
             chosen.append(seq)
     return [seq for seq in reversed(kv.cached) if seq in chosen]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether this is a regular file, and no link to one.
+
+    Raises:
+        FileNotFoundError: it is nothing.
+    """
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _digest(data: bytes) -> str:

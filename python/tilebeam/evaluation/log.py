@@ -72,25 +72,29 @@ class Log:
         objects: list[Record] = []
         for number, line in enumerate(lines, 1):
             try:
-                objects.append(json.loads(line))
-            except ValueError:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict) or (objects and not isinstance(found.get("unit"), str)):
                 raise TilebeamError(
-                    f"{self.path} line {number} is damaged: it is not JSON. Delete the line to run its unit again."
-                ) from None
+                    f"{self.path} line {number} is damaged: it is no record. Delete the line to run its unit again."
+                )
+            objects.append(found)
         if len(whole) < len(content):  # torn while it was written
             self._file.truncate(len(whole))
         header = objects[0] if objects else None
-        if header is not None and header.get("tilebeam_eval") != FORMAT:
+        if header is not None and (header.get("tilebeam_eval") != FORMAT or not {"digest", "setting"} <= header.keys()):
             raise TilebeamError(f"{self.path} is not a log of this version of tilebeam eval.")
         if header is None or (len(objects) == 1 and header["digest"] != setting.digest):
             # Nothing was finished: what went wrong at once may be set right by another setting.
             self._file.truncate(0)
             self._append({"tilebeam_eval": FORMAT, "digest": setting.digest, "setting": setting.as_dict()})
             return
-        if header["digest"] != setting.digest:
-            changed = "; ".join(differences(header["setting"], setting.as_dict()))
+        changed = [] if header["digest"] == setting.digest else differences(header["setting"], setting.as_dict())
+        if changed:
             raise TilebeamError(
-                f"{self.path} was begun with another setting: {changed}. Use another --out, or the old setting."
+                f"{self.path} was begun with another setting: {'; '.join(changed)}. Use another --out, or the old "
+                "setting."
             )
         for record in objects[1:]:
             if "runs" in record:

@@ -88,6 +88,7 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
     report.attempt("machine", "Tilebeam runs on Linux on x86-64 and aarch64.", _machine)
     report.attempt("environment", "Correct the name of the variable, or unset it.", _environment)
     report.attempt("native files", reinstall, _native)
+    report.attempt("limits", reinstall, _limits)
     report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
@@ -139,18 +140,34 @@ def _machine(report: Report) -> str:
     machine = platform.machine()
     present = cpu_features()
     features = {name: name in present for name in _FEATURES.get(machine, ())}
-    cpus = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     report.facts["machine"] = {
         "system": platform.platform(),
         "architecture": machine,
         "cpu": cpu_info(),
-        "usable_cpus": cpus,
         "memory_bytes": memory,
         "cpu_features": features,
     }
     having = " ".join(name for name, here in features.items() if here) or "none known"
-    return f"{cpu_info()}, {machine}, {cpus} usable CPUs, {memory / 2**30:.1f} GiB; features: {having}"
+    return f"{cpu_info()}, {machine}, {memory / 2**30:.1f} GiB; features: {having}"
+
+
+def _limits(report: Report) -> str:
+    """What of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
+    from tilebeam._ext.cpus import usable_cpus
+    from tilebeam.native.executor import usable_memory
+
+    def count(n: float, what: str) -> str:
+        return f"{n} {what}{'' if n == 1 else 's'}"
+
+    usable, memory = usable_cpus(), usable_memory()
+    report.facts["limits"] = {**asdict(usable), "memory": memory._asdict()}
+    cores = "" if usable.cores == usable.cpus else f" on {count(usable.cores, 'core')}"
+    quota = "" if usable.quota is None else f", quota of {count(round(usable.quota, 2), 'CPU')}"
+    return (
+        f"{count(usable.cpus, 'CPU')}{cores}{quota}: {count(usable.threads, 'thread')}; "
+        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB of memory available"
+    )
 
 
 def _environment(report: Report) -> str:
@@ -207,6 +224,7 @@ def _plugin(report: Report) -> str:
 
 
 def _device(report: Report) -> str:
+    from tilebeam.model.load_options import default_threads
     from tilebeam.native.control import control
     from tilebeam.native.plugin import register
 
@@ -220,7 +238,7 @@ def _device(report: Report) -> str:
     report.facts["status"] = status
     if complaints := register().complaints:
         raise TilebeamError("; ".join(complaints))
-    threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
+    threads = options["n_threads"] or default_threads()
     limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
     memory = [f"{d['name']} {d['memory_total'] / 2**30:.1f} GiB" for d in devices]
     # the thread executor computes on the caller's thread: nobody could end an op that hangs

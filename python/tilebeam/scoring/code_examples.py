@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilebeam.answers.code import examples, program_of, question_of
-from tilebeam.answers.code_check import run_tests
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
+from tilebeam.sandbox import run_tests
 from tilebeam.scoring.scorers import Scorer
 
 
@@ -15,7 +15,7 @@ class CodeExamples(Scorer):
     """The share of the examples in a question's docstring (`>>> f(1)`, `f(1) == 2`) that a candidate's program passes.
     Where there are none: 1 if the program can be loaded and defines the function, else 0.
 
-    Programs run confined, see `tilebeam.answers.code_check`.
+    Programs run confined, see `tilebeam.sandbox`.
 
     Args:
         unsafe: run them even where they cannot be confined.

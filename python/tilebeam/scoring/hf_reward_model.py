@@ -212,7 +212,7 @@ def _header(file: Path) -> Iterator[_Tensor]:
                 if name == "__metadata__":
                     continue
                 begin, end = entry["data_offsets"]
-                if not 0 <= begin <= end <= size - 8 - length:
+                if not all(isinstance(n, int) for n in (begin, end)) or not 0 <= begin <= end <= size - 8 - length:
                     raise TilebeamError(f"{file}: {name} is outside the file: the file is incomplete.")
                 if not all(isinstance(n, int) and n >= 0 for n in entry["shape"]):
                     raise TilebeamError(f"{file}: {name} has the shape {entry['shape']}.")
@@ -250,7 +250,7 @@ def _write_safetensors(file: Path, tensors: list[_Tensor]) -> Iterator[int]:
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TilebeamError(f"{file} is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise TilebeamError(f"{file} holds no object.")

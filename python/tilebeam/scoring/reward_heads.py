@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +169,9 @@ def load_head(path: str | os.PathLike[str], output: str | None = None, label: in
         else:
             with data:
                 arrays = {name: data[name] for name in data.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except TilebeamError:
+        raise
+    except Exception as error:  # numpy's and zipfile's, which for damaged files have many
         raise TilebeamError(f"{file} is not a reward head: {error}") from None
     return make_head(_in_order(arrays, str(file)), output, label)
 

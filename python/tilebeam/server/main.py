@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -23,14 +24,21 @@ log = logging.getLogger("tilebeam.server")
 
 # After the deadline of running requests, seconds until their connections are cut.
 _LAST_WORDS = 5
+# Then, seconds to free the models and to write what they keep.
+_CLOSING = 20
 # Connections that wait to be accepted.
 _BACKLOG = 1024
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on a signal first lets running requests end, up to a deadline."""
+    """uvicorn's server, which on a signal first lets running requests end, up to a deadline.
 
-    def __init__(self, app: FastAPI, *, log_level: str = "warning") -> None:
+    Args:
+        app: what it serves.
+        alone: the process is there for nothing else: it ends some time after a signal, whatever its threads do.
+    """
+
+    def __init__(self, app: FastAPI, *, log_level: str = "warning", alone: bool = False) -> None:
         self._models: Models = app.state.models
         self._settings = settings = self._models.settings
         config = uvicorn.Config(
@@ -47,6 +55,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._signals = 0
+        self._alone = alone
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -62,13 +71,21 @@ class Server(uvicorn.Server):
         self._signals += 1
         self.should_exit = True
         self.force_exit = self._signals > 2
+        if self._alone:
+            # Not a thread of Python's, which would wait for one that keeps Python to itself.
+            left = self._patience + _LAST_WORDS + _CLOSING if self._signals < 3 else 1
+            faulthandler.dump_traceback_later(left, file=2, exit=True)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds that requests have to end."""
+        return self._settings.shutdown_seconds if self._signals == 1 else 0.0
+
     def _drain(self) -> None:
-        seconds = self._settings.shutdown_seconds if self._signals == 1 else 0.0
         self._models.shut()
-        self._draining = asyncio.ensure_future(self._models.drain(seconds))
+        self._draining = asyncio.ensure_future(self._models.drain(self._patience))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -121,7 +138,7 @@ def serve(
         where = settings.host if ":" not in settings.host else f"[{settings.host}]"
         ready(models, loaded, f"http://{where}:{listener.getsockname()[1]}/v1")
         decoding_first()
-        Server(app).run(sockets=[listener])
+        Server(app, alone=True).run(sockets=[listener])
 
 
 def _log_to_stderr(verbose: bool) -> None:

@@ -48,6 +48,8 @@ T = TypeVar("T")
 _READ_SECONDS = 60.0
 # Requests that read texts at the same time; the model reads one after the other.
 _READERS = 4
+# Chats whose template is run at the same time, or waits for those before: not in the threads that all requests share.
+_CHATS = 16
 # OpenAI's default for completions.
 _COMPLETION_TOKENS = 16
 # Log-probabilities of one answer, of tokens and of the likeliest others: each takes up to 400 bytes until it is sent.
@@ -92,6 +94,7 @@ class Service:
         self.metrics = metrics
         self.searches = searches
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="tilebeam-read")
+        self._chats = ThreadPoolExecutor(_CHATS, thread_name_prefix="tilebeam-chat")
         self.gate = Gate(slots, settings.max_waiting, settings.max_samples, metrics)
 
     @property
@@ -113,7 +116,8 @@ class Service:
         """End all requests and free the model."""
         self.gate.close()
         await self.gate.drain(0)
-        self._readers.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._readers, self._chats):
+            pool.shutdown(wait=True, cancel_futures=True)
         await self.host.close()
 
     # --- endpoints --------------------------------------------------------------------------------------------------
@@ -264,9 +268,12 @@ class Service:
         with self.gate.enter(1) as job:
             return await job.run(self._with_model(job, read), request.receive)
 
-    async def shortly(self, request: Request, work: Callable[[LM], T]) -> T:
+    async def shortly(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
         """What a function gives that takes a moment, in a thread: such requests pass the queue by, unless they wait for
         the model to be loaded.
+
+        Args:
+            chat: the function runs a chat template.
 
         Raises:
             ApiError: what is wrong.
@@ -274,7 +281,8 @@ class Service:
 
         async def run() -> T:
             async with self.host.using() as loaded:
-                return await in_thread(None, lambda: work(loaded.lm), threading.Event())
+                pool = self._chats if chat else None
+                return await in_thread(pool, lambda: work(loaded.lm), threading.Event())
 
         if not self.host.waits:
             return await run()
@@ -345,7 +353,8 @@ class Service:
             return prompts, params
 
         try:
-            return await asyncio.to_thread(prepare)
+            pool = self._chats if isinstance(plan.body, ChatRequest) else None
+            return await asyncio.get_running_loop().run_in_executor(pool, prepare)
         except GrammarTooComplexError:
             raise
         except TilebeamError as error:

@@ -73,7 +73,7 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
             text, _ = chat.prompt_of(lm, body, service.settings.chat_template, service.settings.chat_template_kwargs)
             return _answer({"prompt": text})
 
-        return await service.shortly(request, prompt)
+        return await service.shortly(request, prompt, chat=True)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tilebeam.grammars import constraint
 from tilebeam.grammars.combining import allows_objects
 from tilebeam.grammars.gbnf import MAX_LENGTH, literal
-from tilebeam.native.chat_template import takes_tools
+from tilebeam.model.chat_template import takes_tools
 from tilebeam.server.errors import ApiError, bad_request
 from tilebeam.server.grammar import made
 from tilebeam.server.requests import ChatRequest, Message, NamedTool, Tool

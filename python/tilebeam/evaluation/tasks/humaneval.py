@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tilebeam.answers.code import Question, program_of
-from tilebeam.answers.code_check import Test, need_confinement, run_tests
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.evaluation.tasks.base import Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
+from tilebeam.sandbox import Test, need_confinement, run_tests
 
 _ASK = (
     "Complete this Python function. Reply with the complete function in one code block.\n\n```python\n{question}\n```"
@@ -26,12 +26,14 @@ _ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
 
 
 class HumanEvalTask(FileTask):
-    """Programs, right if they pass all tests; they run confined, see `tilebeam.answers.code_check`."""
+    """Programs, right if they pass all tests; they run confined, see `tilebeam.sandbox`."""
 
     chats: ClassVar[bool] = True
     file_shots: ClassVar[int | None] = 2
 
     def __init__(self, options: TaskOptions) -> None:
+        if options.tir:
+            raise TilebeamError("--tir is for problems that have an answer; humaneval asks for the program itself.")
         self._judged: dict[tuple[str, str], bool] = {}  # several scorers ask about one text
         super().__init__(options)
         if self._check is None:

@@ -1,0 +1,60 @@
+"""A server with a model whose own chat template does not end: its chats are told so, everybody else is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tilebeam
+
+pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
+pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
+pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
+
+from gguf_kit import with_metadata
+from server_kit import CHAT, HI, TEXT, Running, running, until
+from tilebeam.gguf import gguf_write
+from tilebeam.model import rendering
+
+CHATS = 8  # more than the event loop has threads on a small machine
+ENDLESS = "{% set n = range(99999) %}" + "{% for i in n %}" * 3 + "{% endfor %}" * 3
+
+
+@pytest.fixture
+def bad(path: Path, tmp_path: Path) -> Iterator[Running]:
+    record = gguf_write.kv_text("tokenizer.chat_template", ENDLESS)
+    model = with_metadata(path, tmp_path / "bad.gguf", {"tokenizer.chat_template": record})
+    with tilebeam.load(model, "cpu", n_ctx=512, n_seq_max=2, threads=1) as lm, running(lm, chat_template=None) as it:
+        yield it
+    rendering._STOPPED.clear()
+
+
+def test_a_template_that_does_not_end_holds_up_nobody_else(bad: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendering.render("{{ 1 }}", {}) == {"text": "1"}  # the process is there
+    monkeypatch.setattr(rendering, "SECONDS", 600)
+    with ThreadPoolExecutor(CHATS) as pool:
+        chats = [pool.submit(bad.post, CHAT, {"messages": HI, "max_tokens": 1}) for _ in range(CHATS - 1)]
+        chats.append(pool.submit(bad.post, "/apply-template", {"messages": HI}))
+        until(lambda: bad.metric("tilebeam_samples_admitted") == CHATS - 1)
+        assert bad.post("/tokenize", {"content": "x"}).status_code == 200
+        answer = bad.post(TEXT, {"prompt": "x", "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert not any(chat.done() for chat in chats)
+        monkeypatch.setattr(rendering, "SECONDS", 0.1)
+        process = rendering._USUAL._process._process
+        assert process is not None
+        process.kill()
+    for chat in chats:
+        assert chat.result().status_code == 400
+        error = chat.result().json()["error"]
+        assert error["code"] == "no_chat_template"
+        assert error["message"].startswith("The chat template of bad.gguf cannot be run: it does not come to an end")
+
+
+def test_templates_that_cannot_be_read(bad: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    for template, why in (("{{ " + "(" * 5000 + "1", "nested too deeply"), ("{{ 'x' * 10 ** 10 }}", "of memory")):
+        monkeypatch.setattr(bad.lm._templates, "own", template)
+        answer = bad.post(CHAT, {"messages": HI})
+        assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
