@@ -212,7 +212,7 @@ class _Loader:
         self._control: Control | None = None
         self._placement = Placement(())
         self._loaded = Loaded(0, 0, 0, "")
-        self._sessions: list[int] | None = None  # that the devices had started when they had the weights
+        self._sessions: dict[int, int] = {}  # that devices had started when they had the weights
         self._most_outputs: int | None = None  # None: as many as fit into _LOGITS_BYTES
         self._kept = _KEPT
 
@@ -272,7 +272,9 @@ class _Loader:
             raise TilebeamError(reason)
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
-        self._sessions = self._started()
+        if self._control is not None:
+            status = [self._control.device_status(i) for i in range(len(self._placement.counts))]
+            self._sessions = {i: s["sessions"] for i, s in enumerate(status) if s["session"] != "none"}
         if model.kind_refused and (self._file.generates or model.kind_refused == "a diffusion model"):
             raise TilebeamError(
                 f"{self._file.path} is {model.kind_refused}: Tilebeam runs models that write one token after the other."
@@ -527,18 +529,12 @@ class _Loader:
             raise kind(f"llama.cpp could not {what} {self._file.path}: {detail}")
         return result
 
-    def _started(self) -> list[int]:
-        """How many sessions each device has started so far."""
-        npu = self._control
-        return [] if npu is None else [npu.device_status(i)["sessions"] for i in range(len(self._placement.counts))]
-
     def _npu_lost(self) -> bool:
         """Whether weights lie in a session that is gone: another one may have been started for what came behind."""
-        npu = self._control
-        if npu is None or self._sessions is None:
+        if self._control is None:
             return False
-        dead = any(npu.device_status(i)["session"] == "dead" for i in range(len(self._sessions)))
-        return dead or self._started() != self._sessions
+        now = {i: self._control.device_status(i) for i in self._sessions}
+        return any(now[i]["session"] == "dead" or now[i]["sessions"] != n for i, n in self._sessions.items())
 
     def _failure(self, code: int, log: str) -> TilebeamError:
         """The exception for a failed llama_decode."""
