@@ -21,13 +21,13 @@ from engine_kit import EXACT
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from lora_kit import write_adapter
 from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.engine import dispatcher, lanes, turns
 from tilebeam.engine.drafter import Drafter
 from tilebeam.native.llama import Context
 
+from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 N_CTX = 256

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from lora_kit import write_adapter
 from streaming_kit import DEADLINE, PROMPT, Together, idle, tokens, under_way, until
 from tilebeam import LM, SamplingParams, TilebeamError
 from tilebeam.engine import turns
 from tilebeam.engine.turns import STEPS, TOKENS
 from tilebeam.native.llama import Context
+
+from bench.lib.adapters import write_adapter
 
 LONG = SamplingParams(max_tokens=1500, seed=5, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, seed=1)
