@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from lora_kit import write_adapter
 from tilebeam import LM, SamplingParams, TilebeamError
+
+from bench.lib.adapters import write_adapter
 
 PROMPT = "the question is how many " * 12
 DRAWN: dict[str, Any] = {"max_tokens": 12, "seed": 4, "n": 2, "ignore_eos": True}

@@ -21,13 +21,14 @@ from engine_kit import EXACT
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from lora_kit import write_adapter
 from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.engine import dispatcher, lanes, turns
 from tilebeam.engine.drafter import Drafter
+from tilebeam.model import loader
 from tilebeam.native.llama import Context
 
+from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 N_CTX = 256
@@ -59,8 +60,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, 
     path = write_model(folder / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1))
     options: dict[str, Any] = {"n_ctx": N_CTX, "threads": 1, "lookup": False, **EXACT}
     options["lora"] = write_adapter(folder / "adapter.gguf", path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loader, "_KEPT", 1)  # nine sequence ids
+        small = tilebeam.load(path, "cpu", n_seq_max=4, n_batch=48, **options)
     with (
-        tilebeam.load(path, "cpu", n_seq_max=4, n_batch=48, **options) as tight,
+        small as tight,
         tilebeam.load(path, "cpu", n_seq_max=1, **options) as alone,
         Witness(tight) as of_tight,
         Witness(alone) as of_alone,

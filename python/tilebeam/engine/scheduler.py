@@ -499,6 +499,9 @@ class Scheduler:
         if request.prefiller is not sample:
             return []
         forks = request.forks
+        # Those who came in between (readers, other lanes) may have taken the sequences that were promised to them.
+        while self.kv.free_ids < len(forks) and (self.kv.evict() or self._others_give_way()):
+            pass
         for fork in forks:
             assert sample.kv is not None
             fork.kv = self.kv.fork(sample.kv, len(sample.kv))
