@@ -244,7 +244,8 @@ def evaluate(
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 
     The greedy answer is what methods are compared with. One run of N samples per item gives every budget of best-of-n
-    and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same command resumes it.
+    and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same
+    command resumes it.
 
     Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
     --items 200 --out eval/chain-sum --latency-items 10
