@@ -1,7 +1,7 @@
 """Whether a model fits the memory that this process can have, asked before anything is loaded: the system ends a
 process that takes more without a word, and a container's memory is often small.
 
-Counted is what will be filled for certain, as far as the file's header tells, and never more: a model that fits is not
+Counted is what will be filled, as far as the file's header tells for certain, and never more: a model that fits is not
 refused. Weights that are mapped from the file count nothing, for the page cache can be had back.
 """
 
@@ -14,7 +14,7 @@ from tilebeam._ext import Type
 from tilebeam.errors import TilebeamError
 from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.device_choice import listed
-from tilebeam.model.load_options import CheckedOptions
+from tilebeam.model.load_options import CheckedOptions, LoadOptions
 from tilebeam.native.executor import usable_memory
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def check(
         token = file.cache.k * KV_BYTES[options.type_k] + file.cache.v * KV_BYTES[options.type_v]
         cached = int(options.n_ctx * token)
         rest = texts * file.weights.n_vocab * 4 + (0 if loaded else file.cache.entries * _ENTRY_BYTES)
-        layer = file.weights.n_ff + 2 * file.weights.n_embd  # of a token, in a feed-forward network
-        rest += 4 * min(options.n_ubatch, options.n_ctx) * layer
+        # Of a layer's feed-forward network, for a prompt as long as most batches are.
+        rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
+        rest += 4 * rows * (file.weights.n_ff + 2 * file.weights.n_embd)
     needed, left = weights + cached + rest, usable_memory().with_swap
     if needed <= left:
         return
