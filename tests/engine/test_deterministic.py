@@ -195,12 +195,13 @@ def test_models_beside_it_keep_their_own_arithmetic() -> None:
     [
         ({"device": "cpu"}, "deterministic needs the NPU"),
         ({"flash_attn": False}, "deterministic needs flash attention"),
+        ({"n_seq_max": 4, "n_batch": 15}, "deterministic needs n_batch of at least 16"),
         ({"n_gpu_layers": 1}, "of the bytes of its weight matrices run on the CPU backend, because n_gpu_layers"),
     ],
 )
 def test_options_that_stand_in_the_way(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(TilebeamError, match=reason):
-        tilebeam.load(TRAINED / "0.1m-q8_0.gguf", **OPTIONS, **options)
+        tilebeam.load(TRAINED / "0.1m-q8_0.gguf", **(OPTIONS | options))
 
 
 @pytest.mark.parametrize("numerics", [{"numerics": "fp16"}, {"numerics": "int8-256"}, {"softmax": "bf16"}])
