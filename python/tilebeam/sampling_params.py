@@ -44,7 +44,8 @@ class SamplingParams:
         stop: strings that end a sample, None: none. The text is cut before the string, also when it spans tokens.
         stop_tokens: tokens that end a sample as the model's own end tokens do; the text does not hold them.
         seed: sample ``i`` draws with seed ``(seed + i) mod (2**32 - 1)``, whatever other prompts are in the call.
-            None draws a fresh one, which `RequestOutput.seed` tells.
+            None draws a fresh one, which `RequestOutput.seed` tells. It repeats a text if the model was loaded with
+            ``deterministic=True``; else only where guessing is off and the same runs beside it.
         ignore_eos: go on after an end-of-generation token (for measurements).
         logprobs: fill in ``logprobs`` and ``cumulative_logprob``: natural logarithms of the model's own
             probabilities of the sampled tokens, before temperature and truncation. Costs one pass over the
@@ -57,8 +58,8 @@ class SamplingParams:
             keyword that no grammar can keep is an error that names it.
         regex: the text matches this regular expression from its beginning to its end: characters, classes, groups,
             alternatives, repetitions; no look-around, no references. Of grammar, json_schema and regex only one.
-        speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
-            text does not depend on it.
+        speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). How a
+            text is drawn does not depend on it; that the text is the same one needs ``deterministic=True``.
         hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
         hidden_steps: and ``hidden_steps``, at the end of every step, which this string ends; "" for none.
         hidden_prompt: the prompt's last token counts as the first of the text, for texts that grow call by call.

@@ -30,7 +30,7 @@ try:
 except tilebeam.TilebeamError as error:
     print(json.dumps(str(error)))
 """
-OVERRIDDEN = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX")
+OVERRIDDEN = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX", "TILEBEAM_DETERMINISTIC")
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,9 @@ def test_arguments_come_first(model: Path) -> None:
     [
         ({"TILEBEAM_NPU": "proces"}, {}, "Invalid environment settings: TILEBEAM_NPU=proces"),
         ({"TILEBEAM_SOFTMAX": "half"}, {}, "TILEBEAM_SOFTMAX=half is not table, exact or bf16"),
+        ({"TILEBEAM_DETERMINISTIC": "yes"}, {}, "TILEBEAM_DETERMINISTIC=yes is not 0 or 1"),
+        ({"TILEBEAM_DETERMINISTIC": "1"}, {"lookup": True}, "deterministic and lookup exclude each other"),
+        ({"TILEBEAM_NUMERICS": "fp16"}, {"deterministic": True}, "deterministic results are those of numerics int8"),
         ({"TILEBEAM_THREADS": "many"}, {}, "TILEBEAM_THREADS must be a number from 1 to 512, not 'many'"),
         ({"TILEBEAM_THREADS": "0"}, {"device": "cpu"}, "not '0'"),
         ({"TILEBEAM_THREADS": "513"}, {"threads": 1}, "TILEBEAM_THREADS=513"),

@@ -40,8 +40,8 @@ class LM(Generating, Reads, Embeddings):
         """While this lasts, the KV cells of finished samples stay, as long as there is room: a prompt that begins with
         one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
 
-        Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
-        give the same texts, where no tokens are guessed ahead.
+        Logits then depend a little on what was kept before, unless the model was loaded with ``deterministic=True``;
+        without it the same calls in the same order give the same texts, where no tokens are guessed ahead.
         """
         self.check_generates()
         with self._dispatcher.using():

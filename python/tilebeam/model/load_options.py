@@ -25,6 +25,7 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 MAX_SEQUENCES = 256  # llama.cpp's limit
 MAX_THREADS = 512
+_ROWS_SEEN = 16  # of the batch that model/same_bits.py looks at, at least
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class LoadOptions:
             )
         if not self.flash_attn:
             raise TilebeamError("deterministic needs flash attention: without it sums depend on where cells lie.")
+        if self.n_batch < _ROWS_SEEN:
+            raise TilebeamError(f"deterministic needs n_batch of at least {_ROWS_SEEN}, to see whether a model is.")
         if self.lookup:
             raise TilebeamError("deterministic and lookup exclude each other: guesses change the batch.")
 

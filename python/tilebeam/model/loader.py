@@ -105,11 +105,11 @@ def load(
             model's or a part of it.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
-            token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
-            bits; docs/speculation.md says when which pays.
+            token. Texts are drawn as without guesses, from logits that a larger batch changes a little (docs/seeds.md);
+            docs/speculation.md says when which pays.
         deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
-            samples there are, in whatever pieces the prompt is read, and on any number of threads: docs/accuracy.md
-            says what that costs. Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
+            samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
+            Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has

@@ -31,7 +31,7 @@ def reads_alike(context: Context, fail: Callable[[int], NoReturn], *, generates:
         fail: raises the exception for a failed llama_decode, given its return code.
         generates: of logits; else of the embeddings of texts, which are read as a whole, or of their ranks.
     """
-    most = min(context.n_batch, context.n_ctx, context.model.n_ctx_train or context.n_ctx) - _OTHER
+    most = min(context.n_batch - _OTHER, context.model.n_ctx_train or _TEXT)
     last = min(_LAST, context.max_outputs, most // 2)
     n_vocab = context.model.vocab.size
     text, other = ([(first + 977 * i) % n_vocab for i in range(n)] for first, n in ((13, min(most, _TEXT)), (500, 64)))
