@@ -16,8 +16,8 @@ and searches with a reward head on the model's own hidden states, embeddings, re
 adapters. Every answer is checked (bench/lib/mixed_requests.py); the row counts those that were right.
 
 A request that is not answered within three minutes, or wrongly, is a failure; failures end the program with status 1.
-Without -m it writes a random model with the shape of Qwen3-like 0.5B and a classifier (--quick: a tiny one); adapters
-and the head are random, too. Reranking is left out for a model whose file does not say that it ranks.
+Without -m it writes a random model with the shape of Qwen2.5-0.5B and a classifier (--quick: a tiny one); adapters and
+the head are random, too. Reranking is left out for a model whose file does not say that it ranks.
 """
 
 from __future__ import annotations
