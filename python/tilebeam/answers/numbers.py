@@ -53,9 +53,9 @@ _NUMBER = re.compile(
 )
 
 # What stands before a minus. Behind an operand it subtracts ("8 - 3", "$8$ - 3"), behind a letter it is a hyphen.
-_OPERAND = re.compile(r"(?:[\d)\]}%°!](?:\\[)\]]|\$)?[ \t]*|[A-Za-z]\$?)$")
+_OPERAND = re.compile(r"(?:[\d)\]}%°!](?:\\[)\]]|\$)?[ \t]*|[A-Za-z]\$?)\Z")
 # With a blank behind it, a minus is a sign only here; elsewhere it is a dash or a bullet: "- 5 apples", "total - 5".
-_SIGN_EXPECTED = re.compile(r"(?:(?:[=≈<>(\[{:|,&*]|\\[(\[]|\b(?:is|be|equals))[ \t]*|\$)$")
+_SIGN_EXPECTED = re.compile(r"(?:(?:[=≈<>(\[{:|,&*]|\\[(\[]|\b(?:is|be|equals))[ \t]*|\$)\Z")
 _BEFORE = 12  # characters that these two look at
 _LONGEST = 200  # characters of a fraction: Python's integers take quadratic time
 
@@ -149,7 +149,7 @@ def _negative(match: re.Match[str]) -> bool:
     start = match.start()
     before = match.string[max(0, start - _BEFORE) : start]
     if match["sign"] is None:  # behind a dollar, which may end a formula: "$x$-3"
-        return match["currency"][0] != "$" or not re.search(r"[\w)}\]]$", before)
+        return match["currency"][0] != "$" or not re.search(r"[\w)}\]]\Z", before)
     if _OPERAND.search(before):
         return False
     return match.string[start + 1] not in " \t" or _SIGN_EXPECTED.search(before) is not None
