@@ -62,9 +62,7 @@ def test_answers_in_texts(name: str, text: str, answer: str) -> None:
 
 # --- printed and read back --------------------------------------------------------------------------------------------
 
-THOUSANDS = st.sampled_from(
-    ["", ",", "{,}", r"\,", r"\;", r"\ ", "~", r",\!", r"{,}\!", "'", "\u00a0", "\u2009", "\u202f"]
-)
+THOUSANDS = st.sampled_from(["", ",", "{,}", r"\,", r"\;", r"\ ", r",\!", r"{,}\!", "'", "\u00a0", "\u2009", "\u202f"])
 MINUS = st.sampled_from(["-", "−", "–", "- ", "− "])
 CURRENCY = st.sampled_from(["", "$", r"\$", "€", "£"])
 WHOLE = st.one_of(st.integers(0, 99), st.integers(1000, 10**15))

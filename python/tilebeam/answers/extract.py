@@ -9,14 +9,16 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from tilebeam.answers import numbers
 from tilebeam.answers.normalize import Equal, normalize_answer, plain_math
 
 Extractor = Callable[[str], str | None]
+_E = TypeVar("_E", bound=Extractor)
 
 
-def _by_value(extract: Extractor) -> Extractor:
+def _by_value(extract: _E) -> _E:
     """The extractor, with answers that are equal as numbers: 0.5 and 1/2."""
     extract.__dict__["equal"] = numbers.same_value
     return extract
@@ -32,6 +34,7 @@ def last_number(text: str) -> str | None:
 # Of a line behind "####", in front of its number and in front of an equation.
 _OPENING = re.compile(r"^(?:[\s*_]|\\[(\[]|\\boxed\{|\$(?=\$))++")
 _HEADING = re.compile(r"[.):]+\s*[A-Za-z*(]")  # "#### 2. Add them" and "#### 2: .."
+_GOES_ON = re.compile(r"\s*(?:[-+−*/×÷^]|\\(?:times|cdot|div)\b)\s*[\d(\\$]")
 
 
 @_by_value
@@ -40,9 +43,12 @@ def marked_number(text: str) -> str | None:
     ``\boxed{}``; else the last of the text."""
     for behind in reversed(text.split("####")[1:]):
         line = _OPENING.sub("", behind.lstrip("# \t:=*").removeprefix("\n").split("\n", 1)[0])
-        side = numbers.last_side(line)
-        found = numbers.number_at(number := _OPENING.sub("", side), 0)
-        if found and not (side == line and _HEADING.match(number, found[1])):
+        side = _OPENING.sub("", numbers.last_side(line))
+        found = numbers.number_at(side, 0)
+        if side != line and found and not _GOES_ON.match(side, found[1]):
+            return found[0]
+        found = numbers.number_at(line, 0)  # also of "293 = 256 + 37"
+        if found and not _HEADING.match(line, found[1]):
             return found[0]
     return last_number(boxed(text) or "") or last_number(text)
 

@@ -22,12 +22,12 @@ _MINUS = r"\-−–－﹣"  # within brackets of a pattern
 _SIGN = f"[+{_MINUS}]"
 _BLANK = r"[ \t\u00a0\u2009\u202f]"
 _CURRENCY = r"(?:\\?\$|[€£¥₹])"
-# Of thousands. A plain blank is none ("rooms 12 400"), nor is a comma with one ("12, 400").
-_SEPARATORS = (",", r"\{,\}", r"(?:\\!)?(?:,|\{,\})\\! ?", r"\\[,:; ]", "~", "['’]", r"[\u00a0\u2007\u2009\u202f]")
+# Of thousands. None are a plain blank ("rooms 12 400"), a comma with one ("12, 400") and a tilde ("100~200").
+_SEPARATORS = (",", r"\{,\}", r"(?:\\!)?(?:,|\{,\})\\! ?", r"\\[,:; ]", "['’]", r"[\u00a0\u2007\u2009\u202f]")
 _THOUSANDS = "|".join(rf"(?:{separator}\d{{3}})+" for separator in _SEPARATORS)
 _INTEGER = rf"(?>\d{{1,3}}(?:{_THOUSANDS})(?!\d)|\d+)"
 _ODD_SEPARATOR = re.compile(rf"(?<=\d)(?:{'|'.join(_SEPARATORS[1:])})(?=\d{{3}}(?!\d))")
-_DECIMAL = rf"(?>{_INTEGER}(?:\.\d+)?|(?<![\d.])\.\d+)"
+_DECIMAL = rf"(?>{_INTEGER}(?:\.\d+)?|(?<![\w.])\.\d+)"
 _TEN_TO = (
     rf"(?:[eE](?P<e>[-+]?\d{{1,3}})(?!\d)|{_BLANK}?(?:\\times|\\cdot|[×·*x]){_BLANK}?10{_BLANK}?\^"
     rf"(?:(?P<power>\d{{1,3}})(?!\d)|\{{(?P<power_in_braces>{_SIGN}?\d{{1,3}})\}}))"
@@ -48,7 +48,7 @@ _SLASH = (  # no dates: 5/12/2026
 _NUMBER = re.compile(
     rf"(?:(?P<sign>{_SIGN}){_BLANK}{{0,2}})?(?P<currency>{_CURRENCY}{_BLANK}?(?:(?P<inner_sign>{_SIGN}){_BLANK}?)?)?"
     rf"(?P<size>(?:(?<![_^])(?P<whole>{_INTEGER}){_GAP}{{0,3}}+)?+(?:{_LATEX}|(?P<vulgar>[¼-¾⅐-⅞]))"
-    rf"|(?:(?<![_^])(?P<beside>{_INTEGER}){_GAP}{{1,3}}+)?{_SLASH}"
+    rf"|(?:(?<![_^])(?P<beside>{_INTEGER}){_GAP}{{1,3}}+(?=[1-9]))?{_SLASH}"
     rf"|(?P<plain>{_DECIMAL}){_TEN_TO}?)"
 )
 
