@@ -23,7 +23,8 @@ from tilebeam._version import __version__
 from tilebeam.errors import NpuError, PlacementWarning, SearchCancelled, StateWarning, TilebeamError
 
 if TYPE_CHECKING:
-    from tilebeam.answers.extract import after, boxed, choice, last_number, regex
+    from tilebeam.answers.choice import choice
+    from tilebeam.answers.extract import after, boxed, last_number, regex
     from tilebeam.answers.math import MathAnswer
     from tilebeam.answers.normalize import normalize_answer
     from tilebeam.engine.reading import Reading
@@ -96,7 +97,7 @@ _HOME = {
     "MathAnswer": "answers.math",
     "after": "answers.extract",
     "boxed": "answers.extract",
-    "choice": "answers.extract",
+    "choice": "answers.choice",
     "last_number": "answers.extract",
     "regex": "answers.extract",
     "normalize_answer": "answers.normalize",

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.answers.normalize import merged
+from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
@@ -236,7 +236,11 @@ class Workbench:
 
     def _judged(self, item: Item, text: str) -> Record:
         """A text with its answer, and whether it is right."""
-        return {"text": text, "answer": self.task.extract(text), "correct": self.task.verdict(item, text)}
+        return {
+            "text": text,
+            "answer": checked_answer(self.task.extract(text)),
+            "correct": self.task.verdict(item, text),
+        }
 
     def _source(self, lm: LM) -> StepGenerator:
         """Whom samples are drawn from."""
