@@ -254,6 +254,6 @@ def test_embeddings_and_ranks(tmp_path: Path, encoder: Encoder) -> None:
     with tilebeam.load(path, **OPTIONS) as lm:
         rng = random.Random(2)
         some = [[rng.randrange(5, lm.n_vocab) for _ in range(n)] for n in (5, 30, 17, 2, 60)]
-        read = lm._encoder.ranks if encoder.labels else lm.embed
+        read = lm.rank if encoder.labels else lm.embed
         together = read(some)
         assert [read([text])[0].tobytes() for text in some] == [row.tobytes() for row in together]
