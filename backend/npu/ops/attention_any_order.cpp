@@ -69,8 +69,8 @@ void any_order_rows::weigh(int64_t r) {
     } else {
         x.sum = kernels.attention.any_order.powers(x.met, s, x.max);
     }
-    // All partial sums are within the bound, below 2^(e + 1). The anchor 1.5 * 2^(e + 3) is 2^(e + 2) away from where its
-    // last bit would stand for more, or for less.
+    // All partial sums are within the bound, below 2^(e + 1). The anchor 1.5 * 2^(e + 3) is 2^(e + 2) away from where
+    // its last bit would stand for more, or for less.
     const double bound = x.sum * static_cast<double>(x.largest);
     x.anchor = bound > 0.0 && std::isfinite(bound) ? std::ldexp(1.5, std::ilogb(bound) + 3) : 1.0;
     std::fill_n(sums(r), dim, x.anchor);
