@@ -98,6 +98,28 @@ def test_a_checker_that_fails_or_answers_nonsense_is_named(tmp_path: Path) -> No
         load_function(f"{tmp_path}/d.py:x", "--checker")
 
 
+@pytest.mark.parametrize(
+    ("extract", "right", "text", "verdict"),
+    [
+        ("boxed", r"2\frac{1}{2}", r"\boxed{2.5}", True),
+        ("boxed", "x = 5", r"\boxed{5}", True),
+        ("last-number", "1 1/2", "it is 1.5", True),
+        ("last-number", "10,000", "it is 10{,}000", True),
+        ("math", "X^2", r"\boxed{X^{2}}", True),
+        ("math", "2 1/2", r"\boxed{3/2}", False),
+        ("math", "2 1/2", r"\boxed{\frac{5}{2}}", True),
+    ],
+)
+def test_right_answers_are_read_as_answers_are(
+    tmp_path: Path, extract: str, right: str, text: str, verdict: bool
+) -> None:
+    if extract == "math":
+        pytest.importorskip("math_verify", reason="needs math-verify (the extra math)")
+    path = lines(tmp_path / "t.jsonl", {"prompt": "a", "answer": right})
+    task = open_task(TaskOptions(f"jsonl:{path}", extract=extract))
+    assert task.verdict(task.items[0], text) == verdict
+
+
 def test_the_digest_covers_prompts_answers_and_judges(tmp_path: Path) -> None:
     def digest(answer: str = "1", source: str = CHECKS, folder: str = "a", **changes: Any) -> str:
         place = tmp_path / folder / str(abs(hash((answer, source))))

@@ -42,7 +42,8 @@ class MathAnswer:
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two answers are the same."""
-        return a == b or _equal(min(a, b), max(a, b), self.timeout)
+        a, b = sorted(map(faithful_math, (a, b)))
+        return a == b or _equal(a, b, self.timeout)
 
 
 @lru_cache(maxsize=4096)

@@ -147,7 +147,7 @@ class SelfConsistency(_WholeSearch[VoteResult]):
             scorer's scores, which must not be negative.
         scorer: for "reward".
         equal: whether two answers are the same. Default: the extractor's own ``equal`` if it has one, as
-            `tilebeam.MathAnswer` has; else equal strings.
+            `tilebeam.MathAnswer` and those of numbers have; else equal strings.
     """
 
     name: ClassVar[str] = "self-consistency"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from tilebeam.answers.extract import Extractor, equality_of
+from tilebeam.answers.math import MathAnswer
 from tilebeam.answers.normalize import normalize_answer
 from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
@@ -182,7 +183,9 @@ class Task(ABC):
     def _judge(self, item: Item, text: str) -> float | bool:
         """Without a checker of the user's."""
         answer = self.extract(text)
-        return answer is not None and (answer == item.answer or self.equal(answer, normalize_answer(item.answer)))
+        # math-verify reads a formula as it stands: in small letters it is another one
+        right = item.answer if isinstance(self.extract, MathAnswer) else normalize_answer(item.answer)
+        return answer is not None and (answer == item.answer or self.equal(answer, right))
 
     def _sources(self) -> list[str]:
         return []
