@@ -279,27 +279,32 @@ def test_samples_give_cells_to_a_reader_and_go_on(small: LM, monkeypatch: pytest
     assert idle(small)
 
 
-def test_readers_that_take_all_cells_do_not_stop_a_sample(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has to decode its prompt again after every stop, which counts for nothing."""
+def test_readers_that_take_all_cells_do_not_stop_a_sample(
+    load: Callable[..., LM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has to decode its text again after every stop, in more steps than there are between two stops: these count
+    for nothing."""
     params, done = SamplingParams(max_tokens=40, seed=5, ignore_eos=True), threading.Event()
-    expected = tokens(small, TEXT, params)  # type: ignore[arg-type]
-    budget = Budget(small, monkeypatch)
+    with load(n_ctx=256, n_seq_max=4, n_batch=16) as lm:
+        again = -(-(len(TEXT) + 40) // 16)  # batches
+        assert again > STEPS
+        expected = tokens(lm, TEXT, params)  # type: ignore[arg-type]
+        budget = Budget(lm, monkeypatch)
 
-    def flood() -> None:
-        while not done.is_set():
-            small.embed([[*TEXT, 7]])
+        def flood() -> None:
+            while not done.is_set():
+                lm.embed([[7, *TEXT]])  # nothing in common, which the sample could fork
 
-    sampling = Together(lambda: tokens(small, TEXT, params))  # type: ignore[arg-type]
-    budget.spend(2)
-    flooding = Together(flood, flood)
-    readers(small, 2)
-    stops = 40 // STEPS + 1
-    budget.give(40 + stops * (2 * 2 + 3))  # readers' batches, those that the sample's cells take again
-    assert sampling.wait() == [expected]
-    done.set()
-    budget.give(10**9)
-    flooding.wait()
-    assert idle(small)
+        sampling = Together(lambda: tokens(lm, TEXT, params))  # type: ignore[arg-type]
+        budget.spend(again)
+        flooding = Together(flood, flood)
+        readers(lm, 2)
+        budget.give(40 + (40 // STEPS + 1) * 3 * again)  # at every stop both readers, and the sample again
+        assert sampling.wait() == [expected]
+        done.set()
+        budget.give(10**9)
+        flooding.wait()
+        assert idle(lm)
 
 
 def test_sets_that_do_not_fit_beside_each_other(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,10 +369,20 @@ def test_readings_that_were_pushed_out_are_read_again(small: LM, monkeypatch: py
     monkeypatch.setattr(turns, "TOKENS", 48)
     texts = [[*TEXT, 7], [7, *TEXT]]
     alone = [small.token_logprobs([text])[0] for text in texts]
+    real, taken = small._dispatcher.exclusive, list[Any]()
+
+    def exclusive(*args: Any) -> Any:
+        taken.append(args)
+        assert len(taken) < 40
+        return real(*args)
+
     with small.raw_decode():
+        monkeypatch.setattr(small._dispatcher, "exclusive", exclusive)
+        monkeypatch.setattr(small._dispatcher, "_is_wanted", lambda: True)  # else who is just coming back may be missed
         reading = Together(*[lambda t=t: small.token_logprobs([t])[0] for t in texts])  # type: ignore[misc]
         readers(small, 2)
     found = reading.wait()
+    assert not any(isinstance(one, BaseException) for one in found)
     for one, want in zip(found, alone, strict=True):
         np.testing.assert_allclose(one.logprobs, want.logprobs, atol=1e-5)
     assert sum(one.decoded_tokens for one in found) > 2 * len(TEXT)
