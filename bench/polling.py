@@ -32,6 +32,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import tilebeam
+from tilebeam._ext import cpus
 from tilebeam.native import executor as _npu
 from tilebeam.native import paths as _paths
 from tilebeam.native.control import control
@@ -241,7 +242,7 @@ def main() -> None:
     rows = report.Rows("polling", args.json)
     for row in measured:
         rows.add(row)
-    busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))
+    busy = os.getloadavg()[0] > cpus.usable_cpus().cpus
     note = "This machine is busy with other work: where spinning did not help, figures are of sleeping."
     rows.finish({"idle_cores": MOST_IDLE}, *([note] if busy else []))
 

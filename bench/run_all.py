@@ -76,6 +76,7 @@ BENCHES = (
     Bench("scoring", "Scoring a growing beam"),
     Bench("head_cost", "A reward head on the model's own hidden states"),
     Bench("serve_load", "The server under load"),
+    Bench("server_mixed", "The server under requests of several kinds"),
     Bench("load", "Loading"),
     Bench("repack", "gguf-repack"),
     Bench("trim_vocab", "gguf-trim-vocab"),

@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 from tilebeam.cli import main as cli
+from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import paired_bootstrap
+from tilebeam.evaluation.results import PASS
 from tilebeam.measure.machine import OtherLoad, cpu_info
 
 from bench.lib import CACHE, ROOT, report
@@ -37,8 +39,9 @@ SEED = 2026  # of the test expressions
 # Seeds and counts of other draws: the reward model was chosen by the first, tests are written around the second.
 LOOKED_AT = ((2, 300), (11, 40))
 _BUSY = 0.1  # share of the CPUs that others may use while latency is measured
-PASS, BEST, BEAM = "pass", "best-of-n[prm]", "beam[prm]"
+BEST, BEAM = "best-of-n[prm]", "beam[prm]"
 SERIES = {
+    GREEDY: "greedy, one answer",
     PASS: "pass@k (bound)",
     BEST: "best-of-n, reward model",
     "self-consistency": "self-consistency",
@@ -64,7 +67,8 @@ def command(options: argparse.Namespace, items: Path) -> list[str]:
     return [
         *("eval", *models),
         *("--task", f"jsonl:{items}", "--extract", f"{checker}:answer", "--checker", f"{checker}:verdict"),
-        *("--method", "best-of-n,self-consistency,beam,dvts", "--budget", options.budgets, "--seeds", options.seeds),
+        *("--method", "greedy,best-of-n,self-consistency,beam,dvts"),
+        *("--budget", options.budgets, "--seeds", options.seeds),
         *("--prm", str(references.file_of(references.PRM, options.kind)), "--scorer", "prm"),
         *("--reward-kind", "token", "--reward-tag", references.TAG),
         *("--reward-labels", f"{references.GOOD},{references.BAD}"),
@@ -142,8 +146,8 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
     """The targets, one after the other."""
     n = figures.budgets[-1]
     for model in references.REASONERS:
-        single, best = figures.share(model, PASS, 1), figures.share(model, BEST, n)
-        target = f"best-of-{n} with the reward model at least 20 points above pass@1, {model}"
+        single, best = figures.share(model, GREEDY, 1), figures.share(model, BEST, n)
+        target = f"best-of-{n} with the reward model at least 20 points above greedy, {model}"
         yield Verdict(target, best - single >= 20, f"{best:.1f} against {single:.1f}: {best - single:+.1f}")
     for model in references.REASONERS:
         parts, reached = [], True
@@ -158,9 +162,9 @@ def verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def overtaken(figures: Figures, small: str, large: str) -> Verdict:
-    """Whether some search makes the small model as accurate as the large one's single sample in less time."""
-    target = f"{small} with search at least as accurate as one sample of {large}, sooner"
-    goal = figures.share(large, PASS, 1)
+    """Whether some search makes the small model as accurate as the large one's greedy answer in less time."""
+    target = f"{small} with search at least as accurate as {large} greedy, sooner"
+    goal = figures.share(large, GREEDY, 1)
     able = [
         (series, k)
         for model, series, k in figures.accuracy
@@ -168,7 +172,7 @@ def overtaken(figures: Figures, small: str, large: str) -> Verdict:
     ]
     if not able:
         return Verdict(target, False, f"no search of {small} reaches {goal:.1f}")
-    limit = figures.seconds.get((large, PASS, 1))
+    limit = figures.seconds.get((large, GREEDY, 1))
     if limit is None:
         least = min(able, key=lambda row: (row[1], row[0]))
         name = f"{SERIES[least[0]]} at {least[1]}: {figures.share(small, *least):.1f} against {goal:.1f}"
@@ -242,11 +246,13 @@ def page(figures: Figures, options: argparse.Namespace, others: float) -> Iterat
 
 
 def rows_of(figures: Figures) -> Iterator[dict[str, Any]]:
-    """Rows in the form that all benches share: one sample is the baseline, the range is Wilson's interval."""
+    """Rows in the form that all benches share: greedy is the baseline, the range is Wilson's interval."""
     most = figures.budgets[-1]
     for model in references.REASONERS:
-        single = max(1e-9, float(figures.accuracy[model, PASS, 1]["value"]))
+        single = max(1e-9, float(figures.accuracy[model, GREEDY, 1]["value"]))
         for series, title in SERIES.items():
+            if series == GREEDY:
+                continue
             r = figures.accuracy[model, series, most]
             ratios = [r[part] / single for part in ("low", "value", "high")]
             percent = [round(100 * v, 2) for v in (single, r["value"])]

@@ -15,7 +15,6 @@ stays as it is where nothing better is found. So the error only falls.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tilebeam import _ext as ggml_ext
-from tilebeam._ext import TILE, Type
+from tilebeam._ext import TILE, Type, cpus
 
 from .gguf_file import Bytes
 
@@ -202,12 +201,12 @@ def compensate(
         w: float32 (N, K); N a multiple of 16 for ``tile`` grouping.
         inputs: made with the type's ``group_width``.
         sweeps: over all blocks, after GPTQ's rule.
-        threads: of the C code; one per CPU if None.
+        threads: of the C code; one per usable core if None.
 
     Raises:
         ValueError: a weight is not finite, or too large for an FP16 scale.
     """
-    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)), "compensate") as pool:
+    with ThreadPoolExecutor(threads or cpus.default_threads(), "compensate") as pool:
         m = _Matrix(tiled, w, inputs, pool)
         m.in_order()
         errors = [m.error()]

@@ -60,7 +60,7 @@ def convert(
         search: choose scales for the smallest error instead of rounding to nearest.
         calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
             that the text says nothing of.
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         overwrite: replace ``dst`` if it exists.
 

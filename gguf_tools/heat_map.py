@@ -55,7 +55,7 @@ def relative_errors(
     Args:
         path: a repacked or an ordinary GGUF.
         against: an ordinary GGUF (or a part of a split one) with the same tensors in any type.
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes compared, bytes in all).
 
     Raises:

@@ -24,10 +24,26 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Their graphs demand keys and values of one size.
 EQUAL_HEADS = ("llama", "qwen2", "qwen3")
 DENSE = ("llama", "qwen2", "qwen3", "gemma3")
+# What the general.type of a file that is no model means, and what to do with it.
+NOT_MODELS = {
+    "adapter": "is an adapter, not a model: load its model, and name the adapter by lora= or --lora",
+    "mmproj": "is not a model but the part of one that reads images or sound (mmproj), which Tilebeam does not run: "
+    "load the language model that it belongs to",
+    "imatrix": "is not a model but an importance matrix: gguf-repack takes it by --imatrix",
+}
+
+
+def require_model(f: Source) -> None:
+    """Raises GGUFError if a file is none, but belongs to one; says where it is wanted."""
+    kind = f.kv["general.type"].value if "general.type" in f.kv else None
+    kind = "adapter" if "adapter.type" in f.kv else "mmproj" if f.architecture == "clip" else kind
+    if isinstance(kind, str) and kind in NOT_MODELS:
+        raise GGUFError(f"{f.path} {NOT_MODELS[kind]}")
 
 
 def check_model(f: Source, architecture: str, *, vocabulary: bool = True) -> None:
-    """Raises GGUFError if the metadata of a model of this architecture would make llama.cpp abort."""
+    """Raises GGUFError if it is no model, or the metadata of one of this architecture would make llama.cpp abort."""
+    require_model(f)
 
     def need(ok: bool, key: str, why: str) -> None:
         if not ok:

@@ -182,10 +182,11 @@ def plan(f: Source, policy: Policy) -> list[Target]:
 def _target(t: TensorInfo, policy: Policy) -> Target:
     rule = policy.rule(t.name) if is_weight(t) else None
     grouping = (rule and rule.grouping) or policy.grouping
-    name = rule.type if rule is not None else policy.type if is_weight(t) and fits_tiles(t) else KEEP
+    named = rule is not None and not rule.of_preset  # by the user, who is told where it cannot be followed
+    name = (rule.type if rule is not None else policy.type) if named or (is_weight(t) and fits_tiles(t)) else KEEP
     to = t.type if name == KEEP else RULE_TYPES[name]
     if to != t.type and not has_values(t.type):
-        if rule is None:
+        if not named:
             return Target(t, t.type, None)
         raise GGUFError(f"tensor {t.name!r} is {t.type.name}, which cannot be converted to {to.name}")
     if to not in FLOAT_TYPES and to != t.type and t.k % BLOCK:
@@ -221,5 +222,6 @@ def _output(f: Source, policy: Policy) -> Target | None:
         raise GGUFError(f"{f.path} cannot get an output matrix of its own: {why}; use --output-weight runtime")
     name = rule.type if rule is not None else policy.type
     grouping = (rule and rule.grouping) or policy.grouping
-    to = RULE_TYPES.get(name) or (embedding.type if embedding.type in TYPES.values() else Q.Q8_0)
+    at_load = embedding.type if embedding.type in TYPES.values() else Q.Q8_0
+    to = at_load if name == KEEP else RULE_TYPES[name]  # F32 is 0
     return Target(embedding, to, tiled_type(to, grouping), added=True)

@@ -7,7 +7,6 @@ the other, are those of the whole. So memory stays bounded whatever the tensor's
 from __future__ import annotations
 
 import math
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from tilebeam import _ext as ggml_ext
-from tilebeam._ext import TILE, Type
+from tilebeam._ext import TILE, Type, cpus
 
 from .gguf_file import Bytes
 
@@ -98,7 +97,7 @@ def quantize_rows(
             than round to nearest on any group of 32 weights. Without it, ggml's round to nearest.
         weights: importance of each of the K inputs, float32 (K,), e.g. from :func:`tilebeam.gguf.imatrix.load_imatrix`.
             The search minimises the error weighted with it.
-        threads: worker threads; one per CPU if None. The C code runs without the GIL.
+        threads: worker threads; one per usable core if None. The C code runs without the GIL.
         error: the error is added to it, weighted and not.
 
     Returns:
@@ -126,7 +125,7 @@ def quantize_rows(
             error.add(squared, weighted, energy, weighted_energy, part.size)
 
     starts = range(0, n, step)
-    workers = min(threads or len(os.sched_getaffinity(0)), len(starts))
+    workers = min(threads or cpus.default_threads(), len(starts))
     if workers == 1:
         for at in starts:
             piece(at)

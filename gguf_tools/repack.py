@@ -23,17 +23,27 @@ from .calibration import Calibration, Prepared, calibrated
 from .errors import GGUFError
 from .gguf_file import DEFAULT_ALIGNMENT, Bytes, GGUFFile, Q, TensorInfo
 from .imatrix import importance_of
+from .model_check import require_model
 from .policy import KEEP, OUTPUT, Policy, Target, plan
 from .quantize import ErrorSum
 from .source_bytes import difference
 from .split import Source, open_gguf
 from .stream import Digests, Job, Piece, Progress, run, write_at
-from .weights import FLOAT_TYPES, Floats, Rounding, is_weight, make_rows, to_float, unpack_rows
+from .weights import (
+    FLOAT_TYPES,
+    Floats,
+    Rounding,
+    fits_tiles,
+    has_values,
+    is_weight,
+    make_rows,
+    to_float,
+    unpack_rows,
+)
 
 FILE_TYPE = {Q.F32: 0, Q.F16: 1, Q.Q4_0: 2, Q.Q8_0: 7, Q.IQ4_NL: 25}  # general.file_type
 K_FILE_TYPE = "general.file_type"
 ZERO = "0" * 64
-NOT_MODELS = ("adapter", "mmproj", "imatrix")  # general.type of files that llama_model_load does not take
 
 # Importance of each input of each tensor, by the tensor's name.
 Importance = Mapping[str, Floats]
@@ -199,6 +209,19 @@ def _notes(makers: Sequence[Maker], unweighted: int, difference: str | None) -> 
     return notes
 
 
+def _nothing_to_tile(f: Source, policy: Policy) -> str:
+    """Why a plan has no tiles, and what to do where something can be done."""
+    weights = [t for t in f.tensors.values() if is_weight(t)]
+    types = _count(Counter(t.type.name for t in weights)) or "it has none"
+    if not any(fits_tiles(t) and has_values(t.type) for t in weights):
+        return (
+            f"{f.path} has no matrix that can become tiles ({types}): embeddings never do, others do where both "
+            "sides are multiples of 32"
+        )
+    advice = "; try --type q8_0 or q4_0" if policy.type == KEEP else ": --tensor-type leaves none"
+    return f"{f.path} has no matrix of a type that becomes tiles ({types}){advice}"
+
+
 def pack(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -224,7 +247,7 @@ def pack(
         importance: of each input, by tensor name (:func:`tilebeam.gguf.load_imatrix`); implies ``search``.
         calibration: compensate errors by the second moments of the inputs in a text; implies ``search`` for tensors
             that the text says nothing of. Not together with ``importance``.
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         dry_run: only plan, write nothing.
         overwrite: replace ``dst`` if it exists.
@@ -240,12 +263,10 @@ def pack(
         raise ValueError("importance and calibration are two ways to weigh errors: choose one")
     with open_gguf(src) as f, ExitStack() as stack:
         require_ordinary(f)
-        if "general.type" in f.kv and f.kv["general.type"].value in NOT_MODELS:
-            raise GGUFError(f"{f.path} is not a model (general.type is {f.kv['general.type'].value!r})")
+        require_model(f)
         targets = plan(f, policy)
         if not any(t.tiled is not None for t in targets):
-            types = _count(Counter(t.type.name for t in f.tensors.values() if is_weight(t)))
-            raise GGUFError(f"{f.path} has no matrix of a type that becomes tiles ({types}); try --type q8_0 or q4_0")
+            raise GGUFError(_nothing_to_tile(f, policy))
         of_inputs = [_weights_of(t, importance) for t in targets]
         unweighted = sum(t.quantizes and x is None for t, x in zip(targets, of_inputs, strict=True))
         if importance is not None and 0 < unweighted == sum(t.quantizes for t in targets):
@@ -432,7 +453,7 @@ def unpack(
     of ``tile`` grouping are quantized again.
 
     Args:
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
         overwrite: replace ``dst`` if it exists.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, TypeVar
 
 import numpy as np
-from tilebeam._ext import TILE
+from tilebeam._ext import TILE, cpus
 
 from .gguf_file import Bytes, TensorInfo
 from .gguf_write import start_writeback
@@ -73,8 +72,8 @@ class Job:
 
 
 def default_threads() -> int:
-    """One per CPU this process may use, at most 16."""
-    return min(16, len(os.sched_getaffinity(0)))
+    """One per core that this process may use, at most 16."""
+    return min(16, cpus.default_threads())
 
 
 def in_order(pool: ThreadPoolExecutor, fn: Callable[[T], R], items: Iterable[T], window: int) -> Iterator[R]:

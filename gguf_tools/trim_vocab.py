@@ -26,7 +26,7 @@ from .gguf_file import ARRAY, STRING, UINT32, KeyValue, TensorInfo
 from .model_check import check_model
 from .repack import replaced, require_ordinary
 from .split import Source, open_gguf
-from .trim_vocab_llama import Ids, Tokenizer
+from .trim_vocab_llama import Ids, Tokenizer, require_loadable
 from .trim_vocab_tokens import PREFIX, Kept, Vocabulary, array_parts, close, keep_list, read_vocabulary, strings
 
 # progress(what is done, units done, units in all); units are bytes
@@ -240,6 +240,8 @@ def trim_vocab(
         v = read_vocabulary(f)
         n = len(v.tokens)
         cut = _per_token(f, n)
+        if any(name.startswith("blk.") for name in f.tensors):  # else a table of embeddings alone
+            require_loadable(f.paths[0])
         tokenizer = Tokenizer(f.paths[0])
         try:
             counted = _count(tokenizer, corpus, progress)
@@ -247,7 +249,7 @@ def trim_vocab(
             used = {i for i, count in counted.counts.items() if count >= min_count} - special
             listed: set[int] = set()
             if keep_tokens is not None:
-                lines = Path(keep_tokens).read_text("utf-8", "surrogateescape").split("\n")
+                lines = Path(keep_tokens).read_text("utf-8-sig", "surrogateescape").split("\n")
                 listed = {*keep_list(v, lines, str(keep_tokens))} - special - used
             kept = close(v, special | used | listed, MULTIPLE)
             if len(kept.tokens) >= n:

@@ -1,4 +1,4 @@
-"""llama.cpp's tokenizer of a model file, without its weights."""
+"""llama.cpp's view of a model file without its weights: its tokenizer, and whether it has all tensors."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ def _log(C: Any) -> Iterator[list[str]]:
         yield lines
     finally:
         C.llama_log_set(former, data)
+
+
+def require_loadable(path: str | os.PathLike[str]) -> None:
+    """Have llama.cpp look for all tensors of a model, without reading any.
+
+    Raises:
+        GGUFError: it would not load the file; says why.
+    """
+    import llama_cpp.llama_cpp as C
+
+    C.llama_backend_init()
+    params = C.llama_model_default_params()
+    params.n_gpu_layers, params.no_alloc = 0, True
+    if hasattr(params, "load_mode"):  # since 0.3.35; what is mapped cannot be left out
+        params.load_mode = C.LLAMA_LOAD_MODE_NONE
+    else:
+        params.use_mmap = False
+    with _log(C) as lines:
+        model = C.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise GGUFError(f"llama.cpp cannot load {os.fspath(path)}: {' '.join(lines[:2])}")
+    C.llama_model_free(model)
 
 
 class Tokenizer:

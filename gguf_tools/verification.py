@@ -63,7 +63,7 @@ def verify(
         against: the ordinary GGUF it was made from: its contents must have the recorded digest, and every tensor must
             hold its values: bit for bit where nothing was quantized, else within the error of its type.
         deep: also unpack in memory, where the contents are the source's, and compare with the source's recorded digest.
-        threads: worker threads; one per CPU if None.
+        threads: worker threads; one per usable core if None.
         progress: called with (bytes read, bytes in all).
 
     Raises:

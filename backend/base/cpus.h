@@ -4,17 +4,43 @@
 
 #include <cstdint>
 #include <pthread.h>
+#include <string>
+#include <vector>
 
 namespace tb {
 
-// CPUs this process may use: its affinity mask, capped by a cgroup CPU quota. At least 1.
+// What the system grants this process of the machine's CPUs.
+struct cpu_limits {
+    int cpus = 1;     // of its affinity mask and its cpuset
+    int cores = 1;    // that these belong to: the CPUs of one core share its arithmetic units
+    double quota = 0; // CPUs' worth of time that its control groups leave it; 0: no limit
+
+    // Threads that can run at the same time, and those that each have a core. A part of a CPU counts as one.
+    int usable_cpus() const { return within_quota(cpus); }
+    int usable_cores() const { return within_quota(cores); }
+
+  private:
+    int within_quota(int n) const;
+};
+
+// `root`: where proc/ and sys/ are, for tests. Of the real ones the files are read once: tilebeam-npud opens none later
+// on. The affinity mask is asked for each time.
+cpu_limits limits_of_cpus(const std::string & root = "");
+
+// How many threads can run at the same time, and how many are started where nobody says how many. At least 1.
 int usable_cpus();
+int usable_cores();
 
 // The CPU of the calling thread, -1 if unknown.
 int current_cpu();
 
-// Go to a CPU that is not one of the `n` taken ones, without being bound to it from then on. False if there is none.
-bool leave_for_free_cpu(const int * taken, int n);
+// The calling thread is number `own` of `n` that run on these CPUs (-1: unknown). If it shares its CPU with one of
+// them, or its core with one before it, it goes to a core that none of them uses; if there is none and it shares its
+// CPU, to a CPU that none of them uses. It is not bound to it from then on. True if it went.
+bool move_apart(const int * running_on, int n, int own);
+
+// Where it goes from `cpu` on the machine under `root`, all of these equally good; none: it stays. For tests.
+std::vector<int> apart_from(const std::vector<int> & running_on, int own, int cpu, const std::string & root);
 
 // A thread's clock of CPU time, readable by others for as long as it lives; no_cpu_clock if there is none.
 using cpu_clock = int64_t;

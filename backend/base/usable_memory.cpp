@@ -2,127 +2,59 @@
 #include "usable_memory.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <unistd.h>
-#include <vector>
+
+#include "control_groups.h"
 
 namespace tb {
 
 namespace {
 
-using strings = std::vector<std::string>;
-
-strings lines_of(const std::string & path) {
-    strings lines;
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) {
-        lines.push_back(line);
-    }
-    return lines;
-}
-
-strings split(const std::string & text, char at) {
-    strings parts;
-    std::istringstream stream(text);
-    for (std::string part; std::getline(stream, part, at);) {
-        parts.push_back(part);
-    }
-    return parts;
-}
-
-bool contains(const strings & list, const std::string & what) {
-    return std::find(list.begin(), list.end(), what) != list.end();
-}
-
-// The number in a file of one; false for "max", or without such a file.
-bool read_number(const std::string & path, uint64_t & value) {
-    std::ifstream file(path);
-    return static_cast<bool>(file >> value);
-}
-
-// The number behind a key at the beginning of a line ("key 12", "Key:   12 kB"); 0 if there is no such line.
-uint64_t number_of(const strings & lines, const std::string & key) {
-    for (const std::string & line : lines) {
-        std::istringstream stream(line);
-        std::string name;
-        uint64_t value = 0;
-        if (stream >> name >> value && name == key) {
-            return value;
-        }
-    }
-    return 0;
-}
-
 // What the two versions of control groups call the same things.
-struct version {
+struct names {
     const char * limit;
     const char * used;
+    const char * swap_limit; // of version 1: of memory and swap together
+    const char * swap_used;
     strings reclaimable; // lines of memory.stat
 };
+const names version_1 = {"memory.limit_in_bytes",
+                         "memory.usage_in_bytes",
+                         "memory.memsw.limit_in_bytes",
+                         "memory.memsw.usage_in_bytes",
+                         {"total_inactive_file", "total_active_file"}};
+const names version_2 = {"memory.max",
+                         "memory.current",
+                         "memory.swap.max",
+                         "memory.swap.current",
+                         {"inactive_file", "active_file", "slab_reclaimable"}};
 
-// A group, and where its hierarchy is mounted: in a container often at the container's own group.
-struct group {
-    const version * names;
-    std::string mount;
-    std::string path; // below it
-};
+uint64_t left_of(uint64_t limit, uint64_t used) { return limit > used ? limit - used : 0; }
 
-// Of a line of mountinfo: "id parent device root mount-point options .. - type source super-options".
-bool find_mount(const strings & mounts, const std::string & type, const std::string & option, const std::string & path,
-                group & found) {
-    for (const std::string & line : mounts) {
-        const strings fields = split(line, ' ');
-        const auto dash = std::find(fields.begin(), fields.end(), "-");
-        if (fields.size() < 5 || fields.end() - dash < 4 || dash[1] != type ||
-            (!option.empty() && !contains(split(dash[3], ','), option))) {
-            continue;
-        }
-        const std::string top = fields[3] == "/" ? "" : fields[3];
-        found.mount = fields[4];
-        // A group that the mount does not show counts as the one that it shows first.
-        const bool shown = path.compare(0, top.size(), top) == 0 && path.find("/..") == std::string::npos;
-        found.path = shown ? path.substr(top.size()) : "";
-        return true;
-    }
-    return false;
-}
-
-std::vector<group> groups_of_process(const std::string & root) {
-    static const version one = {
-        "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
-    static const version two = {"memory.max", "memory.current", {"inactive_file", "active_file", "slab_reclaimable"}};
-    const strings mounts = lines_of(root + "/proc/self/mountinfo");
-    std::vector<group> groups;
-    for (const std::string & line : lines_of(root + "/proc/self/cgroup")) { // "4:memory:/path", "0::/path"
-        const size_t first = line.find(':');
-        const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-        if (second == std::string::npos) {
-            continue;
-        }
-        const std::string controllers = line.substr(first + 1, second - first - 1);
-        const bool is_two = controllers.empty();
-        group g{is_two ? &two : &one, "", ""};
-        if ((is_two || contains(split(controllers, ','), "memory")) &&
-            find_mount(mounts, is_two ? "cgroup2" : "cgroup", is_two ? "" : "memory", line.substr(second + 1), g)) {
-            groups.push_back(g);
-        }
-    }
-    return groups;
-}
-
-void apply_limit(const version & names, const std::string & folder, memory_size & memory) {
+void apply_limit(const control_group & group, uint64_t swap_free, memory_size & memory) {
+    const names & of = group.is_v2 ? version_2 : version_1;
     uint64_t limit = 0;
     uint64_t used = 0;
-    if (!read_number(folder + "/" + names.limit, limit) || !read_number(folder + "/" + names.used, used)) {
+    if (!read_number(group.folder + "/" + of.limit, limit) || !read_number(group.folder + "/" + of.used, used)) {
         return;
     }
-    const strings stat = lines_of(folder + "/memory.stat");
-    for (const std::string & key : names.reclaimable) {
-        used -= std::min(used, number_of(stat, key));
+    const strings stat = lines_of(group.folder + "/memory.stat");
+    uint64_t reclaimable = 0;
+    for (const std::string & key : of.reclaimable) {
+        reclaimable += number_of(stat, key);
     }
+    const uint64_t left = left_of(limit, left_of(used, reclaimable));
     memory.total = std::min(memory.total, limit);
-    memory.available = std::min(memory.available, limit > used ? limit - used : 0);
+    memory.available = std::min(memory.available, left);
+    uint64_t swap_limit = 0;
+    uint64_t swap_used = 0;
+    uint64_t swap = swap_free;
+    if (read_number(group.folder + "/" + of.swap_limit, swap_limit) &&
+        read_number(group.folder + "/" + of.swap_used, swap_used)) {
+        const uint64_t both = left_of(swap_limit, left_of(swap_used, reclaimable));
+        swap = std::min(swap, group.is_v2 ? left_of(swap_limit, swap_used) : left_of(both, left));
+    }
+    memory.with_swap = std::min(memory.with_swap, left + swap);
 }
 
 } // namespace
@@ -130,20 +62,17 @@ void apply_limit(const version & names, const std::string & folder, memory_size 
 memory_size usable_memory(const std::string & root) {
     const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     const strings info = lines_of(root + "/proc/meminfo");
-    memory_size memory{number_of(info, "MemTotal:") * 1024, number_of(info, "MemAvailable:") * 1024};
+    memory_size memory{number_of(info, "MemTotal:") * 1024, number_of(info, "MemAvailable:") * 1024, 0};
     if (memory.total == 0) {
         memory.total = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page;
     }
     if (memory.available == 0 || memory.available > memory.total) {
         memory.available = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
     }
-    for (const group & g : groups_of_process(root)) {
-        for (std::string path = g.path;; path.erase(path.rfind('/'))) {
-            apply_limit(*g.names, root + g.mount + path, memory);
-            if (path.empty() || path.rfind('/') == std::string::npos) {
-                break;
-            }
-        }
+    const uint64_t swap_free = number_of(info, "SwapFree:") * 1024;
+    memory.with_swap = memory.available + swap_free;
+    for (const control_group & group : control_groups("memory", root)) {
+        apply_limit(group, swap_free, memory);
     }
     return memory;
 }

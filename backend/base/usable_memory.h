@@ -11,6 +11,7 @@ namespace tb {
 struct memory_size {
     uint64_t total = 0;
     uint64_t available = 0; // without swapping, as the kernel estimates; files in the page cache can be had back
+    uint64_t with_swap = 0; // before the kernel ends processes
 };
 
 // The smallest of the machine's and those of the process's control groups, versions 1 and 2, and of all groups above

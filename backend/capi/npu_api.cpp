@@ -9,6 +9,7 @@
 #include <new>
 
 #include "attention_stages.h"
+#include "cpus.h"
 #include "executor.h"
 #include "kernels/kernels.h"
 #include "peaks.h"
@@ -132,13 +133,27 @@ int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_
     });
 }
 
-void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available) {
+void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available, uint64_t * with_swap) {
     guarded([&] {
         const tb::memory_size memory = tb::usable_memory(root ? root : "");
         *total = memory.total;
         *available = memory.available;
+        *with_swap = memory.with_swap;
         return TB_OK;
     });
+}
+
+int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota) {
+    int threads = 1;
+    guarded([&] {
+        const tb::cpu_limits limits = tb::limits_of_cpus(root ? root : "");
+        *cpus = limits.cpus;
+        *cores = limits.cores;
+        *quota = limits.quota;
+        threads = limits.usable_cores();
+        return TB_OK;
+    });
+    return threads;
 }
 
 double tb_npu_limit_int8(double seconds) { return tb::npu::limit_int8(seconds); }

@@ -21,7 +21,7 @@ void tb_npu_free(tb_npu * npu);
 // Status codes are enum tb_status. A buffer stays the caller's and must outlive its mapping.
 int tb_npu_map(tb_npu * npu, uint32_t id, void * base, uint64_t size, int writable);
 int tb_npu_unmap(tb_npu * npu, uint32_t id);
-int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per usable CPU
+int tb_npu_set_threads(tb_npu * npu, int n_threads); // 0: one per usable core
 // How many of them are at work: 0 = no more than there are CPUs, and fewer while other programs want those; else that
 // many, whatever it costs. The same results, bit for bit.
 void tb_npu_set_hands(tb_npu * npu, int n);
@@ -49,9 +49,14 @@ int tb_npu_exp2_fp16(tb_npu * npu, const uint16_t * in, uint16_t * out, uint64_t
 int tb_npu_attention_stages(tb_npu * npu, uint32_t rows, uint32_t cells, uint32_t dim, uint32_t flags, uint32_t repeats,
                             double seconds[3]);
 
-// Bytes of memory that this process can have: all, and what is available of it (base/usable_memory.h). `root`: NULL, or
-// where proc/ and sys/ are.
-void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available);
+// Bytes of memory that this process can have: all, what is available of it, and that with swap (base/usable_memory.h).
+// `root`: NULL, or where proc/ and sys/ are.
+void tb_usable_memory(const char * root, uint64_t * total, uint64_t * available, uint64_t * with_swap);
+
+// CPUs of this process's affinity mask and cpuset, the cores that they belong to, and CPUs' worth of time that its
+// control groups leave it, 0 for no limit (base/cpus.h). Returns how many threads are started where nobody says how
+// many: one per core within the quota. `root` as above.
+int tb_usable_cpus(const char * root, int * cpus, int * cores, double * quota);
 
 // What this CPU can do at most, on the calling thread, in 10^9 a second: operations of 8-bit dot products, of float32
 // FMAs (multiply and add counted apart; 0 without such an instruction), bytes read once, in one of several ways (`way`

@@ -20,9 +20,11 @@ int usable_cpus() {
     return n > 0 ? n : 1;
 }
 
+int usable_cores() { return usable_cpus(); }
+
 int current_cpu() { return -1; }
 
-bool leave_for_free_cpu(const int *, int) { return false; }
+bool move_apart(const int *, int, int) { return false; }
 
 cpu_clock cpu_clock_of(pthread_t) { return no_cpu_clock; }
 

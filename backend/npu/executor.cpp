@@ -183,9 +183,8 @@ executor::executor(const config & cfg) : self(std::make_unique<impl>()) {
 executor::~executor() = default;
 
 void executor::set_threads(int n) {
-    const int cpus = usable_cpus();
-    n = std::clamp(n > 0 ? n : cpus, 1, most_threads);
-    const int most = std::min(n, self->fixed_hands > 0 ? self->fixed_hands : cpus);
+    n = std::clamp(n > 0 ? n : usable_cores(), 1, most_threads);
+    const int most = std::min(n, self->fixed_hands > 0 ? self->fixed_hands : usable_cpus());
     self->n_threads = n;
     if (!self->pool || most > self->pool_wanted) {
         self->pool.reset(); // never two pools at once

@@ -70,7 +70,7 @@ class executor {
     // Give buffer `id` a memory region that stays valid until unmap.
     tb_status map(uint32_t id, void * base, uint64_t size, bool writable, const origin & from = {});
     tb_status unmap(uint32_t id);
-    // 0: one per usable CPU. Only this number has a part in what is computed; at work are as many threads, but no more
+    // 0: one per usable core. Only this number has a part in what is computed; at work are as many threads, but no more
     // than there are CPUs, and fewer while other programs want those (crew.h). Programs that go back and forth between
     // two numbers pay nothing for it: threads stay when there are more of them than wanted.
     void set_threads(int n);

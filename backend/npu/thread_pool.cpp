@@ -10,7 +10,7 @@ namespace tb::npu {
 namespace {
 
 constexpr int max_threads = 512;
-constexpr int64_t move_every_ns = 2000000;
+constexpr int64_t look_every_ns = 2000000;
 constexpr int64_t hot_spin_ns = 50000; // longer than the gap between two ops, far shorter than a scheduler tick
 // Longer than a program needs between two decode steps. To wake a thread whose CPU sleeps takes tens of microseconds,
 // of the one who wakes it, too.
@@ -31,6 +31,7 @@ const uint32_t * futex_word(const std::atomic<uint32_t> & word) {
 thread_pool::thread_pool(int n_threads, uint32_t count) {
     n_threads = std::clamp(n_threads, 1, max_threads);
     spreads = n_threads <= usable_cpus();
+    has_siblings = spreads && usable_cores() < usable_cpus();
     seats = std::make_unique<seat[]>(static_cast<size_t>(n_threads));
     for (int i = 0; i < n_threads; ++i) {
         seats[i].at_barrier = spin_budget(spreads ? hot_spin_ns : 0);
@@ -83,6 +84,9 @@ void thread_pool::work(seat & own) {
             return;
         }
         __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
+        if (has_siblings) {
+            move_apart(own); // two on one core both work, so that neither has to sleep
+        }
         fn(arg, own.index);
         advance(own.finished, job);
     }
@@ -184,23 +188,20 @@ const thread_pool::seat & thread_pool::last_one(uint32_t barriers, int hands) co
 }
 
 // Threads that hand over to each other by sleeping and waking look like one task to the scheduler, which then leaves
-// them on one CPU while another idles. A worker that had to sleep at a barrier and shares its CPU with a thread of the
-// pool goes to one that none of them uses, and may be moved by the scheduler again from there.
+// them on one CPU while another idles. A worker that had to sleep at a barrier and shares its CPU or core with a thread
+// of the pool goes to one that none of them uses, and may be moved by the scheduler again from there.
 void thread_pool::move_apart(seat & own) {
     const int64_t now = now_ns();
-    if (now - own.moved_ns < move_every_ns) {
+    if (now - own.looked_ns < look_every_ns) {
         return;
     }
-    const int cpu = current_cpu();
-    __atomic_store_n(&own.cpu, cpu, __ATOMIC_RELAXED);
-    int taken[max_threads];
-    bool shared = false;
+    own.looked_ns = now;
+    __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
+    int running_on[max_threads];
     for (int i = 0; i < n; ++i) {
-        taken[i] = __atomic_load_n(&seats[i].cpu, __ATOMIC_RELAXED);
-        shared = shared || (i != own.index && taken[i] == cpu);
+        running_on[i] = __atomic_load_n(&seats[i].cpu, __ATOMIC_RELAXED);
     }
-    if (cpu >= 0 && shared && leave_for_free_cpu(taken, n)) {
-        own.moved_ns = now;
+    if (tb::move_apart(running_on, n, own.index)) {
         __atomic_store_n(&own.cpu, current_cpu(), __ATOMIC_RELAXED);
     }
 }

@@ -71,7 +71,7 @@ class thread_pool {
         // What it has learned about its waits, and where it runs.
         alignas(64) spin_budget at_barrier;
         spin_budget idle;
-        int64_t moved_ns = 0;
+        int64_t looked_ns = 0; // when whether it shares its CPU or core
         uint32_t barriers = 0; // as `arrived`
         int cpu = -1;
         cpu_clock clock = no_cpu_clock;
@@ -97,7 +97,8 @@ class thread_pool {
 
     int n = 1;
     std::unique_ptr<seat[]> seats;
-    bool spreads = false; // there is a CPU for each thread
+    bool spreads = false;      // there is a CPU for each thread
+    bool has_siblings = false; // .. and some of these are of the same core
     int last_hands = 1;
     // Of the run in work; written before the mail that tells of it.
     task fn = nullptr;

@@ -32,13 +32,16 @@ struct kept_graph {
 struct backend {
     const int device;
     const session_ptr session; // keeps the NPU running for as long as somebody may compute
+    const bool deterministic;
     std::array<kept_graph, kept_graphs> cache;
     size_t next = 0;
     uint64_t numbered = 0;
 
     // nullptr: `why` says which op cannot run. Cached graphs are found by number, or what has none by its content.
     lowered_graph * lowered(const ggml_cgraph * graph, std::string & why) {
-        const int32_t numerics = state::get().numerics();
+        // a context that was promised the same bits keeps them, whatever others ask for
+        const int32_t numerics = deterministic ? TILEBEAM_NUMERICS_DETERMINISTIC
+                                               : state::get().numerics() & ~TILEBEAM_NUMERICS_DETERMINISTIC;
         kept_graph * same = nullptr;
         for (kept_graph & g : cache)
             if (graph->uid != 0 ? g.lowered.uid == graph->uid : g.content.is(graph)) same = &g;
@@ -172,7 +175,8 @@ ggml_backend_t new_backend(ggml_backend_dev_t dev, int index) {
     callbacks.synchronize = synchronize;
     callbacks.graph_compute = graph_compute;
     set_graph_optimize(callbacks, keep_products_apart);
-    auto context = std::unique_ptr<backend>(new backend{index, std::move(session), {}});
+    const bool deterministic = (state::get().numerics() & TILEBEAM_NUMERICS_DETERMINISTIC) != 0;
+    auto context = std::unique_ptr<backend>(new backend{index, std::move(session), deterministic, {}});
     return new ggml_backend{guid(), callbacks, dev, context.release()};
 }
 

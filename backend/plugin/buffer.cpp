@@ -13,6 +13,7 @@
 #include "huge_pages.h"
 #include "tilebeam/layout.h"
 #include "types.h"
+#include "usable_memory.h"
 
 namespace tb::plugin {
 
@@ -118,6 +119,11 @@ ggml_backend_buffer_t buffer::allocate(ggml_backend_buffer_type_t buft, size_t b
     session_ptr session = st.acquire(device);
     if (!session) return nullptr;
     std::unique_ptr<buffer> b(new buffer(is_tiled_buft(buft) ? kind::tiled : kind::plain, device, session));
+    if (const uint64_t most = usable_memory().with_swap; b->what == kind::tiled && bytes > most) {
+        st.fail(need + "they would all be filled, and there are " + std::to_string(most) +
+                " bytes of memory to be had");
+        return nullptr;
+    }
     std::string why;
     b->memory = tb::session::shared_memory::create("tilebeam", bytes, why);
     if (!b->memory) {

@@ -34,6 +34,10 @@ enum tilebeam_numerics {
     TILEBEAM_NUMERICS_EXACT_EXP = 16,
     // Without FP16: flash attention of many rows with operands in BF16 where the CPU multiplies it (docs/accuracy.md)
     TILEBEAM_NUMERICS_BF16 = 32,
+    // To int8, with or without float32 exponentials, which it has in any case: a row's results do not depend on the
+    // rows beside it, nor on where its cells lie (docs/accuracy.md). For contexts made from now on, each for all its
+    // life
+    TILEBEAM_NUMERICS_DETERMINISTIC = 64,
 };
 
 // A tensor that a repacked file holds as tiles.
@@ -59,7 +63,8 @@ typedef struct tilebeam_load {
     char reason[512];           // what went wrong with the first of them
 } tilebeam_load;
 
-// Options for sessions started from now on. n_threads and numerics also change those that run.
+// Options for sessions started from now on. n_threads and numerics, but for TILEBEAM_NUMERICS_DETERMINISTIC, also
+// change those that run.
 typedef struct tilebeam_options {
     uint32_t version;  // TILEBEAM_CONTROL_VERSION
     int32_t executor;  // enum tilebeam_executor

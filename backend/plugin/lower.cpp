@@ -208,12 +208,15 @@ bool describe(const ggml_tensor * t, const ggml_tensor * user, tb_tensor & out, 
 
 // How an op is to compute, by enum tilebeam_numerics.
 uint32_t flags_of(uint32_t code, int32_t numerics) {
+    const bool deterministic = (numerics & TILEBEAM_NUMERICS_DETERMINISTIC) != 0;
     switch (code) {
     case TB_OP_MUL_MAT:
     case TB_OP_MUL_MAT_ID:
+        if (deterministic) return TB_FLAG_DETERMINISTIC;
         return ((numerics & TILEBEAM_NUMERICS_FP16) != 0 ? TB_FLAG_FP16 : 0) |
                ((numerics & TILEBEAM_NUMERICS_INT8_256) != 0 ? TB_FLAG_INT8_256 : 0);
     case TB_OP_FLASH_ATTN: // exact exponentials are for attention in float32
+        if (deterministic) return TB_FLAG_DETERMINISTIC;
         return (numerics & TILEBEAM_NUMERICS_EXACT_EXP) != 0 ? TB_FLAG_EXACT_EXP
                : (numerics & TILEBEAM_NUMERICS_FP16) != 0    ? TB_FLAG_FP16
                : (numerics & TILEBEAM_NUMERICS_BF16) != 0    ? TB_FLAG_BF16

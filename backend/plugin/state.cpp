@@ -53,6 +53,19 @@ bool read_limits(const char * text, uint64_t (&limits)[TILEBEAM_MAX_DEVICES]) {
     return false;
 }
 
+bool known_numerics(int32_t numerics, std::string & why) {
+    constexpr int32_t both = TILEBEAM_NUMERICS_EXACT_EXP | TILEBEAM_NUMERICS_BF16,
+                      alike = TILEBEAM_NUMERICS_DETERMINISTIC;
+    const int32_t n = numerics & ~(both | alike), added = numerics & both;
+    if (added == both ||
+        (n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_INT8_256 && n != TILEBEAM_NUMERICS_FP16)) {
+        why = "numerics must be int8, int8-256 or fp16, with exact exponentials, attention in BF16 or neither";
+    } else if ((numerics & alike) != 0 && (n != TILEBEAM_NUMERICS_INT8 || added == TILEBEAM_NUMERICS_BF16)) {
+        why = "deterministic results are those of numerics int8, and of attention without BF16";
+    }
+    return why.empty();
+}
+
 // Environment variables give the first options; a value that makes no sense is reported and left out.
 void read_environment(tilebeam_options & opt) {
     if (const char * v = std::getenv("TILEBEAM_NPU"); v && *v) {
@@ -90,6 +103,16 @@ void read_environment(tilebeam_options & opt) {
             opt.numerics |= TILEBEAM_NUMERICS_BF16;
         } else if (std::strcmp(v, "table") != 0) {
             GGML_LOG_WARN("tilebeam: TILEBEAM_SOFTMAX=%s is not table, exact or bf16: using table\n", v);
+        }
+    }
+    if (const char * v = std::getenv("TILEBEAM_DETERMINISTIC"); v && *v && std::strcmp(v, "0") != 0) {
+        std::string why;
+        if (std::strcmp(v, "1") != 0) {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_DETERMINISTIC=%s is not 0 or 1: ignored\n", v);
+        } else if (!known_numerics(opt.numerics | TILEBEAM_NUMERICS_DETERMINISTIC, why)) {
+            GGML_LOG_WARN("tilebeam: TILEBEAM_DETERMINISTIC is ignored: %s\n", why.c_str());
+        } else {
+            opt.numerics |= TILEBEAM_NUMERICS_DETERMINISTIC;
         }
     }
     if (const char * v = std::getenv("TILEBEAM_MEMORY_LIMIT"); v && *v && !read_limits(v, opt.memory_limit)) {
@@ -219,10 +242,8 @@ tb_status state::configure(const tilebeam_options & o, std::string & why) {
     }
     if (o.executor < TILEBEAM_EXECUTOR_THREAD || o.executor > TILEBEAM_EXECUTOR_HEXAGON) {
         why = "executor must be thread, process or hexagon";
-    } else if (const int32_t both = TILEBEAM_NUMERICS_EXACT_EXP | TILEBEAM_NUMERICS_BF16, n = o.numerics & ~both;
-               (o.numerics & both) == both ||
-               (n != TILEBEAM_NUMERICS_INT8 && n != TILEBEAM_NUMERICS_INT8_256 && n != TILEBEAM_NUMERICS_FP16)) {
-        why = "numerics must be int8, int8-256 or fp16, with exact exponentials, attention in BF16 or neither";
+    } else if (!known_numerics(o.numerics, why)) {
+        return TB_E_UNSUPPORTED;
     } else if (o.n_threads < 0 || o.n_threads > max_threads) {
         why = "n_threads must be between 0 and " + std::to_string(max_threads);
     } else if (o.deadline_ms <= 0) {

@@ -73,7 +73,7 @@ class state {
 
     state();
     tb::session::options session_options(int device) const;
-    int wanted_threads() const; // 0 = one per usable CPU
+    int wanted_threads() const; // 0 = one per usable core
     // The sessions that have another number of threads than wanted, and are now said to have it.
     std::vector<session_ptr> take_threads();
 

@@ -155,9 +155,9 @@ TB_WIDE_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * l
     if (isnan(all)) {
         return TB_DRAW_DAMAGED;
     }
+    *sum = all; // whatever is drawn
     const int32_t single = chain->min_p > 0 && !chain->one_takes_one ? only(logits, n, least) : -1;
     if (single >= 0) {
-        *sum = all;
         return single;
     }
     const double target = all * tb_chain_random(chain);
@@ -174,7 +174,6 @@ TB_WIDE_VECTORS int32_t tb_chain_of_all(struct tb_chain * chain, const float * l
         const double before = reached;
         reached += room[i];
         if (reached >= target) {
-            *sum = all;
             return target - before > UNSURE * all && reached - target > UNSURE * all ? i : TB_UNCERTAIN;
         }
     }

@@ -14,7 +14,7 @@ int32_t tb_chain_among(struct tb_chain * chain, struct tb_candidate * top, int32
 
 // A token of n logits, of a chain with neither top-k nor top-p; TB_DRAW_DAMAGED if there is NaN among them, and
 // TB_UNCERTAIN if llama.cpp's arithmetic, which differs in the last bits, might draw another. `room` has n. `sum`: of
-// exp(logit / temperature - the largest) over all tokens that min-p leaves, if the draw is certain.
+// exp(logit / temperature - the largest) over all tokens that min-p leaves, whatever is drawn.
 int32_t tb_chain_of_all(struct tb_chain * chain, const float * logits, int32_t n, float * room, double * sum);
 
 #endif // TILEBEAM_SAMPLING_CHAIN_H

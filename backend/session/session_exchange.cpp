@@ -27,15 +27,15 @@ result session::impl::give_up(tb_status status, const std::string & what) {
 }
 
 // Spinning answers fastest but takes a CPU. It pays for a short wait, and at the end of a long one if there is a CPU
-// that the NPU's threads do not need.
+// whose core the NPU's threads do not need.
 wait_plan session::impl::plan(int64_t expected_ns) {
-    static const int cpus = usable_cpus();
+    static const int cores = usable_cores();
     wait_plan p;
     p.slice = between_looks;
     const int64_t spin = budget.next();
     if (expected_ns <= most_spin_ns()) {
         p.spin_until = spin;
-    } else if (n_threads.load(std::memory_order_relaxed) < cpus) {
+    } else if (n_threads.load(std::memory_order_relaxed) < cores) {
         // Sleeping overshoots by some 50 us, runs differ by a few percent.
         p.sleep_until = std::max<int64_t>(expected_ns - expected_ns / 8 - 50000, 0);
         p.spin_until = p.sleep_until + expected_ns / 4 + spin;

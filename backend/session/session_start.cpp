@@ -7,6 +7,7 @@
 
 #include "cache.h"
 #include "checksum.h"
+#include "cpus.h"
 #include "patience.h"
 #include "session_impl.h"
 
@@ -137,6 +138,9 @@ std::unique_ptr<session> session::start(const options & opt, std::string & why) 
     s->self->opt.memory_limit = address_limit(opt.kind, opt.memory_limit);
     if (opt.deadline_ms <= 0) {
         s->self->opt.deadline_ms = default_deadline_ms(opt.kind);
+    }
+    if (usable_cpus() == 1) {
+        s->self->opt.spin_us = 0; // who spins takes the CPU from the side that it waits for
     }
     s->self->budget = spin_budget(s->self->most_spin_ns());
     if (s->self->opt.isa.empty()) {

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,9 @@ class Demo:
             f"[bold]task[/bold]   reasoning-gym {TASK}, {len(task.problems)} fresh problems, {N_SHOTS} examples in the "
             f"prompt, {o.n} samples each at temperature {SAMPLING['temperature']}; repeat with --seed {o.seed}"
         )
-        results, seconds = self._search(model, task)
+        greedy, results, seconds = self._search(model, task)
         self._show_problems(task, results)
-        self._show_scores(task, results, seconds, model.trained)
+        self._show_scores(task, greedy, results, seconds, model.trained)
         with console.loading("the tiny world's models"):
             found = demo_tiny.search(o.seed, o.device, o.threads)
         demo_tiny.show(self.screen, found)
@@ -140,14 +140,16 @@ class Demo:
         self.screen.print(f"[bold]loaded[/bold] {console.about(lm)}")
         return lm
 
-    def _search(self, model: demo_model.DemoModel, task: Task) -> tuple[list[VoteResult], float]:
+    def _search(self, model: demo_model.DemoModel, task: Task) -> tuple[list[str], list[VoteResult], float]:
+        """The greedy texts, the votes, and the votes' seconds."""
         o = self.options
         params = SamplingParams(seed=o.seed, logprobs=True, **SAMPLING)
         with self._load(model, o.device) as lm, console.generating("sampling", o.n * len(task.problems)) as hook:
-            started = time.perf_counter()
             prompts = [task.prompt(p) for p in task.problems]
+            greedy = lm.generate(prompts, replace(params, temperature=0.0))
+            started = time.perf_counter()
             results = SelfConsistency(first_integer).infer(lm, prompts, o.n, sampling=params, progress=hook)
-            return results, time.perf_counter() - started
+            return [r.outputs[0].text for r in greedy], results, time.perf_counter() - started
 
     def _show_problems(self, task: Task, results: list[VoteResult]) -> None:
         table = Table(title="candidates' answers (green: right), and the chosen one", title_justify="left", expand=True)
@@ -167,9 +169,12 @@ class Demo:
             table.add_row(problem.expression, problem.answer, answers, chosen, "[green]✓[/]" if good else "[red]✗[/]")
         self.screen.print(table)
 
-    def _show_scores(self, task: Task, results: list[VoteResult], seconds: float, trained: bool) -> None:
+    def _show_scores(
+        self, task: Task, greedy: list[str], results: list[VoteResult], seconds: float, trained: bool
+    ) -> None:
         n, count = self.options.n, len(results)
         verdicts = [[task.right(p, a) for a in r.answers] for p, r in zip(task.problems, results, strict=True)]
+        alone = sum(task.right(p, first_integer(t)) for p, t in zip(task.problems, greedy, strict=True)) / count
         single = sum(map(sum, verdicts)) / (n * count)
         vote = sum(task.right(p, r.answer) for p, r in zip(task.problems, results, strict=True)) / count
         likeliest = sum(v[self._likeliest(r)] for v, r in zip(verdicts, results, strict=True)) / count
@@ -180,6 +185,7 @@ class Demo:
         table.add_column("95 % interval", justify="right", no_wrap=True)
         table.add_column("what it is", ratio=1)
         rows = [
+            ("greedy", alone, "one answer at temperature 0: what every search has to beat"),
             ("pass@1", single, f"one sample; mean over all {n * count} samples"),
             (f"likeliest@{n}", likeliest, "Best-of-N, scored by the model's own log-probability per token"),
             (f"majority@{n}", vote, "the most frequent answer: needs no scorer at all"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,7 @@ REASONER = references.REASONERS[len(references.REASONERS) // 2]
 PROBLEMS = 40
 N = 16
 METHODS = {
+    "greedy": "one answer at temperature 0",
     "pass@1": "one sample; mean over all samples",
     f"majority@{N}": "the most frequent answer",
     f"best-of-{N}": "the process reward model picks one of the samples",
@@ -32,9 +33,11 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What the searches found: of each a result per problem, the scores of the lines that best-of-n chose, seconds."""
+    """What the searches found: of each a result per problem, the scores of the lines that best-of-n chose, seconds; and
+    the greedy texts."""
 
     problems: list[str]
+    greedy: list[str]
     best_of_n: list[SearchResult]
     beam: list[SearchResult]
     lines: list[list[float]]
@@ -49,6 +52,7 @@ class Found:
         solved = dict.fromkeys(METHODS, 0.0)
         for i, (problem, result, beam) in enumerate(zip(self.problems, self.best_of_n, self.beam, strict=True)):
             verdicts = self.verdicts(i)
+            solved["greedy"] += arithmetic.is_right(problem, self.greedy[i])
             votes = Counter(filter(None, (arithmetic.answer(c.text) for c in result.candidates)))
             solved["pass@1"] += sum(verdicts) / len(verdicts)
             solved[f"majority@{N}"] += any(int(a) == arithmetic.value(problem) for a, _ in votes.most_common(1))
@@ -71,12 +75,13 @@ def search(seed: int, device: str, threads: int | None, problems: int = PROBLEMS
             for name in (REASONER, references.PRM)
         )
         reward = TokenReward(judge, tag=references.TAG, good=references.GOOD, bad=references.BAD)
+        greedy = [r.outputs[0].text for r in reasoner.generate(prompts, replace(sampling, temperature=0.0))]
         started = time.perf_counter()
         best = BestOfN(reward).run(reasoner, prompts, N, sampling=sampling)
         beam = BeamSearch(reward, beam_width=4).run(reasoner, prompts, N, sampling=sampling)
         seconds = time.perf_counter() - started
         lines = reward.score_steps(prompts, [r.the_one.text.splitlines(keepends=True) for r in best])
-    return Found(drawn, best, beam, lines, seconds)
+    return Found(drawn, greedy, best, beam, lines, seconds)
 
 
 def show(screen: Console, found: Found) -> None:

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and many clients of OpenAI's /v1/completions at once: Tilebeam's and others'."""
+"""Servers in processes of their own, and many clients of OpenAI's API at once: Tilebeam's and others'."""
 
 from __future__ import annotations
 
@@ -95,13 +95,15 @@ def _healthy(port: int, path: str) -> bool:
         return False
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> str | None:
-    """One request over an open connection. None, or what was wrong.
+async def post(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: Mapping[str, Any]
+) -> tuple[bool, bytes]:
+    """One request over an open connection: whether the status is 200, and the answer's body.
 
     HTTP by hand: a client library would take more CPU than the server's own HTTP, on the CPUs that both share.
     """
     content = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = re.search(r"content-length: (\d+)", answer)
@@ -112,7 +114,13 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
         while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
             text += (await reader.readexactly(size + 2))[:-2]
         await reader.readexactly(2)
-    if " 200 " not in answer.split("\r\n")[0]:
+    return " 200 " in answer.split("\r\n")[0], text
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> str | None:
+    """One completion. None, or what was wrong."""
+    fine, text = await post(reader, writer, "/v1/completions", body)
+    if not fine:
         return text.decode(errors="replace")
     if body["stream"]:
         events = text.split(b"\n\n")

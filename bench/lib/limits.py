@@ -11,6 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from tilebeam._ext import cpus
 from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
 
 from bench.lib import ROOT
@@ -43,4 +44,4 @@ def machine() -> dict[str, str | int]:
         if line.startswith("model name"):
             name = line.split(":", 1)[1].strip()
             break
-    return {"cpu": name, "cpus": len(os.sched_getaffinity(0)), "system": platform.release()}
+    return {"cpu": name, "cpus": cpus.usable_cpus().cpus, "system": platform.release()}

@@ -37,6 +37,7 @@ from bench.real.sources import HUMANEVAL, MODELS, Source, obtain
 OUT = ROOT / "build" / "real"
 NAMES = [*(row.name for row in ROWS), TEXT.name]
 _METHODS = {
+    ("greedy", False): "greedy, one answer",
     ("pass", False): "one sample",
     ("pass", True): "any sample (bound)",
     ("likelihood", False): "likeliest choice",

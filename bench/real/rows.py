@@ -39,7 +39,7 @@ GSM8K = ("gsm8k_test*.jsonl", "gsm8k.jsonl")
 MATH = ("math*.jsonl",)
 DRAWN = ("--temp", "0.7", "--top-p", "0.95")
 _SAMPLES = (*DRAWN, "--seeds", "1", "--budget", "1,4", "--unit-items", "4")
-_VOTE = (("pass", 1), ("self-consistency", 4), ("pass", 4))
+_VOTE = (("greedy", 1), ("pass", 1), ("self-consistency", 4), ("pass", 4))
 # Samples of a reward head's problems: --items 2 or so would have none that is right.
 LEARNING = ("--items", "36", "--samples", "4", "--seed", "1", *DRAWN)
 LEARNED = (("best-of-n[head]", 4), ("self-consistency[head]", 4))
@@ -48,14 +48,14 @@ ROWS = (
     Row("gsm8k", "GSM8K", "0.5B", "gsm8k", GSM8K, 24, 2, _SAMPLES, _VOTE, learn=("gsm8k_train*.jsonl",)),
     Row(
         "gsm8k-larger",
-        "GSM8K, the larger model once",
+        "GSM8K, the larger model",
         "1.5B",
         "gsm8k",
         GSM8K,
         24,
         1,
-        ("--temp", "0", "--seeds", "1", "--budget", "1", "--unit-items", "12", "--method", "self-consistency"),
-        (("pass", 1),),
+        ("--method", "greedy", "--unit-items", "12"),
+        (("greedy", 1),),
     ),
     Row("math", "MATH", "0.5B", "math", MATH, 8, 1, (*_SAMPLES, "-n", "512"), _VOTE),
     Row(
@@ -66,8 +66,8 @@ ROWS = (
         (),
         16,
         2,
-        (*_SAMPLES, "--method", "best-of-n"),
-        (("pass", 1), ("best-of-n[logprob]", 4), ("best-of-n[examples]", 4), ("pass", 4)),
+        (*_SAMPLES, "--method", "greedy,best-of-n"),
+        (("greedy", 1), ("pass", 1), ("best-of-n[logprob]", 4), ("best-of-n[examples]", 4), ("pass", 4)),
     ),
     Row(
         "mmlu",

@@ -29,6 +29,8 @@ from typing import Any
 from tilebeam import TilebeamError
 from tilebeam.cli import console
 from tilebeam.evaluation import ranking
+from tilebeam.evaluation.config import GREEDY
+from tilebeam.evaluation.results import PASS
 from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib import ROOT
@@ -67,9 +69,9 @@ class Evaluation:
     options: tuple[str, ...]
 
 
-_CHOSEN = ("--method", "best-of-n,self-consistency", "--scorer", "logprob,head")
+_CHOSEN = ("--method", "greedy,best-of-n,self-consistency", "--scorer", "logprob,head")
 _SIXTEEN, _EIGHT = ("--budget", "1,2,4,8,16"), ("--budget", "1,2,4,8")
-_SEARCHES = ("--method", "best-of-n,self-consistency,beam,dvts", "--scorer", "head")
+_SEARCHES = ("--method", "greedy,best-of-n,self-consistency,beam,dvts", "--scorer", "head")
 _STEPS = (*_SEARCHES, "--budget", "4,16", "--step-stop", r"\n\n")
 EVALUATIONS = (
     Evaluation("gsm8k", "GSM8K", "gsm8k", GSM8K, 200, (*_CHOSEN, *_SIXTEEN, "-n", "448")),
@@ -81,7 +83,7 @@ EVALUATIONS = (
         "humaneval",
         (),
         164,
-        ("--method", "best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
+        ("--method", "greedy,best-of-n", "--scorer", "logprob,examples", *_EIGHT, "-n", "384"),
     ),
 )
 
@@ -192,6 +194,7 @@ def run(
 # --- the document -----------------------------------------------------------------------------------------------------
 
 _SERIES = {
+    GREEDY: "greedy, one answer",
     "pass": "any of k samples (bound)",
     "self-consistency": "majority",
     "self-consistency[logprob]": "votes weighted by log-probability",
@@ -228,10 +231,36 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
             "How well scores tell the right ones:"
         )
         yield from ("", *ranking.table(r["rows"]))
+    yield from _gains(report["comparisons"])
     yield from _differences(report["comparisons"])
     yield from _costs(report)
     for o in report["overtaking"]:
         yield from ("", _overtaking(o))
+
+
+def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What each choice wins over the same model's greedy answer."""
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for c in comparisons:
+        first, second = c["first"], c["second"]
+        if second["series"] == GREEDY and first["model"] == second["model"]:
+            series = "one sample" if first["series"] == PASS else _SERIES.get(first["series"], first["series"])
+            cells.setdefault((first["model"], series), {})[first["budget"]] = _points(c, 100)
+    if not cells:
+        return
+    budgets = sorted({budget for found in cells.values() for budget in found})
+    yield from ("", "Points above the greedy answer, paired bootstrap with 95 % intervals, by samples:", "")
+    yield f"| model | chosen by | {' | '.join(map(str, budgets))} |"
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    for (model, series), found in cells.items():
+        yield f"| {model} | {series} | {' | '.join(found.get(k, '') for k in budgets)} |"
+
+
+def _points(comparison: dict[str, Any], sign: int) -> str:
+    """A difference in points with its interval; sign: 100, or -100 to turn it round."""
+    value, low, high = (sign * comparison[key] for key in ("value", "low", "high"))
+    low, high = sorted((low, high))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 _COMPARED = (
@@ -249,9 +278,7 @@ def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
         for first, second, sign in ((c["first"], c["second"], 100), (c["second"], c["first"], -100)):
             same = (first["model"], first["budget"]) == (second["model"], second["budget"])
             if same and first["budget"] in (4, 8, 16) and (first["series"], second["series"]) in _COMPARED:
-                low, high = sorted((sign * c["low"], sign * c["high"]))
-                text = f"{sign * c['value']:+.1f} ({low:+.1f} to {high:+.1f})"
-                cells.setdefault((first["model"], first["budget"]), {})[first["series"]] = text
+                cells.setdefault((first["model"], first["budget"]), {})[first["series"]] = _points(c, sign)
     pairs = [pair for pair in _COMPARED if any(pair[0] in found for found in cells.values())]
     if not pairs:
         return
@@ -266,37 +293,48 @@ _DEVICES = {"npu": "Tilebeam", "cpu": "stock"}
 
 
 def _costs(report: dict[str, Any]) -> Iterator[str]:
-    """Seconds of a problem by samples, and what Tilebeam does in the time of one sample on the stock backend."""
+    """Seconds of a problem, greedy and by samples, and what Tilebeam does in the time of the greedy answer, or where
+    that was not timed of one sample, on the stock backend."""
     # A budget's first series stands for all: the docstring's examples, or where a row has none, what was timed once for
     # whatever chooses by what decoding left behind.
     times: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for m in report["latency"]:
-        times.setdefault((m["model"], m["device"]), {}).setdefault(m["budget"], m)
+    for m in report["latency"]:  # 0 stands for the greedy answer
+        times.setdefault((m["model"], m["device"]), {}).setdefault(0 if m["series"] == GREEDY else m["budget"], m)
     if not times:
         return
-    budgets = sorted({m["budget"] for m in report["latency"]})
+    budgets = sorted({k for found in times.values() for k in found})
     prompts = max(m["prompts"] for m in report["latency"])
     yield from (
         "",
         f"Seconds per problem (means over {prompts}, 95 % intervals), and CPU-seconds, by samples:",
     )
-    yield from ("", f"| model | backend | {' | '.join(map(str, budgets))} |")
+    yield from ("", f"| model | backend | {' | '.join(str(k or GREEDY) for k in budgets)} |")
     yield "| --- | --- |" + " ---: |" * len(budgets)
     for (model, device), found in sorted(times.items(), key=lambda pair: (pair[0][0], pair[0][1] == "npu")):
         cells = [_cost(found[k]) if k in found else "" for k in budgets]
         yield f"| {model} | {_DEVICES[device]} | {' | '.join(cells)} |"
     for name in dict.fromkeys(model for model, _ in times):
         points = [p for p in report["points"] if p["model"] == name and p["series"] in _SERIES]
-        stock = next((p for p in points if p["device"] == "cpu" and p["series"] == "pass"), None)
-        within = [p for p in points if stock and p["device"] == "npu" and p["seconds"] <= stock["seconds"]]
-        best = max(within, key=lambda p: p["accuracy"], default=None)
-        if stock and best and best["budget"] > 1:
-            yield ""
+        stock = {p["series"]: p for p in points if p["device"] == "cpu" and p["budget"] == 1}
+        if (single := stock.get(GREEDY) or stock.get(PASS)) is None:
+            continue
+        searches = [p for p in points if p["device"] == "npu" and p["budget"] > 1]
+        within = [p for p in searches if p["seconds"] <= single["seconds"]]
+        best = max(within, key=lambda p: p["accuracy"], default=single)
+        yield ""
+        lead = f"{name}: {_one(single)} on the stock backend takes {single['seconds']:.1f} s and solves "
+        lead += f"{100 * single['accuracy']:.0f} %; "
+        if best["accuracy"] <= single["accuracy"]:
+            yield f"{lead}no search on Tilebeam solves more in that time."
+        else:
             yield (
-                f"{name}: one sample on the stock backend takes {stock['seconds']:.1f} s and solves "
-                f"{100 * stock['accuracy']:.0f} %; {best['budget']} samples on Tilebeam, {_SERIES[best['series']]}, "
-                f"take {best['seconds']:.1f} s and solve {100 * best['accuracy']:.0f} %."
+                f"{lead}{best['budget']} samples on Tilebeam, {_SERIES[best['series']]}, take {best['seconds']:.1f} s "
+                f"and solve {100 * best['accuracy']:.0f} %."
             )
+
+
+def _one(point: dict[str, Any]) -> str:
+    return "the greedy answer" if point["series"] == GREEDY else "one sample"
 
 
 def _cost(measured: dict[str, Any]) -> str:
@@ -309,8 +347,8 @@ def _overtaking(found: dict[str, Any]) -> str:
     return (
         f"On {search['device']} {search['model']} with {search['budget']} samples, {_SERIES[search['series']]}, solves "
         f"{100 * search['accuracy']:.0f} % in {search['seconds']:.1f} s a problem ({search['cpu_seconds']:.1f} "
-        f"CPU-seconds), one sample of {single['model']} {100 * single['accuracy']:.0f} % in {single['seconds']:.1f} s "
-        f"({single['cpu_seconds']:.1f})."
+        f"CPU-seconds), {_one(single)} of {single['model']} {100 * single['accuracy']:.0f} % in "
+        f"{single['seconds']:.1f} s ({single['cpu_seconds']:.1f})."
     )
 
 

@@ -23,7 +23,8 @@ from tilebeam._version import __version__
 from tilebeam.errors import NpuError, PlacementWarning, SearchCancelled, StateWarning, TilebeamError
 
 if TYPE_CHECKING:
-    from tilebeam.answers.extract import after, boxed, choice, last_number, regex
+    from tilebeam.answers.choice import choice
+    from tilebeam.answers.extract import after, boxed, last_number, regex
     from tilebeam.answers.math import MathAnswer
     from tilebeam.answers.normalize import normalize_answer
     from tilebeam.engine.reading import Reading
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tilebeam.search.base import Algorithm, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.sampled import BestOfN, SelfConsistency
+    from tilebeam.search.tool_reasoning import ToolReasoning
 
 _HOME = {
     "LM": "model.lm",
@@ -73,6 +75,7 @@ _HOME = {
     "BeamSearch": "search.beam",
     "DVTS": "search.beam",
     "StepResult": "search.beam",
+    "ToolReasoning": "search.tool_reasoning",
     "StepScorer": "scoring.reward_model",
     "RewardModel": "scoring.reward_model",
     "TokenReward": "scoring.reward_model",
@@ -94,7 +97,7 @@ _HOME = {
     "MathAnswer": "answers.math",
     "after": "answers.extract",
     "boxed": "answers.extract",
-    "choice": "answers.extract",
+    "choice": "answers.choice",
     "last_number": "answers.extract",
     "regex": "answers.extract",
     "normalize_answer": "answers.normalize",
@@ -141,6 +144,7 @@ __all__ = [
     "Stream",
     "TilebeamError",
     "TokenReward",
+    "ToolReasoning",
     "Trajectory",
     "Usage",
     "Verifier",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,15 +41,16 @@ class SamplingParams:
             of prompt and text; 1, 0 and 0 are off.
         max_tokens: at most this many tokens per sample; None: until the context is full.
         min_tokens: no token ends a sample before it has so many; stop strings do.
-        stop: strings that end a sample. The text is cut before the string, also when it spans tokens.
+        stop: strings that end a sample, None: none. The text is cut before the string, also when it spans tokens.
         stop_tokens: tokens that end a sample as the model's own end tokens do; the text does not hold them.
         seed: sample ``i`` draws with seed ``(seed + i) mod (2**32 - 1)``, whatever other prompts are in the call.
-            None draws a fresh one, which `RequestOutput.seed` tells.
+            None draws a fresh one, which `RequestOutput.seed` tells. It repeats a text if the model was loaded with
+            ``deterministic=True``; else only where guessing is off and the same runs beside it.
         ignore_eos: go on after an end-of-generation token (for measurements).
         logprobs: fill in ``logprobs`` and ``cumulative_logprob``: natural logarithms of the model's own
             probabilities of the sampled tokens, before temperature and truncation. Costs one pass over the
             vocabulary per token.
-        top_logprobs: also tell the log-probabilities of that many of the likeliest tokens at each position, at most
+        top_logprobs: with ``logprobs``, also tell those of that many of the likeliest tokens at each position, at most
             the vocabulary; 0: none.
         grammar: a GBNF grammar whose `root` the text must match; a sample ends when its text is complete. None: any
             text. Checked before anything is decoded.
@@ -57,8 +58,8 @@ class SamplingParams:
             keyword that no grammar can keep is an error that names it.
         regex: the text matches this regular expression from its beginning to its end: characters, classes, groups,
             alternatives, repetitions; no look-around, no references. Of grammar, json_schema and regex only one.
-        speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). The
-            text does not depend on it.
+        speculate: let a model that was loaded to speculate guess tokens ahead for this prompt (`tilebeam.load`). How a
+            text is drawn does not depend on it; that the text is the same one needs ``deterministic=True``.
         hidden: fill in ``CompletionOutput.hidden``, what a reward head reads; the text does not depend on it.
         hidden_steps: and ``hidden_steps``, at the end of every step, which this string ends; "" for none.
         hidden_prompt: the prompt's last token counts as the first of the text, for texts that grow call by call.
@@ -79,16 +80,16 @@ class SamplingParams:
     penalty_last_n: int = 64
     max_tokens: int | None = 256
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     stop_tokens: Sequence[int] = ()
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
     grammar: str | None = None
-    json_schema: Mapping[str, Any] | bool | str | HasSchema | None = None
+    json_schema: Mapping[str, Any] | bool | str | HasSchema | None = field(default=None, hash=False)
     regex: str | None = None
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     lora: Sequence[float] | None = None
     speculate: bool = True
     hidden: bool = False
@@ -97,12 +98,16 @@ class SamplingParams:
     spelled: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.json_schema, HasSchema):
             object.__setattr__(self, "json_schema", self.json_schema.model_json_schema())
-        if isinstance(self.lora, list | tuple):
-            object.__setattr__(self, "lora", tuple(self.lora))
+        for name in ("stop", "stop_tokens", "spelled", "lora"):  # tuples, so that parameters can be hashed
+            given = getattr(self, name)
+            if given is None and name != "lora":
+                object.__setattr__(self, name, ())
+            elif isinstance(given, str):
+                object.__setattr__(self, name, (given,))
+            elif isinstance(given, Iterable) and not isinstance(given, Mapping):
+                object.__setattr__(self, name, tuple(given))
         self.validate()
 
     def validate(self) -> None:
@@ -141,13 +146,12 @@ class SamplingParams:
             f"min_tokens must be a whole number up to max_tokens, not {self.min_tokens!r}",
         )
         need(
-            all(isinstance(s, str) and s != "" for s in self.stop),
+            isinstance(self.stop, tuple) and all(isinstance(s, str) and s != "" for s in self.stop),
             f"stop must hold strings that are not empty, not {self.stop!r}",
         )
-        need(
-            all(is_whole(token) and token >= 0 for token in self.stop_tokens),
-            f"stop_tokens must hold tokens, not {self.stop_tokens!r}",
-        )
+        for name in ("stop_tokens", "spelled"):
+            tokens = getattr(self, name)
+            need(isinstance(tokens, tuple) and all(map(_is_token, tokens)), f"{name} must hold tokens, not {tokens!r}")
         need(
             self.seed is None or (is_whole(self.seed) and self.seed >= 0),
             f"seed must be >= 0 or None, not {self.seed!r}",
@@ -156,6 +160,10 @@ class SamplingParams:
             is_whole(self.top_logprobs) and self.top_logprobs >= 0,
             f"top_logprobs must be a whole number, 0 for none, not {self.top_logprobs!r}",
         )
+        for name in ("ignore_eos", "logprobs", "speculate", "hidden", "hidden_prompt"):
+            given = getattr(self, name)
+            need(isinstance(given, bool), f"{name} must be True or False, not {given!r}")
+        need(self.logprobs or not self.top_logprobs, "top_logprobs needs logprobs=True")
         need(
             self.lora is None or (isinstance(self.lora, tuple) and all(map(is_finite, self.lora))),
             f"lora must be a list of numbers, or None, not {self.lora!r}",
@@ -181,13 +189,17 @@ class SamplingParams:
             not (self.constrained and (self.ignore_eos or self.min_tokens)),
             "ignore_eos or min_tokens with a grammar: a text that matches has to end",
         )
+        need(isinstance(self.hidden_steps, str), f"hidden_steps must be a string, not {self.hidden_steps!r}")
         need(
             self.hidden or not (self.hidden_steps or self.hidden_prompt),
             "hidden_steps and hidden_prompt need hidden=True",
         )
-        need(all(map(is_whole, self.spelled)), f"spelled must hold tokens, not {self.spelled!r}")
+        need(
+            self.logit_bias is None or isinstance(self.logit_bias, Mapping),
+            f"logit_bias must have a number for each of its tokens, as a dict, not {self.logit_bias!r}",
+        )
         for token, bias in (self.logit_bias or {}).items():
-            need(is_whole(token) and token >= 0, f"logit_bias must be for tokens, not {token!r}")
+            need(_is_token(token), f"logit_bias must be for tokens, not {token!r}")
             fits = bias == -math.inf or (is_finite(bias) and abs(bias) <= 1e6)
             need(fits, f"logit_bias must be numbers of at most a million, or -inf, not {bias!r}")
 
@@ -213,7 +225,7 @@ class SamplingParams:
         return (self.seed + index) % _RANDOM_SEED
 
 
-FIELDS = tuple(field.name for field in fields(SamplingParams))
+FIELDS = tuple(one.name for one in fields(SamplingParams))
 
 
 def updated(
@@ -236,6 +248,10 @@ def updated(
     if sampling is None or isinstance(sampling, SamplingParams):
         return replace(sampling or SamplingParams(), **changes)
     return [replace(params, **changes) for params in sampling] if changes else sampling
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and is_whole(value) and value >= 0
 
 
 def _is_schema(value: object) -> bool:

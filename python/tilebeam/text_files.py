@@ -15,14 +15,14 @@ from tilebeam.errors import TilebeamError
 
 
 def read_text(file: Path) -> str:
-    """A file's text; of a .gz file, what is compressed in it.
+    """A file's text without a byte order mark; of a .gz file, what is compressed in it.
 
     Raises:
         TilebeamError: it is not UTF-8, or not compressed as its name says.
     """
     try:
         raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        return raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise TilebeamError(f"{file} is not UTF-8 text.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import signal
 import threading
@@ -128,6 +129,12 @@ def test_equal_answers_have_the_first_ones_spelling(answers: list[str | None]) -
     assert merged(answers, equality_of(last_number)) == answers
 
 
+@pytest.mark.parametrize("answer", [float("nan"), 42, ["42"], b"42"])
+def test_answers_are_strings_or_none(answer: object) -> None:
+    with pytest.raises(TilebeamError, match=rf"return a string, or None .* returned .* \({type(answer).__name__}\)"):
+        merged(["1", None, answer], operator.eq)  # type: ignore[list-item]
+
+
 class Parity:
     """An extractor with an equality of its own."""
 
@@ -181,7 +188,7 @@ def math_answer() -> Iterator[tilebeam.MathAnswer]:
         ("it is 1,234.50.", "1234.5"),
         ("that is $x^2+2x+1$", "x^2+2x+1"),
         (r"first \boxed{1}, no, \boxed{\{2, \sqrt{3}\}} for $x = 7$", r"\{2, \sqrt{3}\}"),
-        (r"\boxed{864 \text{ inches}^2}", "864 inches"),
+        (r"\boxed{864 \text{ inches}^2}", r"864 \text{ inches}^2"),
         (r"\boxed{10,\!080}", "10080"),
         ("nothing to see", None),
         ("", None),

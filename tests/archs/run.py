@@ -29,6 +29,7 @@ import accuracy
 import upstream
 from accuracy import Job, Result, WorkerError
 from tilebeam import gguf as gguf_tools
+from tilebeam.model.cache_size import cache_of
 
 HEADERS = Path(__file__).resolve().parent / "common"
 SEED = "1"
@@ -152,6 +153,14 @@ def _misplaced(model: Path, places: Result | WorkerError) -> dict[str, str]:
     return {n: place for n, place in ran.items() if planned.get(n) != place} | moved
 
 
+def _overcounted(model: Path, job: Job, cache_mib: float) -> str | None:
+    """What `tilebeam.load` refuses a model for must not be more than llama.cpp takes; it refuses diffusion models."""
+    with gguf_tools.open_gguf(model) as f:
+        counted = cache_of(f, gguf_tools.architecture_of(f))
+    mib = job.n_ctx * 2 * (counted.k + counted.v) / 2**20
+    return f"its KV cache has {cache_mib} MiB, not {mib:.2f}" if cache_mib and mib > cache_mib + 0.01 else None
+
+
 def run_part(pattern: str, folder: Path) -> dict[str, Family]:
     """All that is asked of the architectures whose names match."""
     folder.mkdir(parents=True)
@@ -172,6 +181,8 @@ def run_part(pattern: str, folder: Path) -> dict[str, Family]:
     for i, (name, (plain, _)) in enumerate(pairs.items()):
         _compare(families[name], results[4 * i : 4 * i + 4])
         families[name].misplaced = _misplaced(plain, results[4 * i + 3])
+        if isinstance(found := results[4 * i], Result) and (much := _overcounted(plain, found.job, found.cache_mib)):
+            families[name].problems.append(much)
     for file in folder.glob("*.*"):
         file.unlink()
     return families

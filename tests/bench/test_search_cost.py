@@ -80,6 +80,7 @@ def figure(series: str, budget: int, value: float) -> dict[str, Any]:
 
 
 def test_the_document_has_the_reports_figures() -> None:
+    greedy, single = figure("greedy", 1, 0.45), figure("pass", 1, 0.3)
     vote, weighted = figure("self-consistency", 16, 0.4), figure("self-consistency[head]", 16, 0.5)
     ranked = {"all": 0.8, "all_interval": [0.7, 0.9], "within": 0.75, "within_interval": None, "whole": None}
     cost = {"device": "cpu", "seconds": 3.0, "cpu_seconds": 6.0, "accuracy": 0.5}
@@ -98,18 +99,28 @@ def test_the_document_has_the_reports_figures() -> None:
     report = {
         "items": 100,
         "digest": "0123456789abcdef",
-        "accuracy": [figure("pass", 1, 0.3), vote, weighted],
+        "accuracy": [greedy, single, vote, weighted],
         "rankings": [{"model": "0.5B", "samples": 1600, "right": 0.3, "cut": 0.1, "rows": {"head": ranked}}],
-        "comparisons": [{"first": vote, "second": weighted, "value": -0.1, "low": -0.15, "high": -0.04}],
+        "comparisons": [
+            {"first": vote, "second": weighted, "value": -0.1, "low": -0.15, "high": -0.04},
+            {"first": single, "second": greedy, "value": -0.15, "low": -0.2, "high": -0.1},
+            {"first": weighted, "second": greedy, "value": 0.05, "low": -0.01, "high": 0.11},
+            {"first": weighted, "second": greedy | {"model": "1.5B"}, "value": -0.2, "low": -0.3, "high": -0.1},
+        ],
         "latency": measured,
         "points": [m | {"seconds": m["seconds"]["value"]} for m in measured],
         "overtaking": [
-            {"search": weighted | cost, "single": cost | {"model": "1.5B", "seconds": 4.0, "accuracy": 0.45}}
+            {"search": weighted | cost, "single": greedy | cost | {"model": "1.5B", "seconds": 4.0, "accuracy": 0.45}}
         ],
     }
     text = "\n".join(search_cost.section(ROW, report))
     assert "100 of 200 items" in text
+    rows = [line for line in text.splitlines() if line.startswith("| 0.5B |")]
+    assert rows[0] == "| 0.5B | greedy, one answer | 45 (40-50) |  |"
     assert "| 0.5B | any of k samples (bound) | 30 (25-35) |  |" in text
+    assert "| 0.5B | one sample | -15.0 (-20.0 to -10.0) |  |" in text
+    assert "| 0.5B | votes weighted by the head |  | +5.0 (-1.0 to +11.0) |" in text
+    assert "-20.0 (-30.0" not in text  # against the other model's
     assert "| 0.5B | votes weighted by the head |  | 50 (45-55) |" in text
     assert "| head | 0.800 (0.70 to 0.90) | 0.750 | - | - |" in text
     assert "| model | samples | votes weighted by the head, against majority |" in text
@@ -117,5 +128,12 @@ def test_the_document_has_the_reports_figures() -> None:
     assert "| 0.5B | stock | 8 (7-9), 16 |  |  |" in text
     assert "| 0.5B | Tilebeam | 4 (3-5), 8 | 7 (6-8), 14 | 20 (19-21), 40 |" in text
     assert "takes 8.0 s and solves 30 %; 4 samples on Tilebeam, votes weighted by the head, take 7.0 s and" in text
+    assert "the greedy answer of 1.5B 45 % in 4.0 s" in text
+    timed_greedy = [timed("cpu", "greedy", 1, 7.5, 0.45), timed("npu", "greedy", 1, 3, 0.45), *measured]
+    report |= {"latency": timed_greedy, "points": [m | {"seconds": m["seconds"]["value"]} for m in timed_greedy]}
+    text = "\n".join(search_cost.section(ROW, report))
+    assert "| model | backend | greedy | 1 | 4 | 16 |" in text
+    assert "| 0.5B | Tilebeam | 3 (2-4), 6 | 4 (3-5), 8 | 7 (6-8), 14 | 20 (19-21), 40 |" in text
+    assert "the greedy answer on the stock backend takes 7.5 s and solves 45 %; no search on Tilebeam" in text
     assert "Seconds per problem" not in "\n".join(search_cost.section(ROW, report | {"latency": []}))
     assert "On cpu 0.5B with 16 samples, votes weighted by the head, solves 50 % in 3.0 s a problem" in text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,13 +19,14 @@ from rich.cells import cell_len
 from tilebeam.cli import bench as bench_cli
 from tilebeam.cli import console
 from tilebeam.cli import main as cli
+from tilebeam.cli.prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.repack import pack
 from tilebeam.measure import energy, selftest
 from tilebeam.measure.machine import OtherLoad, busy_note, cpu_seconds
 from tilebeam.measure.throughput import Case, Runner, compare, pairwise_ratio
 from tilebeam.native import releases
-from tilebeam.text_files import unescaped
+from tilebeam.text_files import json_lines, unescaped
 from typer.testing import CliRunner
 
 from bench.lib import synth
@@ -355,6 +358,19 @@ def test_generate_reads_json_lines(model: Path, tmp_path: Path) -> None:
     Ran(*trace, "-f", file).fails_with("prompts.jsonl line 1", "prompt")
 
 
+def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Windows' editors write it: before lines of JSON, a prompt, what is compressed, and on stdin."""
+    lines, text, packed = tmp_path / "p.jsonl", tmp_path / "p.txt", tmp_path / "p.jsonl.gz"
+    lines.write_bytes('\ufeff{"prompt": "the cat"}\r\n"\ufeffthe dog"\r\n'.encode())
+    text.write_bytes("\ufeffthe cat\r\n".encode())
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    assert prompts(None, lines, False) == ["the cat", "\ufeffthe dog"]
+    assert prompts(None, text, False) == ["the cat\n"]
+    assert [number for number, _ in json_lines(packed)] == [1, 2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffthe cat"))
+    assert prompts("-", None, False) == ["the cat"]
+
+
 def test_generate_reads_stdin_and_draws_several(model: Path) -> None:
     flags = ["generate", "-m", model, "-p", "-", "-n", 4, "-N", 3, "--device", "npu", "-t", 1, "--json"]
     record = json.loads(ok(*flags, stdin="the dog").out)
@@ -580,6 +596,11 @@ def test_doctor_json() -> None:
     assert report["versions"]["llama-cpp-python"] == releases.installed()
     assert report["abi"]["match"] is True
     assert [d["name"] for d in report["devices"]] == ["HMX0"]
+    limits = report["limits"]
+    assert 1 <= limits["threads"] <= limits["cores"] <= limits["cpus"]
+    assert 0 < limits["memory"]["available"] <= limits["memory"]["total"]
+    said = next(check["detail"] for check in report["checks"] if check["name"] == "limits")
+    assert re.fullmatch(r"\d+ CPUs?.*: \d+ threads?; [\d.]+ of [\d.]+ GiB of memory available", said)
     assert report["kernel_sets"][-1] == "portable"
     assert {"thread", "process"} <= set(report["executors"]) <= {"thread", "process", "qemu-hexagon"}
     assert report["executors"]["process"]["own_process"] is True

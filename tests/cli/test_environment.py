@@ -12,6 +12,7 @@ from pathlib import Path
 
 import process_kit
 import pytest
+from tilebeam._ext.cpus import default_threads
 from tilebeam.measure import doctor
 from tilebeam.native import environment as variables
 
@@ -29,7 +30,7 @@ try:
 except tilebeam.TilebeamError as error:
     print(json.dumps(str(error)))
 """
-OVERRIDDEN = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX")
+OVERRIDDEN = ("TILEBEAM_NPU", "TILEBEAM_THREADS", "TILEBEAM_NUMERICS", "TILEBEAM_SOFTMAX", "TILEBEAM_DETERMINISTIC")
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +95,11 @@ def load(model: Path, environment: dict[str, str], **arguments: object) -> objec
 
 
 def test_the_variables_are_defaults(model: Path) -> None:
-    cpus = len(os.sched_getaffinity(0))
-    assert load(model, {}) == ["thread", cpus, cpus, "int8", "table"]
+    threads = default_threads()
+    assert load(model, {}) == ["thread", threads, threads, "int8", "table"]
     assert load(model, {"TILEBEAM_NPU": "process", "TILEBEAM_THREADS": "3"}) == ["process", 3, 3, "int8", "table"]
     numerics = {"TILEBEAM_NUMERICS": "int8-256", "TILEBEAM_SOFTMAX": "bf16"}
-    assert load(model, numerics) == ["thread", cpus, cpus, "int8-256", "bf16"]
+    assert load(model, numerics) == ["thread", threads, threads, "int8-256", "bf16"]
     assert load(model, {"TILEBEAM_THREADS": "3"}, device="cpu") == [None, 3, 0]
 
 
@@ -112,6 +113,9 @@ def test_arguments_come_first(model: Path) -> None:
     [
         ({"TILEBEAM_NPU": "proces"}, {}, "Invalid environment settings: TILEBEAM_NPU=proces"),
         ({"TILEBEAM_SOFTMAX": "half"}, {}, "TILEBEAM_SOFTMAX=half is not table, exact or bf16"),
+        ({"TILEBEAM_DETERMINISTIC": "yes"}, {}, "TILEBEAM_DETERMINISTIC=yes is not 0 or 1"),
+        ({"TILEBEAM_DETERMINISTIC": "1"}, {"lookup": True}, "deterministic and lookup exclude each other"),
+        ({"TILEBEAM_NUMERICS": "fp16"}, {"deterministic": True}, "deterministic results are those of numerics int8"),
         ({"TILEBEAM_THREADS": "many"}, {}, "TILEBEAM_THREADS must be a number from 1 to 512, not 'many'"),
         ({"TILEBEAM_THREADS": "0"}, {"device": "cpu"}, "not '0'"),
         ({"TILEBEAM_THREADS": "513"}, {"threads": 1}, "TILEBEAM_THREADS=513"),

@@ -7,7 +7,6 @@ import io
 import json
 from pathlib import Path
 
-import lora_kit
 import process_kit
 import pytest
 from tilebeam.cli.main import app
@@ -15,6 +14,7 @@ from tilebeam.cli.options import LoraOptions
 from tilebeam.errors import TilebeamError
 from typer.testing import CliRunner
 
+from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 
@@ -22,7 +22,7 @@ from bench.lib.synth import preset, write_model
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     model = write_model(folder / "model.gguf", preset("tiny", n_layer=1))
-    lora_kit.write_adapter(folder / "a.gguf", model, seed=1)
+    write_adapter(folder / "a.gguf", model, seed=1)
     (folder / "text.txt").write_text("the question is how many of the people said that there was one " * 40)
     return folder
 

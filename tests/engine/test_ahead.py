@@ -29,12 +29,17 @@ COMMON: dict[str, Any] = {
     "temperature": st.sampled_from([0.0, 0.9]),
     "top_k": st.sampled_from([0, 40]),
     "repeat_penalty": st.sampled_from([1.0, 1.3]),
-    "logprobs": st.booleans(),
-    "top_logprobs": st.sampled_from([0, 0, 2]),
+    "told": st.sampled_from([(False, 0), (False, 0), (True, 0), (True, 2)]),
     "hidden": st.sampled_from([False, False, True]),
 }
-FREE = st.builds(SamplingParams, ignore_eos=st.booleans(), min_tokens=st.integers(0, 1), **COMMON)
-BOUND = st.builds(SamplingParams, grammar=st.just("root ::= [ -~]*"), **COMMON)
+
+
+def sampled(told: tuple[bool, int], **fields: Any) -> SamplingParams:
+    return SamplingParams(logprobs=told[0], top_logprobs=told[1], **fields)
+
+
+FREE = st.builds(sampled, ignore_eos=st.booleans(), min_tokens=st.integers(0, 1), **COMMON)
+BOUND = st.builds(sampled, grammar=st.just("root ::= [ -~]*"), **COMMON)
 REQUEST = st.tuples(
     st.lists(st.integers(3, 40), min_size=1, max_size=20),
     st.one_of(FREE, FREE, BOUND),

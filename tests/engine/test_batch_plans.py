@@ -130,7 +130,9 @@ def every_kind_of_sampling(lm: LM, record: Record) -> None:
         SamplingParams(n=2, max_tokens=30, seed=1, top_k=0, top_p=1, min_p=0.1),
         SamplingParams(n=2, max_tokens=30, seed=2, top_k=0, top_p=0.8, temperature=1.3),
         SamplingParams(n=2, max_tokens=30, seed=3, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
-        SamplingParams(n=2, max_tokens=30, seed=4, logit_bias={9: 3.0, 10: float("-inf")}, top_logprobs=2),
+        SamplingParams(
+            n=2, max_tokens=30, seed=4, logit_bias={9: 3.0, 10: float("-inf")}, logprobs=True, top_logprobs=2
+        ),
         SamplingParams(n=2, max_tokens=30, seed=5, grammar="root ::= [a-e]+ [x-z]", logprobs=True),
     ]
     record.results(lm.generate([[5, 6]] * len(kinds), kinds))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import threading
 from collections.abc import Iterator
@@ -480,6 +482,13 @@ def test_facts(lm: LM) -> None:
     assert lm.device in repr(lm)
     with pytest.raises(TilebeamError, match="no chat template"):
         lm.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_a_model_is_not_carried_elsewhere(lm: LM) -> None:
+    for carry in (lambda: pickle.dumps(lm), lambda: pickle.dumps(lm.generate), lambda: copy.deepcopy([lm])):
+        with pytest.raises(TilebeamError, match=r"cannot be pickled or copied: .* Call tilebeam\.load in"):
+            carry()
+    assert lm.generate("a", max_tokens=1)
 
 
 @pytest.mark.parametrize(

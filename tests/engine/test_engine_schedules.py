@@ -2,8 +2,9 @@
 
 Whatever is submitted, read, cancelled or dropped, in whatever order: every call ends, a sample that was not cancelled
 has the text that it has when it is alone, one that was has a beginning of it (but for draws that the last bits of
-logits decide, see sampler_kit.py), the ledger of KV cells adds up after every step, and usage tells what was decoded.
-All of this with and without a drafter, which is right, wrong or has no guess in turn.
+logits decide, see sampler_kit.py), what is read is what is read alone, the ledger of KV cells adds up after every step,
+and usage tells what was decoded. All of this with other LoRA adapters for some, with turns of few steps and tokens, and
+with and without a drafter, which is right, wrong or has no guess in turn.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sampler_kit import Witness, check
 from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
+from tilebeam.engine import dispatcher, lanes, turns
 from tilebeam.engine.drafter import Drafter
+from tilebeam.model import loader
 from tilebeam.native.llama import Context
 
+from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 N_CTX = 256
@@ -35,6 +39,7 @@ PROMPTS = st.one_of(
     st.lists(st.integers(3, 6), min_size=1, max_size=90),
     st.tuples(st.integers(30, 120), st.lists(st.integers(3, 30), max_size=20)).map(lambda t: [7] * t[0] + t[1]),
 )
+LORA = st.sampled_from([None, None, (0.0,), (0.5,)])  # None: of the load, as (1.0,)
 PARAMS = st.builds(
     SamplingParams,
     n=st.integers(1, 9),
@@ -44,26 +49,35 @@ PARAMS = st.builds(
     stop=st.sampled_from([(), ("t5",), (" ",)]),
     temperature=st.sampled_from([0.0, 0.9]),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
+    lora=LORA,
 )
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Witness, Witness]]:
     """The model with few cells, four slots and small batches, and with plenty of all."""
-    path = write_model(
-        tmp_path_factory.mktemp("models") / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1)
-    )
+    folder = tmp_path_factory.mktemp("models")
+    path = write_model(folder / "f32.gguf", preset("tiny", arch="llama", type="f32", n_layer=1))
+    options: dict[str, Any] = {"n_ctx": N_CTX, "threads": 1, "lookup": False, **EXACT}
+    options["lora"] = write_adapter(folder / "adapter.gguf", path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loader, "_KEPT", 1)  # nine sequence ids
+        small = tilebeam.load(path, "cpu", n_seq_max=4, n_batch=48, **options)
     with (
-        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=4, threads=1, lookup=False, n_batch=48, **EXACT) as tight,
-        tilebeam.load(path, "cpu", n_ctx=N_CTX, n_seq_max=1, threads=1, lookup=False, **EXACT) as alone,
+        small as tight,
+        tilebeam.load(path, "cpu", n_seq_max=1, **options) as alone,
         Witness(tight) as of_tight,
         Witness(alone) as of_alone,
     ):
         yield of_tight, of_alone
 
 
-def check_ledger(lm: LM) -> None:
-    """Cells that are free, and those of live sequences by how many share them, are all there are."""
+def check_ledger(lm: LM, reading: bool = False) -> None:
+    """Cells that are free, and those of live sequences by how many share them, are all there are.
+
+    Args:
+        reading: a reader has sequences of its own.
+    """
     engine = lm._engine
     kv, scheduler = engine.kv, engine.scheduler
     owners = np.zeros(kv.limits.n_cells, np.int64)
@@ -73,13 +87,16 @@ def check_ledger(lm: LM) -> None:
     assert (owners == kv._owners).all()
     assert sorted(kv._free_cells) == np.flatnonzero(owners == 0).tolist()
     assert sorted([*(s.id for s in kv.live), *kv._free_ids]) == list(range(kv.limits.n_ids))
-    held = [s.kv for s in scheduler.running] + [r.pinned for r in _requests(lm)]
+    running = [s for lane in scheduler.lanes.all for s in lane.running]
+    held = [s.kv for s in running] + [r.pinned for r in _requests(lm)]
     owned = {s.id for s in held if s is not None} | set(kv._cached)
     assert owned <= {s.id for s in kv.live}
-    if engine.busy:  # a reader's sequences are its own
-        assert len(owned) == len(kv.live)
-    assert len(scheduler.running) <= scheduler.n_slots
-    for s in scheduler.running:
+    assert reading or len(owned) == len(kv.live)
+    for lane in scheduler.lanes.all:
+        assert len(lane.running) <= scheduler.n_slots
+        assert all(s.request.adapters == lane.adapters for s in [*lane.running, *lane.queue])
+    for s in running:
+        assert s.kv is None or s.kv.adapters == s.request.adapters
         assert s.finish is None
         if s.kv is not None:
             draft = len(s.kv) - len(s.target())  # while a batch with one is decoded
@@ -120,6 +137,7 @@ class Schedule(RuleBasedStateMachine):
         self.ended: list[tuple[RequestOutput, SamplingParams, bool]] = []
         self.kept = 0
         self.decoded = 0
+        self.reading = False
         self._real = Context.decode
         context = self.tight._context
 
@@ -128,7 +146,7 @@ class Schedule(RuleBasedStateMachine):
             assert code == 0  # the ledger knows what there is room for
             assert 0 < n <= context.n_batch
             self.decoded += n
-            check_ledger(self.tight)
+            check_ledger(self.tight, self.reading)
             return code
 
         context.decode = counting  # type: ignore[method-assign]
@@ -178,11 +196,31 @@ class Schedule(RuleBasedStateMachine):
         self.tight._keep(1 if on else -self.kept)
         self.kept = self.kept + 1 if on else 0
 
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), lora=LORA)
+    def look(self, prompts: list[list[int]], lora: tuple[float, ...] | None) -> None:
+        self.reading = True
+        found = self.tight.token_logprobs(prompts, lora=lora)
+        self.reading = False
+        for prompt, reading in zip(prompts, found, strict=True):
+            self.decoded -= reading.decoded_tokens  # not by calls
+            assert reading.decoded_tokens + reading.cached_tokens >= len(prompt) - 1
+            (alone,) = self.of_alone.lm.token_logprobs([prompt], lora=lora)
+            np.testing.assert_allclose(reading.logprobs, alone.logprobs, atol=1e-5)
+
+    @rule(prompt=PROMPTS, places=st.lists(st.integers(0, 99), min_size=1, max_size=4))
+    def look_inside(self, prompt: list[int], places: list[int]) -> None:
+        asked = [[place % len(prompt) for place in places]]
+        self.reading = True
+        (reading,) = self.tight.hidden([prompt], asked)
+        self.reading = False
+        self.decoded -= reading.decoded_tokens
+        (alone,) = self.of_alone.lm.hidden([prompt], asked)
+        np.testing.assert_allclose(reading.hidden, alone.hidden, atol=1e-4)
+
     @rule(prompt=PROMPTS)
-    def look(self, prompt: list[int]) -> None:
-        reading = self.tight.read([prompt], [[-1]])[0]
-        self.decoded -= reading.decoded_tokens  # not by calls
-        assert reading.decoded_tokens + reading.cached_tokens == len(prompt)
+    def raw(self, prompt: list[int]) -> None:
+        self.tight.logits(prompt)
+        self.decoded -= len(prompt)
 
     def finish(self, at: int, *, cancelled: bool) -> None:
         stream, _, params = self.streams.pop(at)
@@ -240,7 +278,13 @@ class Schedule(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("with_drafter", [False, True], ids=["plain", "drafts"])
-def test_any_schedule_keeps_its_promises(models: tuple[Witness, Witness], with_drafter: bool) -> None:
+def test_any_schedule_keeps_its_promises(
+    models: tuple[Witness, Witness], with_drafter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in (dispatcher, lanes):
+        monkeypatch.setattr(where, "STEPS", 3)
+    monkeypatch.setattr(turns, "TOKENS", 20)
+
     class OverModels(Schedule):
         of_tight, of_alone = models
         drafting = with_drafter

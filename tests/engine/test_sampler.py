@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,9 @@ def test_damaged_logits_are_told_from_forbidden_tokens(lm: LM, params: SamplingP
 
 def test_top_logprobs_are_those_of_the_model(lm: LM) -> None:
     for count in (1, 4, 300, 5000):
-        params = SamplingParams(n=2, max_tokens=6, seed=2, top_logprobs=count)
+        params = SamplingParams(n=2, max_tokens=6, seed=2, logprobs=True, top_logprobs=count)
         result = lm.generate(PROMPT, params)[0]
         for sample in result.outputs:
-            assert sample.logprobs is None
             assert sample.top_logprobs is not None
             rows = lm.logits(result.prompt_token_ids + sample.token_ids).astype(np.float64)
             start = len(result.prompt_token_ids) - 1
@@ -235,8 +235,54 @@ def test_a_grammar_that_leads_nowhere_ends_its_own_request_only(lm: LM) -> None:
         {"logit_bias": {1: math.nan}},
         {"logit_bias": {1: math.inf}},
         {"logit_bias": {"a": 1.0}},
+        {"logit_bias": [1]},
+        {"logit_bias": "1"},
+        {"top_logprobs": 3},
+        {"stop": 5},
+        {"stop": {"a": "b"}},
+        {"stop": [None]},
+        {"stop_tokens": 5},
+        {"stop_tokens": "5"},
+        {"stop_tokens": [-1]},
+        {"stop_tokens": [True]},
+        {"spelled": [-1]},
+        {"spelled": 5},
+        {"lora": 5},
+        {"lora": "1"},
+        {"logprobs": 5},
+        {"ignore_eos": None},
+        {"speculate": "no"},
+        {"hidden": 1},
+        {"hidden_prompt": 0},
+        {"hidden_steps": None},
     ],
 )
 def test_bad_parameters_are_named(bad: dict[str, Any]) -> None:
-    with pytest.raises(TilebeamError, match=next(iter(bad))):
+    with pytest.raises(TilebeamError, match=rf"^SamplingParams: .*{next(iter(bad))}"):
         SamplingParams(**bad)
+
+
+def test_tokens_beyond_the_vocabulary_are_named(lm: LM) -> None:
+    for token in (lm.n_vocab, 10**9):
+        for fields in ({"stop_tokens": [3, token]}, {"logit_bias": {token: 1.0, 3: 1.0}}):
+            with pytest.raises(TilebeamError, match=rf"^{next(iter(fields))}: token {token} is not in the vocabulary"):
+                lm.generate(PROMPT, max_tokens=1, **fields)
+    last = lm.n_vocab - 1
+    lm.generate(PROMPT, max_tokens=2, min_tokens=1, stop_tokens=[last], logit_bias={last: -math.inf})
+
+
+def test_none_is_no_stop(lm: LM) -> None:
+    assert SamplingParams(stop=None) == SamplingParams() == SamplingParams(stop_tokens=None, spelled=None)  # type: ignore[arg-type]
+    wanted = lm.generate(PROMPT, max_tokens=4, seed=1)[0].outputs[0].text
+    assert lm.generate(PROMPT, max_tokens=4, seed=1, stop=None)[0].outputs[0].text == wanted
+
+
+def test_parameters_can_be_hashed() -> None:
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_tokens": [1, 2], "spelled": [3], "lora": [0.5], "seed": 1}
+    many = SamplingParams(**lists, logit_bias={1: 2.0}, json_schema={"type": "object"})
+    same = SamplingParams(**{k: tuple(v) if isinstance(v, list) else v for k, v in lists.items()})
+    same = replace(same, logit_bias={1: 2}, json_schema={"type": "object"})
+    assert many == same
+    assert hash(many) == hash(same)
+    assert {many: 1}[same] == 1
+    assert len({many, replace(many, seed=2), replace(many, logit_bias={1: 3.0})}) == 3

@@ -121,7 +121,8 @@ def test_draws_are_distributed_as_the_model_says(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec(gemma.PACKAGE) is None, reason="pip install 'tilebeam[demo]'")
 def test_greedy_texts_of_a_real_model() -> None:
-    """gemma-3-270m at 1, 4 and 16 sequences: the same tokens, unless two logits are as near as rounding."""
+    """gemma-3-270m at 1, 4 and 16 sequences: the same tokens, unless two logits are as near as rounding, with about the
+    same log-probabilities (docs/seeds.md)."""
     words = [
         "apple",
         "river",
@@ -141,18 +142,25 @@ def test_greedy_texts_of_a_real_model() -> None:
         "table",
     ]
     prompts = [f"Twice the same list.\n1. {', '.join(words[i:] + words[:i])}\n2. {words[i]}," for i in range(16)]
-    params = SamplingParams(max_tokens=12, temperature=0)
+    params = SamplingParams(max_tokens=12, temperature=0, logprobs=True)
+    off: list[float] = []
     with tilebeam.load(gemma.model(), "npu", n_ctx=4096, n_seq_max=16, threads=2, lookup=False) as lm:
-        plain = texts(lm.generate(prompts, params))
+        first = lm.generate(prompts, params)
+        plain, wanted = texts(first), [o.outputs[0].logprobs or [] for o in first]
         lm.speculate(lookup=True)
         for n in (1, 4, 16):
             outputs = lm.generate(prompts[:n], params)
             assert sum(o.usage.accepted_tokens for o in outputs) > 3 * n
-            for prompt, got, expected in zip(prompts, texts(outputs), plain, strict=False):
+            said = [o.outputs[0].logprobs or [] for o in outputs]
+            each = zip(prompts, texts(outputs), plain, said, wanted, strict=False)
+            for prompt, got, expected, logprobs, own in each:
                 at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
+                off += map(abs, np.subtract(logprobs[:at], own[:at]).tolist())
                 if at is not None:
                     logits = lm.logits([*lm.tokenize(prompt), *got[:at]])[-1]
                     assert abs(logits[got[at]] - logits[expected[at]]) < 0.3
+    assert np.mean(off) < 0.05
+    assert max(off) < 0.5
 
 
 def test_stops_penalties_and_logprobs_are_honoured(equal: Path) -> None:

@@ -47,7 +47,7 @@ def job_of(folder: Path, n_items: int = 10, **changes: Any) -> tuple[Job, Task]:
         "devices": ("npu",),
         "task": options,
         "task_digest": task.digest,
-        "methods": ("best-of-n", "self-consistency", "adaptive:wave=2"),
+        "methods": ("greedy", "best-of-n", "self-consistency", "adaptive:wave=2"),
         "budgets": (1, 2, 4, 6),
         "scorers": ("logprob", "verifier"),
         "unit_items": 4,
@@ -129,11 +129,11 @@ def test_figures_follow_from_results_jsonl(whole: tuple[Job, Task, Path]) -> Non
     )
     adaptive = [r for r in found if r["series"] == "adaptive" and r["budget"] == 4]
     assert rows["adaptive", "run", 4]["value"] == pytest.approx(np.mean([r["correct"] for r in adaptive]))
-    singles = [c for c in report["comparisons"] if c["second"]["budget"] == 1 and c["first"]["series"] == "adaptive"]
-    assert [(c["first"]["budget"], c["second"]["series"]) for c in singles] == [(6, "pass")]
-    assert singles[0]["value"] == pytest.approx(
-        rows["adaptive", "run", 6]["value"] - rows["pass", "pass@k", 1]["value"]
-    )
+    gains = [c for c in report["comparisons"] if c["second"]["budget"] == 1 and c["first"]["series"] == "adaptive"]
+    assert [(c["first"]["budget"], c["second"]["series"]) for c in gains] == [(k, "greedy") for k in (2, 4, 6)]
+    for c in gains:
+        own = rows["adaptive", "run", c["first"]["budget"]]["value"]
+        assert c["value"] == pytest.approx(own - rows["greedy", "run", 1]["value"])
     assert report["setting"] == job.setting.as_dict()
 
 
@@ -247,7 +247,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
     report = runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_items=2)
     later = runner.evaluate(job, tmp_path / "out", task=task, workbench=bench, latency_items=3)
     configurations = [(c.series, c.budget) for c in runner.timed_configurations(job.setting)]
-    assert configurations[0] == ("pass", 1)
+    assert configurations[:2] == [("greedy", 1), ("pass", 1)]
     assert ("best-of-n[logprob]", 1) not in configurations  # one sample is one sample
     assert ("adaptive", 1) in configurations
     untimed = 2 * len({series for series, _ in configurations})  # each series of each model ran once before
@@ -297,7 +297,7 @@ def test_the_timed_pass_takes_turns_and_can_be_had_later(tmp_path: Path, monkeyp
     assert {(p["series"], p["budget"]) for p in whole_report["points"] if p["front"]} == front
 
 
-def test_a_search_overtakes_one_sample_of_a_better_model() -> None:
+def test_a_search_overtakes_the_one_answer_of_a_better_model() -> None:
     def point(model: str, series: str, budget: int, accuracy: float, seconds: float, device: str = "npu") -> Point:
         share = statistics.Share(accuracy, accuracy, accuracy, 9, 1, 0.0)
         row = Row(model, device, series, budget, "best@k", series == "verifier", share, 1.0, 0.0, np.zeros((1, 9)))
@@ -315,6 +315,9 @@ def test_a_search_overtakes_one_sample_of_a_better_model() -> None:
     [found] = overtaking([small, large, near, far, late, told, other])
     assert (found.search, found.single) == (far, large)
     assert overtaking([small, large, late, told, other]) == []
+    greedy, quicker = point("large", "greedy", 1, 0.55, 3.8), point("small", "greedy", 1, 0.6, 0.9)
+    assert [(o.search, o.single) for o in overtaking([small, large, near, far, greedy])] == [(far, greedy)]
+    assert [o.single for o in overtaking([large, late, greedy, quicker])] == []  # the better model itself is small then
     cpu = [point("small", "vote", 4, 0.5, 9.0, "cpu"), point("large", "pass", 1, 0.5, 8.0, "cpu")]
     assert [o.single.row.device for o in overtaking([large, near, *cpu])] == ["npu"]
     assert overtaking([near]) == []
@@ -354,7 +357,12 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
         assert "items" in text
         written[name] = (out / f"{name}.svg").read_bytes()
     report = (out / "report.md").read_text()
-    for part in ("| self-consistency | maj@k |", "## Pareto front", "![latency](latency.png)", "one sample"):
+    for part in (
+        "| self-consistency | maj@k |",
+        "## Pareto front",
+        "![latency](latency.png)",
+        "| self-consistency@6 | greedy |",
+    ):
         assert part in report
     page = Page((out / "report.html").read_text(encoding="utf-8"))
     costs = ["seconds per prompt, mean", "CPU-seconds per prompt, mean"]
@@ -363,7 +371,9 @@ def test_plots_and_report_are_files_that_open(tmp_path: Path) -> None:
     assert page.data[2]["series"][-1]["name"] == "Pareto front"
     figures = json.loads((out / "report.json").read_text())["accuracy"]
     drawn = {(s["name"], m[0]): m[1:4] for s in page.data[0]["series"] for m in s["marks"]}
-    main = [r for r in figures if r["figure"] != "naive@k"]
+    [greedy, *main] = [r for r in figures if r["figure"] != "naive@k"]
+    level = [drawn.pop(("greedy", k)) for k in job.setting.budgets]
+    assert level == [pytest.approx([100 * greedy["value"], 100 * greedy["low"], 100 * greedy["high"]])] * 4
     assert len(drawn) == len(main)
     for row in main:
         name = row["series"] + (" (knows the answer)" if (f"{row['series']} (knows the answer)", 1) in drawn else "")
@@ -401,7 +411,7 @@ def test_what_is_done_so_far_can_be_reported(tmp_path: Path) -> None:
     assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)  # nothing was run
     assert json.loads((out / "report.json").read_text())["items"] == n
     timed = evaluated(job, task, out, so_far=True, latency_items=2)
-    assert {latency.series for latency in timed.latencies} == {r.series for r in timed.rows} | {"pass"}
+    assert {latency.series for latency in timed.latencies} == {r.series for r in timed.rows}
     assert len((out / "log.jsonl").read_text().splitlines()) == 1 + len(kept)
     again = evaluated(job, task, out)
     assert [r.as_dict() for r in again.rows] == [r.as_dict() for r in complete.rows]
@@ -470,6 +480,8 @@ def test_votes_cannot_be_weighted_by_what_is_below_zero(tmp_path: Path) -> None:
         ({"methods": ("beam:beam_width=4",), "scorers": ("c.py:f",)}, "multiple of the width"),
         ({"methods": ("best-of-n", "best-of-n")}, "must differ"),
         ({"methods": ("best-of-n:x=1",)}, "takes no options"),
+        ({"methods": ("greedy:temperature=1",)}, "takes no options"),
+        ({"methods": ("gready",)}, "choose from greedy, best-of-n"),
         ({"devices": ("cpu",)}, "cannot be loaded"),
     ],
 )

@@ -397,7 +397,13 @@ def test_nothing_to_tile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"), [("general.type", "adapter", "not a model"), ("split.count", 2, "one of 2 parts")]
+    ("key", "value", "why"),
+    [
+        ("general.type", "adapter", "an adapter, not a model: .* lora= or --lora"),
+        ("general.type", "mmproj", "not a model but the part of one"),
+        ("general.type", "imatrix", "not a model but an importance matrix"),
+        ("split.count", 2, "one of 2 parts"),
+    ],
 )
 def test_files_that_are_no_whole_model(tmp_path: Path, key: str, value: str | int, why: str) -> None:
     w = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")

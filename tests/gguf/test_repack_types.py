@@ -312,6 +312,36 @@ def test_a_rule_that_cannot_be_followed(tmp_path: Path) -> None:
     only_files(tmp_path, "m.gguf", "odd.gguf")
 
 
+@pytest.mark.parametrize("preset", ["lossless", "paper"])
+@pytest.mark.parametrize("k", [40, 96, 100, 160, 224, 300, 304])
+def test_a_preset_leaves_matrices_that_fill_no_tiles(tmp_path: Path, preset: str, k: int) -> None:
+    """Rows of any length, and rows of whole blocks in a matrix whose other side is odd."""
+    tensors = {
+        "blk.0.ffn_down.weight": (Q.F32, gaussian(64, k, 1).view(np.uint8)),
+        "blk.1.ffn_down.weight": (Q.F32, gaussian(k, 64, 2).view(np.uint8)),
+        "blk.0.attn_q.weight": (Q.Q4_0, rows(Q.Q4_0, 64, 64, 3)),
+    }
+    model = write_model(tmp_path / "m.gguf", tensors)
+    gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy.make(preset=preset))
+    found, tiled = layouts(tmp_path / "p.gguf"), preset == "paper" and k % 32 == 0
+    for layer in (0, 1):
+        assert found[f"blk.{layer}.ffn_down.weight"] == ("q8_0_tile" if tiled else "f32")
+    assert found["blk.0.attn_q.weight"] == ("q4_0_tile" if preset == "paper" else "q4_0_col")
+    assert gguf_tools.verify(tmp_path / "p.gguf", against=model).against
+
+
+def test_nothing_to_tile_is_said_with_advice_that_helps(tmp_path: Path) -> None:
+    odd = write_model(tmp_path / "odd.gguf", {"blk.0.ffn_up.weight": (Q.F16, rows(Q.F16, 100, 96, 1))})
+    for options in ({}, {"type": "q8_0"}, {"preset": "paper"}):
+        with pytest.raises(GGUFError, match=r"can become tiles \(1 F16\): .* sides are multiples of 32$"):
+            gguf_tools.pack(odd, tmp_path / "p.gguf", policy=Policy.make(**options))
+    model = small(tmp_path)
+    with pytest.raises(GGUFError, match=r"\(4 F32\); try --type q8_0 or q4_0$"):
+        gguf_tools.pack(model, tmp_path / "p.gguf")
+    with pytest.raises(GGUFError, match=r"\(4 F32\): --tensor-type leaves none$"):
+        gguf_tools.pack(model, tmp_path / "p.gguf", policy=Policy.make(type="q8_0", tensor_types=[".=f32"]))
+
+
 def test_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -> None:
     model = small(tmp_path, ffn_up=Q.Q6_K)
     plan = gguf_tools.pack(model, tmp_path / "p.gguf", type="q4_0", dry_run=True)
@@ -333,6 +363,7 @@ def test_dry_run_says_what_would_be_written_and_writes_nothing(tmp_path: Path) -
         (Q.Q6_K, {"type": "q8_0", "grouping": "tile"}, "q8_0_tile"),
         (Q.Q6_K, {"preset": "paper"}, "q4_0_tile"),
         (Q.Q6_K, {"type": "q4_0", "output_tensor_type": "q8_0"}, "q8_0_col"),
+        (Q.Q6_K, {"type": "q4_0", "output_tensor_type": "f32"}, "f32"),
         (Q.Q8_0, {"type": "q4_0"}, None),  # the device tiles it at load time
         (Q.Q8_0, {"type": "q4_0", "output_weight": "split"}, "q4_0_col"),
         (Q.Q8_0, {"output_weight": "split"}, "q8_0_col"),

@@ -430,6 +430,16 @@ def test_models_that_do_not_fit_are_refused(model: Path, corpus: Path, tmp_path:
     refused("right type", [good], {"tokenizer.ggml.tokens": w.kv_text("tokenizer.ggml.tokens", "a")})
 
 
+def test_a_model_that_lacks_a_tensor_is_refused(model: Path, corpus: Path, tmp_path: Path) -> None:
+    with GGUFFile(model) as f:
+        kept = [(t.name, t.type, t.ne) for t in f.tensors.values() if t.name != "blk.1.ffn_down.weight"]
+        head, _, size = w.header(3, [kv.raw for kv in f.kv.values()], kept, 32)
+    (tmp_path / "m.gguf").write_bytes(head.ljust(size, b"\0"))
+    with pytest.raises(GGUFError, match=r"cannot load .*m\.gguf: .*'blk\.1\.ffn_down\.weight' not found"):
+        trim_vocab(tmp_path / "m.gguf", tmp_path / "o.gguf", corpus=[corpus])
+    only_files(tmp_path, "m.gguf")
+
+
 SWEEP = """
 import os, random, sys, traceback
 import llama_cpp.llama_cpp

@@ -70,6 +70,7 @@ class Job:
 @dataclass(frozen=True)
 class Result:
     """`logits`: float32 [positions, vocabulary]. `splits`: graph splits at the largest batch and at one token.
+    `cache_mib`: of the KV cache, in MiB with two digits.
 
     `graphs`, `ops` and `failures` count what the device computed during the run (0 without the plugin). `products`, if
     the job asks for it: for each tensor that MUL_MAT or MUL_MAT_ID read, or of which it read a part, where its result
@@ -79,6 +80,7 @@ class Result:
     job: Job
     logits: F32
     splits: tuple[int, int]
+    cache_mib: float
     graphs: int
     ops: int
     failures: int
@@ -401,12 +403,14 @@ def decode(ctx: Any, tokens: Any, positions: list[int], sequences: list[list[int
         raise RuntimeError(f"llama_decode returned {status}")
 
 
-def _logits(job: Job, model: Any, log: list[str]) -> tuple[F32, tuple[int, int], dict[str, Any]]:
+def _logits(job: Job, model: Any, log: list[str]) -> tuple[F32, dict[str, Any], dict[str, Any]]:
     import llama_cpp as lc
 
     log.clear()
     with open_context(job, model) as ctx, adapted(job, model, ctx):
-        splits = _splits("".join(log))
+        text = "".join(log)
+        cache = sum(map(float, re.findall(r"KV buffer size = +([\d.]+) MiB", text)))
+        said = {"splits": _splits(text), "cache_mib": cache}
         n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
         if job.tokens:
             tokens = np.array(job.tokens, np.int32)
@@ -426,7 +430,7 @@ def _logits(job: Job, model: Any, log: list[str]) -> tuple[F32, tuple[int, int],
             out = lc.llama_get_logits(ctx)
             rows.append(np.ctypeslib.as_array(out, (sum(wanted), n_vocab)).copy())
             done += len(part)
-        return np.concatenate(rows), splits, _counters(job)
+        return np.concatenate(rows), said, _counters(job)
 
 
 def _splits(log: str) -> tuple[int, int]:
@@ -460,10 +464,10 @@ def _worker() -> int:
         with _log_capture() as log, open_model(jobs[0][2]) as model:
             for index, out, job in jobs:
                 print(f"--- {job}", file=sys.stderr, flush=True)
-                logits, splits, running = _logits(job, model, log)
+                logits, said, running = _logits(job, model, log)
                 np.save(out, logits)
                 after = _counters(job)
-                reply = {"index": index, "splits": splits, "pid": os.getpid()}
+                reply = {"index": index, "pid": os.getpid(), **said}
                 if job.products:
                     reply |= {"products": _PRODUCTS, "weights": _WEIGHTS}
                 reply |= {k: after[k] - before[k] for k in ("graphs", "ops", "failures")}

@@ -50,7 +50,7 @@ def setting() -> Setting:
 
 
 class Scripted:
-    """Texts that depend on prompt and seed alone; every item has its own difficulty."""
+    """Texts that depend on prompt and seed alone, greedy ones on the prompt; every item has its own difficulty."""
 
     n_ctx = 4096
 
@@ -73,7 +73,7 @@ class Scripted:
             outputs = []
             ease = np.random.default_rng(sum(map(ord, prompt))).random()
             for i in range(p.n):
-                rng = np.random.default_rng([p.sample_seed(i), *map(ord, prompt)])
+                rng = np.random.default_rng([p.sample_seed(i) if p.temperature else 0, *map(ord, prompt)])
                 right = rng.random() < ease
                 text = f"{prompt[-1] if right else rng.integers(0, 4)}" if rng.random() < 0.9 else "-"
                 outputs.append(

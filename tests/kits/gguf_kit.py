@@ -87,11 +87,13 @@ def split_model(model: Path, stem: Path, cuts: Sequence[int]) -> list[Path]:
     return paths
 
 
-def with_metadata(model: Path, path: Path, changes: dict[str, bytes | None]) -> Path:
-    """The same model with other metadata records, by key; None leaves one out."""
+def with_metadata(model: Path, path: Path, changes: dict[str, bytes | None], lacks: str | None = None) -> Path:
+    """The same model with other metadata records, by key; None leaves one out. Without tensors that `lacks` is a regex
+    of."""
     with GGUFFile(model) as f:
         records = {key: kv.raw for key, kv in f.kv.items()} | changes
-        _copy(f, path, [raw for raw in records.values() if raw is not None], list(f.tensors.values()))
+        tensors = [t for t in f.tensors.values() if lacks is None or not re.search(lacks, t.name)]
+        _copy(f, path, [raw for raw in records.values() if raw is not None], tensors)
     return path
 
 

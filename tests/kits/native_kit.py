@@ -9,20 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tilebeam._ext import native_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = ROOT / "backend"
 
 
-def build(source: str, beside: Sequence[str], folder: Path) -> Path:
-    """Compile a file of tests/native with files of backend/, without a sanitizer; skips where no compiler is."""
+def build(source: str, beside: Sequence[str], folder: Path, *, contract: bool = False) -> Path:
+    """Compile a file of tests/native with files of backend/, without a sanitizer; skips where no compiler is.
+
+    With `contract`, it may call what libtilebeam_ext.so has.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     target = folder / Path(source).stem
     files = [ROOT / "tests" / "native" / source, *(BACKEND / name for name in beside)]
-    includes = [f"-I{BACKEND / room}" for room in ("base", "npu")]
+    includes = [f"-I{BACKEND / room}" for room in ("base", "npu")] + [f"-I{ROOT / 'ggml_ext' / 'include'}"]
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Werror", "-pthread", *includes, *map(str, files)]
+    if contract:
+        library = native_file("libtilebeam_ext.so").resolve()
+        command += [str(library), f"-Wl,-rpath,{library.parent}"]
     subprocess.run([*command, "-o", str(target)], check=True)
     return target
 

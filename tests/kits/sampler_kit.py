@@ -117,7 +117,9 @@ def check(
             assert (ids, sample.text, sample.finish_reason) == (alone.token_ids, alone.text, alone.finish_reason)
         return True
     # From here on it is another text: its logits are those of this one, and it ends where it has to.
-    (reading,) = other.lm.read([[*prompt, *ids[:-1]]], [range(len(prompt) + same, len(prompt) + len(ids) - 1)])
+    where = range(len(prompt) + same, len(prompt) + len(ids) - 1)
+    with other.lm._reading(params.lora) as turns:
+        (reading,) = other.lm._reader.logits(turns, [[*prompt, *ids[:-1]]], [where], None)
     for mine, alike in zip(rows[same + 1 :], reading.logits, strict=True):
         np.testing.assert_allclose(mine, alike, rtol=0, atol=slack)
     limit = by.lm.n_ctx - len(prompt)

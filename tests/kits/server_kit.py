@@ -82,7 +82,7 @@ def running(lm: LM, *, reward: RewardModel | None = None, **settings: Any) -> It
 def serving(entries: Sequence[Entry], *, rates_steps: bool = False, **settings: Any) -> Iterator[Running]:
     """A server for models that it loads and unloads."""
     chosen = Settings(**{"port": 0, "chat_template": "chatml"} | settings)
-    models = Models(entries, chosen, SearchPool(chosen.max_searches), rates_steps=rates_steps)
+    models = Models(entries, chosen, SearchPool(chosen.max_searches, programs=chosen.programs), rates_steps=rates_steps)
     listener = listen(chosen.host, chosen.port)
     server = Server(create_app(models))
     ended: list[BaseException | None] = []

@@ -80,7 +80,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def under_way(lm: LM) -> int:
     """Calls in the line and in the engine, and readers in the line."""
-    return len(lm._dispatcher._queue) + len(lm._dispatcher._active)
+    dispatcher = lm._dispatcher
+    return len(dispatcher._queue) + len(dispatcher._active) + len(dispatcher._readers)
 
 
 def add_up(deltas: list[Delta], n: int) -> list[dict[str, Any]]:

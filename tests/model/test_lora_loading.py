@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import gguf as gguf_py
-import lora_kit
 import numpy as np
 import process_kit
 import pytest
 import tilebeam
 from accuracy import compare
-from lora_kit import Q
 from tilebeam import SamplingParams, TilebeamError, gguf
 from tilebeam.native.control import control
 
+from bench.lib.adapters import Q, write_adapter
 from bench.lib.synth import preset, write_model
 
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 2, "threads": 1}
@@ -29,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     model = write_model(folder / "model.gguf", preset("tiny", n_layer=2))
     gguf.pack(model, folder / "repacked.gguf")
-    lora_kit.write_adapter(folder / "a.gguf", model, seed=1)
-    lora_kit.write_adapter(folder / "b.gguf", model, type=Q.F16, seed=2)
+    write_adapter(folder / "a.gguf", model, seed=1)
+    write_adapter(folder / "b.gguf", model, type=Q.F16, seed=2)
     return folder
 
 
@@ -78,7 +77,7 @@ def test_samples_come_from_the_adapted_model_and_nothing_stays(folder: Path, cap
 def test_adapters_have_room_in_small_address_spaces(tmp_path: Path) -> None:
     """The placement counts what the adapters take."""
     model = write_model(tmp_path / "model.gguf", preset("tiny", n_layer=4))
-    lora = lora_kit.write_adapter(tmp_path / "wide.gguf", model, rank=64)
+    lora = write_adapter(tmp_path / "wide.gguf", model, rank=64)
     options: dict[str, Any] = {"n_batch": 32, "memory_limit": "4MiB"}
     with tilebeam.load(model, **SMALL, **options) as lm:
         devices = len(lm.info.layers)

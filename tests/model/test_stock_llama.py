@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lora_kit
 import numpy as np
 import process_kit
 import pytest
@@ -17,6 +16,7 @@ from engine_kit import separate_logits
 from tilebeam import gguf
 from tilebeam.gguf import contents
 
+from bench.lib.adapters import write_adapter
 from bench.lib.synth import preset, write_model
 
 
@@ -76,7 +76,7 @@ def llama(register: bool, *loads: tuple[Path, dict[str, Any]], **environment: st
 def test_a_registered_program_loads_repacked_files(
     ordinary: Path, repacked: Path, early: Path, tmp_path: Path, executor: str
 ) -> None:
-    lora = str(lora_kit.write_adapter(tmp_path / "lora.gguf", ordinary))
+    lora = str(write_adapter(tmp_path / "lora.gguf", ordinary))
     plain, *same = llama(
         True,
         (ordinary, {}),

@@ -97,6 +97,68 @@ std::vector<float> tile(const attention_kernels & k, int rows, int dim, cell_typ
     return o;
 }
 
+// Weights of scores, and sums of weighted cells from an anchor on: [rows][dim], each row's sum of weights behind it.
+std::vector<float> any_order(const attention_kernels & k, int rows, int dim, cell_type type,
+                             const std::vector<std::vector<float>> & scores,
+                             const std::vector<const void *> & cell_rows) {
+    const int cells = static_cast<int>(cell_rows.size());
+    const auto width = static_cast<size_t>(attention_any_order_dim(dim));
+    const double anchor = 0x1.8p26; // far above what 64 cells add up to
+    std::vector<double> o(static_cast<size_t>(rows) * width, anchor), p(static_cast<size_t>(rows * 64));
+    std::vector<double *> o_rows;
+    std::vector<float> scratch(static_cast<size_t>(attention_scratch_floats(dim))), found, sums;
+    for (size_t r = 0; r < static_cast<size_t>(rows); r++) {
+        std::vector<float> w = scores[r];
+        const double sum = k.any_order.powers(cells, w.data(), *std::max_element(w.begin(), w.end()));
+        sums.push_back(static_cast<float>(sum));
+        std::copy(w.begin(), w.end(), p.begin() + static_cast<std::ptrdiff_t>(64 * r));
+        o_rows.push_back(o.data() + r * width);
+    }
+    k.any_order.accumulate({rows, cells, dim, p.data(), cell_rows.data(), type, o_rows.data(), scratch.data(), {}});
+    for (size_t r = 0; r < sums.size(); r++) {
+        for (size_t d = 0; d < static_cast<size_t>(dim); d++) {
+            found.push_back(static_cast<float>(o[r * width + d] - anchor));
+        }
+        found.push_back(sums[r]);
+    }
+    return found;
+}
+
+void check_any_order(const kernel_table & set, const kernel_table & portable) {
+    for (const cell_type type : {cell_type::f16, cell_type::f32, cell_type::q8_0}) {
+        for (const int dim : {1, 24, 31, 64, 100, 160}) {
+            if (type == cell_type::q8_0 && dim % 32 != 0) continue;
+            for (const int cells : {1, 5, 63, 64}) {
+                for (const int rows : {1, 2, 7, 13}) {
+                    const std::vector<std::vector<uint8_t>> memory = random_cells(type, cells, dim);
+                    std::vector<std::vector<float>> scores;
+                    for (int r = 0; r < rows; r++) {
+                        scores.push_back(floats(static_cast<size_t>(cells), 4.0f));
+                    }
+                    std::vector<const void *> rows_in_order, rows_shuffled;
+                    std::vector<size_t> places(memory.size());
+                    std::iota(places.begin(), places.end(), size_t{0});
+                    std::shuffle(places.begin(), places.end(), rng);
+                    std::vector<std::vector<float>> shuffled(scores.size());
+                    for (size_t c = 0; c < memory.size(); c++) {
+                        rows_in_order.push_back(memory[c].data());
+                        rows_shuffled.push_back(memory[places[c]].data());
+                        for (size_t r = 0; r < scores.size(); r++) {
+                            shuffled[r].push_back(scores[r][places[c]]);
+                        }
+                    }
+                    const auto run = [&](const kernel_table & t, const auto & s, const auto & at) {
+                        return any_order(t.attention, rows, dim, type, s, at);
+                    };
+                    const std::vector<float> got = run(set, scores, rows_in_order);
+                    expect(set.isa, "sums in any order", got, run(set, shuffled, rows_shuffled), 0.0f);
+                    expect(set.isa, "sums in any order", got, run(portable, scores, rows_in_order), 1e-5f);
+                }
+            }
+        }
+    }
+}
+
 float to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -306,7 +368,9 @@ void check_vectors(const kernel_table & set, const kernel_table & portable) {
 int main() {
     const kernel_list & sets = available_kernels();
     const kernel_table & portable = *sets.tables[sets.n - 1];
+    check_any_order(portable, portable);
     for (int i = 0; i < sets.n - 1; i++) {
+        check_any_order(*sets.tables[i], portable);
         check_attention(*sets.tables[i], portable);
         check_bf16(*sets.tables[i], portable);
         check_vectors(*sets.tables[i], portable);

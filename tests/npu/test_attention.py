@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from tilebeam._ext import lib
 from tilebeam.native import executor as _npu
 
-# How attention computes: FP16 exponents by the table, all in float32, the paper's Algorithm 1, or the table and BF16.
+# How attention computes: FP16 exponents by the table, all in float32, the paper's Algorithm 1, the table and BF16, or
+# float32 with sums of no order.
 NUMERICS: dict[str, int] = {
     "table": 0,
     "exact": lib.TB_FLAG_EXACT_EXP,
     "fp16": lib.TB_FLAG_FP16,
     "bf16": lib.TB_FLAG_BF16,
+    "deterministic": lib.TB_FLAG_DETERMINISTIC,
 }
 every_numerics = pytest.mark.parametrize("numerics", NUMERICS)
 runs, threads = t.runs_with_hvx, t.threads
@@ -191,7 +193,7 @@ class Case:
         exact, model = self.reference("exact"), self.reference("table" if self._numerics == "bf16" else self._numerics)
         assert np.all(np.isfinite(got))
         size = float(np.sqrt(np.mean(exact**2))) + 1e-6
-        if self._numerics == "exact":
+        if self._numerics in ("exact", "deterministic"):
             assert np.max(np.abs(got - exact)) < 1e-4 * size
             return
         spread = self.spread(isa)
@@ -269,7 +271,7 @@ def test_shapes_and_options(
 
 
 @runs
-@pytest.mark.parametrize("numerics", ["table", "exact"])
+@pytest.mark.parametrize("numerics", ["table", "exact", "deterministic"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
@@ -344,7 +346,7 @@ def side_by_side(sequences: int, prompt: int, steps: int, prompts: int = 1, pad:
     ids=["prefill", "first", "best-of-n", "two-prompts", "apart", "long"],
 )
 @pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize("numerics", ["table", "fp16"])
+@pytest.mark.parametrize("numerics", ["table", "fp16", "deterministic"])
 def test_real_masks(
     isa: str, n_threads: int, tokens: int, visible: NDArray[np.bool_], group: int, numerics: str
 ) -> None:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import accuracy
-import lora_kit
 import numpy as np
 import process_kit
 import pytest
 from accuracy import Job, Result, WorkerError, compare, got
-from lora_kit import Q
 from tilebeam import gguf
 
+from bench.lib.adapters import MATRICES, Q, write_adapter
 from bench.lib.synth import SynthConfig, write_model
 
 KL_LIMIT, TOP1_LIMIT = 1e-3, 0.90  # those of test_models.py
@@ -41,10 +40,10 @@ CASES: dict[str, tuple[str, list[tuple[str, float]], dict[str, object]]] = {
 def adapter(folder: Path, model: str, kind: str) -> Path:
     path = folder / f"{model}-lora-{kind}.gguf"
     if not path.exists():
-        matrices = lora_kit.MATRICES if "experts" not in model else ("attn_q", "ffn_up_exps", "ffn_down_exps")
+        matrices = MATRICES if "experts" not in model else ("attn_q", "ffn_up_exps", "ffn_down_exps")
         rank = 32 if kind == "q8_0" else 8
         strength = 1.0 if "experts" in model else 0.3
-        lora_kit.write_adapter(
+        write_adapter(
             path,
             folder / f"{model}.gguf",
             rank=rank,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tilebeam import TilebeamError
 from tilebeam._ext import Type, column_type, dequantize, pack
 from tilebeam.native import paths as _paths
+from tilebeam.native.executor import usable_memory
 
 from bench.lib import synth
 
@@ -46,9 +47,9 @@ def test_device_properties(device: Device) -> None:
     assert ffi.string(props.name) == b"HMX0"
     assert ffi.string(props.description).startswith(b"Tilebeam NPU (")
     assert props.type == kit.GPU
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert props.memory_total == physical
-    assert 0 < props.memory_free <= physical
+    total = usable_memory().total
+    assert props.memory_total == total
+    assert 0 < props.memory_free <= total
     assert not any(getattr(props, name) for name in ("async", "host_buffer", "events"))
     assert props.buffer_from_host_ptr
     assert props.mmap_support == hasattr(llama_cpp, "LLAMA_LOAD_MODE_MMAP")  # a device says so since 0.3.35

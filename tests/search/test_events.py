@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from search_kit import ScriptedLM, ScriptedPRM
-from tilebeam import SamplingParams, SearchResult, VoteResult, last_number
+from tilebeam import SamplingParams, SearchResult, TilebeamError, VoteResult, last_number
 from tilebeam.scoring.scorers import Verifier
 from tilebeam.search import registry as methods
 from tilebeam.search.events import SearchEvent
@@ -80,3 +80,11 @@ def test_votes_grow() -> None:
     with_answers = [e.answer is not None for e in first]
     assert totals == [float(sum(with_answers[: i + 1])) for i in range(len(first))]
     assert totals[-1] > 1
+
+
+@pytest.mark.parametrize("events", [None, lambda _: None])
+@pytest.mark.parametrize("name", ["vote", "adaptive"])
+def test_an_extractor_that_returns_no_string_is_told(name: str, events: Any) -> None:
+    search = methods.create(name, extract=lambda _: float("nan"))
+    with pytest.raises(TilebeamError, match=r"return a string, or None for no answer; it returned nan \(float\)"):
+        search.run(ScriptedLM(world=1, ends=0.2), PROMPTS, BUDGET, sampling=SAMPLING, events=events)

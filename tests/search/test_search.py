@@ -167,8 +167,26 @@ def test_misbehaving_scorers_are_named() -> None:
         BestOfN(Short()).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="not a number"):
         BestOfN(lambda *_: float("nan")).infer(lm, "p", budget=2)
+
+    class Nothing(Scorer):
+        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+            return [None for _ in candidates if prompt]  # type: ignore[misc]
+
+    def unsure(*_: str) -> None:
+        pass
+
+    with pytest.raises(TilebeamError, match="verifier unsure returned None as a score: return a number"):
+        BestOfN(unsure).infer(lm, "p", budget=2)  # type: ignore[arg-type]
+    with pytest.raises(TilebeamError, match="Nothing returned None as a score"):
+        BestOfN(Nothing()).infer(lm, "p", budget=2)
     with pytest.raises(TilebeamError, match="scorer must be"):
         BestOfN("logprob")  # type: ignore[arg-type]
+
+
+def test_votes_count_numbers_by_value_in_the_first_spelling() -> None:
+    lm = Scripted({"p": [("1/2", 0), (r"\frac{2}{4}", 0), ("0.5", 0), ("3", 0), ("3.0", 0), ("none", 0)]})
+    vote = SelfConsistency(last_number).infer(lm, "p", budget=6)
+    assert (vote.answer, vote.votes) == ("1/2", {"1/2": 3.0, "3": 2.0})
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

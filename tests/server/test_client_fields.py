@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -14,7 +15,11 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
+from pydantic import BaseModel  # noqa: E402
 from server_kit import CHAT, HI, PATIENCE, PROMPT, TEXT, Running  # noqa: E402
+from tilebeam.server.embeddings import EmbeddingRequest  # noqa: E402
+from tilebeam.server.requests import ChatRequest, CompletionRequest  # noqa: E402
+from tilebeam.server.response_requests import ResponsesRequest  # noqa: E402
 
 NEUTRAL: dict[str, Any] = {
     "user": "u",
@@ -63,6 +68,70 @@ def test_openais_client_sends_them(client: Any) -> None:
         extra_body={"repetition_penalty": 1.1},
     )
     assert given.usage.completion_tokens <= 3
+
+
+# Each kind of request: its path, its class, what it needs, and where OpenAI's client has the types of its fields.
+REQUESTS: list[tuple[str, type[BaseModel], dict[str, Any], str]] = [
+    (TEXT, CompletionRequest, {"prompt": PROMPT}, "completion_create_params.CompletionCreateParamsBase"),
+    (CHAT, ChatRequest, {"messages": HI}, "chat.completion_create_params.CompletionCreateParamsBase"),
+    ("/v1/responses", ResponsesRequest, {"input": "hi"}, "responses.response_create_params.ResponseCreateParamsBase"),
+    ("/v1/embeddings", EmbeddingRequest, {"input": "hi"}, "embedding_create_params.EmbeddingCreateParams"),
+]
+
+
+@pytest.mark.parametrize(("where", "kind", "body", "types"), REQUESTS, ids=[where for where, *_ in REQUESTS])
+def test_null_is_a_field_that_is_left_out(
+    server: Running, where: str, kind: type[BaseModel], body: dict[str, Any], types: str
+) -> None:
+    """Every field that OpenAI's client knows, and every field of the server's own."""
+    module, _, name = types.rpartition(".")
+    known = getattr(importlib.import_module(f"openai.types.{module}"), name)
+    names = {*known.__annotations__, *kind.model_fields, "stream", "extra_body"} - body.keys()
+    assert len(names) >= 4
+    plain = kind.model_validate(body)
+    for field in names:
+        assert kind.model_validate(body | {field: None}) == plain, field
+    for field in body:
+        told = server.post(where, {field: None})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, field)
+    short = body | ({} if where == "/v1/embeddings" else {"seed": 3, "temperature": 0})
+    short |= {"max_output_tokens": 3} if "responses" in where else {"max_tokens": 3} if where in (TEXT, CHAT) else {}
+    first, second = (server.post(where, short | given) for given in ({}, dict.fromkeys(names - short.keys())))
+    assert (first.status_code, second.status_code) == (200, 200), second.text
+    for part in ("choices", "data"):
+        assert first.json().get(part) == second.json().get(part)
+
+
+def test_nulls_within_a_request() -> None:
+    said: dict[str, Any] = {"role": "assistant", "content": "a"}
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    form = {"type": "json_schema", "json_schema": {"name": "n"}}
+    nulls = dict.fromkeys(("name", "refusal", "audio", "function_call", "annotations", "tool_calls", "tool_call_id"))
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"messages": [*HI, said]}, {"messages": [*HI, said | nulls]}),
+        (
+            {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}]},
+            {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [call | {"id": None}]}]},
+        ),
+        (
+            {"messages": HI, "tools": [tool]},
+            {"messages": HI, "tools": [{**tool, "function": {"name": "f", "parameters": None, "strict": None}}]},
+        ),
+        (
+            {"messages": HI, "response_format": form},
+            {"messages": HI, "response_format": form | {"json_schema": {"name": "n", "schema": None, "strict": None}}},
+        ),
+        ({"messages": HI, "stream": True}, {"messages": HI, "stream": True, "stream_options": None}),
+        (
+            {"messages": HI, "stream": True, "stream_options": {}},
+            {"messages": HI, "stream": True, "stream_options": {"include_usage": None}},
+        ),
+        ({"messages": HI, "seed": 5}, {"messages": HI, "seed": None, "extra_body": {"seed": 5, "top_k": None}}),
+        ({"messages": HI, "seed": 5}, {"messages": HI, "seed": 5, "extra_body": {"seed": None}}),
+    ]
+    for plain, given in pairs:
+        assert ChatRequest.model_validate(given) == ChatRequest.model_validate(plain)
 
 
 def test_what_would_change_results_is_refused(server: Running) -> None:
@@ -206,3 +275,7 @@ def test_least_tokens(server: Running, lm: LM, client: Any) -> None:
     for wrong in ({"max_tokens": 3}, {"grammar": 'root ::= "a"'}, {"search": {"method": "vote"}}):
         refused = server.post(TEXT, {"prompt": "a", "max_tokens": 20, "min_tokens": 7} | wrong)
         assert (refused.status_code, "min_tokens" in refused.text) == (400, True)
+    for where, body in ((TEXT, {"prompt": "a"}), (CHAT, {"messages": HI})):
+        refused = server.post(where, body | {"max_tokens": 3, "min_tokens": 7})
+        assert refused.json()["error"]["param"] == "min_tokens"
+        assert "at most max_tokens, 3, not 7" in refused.text

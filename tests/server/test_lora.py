@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import tilebeam
 from engine_kit import EXACT
-from lora_kit import write_adapter
 from tilebeam import LM
+
+from bench.lib.adapters import write_adapter
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed (extra test)")

@@ -159,6 +159,11 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": "very " * 2000}, "input", "tokens"),
     ({"input": "hi", "tools": [TOOL, TOOL]}, "tools", "two functions are named"),
     ({"input": "hi", "tools": [TOOL, ODD | {"name": "g"}], "tool_choice": "required"}, "tools[1].parameters", "turned"),
+    (
+        {"input": "hi", "tools": [TOOL, TOOL | {"name": "g", "parameters": {"type": "array"}}]},
+        "tools[1].parameters",
+        "the arguments of 'g' are an object",
+    ),
     ({"input": "hi", "text": {"format": FORM["format"] | {"schema": {"not": {}}}}}, "text.format.schema", "turned"),
     ({"input": "hi", "text": FORM, "tools": [TOOL]}, None, "text.format with tools"),
     (

@@ -52,6 +52,23 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
 
 
+def test_programs_run_only_where_the_server_was_told_so(server: Running, lm: LM) -> None:
+    def ask(at: Running, **search: Any) -> Any:
+        body = {"model": "tiny", "messages": HI, "max_tokens": 8, "seed": 1, "search": search}
+        return httpx.post(f"{at.url}/v1/chat/completions", json=body, timeout=60)
+
+    refused = ask(server, method="tir", budget=2)
+    assert refused.status_code == 400
+    assert "--programs" in refused.json()["error"]["message"]
+    plain = ask(server, method="vote", budget=2, extract="text").json()
+    with running(lm, programs=True) as other:
+        answer = ask(other, method="tir", budget=2, extract="text")
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"][0]["search"]["scores"]) == 2
+        assert answer.json()["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 50  # asks for programs
+        assert ask(other, method="tir", budget=2, unsafe_code=True).status_code == 400
+
+
 def test_a_search_in_a_chat_counts_what_it_cost(server: Running, client: Any) -> None:
     before = server.metrics().get('tilebeam_searches_total{method="dvts"}', 0)
     answer = client.chat.completions.create(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +61,35 @@ def test_thoughts_are_apart(server: Running) -> None:
     cut = message(server, **THOUGHT | {"max_tokens": 9})
     assert cut["content"] == ""
     assert "reasoning_content" not in message(server, max_tokens=9)
+
+
+@pytest.mark.parametrize("text", ["<think>", "<think>abc", "<think>\nabc def", "x<think>", "<think>abc</think>d"])
+def test_a_grammar_without_an_end_of_thoughts_has_none(server: Running, opening: Running, text: str) -> None:
+    grammar = {"type": "grammar", "grammar": f"root ::= {json.dumps(text)}"}
+    forms: list[dict[str, Any]] = [
+        {"guided_choice": [text]},
+        {"guided_regex": re.escape(text).replace("\\\n", "\\n")},
+        {"response_format": grammar},
+    ]
+    ends = "</think>" in text
+    for form in forms:
+        said = message(server, **form, max_tokens=60)
+        assert (said["content"], said.get("reasoning_content")) == (("d", "abc") if ends else (text, None))
+        more = message(opening, **form, max_tokens=60)
+        assert (more["content"], more.get("reasoning_content")) == (("d", "abc") if ends else (text, None))
+
+
+def test_half_a_thought_is_no_content(server: Running, opening: Running) -> None:
+    begun = {"grammar": 'root ::= "<think>" [a-c]{40} "</think>ok"'}
+    for at, fields in ((server, begun), (opening, REST | {"grammar": 'root ::= [a-c]{40} "</think>ok"'})):
+        for most in (9, 20):
+            body = {"messages": HI, "seed": 1} | fields | {"max_tokens": most}
+            choice = at.post(CHAT, body).json()["choices"][0]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+            assert set(choice["message"]["reasoning_content"]) <= {*"abc"}
+            message(at, **fields | {"max_tokens": most})
+            chunks = list(at.client().chat.completions.create(model="tiny", stream=True, extra_body=body, messages=HI))
+            assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["length"]
 
 
 def test_tokens_of_thoughts_are_told(server: Running) -> None:
@@ -137,6 +168,15 @@ CASES: list[tuple[Marks, bool, str, str, str, int]] = [
     (THINK, False, f"<think>{CALL}</think>{CALL}", CALL, "", 1),
     (THINK, True, f"{CALL}</think>No.", CALL, "No.", 0),
     (THINK, False, "<thi", "", "<thi", 0),
+    # A mark again where it stands already.
+    (THINK, True, "a</think>\n\n</think>\n\nb", "a", "b", 0),
+    (THINK, False, "<think>a</think></think> </think>b", "a", "b", 0),
+    (THINK, True, "\n<think>\na</think>b", "a", "b", 0),
+    (THINK, False, "<think> <think>a</think>b", "a", "b", 0),
+    (THINK, True, "a</think></think><think>b</think></think>c", "ab", "c", 0),
+    (THINK, True, "a</think> </thi", "a", "</thi", 0),
+    (THINK, False, "</think>a", "", "</think>a", 0),
+    (THINK, True, "a</think>b</think>c", "a", "b</think>c", 0),
     (Marks("[THINK]", "[/THINK]"), False, "[THINK]a [b] c[/THINK]d", "a [b] c", "d", 0),
     (CHANNELS, False, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "hm",
      "Yes.", 0),

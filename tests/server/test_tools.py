@@ -163,6 +163,81 @@ def test_parameters_may_be_named_like_keywords(lm: LM) -> None:
     assert moved == {"enum": [{"$ref": "#/x"}], "properties": {"enum": {"$ref": "#/p/x"}}}
 
 
+ANY: Any = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
+# Schemas of parameters under which no object is valid, and others under which not only objects are.
+NO_OBJECTS: dict[str, Any] = {
+    "array": {"type": "array", "items": {}},
+    "array with what is not supported": {"type": "array", "contains": {"not": {}}},
+    "string": {"type": "string"},
+    "null": {"type": "null"},
+    "several": {"type": ["integer", "array", "null"]},
+    "enum": {"enum": [1, 2]},
+    "const": {"const": "x"},
+    "reference": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "string"}}},
+    "anyOf": {"anyOf": [{"type": "array"}, {"enum": [None]}]},
+    "oneOf": {"oneOf": [{"type": "array"}, {"type": "string"}]},
+    "allOf": {"allOf": [{}, {"type": "boolean"}]},
+}
+ALSO_OBJECTS: dict[str, Any] = {
+    "or null": ANY | {"type": ["null", "object"]},
+    "nullable": ANY | {"nullable": True},
+    "anyOf": {"anyOf": [{"type": "array"}, ANY, {"const": 3}]},
+    "reference": {"$ref": "#/$defs/o", "$defs": {"o": {"anyOf": [{"type": "string"}, ANY]}}},
+    "enum": {"enum": [1, {"a": 1}, None]},
+    "no type": {"properties": ANY["properties"], "required": ["a"]},
+}
+
+
+def named(name: str, parameters: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("root", NO_OBJECTS)
+def test_arguments_are_an_object(lm: LM, root: str) -> None:
+    """For every choice that can call the function, and for none that cannot; wherever it stands in the list."""
+    for place in (0, 2):
+        tools = [named(f"good{i}", ANY) for i in range(3)]
+        tools.insert(place, named("bad", NO_OBJECTS[root]))
+        body = {"messages": HI, "tools": tools}
+        for choice in (None, "auto", "required", {"type": "function", "function": {"name": "bad"}}):
+            found = use_of(ChatRequest.model_validate(body | {"tool_choice": choice}), lm, HERMES)
+            assert found is not None
+            with pytest.raises(ApiError, match="the arguments of 'bad' are an object") as error:
+                found.check()
+            assert (error.value.status, error.value.param) == (400, f"tools[{place}].function.parameters")
+        other = {"type": "function", "function": {"name": "good1"}}
+        found = use_of(ChatRequest.model_validate(body | {"tool_choice": other}), lm, HERMES)
+        assert found is not None
+        found.check()
+        assert use_of(ChatRequest.model_validate(body | {"tool_choice": "none"}), lm, HERMES) is None
+
+
+@pytest.mark.parametrize("root", ALSO_OBJECTS)
+@pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA], ids=["hermes", "mistral", "llama"])
+def test_what_else_a_schema_allows_is_not_written(lm: LM, root: str, template: str) -> None:
+    body: Any = {"messages": HI, "tools": [named("f", ALSO_OBJECTS[root])], "tool_choice": "required"}
+    found = use_of(ChatRequest.model_validate(body | {"parallel_tool_calls": False}), lm, template)
+    assert found is not None
+    found.check()
+    (output,) = lm.generate(["hi"], n=4, seed=1, max_tokens=400, temperature=1.5, grammar=found.grammar())
+    for sample in output.outputs:
+        reader = CallReader(found.family, found.functions, several=False, forced=True)
+        events = reader.feed(sample.text) + reader.end(cut=False)
+        assert json.loads("".join(event.text for event in events if event.call is not None))["a"] in range(10)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "bad"}}])
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_errors_name_the_function_and_its_place(lm: LM, choice: Any, place: int) -> None:
+    tools = [named(f"good{i}", ANY) for i in range(5)]
+    tools.insert(place, named("bad", {"type": "object", "properties": {"k": {"not": {}}}}))
+    found = use_of(ChatRequest.model_validate({"messages": HI, "tools": tools, "tool_choice": choice}), lm, HERMES)
+    assert found is not None
+    with pytest.raises(ApiError, match=rf"^tools\[{place}\]\.function\.parameters of 'bad' .*#/properties/k") as error:
+        found.grammar()
+    assert error.value.param == f"tools[{place}].function.parameters"
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 TALK: Any = [

@@ -5,34 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import limits_kit
 import pytest
-import tilebeam
-from tilebeam.model import loader
+from limits_kit import V1, V2
 from tilebeam.native.executor import usable_memory
 
-from bench.lib import synth
-
 MACHINE = (64 << 30, 48 << 30)
-V1 = "30 20 0:26 {root} {at} rw,nosuid shared:9 - cgroup cgroup rw,{controller}"
-V2 = "31 20 0:27 {root} {at} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 
 
-class Tree:
-    """A folder with the files of /proc and /sys that matter."""
+class Tree(limits_kit.Tree):
+    """A machine with so much memory."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        super().__init__(root)
         total, available = (n >> 10 for n in MACHINE)
         self.write("proc/meminfo", f"MemTotal:  {total} kB\nMemFree:  1 kB\nMemAvailable:   {available} kB\n")
-
-    def write(self, path: str, text: str) -> None:
-        file = self.root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def process(self, groups: str, *mounts: str) -> None:
-        self.write("proc/self/cgroup", groups)
-        self.write("proc/self/mountinfo", "\n".join(["20 1 0:2 / / rw - ext4 /dev/sda rw", *mounts, ""]))
 
     def v2(self, folder: str, limit: int | str, used: int, stat: str = "") -> None:
         self.write(f"{folder}/memory.max", f"{limit}\n")
@@ -45,7 +32,10 @@ class Tree:
         self.write(f"{folder}/memory.stat", stat)
 
     def usable(self) -> tuple[int, int]:
-        return usable_memory(str(self.root))
+        return usable_memory(str(self.root))[:2]
+
+    def with_swap(self) -> int:
+        return usable_memory(str(self.root)).with_swap
 
 
 @pytest.fixture
@@ -60,8 +50,9 @@ def test_without_groups_it_is_the_machines(tree: Tree) -> None:
 
 
 def test_of_this_machine() -> None:
-    total, available = usable_memory()
+    total, available, with_swap = usable_memory()
     assert 0 < available <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    assert with_swap >= available
 
 
 def test_a_container_with_its_own_view_of_groups(tree: Tree) -> None:
@@ -116,14 +107,20 @@ def test_a_container_that_sees_only_its_own_group(tree: Tree, path: str) -> None
     assert tree.usable() == (1 << 30, 1 << 30)
 
 
-def test_a_cache_larger_than_the_containers_memory_is_refused(
-    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """llama.cpp would clear it, and the system end the process."""
+def test_swap_counts_apart(tree: Tree) -> None:
+    total, available = (n >> 10 for n in MACHINE)
+    tree.write("proc/meminfo", f"MemTotal: {total} kB\nMemAvailable: {available} kB\nSwapFree: {8 << 20} kB\n")
+    assert (tree.usable(), tree.with_swap()) == (MACHINE, MACHINE[1] + (8 << 30))
     tree.process("0::/\n", V2.format(root="/", at="/sys/fs/cgroup"))
-    tree.v2("sys/fs/cgroup", 100 << 20, 80 << 20)
-    monkeypatch.setattr(loader, "usable_memory", tree.usable)
-    model = synth.write_model(tmp_path / "model.gguf", synth.preset("tiny", n_layer=2))
-    with pytest.raises(tilebeam.TilebeamError, match=r"there are 0\.0 GiB of free memory: choose a smaller n_ctx"):
-        tilebeam.load(model, n_ctx=1 << 17)
-    tilebeam.load(model, n_ctx=256).close()
+    tree.v2("sys/fs/cgroup", 4 << 30, 1 << 30)
+    assert (tree.usable(), tree.with_swap()) == ((4 << 30, 3 << 30), 11 << 30)
+    for limit, used, swap in ((2 << 30, 1 << 30, 1 << 30), (0, 0, 0), ("max", 0, 8 << 30)):
+        tree.write("sys/fs/cgroup/memory.swap.max", f"{limit}\n")
+        tree.write("sys/fs/cgroup/memory.swap.current", f"{used}\n")
+        assert tree.with_swap() == (3 << 30) + swap
+    tree.process("4:memory:/\n", V1.format(root="/", at="/sys/fs/cgroup/memory", controller="memory"))
+    tree.v1("sys/fs/cgroup/memory", 4 << 30, 2 << 30, f"total_inactive_file {1 << 30}\n")
+    for limit, used, swap in ((6 << 30, 3 << 30, 1 << 30), (4 << 30, 2 << 30, 0), (1 << 62, 2 << 30, 8 << 30)):
+        tree.write("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", f"{limit}\n")  # of both together
+        tree.write("sys/fs/cgroup/memory/memory.memsw.usage_in_bytes", f"{used}\n")
+        assert tree.with_swap() == (3 << 30) + swap

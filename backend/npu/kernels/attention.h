@@ -20,6 +20,9 @@ namespace tb::npu {
 
 constexpr int attention_tile_cells = 64; // cells per tile at most: one bit each in a uint64_t
 constexpr int attention_tile_rows = 128; // query rows per tile at most
+// Rows at a time for which a set sums a score's products in the same order, however many they are.
+constexpr int attention_any_order_rows = 6;
+constexpr int64_t attention_any_order_dim(int64_t dim) { return (dim + 31) / 32 * 32; } // room for a row of its sums
 // Room for a tile's cells as floats, or, dim rounded up to the matrix unit's 32, for operands in FP16.
 constexpr int64_t attention_scratch_floats(int64_t dim) { return (dim + 31) / 32 * 32 * attention_tile_cells; }
 constexpr int attention_sum_parts = 16; // floats whose sum is a row's running sum: a vector's lanes
@@ -73,6 +76,16 @@ struct attention_accumulate_args {
     attention_fetch fetch;
 };
 
+struct attention_any_order_args {
+    int rows, cells, dim;
+    const double * p; // [rows][attention_tile_cells], of floats from 0 to 1
+    const void * const * v;
+    cell_type type;
+    double * const * o; // [rows], each attention_any_order_dim(dim) numbers
+    float * scratch;    // as above
+    attention_fetch fetch;
+};
+
 // The FP16 numerics (ops/attention_fp16.h) on a matrix unit: operands are FP16 numbers, whatever type they are in, sums
 // float32, results FP16 numbers.
 struct attention_fp16 {
@@ -94,6 +107,17 @@ struct attention_bf16 : attention_products {
     int rows; // from so many on; 0: the set has no such products
 };
 
+// Sums that are the same bits in whatever order their terms come (TB_FLAG_DETERMINISTIC): every term is rounded to one
+// grid, and sums of multiples of the grid are exact. The grid is the last bit of an `anchor`, a double from which the
+// sum starts, and from which it stays closer than half of it: each addition then rounds to the grid. No term lies in
+// the middle between two of its points, where a double would round to an even sum, and so by what came before.
+struct attention_any_order {
+    // x = exp(x - max) in place, elements alike wherever they stand; returns their sum. max: of x, finite.
+    double (*powers)(int64_t n, float * x, float max);
+    // o[r][:] += p[r][c] * v[c][:] for all cells.
+    void (*accumulate)(const attention_any_order_args & a);
+};
+
 struct attention_kernels : attention_products {
     const char * name; // e.g. "attention_f16_4x4_avx512vnni"
     void (*softmax)(const attention_softmax_args & a);
@@ -104,6 +128,7 @@ struct attention_kernels : attention_products {
     void (*exp2_fp16)(const uint16_t * in, uint16_t * out, size_t n);
     attention_fp16 fp16;
     attention_bf16 bf16;
+    attention_any_order any_order;
 
     // Those of a tile of so many rows without the FP16 numerics.
     const attention_products & products(int rows, bool bf16_asked) const {

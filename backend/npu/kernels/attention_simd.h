@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/attention_any_order_simd.h"
 #include "kernels/attention_cells.h"
 #include "kernels/attention_softmax_simd.h"
 #include "kernels/vec_simd.h"
@@ -112,6 +113,7 @@ template <class row> void scores_many(const attention_scores_args & a) {
 // ---- scores, few rows
 
 constexpr int few_rows = 6; // at a time
+static_assert(attention_any_order_rows < transpose_rows);
 
 // How many cells meet `rows` rows in registers: a power of two, so that it divides the lanes.
 constexpr int few_cells(int rows) {
@@ -321,6 +323,7 @@ void fill_attention_simd(attention_kernels & k) {
     k.softmax = softmax_simd;
     k.accumulate = accumulate_simd;
     k.exp2_fp16 = exp2_fp16_simd;
+    k.any_order = {powers_simd, accumulate_any_order_simd};
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/attention_any_order.h"
 #include "ops/ops.h"
 
 namespace tb::npu {
@@ -12,8 +13,9 @@ namespace {
 constexpr uint64_t alignment = 128;    // of a matrix unit's operands
 constexpr int64_t min_split_words = 4; // splitting finer than this costs more in merging than it brings
 constexpr int64_t parts_per_thread = 4;
-constexpr int64_t few_rows = 12;        // items of fewer rows spend more on reading K and V than on arithmetic
-constexpr int64_t most_item_rows = 512; // whose sums stay in a CPU's second cache
+constexpr int64_t few_rows = 12;           // items of fewer rows spend more on reading K and V than on arithmetic
+constexpr int64_t most_item_rows = 512;    // whose sums stay in a CPU's second cache
+constexpr int64_t most_scores = 512 << 10; // of an item's rows, where they are kept for all cells
 
 // Items, groups and splits, once the heads of an item are known.
 void divide(attention_plan & p, int n_threads) {
@@ -40,6 +42,28 @@ void divide(attention_plan & p, int n_threads) {
     p.group_blocks = divide_up(p.groups(), p.item_groups);
     p.items = p.streams * p.group_blocks * p.blocks_per_group * p.token_blocks;
     p.splits = p.items < wanted ? std::min(divide_up(wanted, p.items), most_splits) : 1;
+}
+
+// Where results depend on nothing but rows and what they see, items are cut as finely as it takes.
+void divide_any_order(attention_plan & p, int n_threads) {
+    const int64_t rows = std::clamp<int64_t>(most_scores / std::max<int64_t>(1, p.n_kv), 1, attention_tile_rows);
+    p.item_tokens = std::clamp<int64_t>(rows / p.item_heads, 1, p.tokens);
+    const int64_t wanted = n_threads > 1 ? parts_per_thread * n_threads : 1;
+    const auto items = [&p] {
+        return p.streams * p.groups() * p.blocks_per_group * divide_up(p.tokens, p.item_tokens);
+    };
+    while (items() < wanted && p.item_tokens > 1 && p.group_rows() > few_rows) {
+        p.item_tokens = divide_up(p.item_tokens, 2);
+    }
+    while (items() < n_threads && p.item_heads > 1) {
+        p.item_heads = divide_up(p.item_heads, 2);
+        p.blocks_per_group = divide_up(p.group, p.item_heads);
+    }
+    p.token_blocks = divide_up(p.tokens, p.item_tokens);
+    p.item_groups = 1;
+    p.group_blocks = p.groups();
+    p.items = items();
+    p.splits = 1;
 }
 
 // Offsets within scratch memory.
@@ -70,6 +94,7 @@ void lay_out(attention_plan & p, int n_threads) {
     const uint64_t rounded_rows = p.fp16 ? tile_rows : 0;
     p.queries_at = take(rounded_rows * static_cast<uint64_t>(p.dk) * sizeof(float)) / sizeof(float);
     p.values_at = take(rounded_rows * static_cast<uint64_t>(p.dv) * sizeof(float)) / sizeof(float);
+    p.any_order_at = take(p.any_order ? any_order_rows::bytes(p.item_rows(), p.n_kv, p.dv) : 0) / sizeof(float);
     p.workspace_bytes = at;
     p.total = p.workspace_at + p.workspace_bytes * static_cast<uint64_t>(n_threads);
 }
@@ -99,10 +124,11 @@ attention_plan make_attention_plan(const tb_op & op, int n_threads) {
     p.mask_heads = masked ? op.src[3].ne[2] : 0;
     p.mask_streams = masked ? op.src[3].ne[3] : 0;
     p.fp16 = (op.flags & TB_FLAG_FP16) != 0;
+    p.any_order = (op.flags & TB_FLAG_DETERMINISTIC) != 0;
     p.convert = !attention_reads(k.type, p.fp16) || !attention_reads(v.type, p.fp16);
     p.biased_at = align64(static_cast<uint64_t>(p.mask_lines() * p.words) * sizeof(uint64_t));
     p.mask_bytes = p.biased_at + static_cast<uint64_t>(p.mask_lines() * p.words);
-    divide(p, n_threads);
+    p.any_order ? divide_any_order(p, n_threads) : divide(p, n_threads);
     lay_out(p, n_threads);
     return p;
 }

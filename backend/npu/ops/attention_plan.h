@@ -29,6 +29,7 @@ struct attention_plan {
     int64_t splits;                   // parts of an item, each over its share of the words
     int64_t mask_heads, mask_streams; // 0 without a mask
     bool fp16;                        // the numerics of ops/attention_fp16.h
+    bool any_order;                   // ops/attention_any_order.h; then an item has one group, and no splits
     bool convert;                     // K or V is of a type that the kernels do not read
     // prepared: the mask's bits, and a byte for each word that tells whether a visible value in it is not 0
     uint64_t biased_at, mask_bytes;
@@ -37,6 +38,7 @@ struct attention_plan {
     uint64_t workspace_bytes, total;
     // workspace of one thread, in floats and (own) 32-bit integers
     uint64_t scores_at, tile_at, k_at, v_at, output_at, max_at, sums_at, own_at, queries_at, values_at;
+    uint64_t any_order_at;
 
     int64_t groups() const { return heads / group; }
     int64_t group_rows() const { return item_heads * item_tokens; }

@@ -11,6 +11,8 @@
 //     equal words run together.
 // So N samples of one prompt cost one pass over the prompt's cells plus their own tails. When there are fewer items
 // than threads want, the words are split too, and the parts are merged at the end (flash-decoding).
+// Under TB_FLAG_DETERMINISTIC an item walks its words twice, and is never split: ops/attention_any_order.h.
+#include "ops/attention_any_order.h"
 #include "ops/attention_fp16.h"
 #include "ops/attention_plan.h"
 #include "ops/ops.h"
@@ -49,9 +51,9 @@ class item_runner {
   public:
     item_runner(const op_context & context, const attention_plan & plan)
         : ctx(context), p(plan), kernels(context.kernels->attention), q(context.src[0]), k(context.src[1]),
-          v(context.src[2]), mask(context.src[3]), fp16{*context.kernels, 0.0f, nullptr, nullptr} {
-        float * workspace = reinterpret_cast<float *>(ctx.scratch + p.workspace_at +
-                                                      p.workspace_bytes * static_cast<size_t>(ctx.thread));
+          v(context.src[2]), mask(context.src[3]), workspace(workspace_of(context, plan)),
+          fp16{*context.kernels, 0.0f, nullptr, nullptr},
+          any_order(*context.kernels, workspace + plan.any_order_at, plan.item_rows(), plan.n_kv, plan.dv) {
         scores = workspace + p.scores_at;
         tile = workspace + p.tile_at;
         k_floats = workspace + p.k_at;
@@ -75,20 +77,13 @@ class item_runner {
     }
 
     void run(int64_t item, int64_t split) {
+        if (p.any_order) return run_twice(item);
         place(item);
         const int64_t rows = n_groups * group_rows;
         std::fill_n(max, rows, -infinity);
         std::fill_n(sums, rows * attention_sum_parts, 0.0f);
         std::fill_n(output, rows * p.dv, 0.0f);
-        const int64_t first = p.words * split / p.splits;
-        const int64_t last = p.words * (split + 1) / p.splits;
-        for (int64_t w = first; w < last; w++) {
-            add_word(w);
-        }
-        flush_shared();
-        for (int line = 0; line < n_lines; line++) {
-            flush_own(line);
-        }
+        walk(p.words * split / p.splits, p.words * (split + 1) / p.splits);
         if (p.splits == 1) {
             for (int64_t row = 0; row < rows; row++) {
                 finish_row(row, output + row * p.dv, max[row], sum(row));
@@ -108,6 +103,11 @@ class item_runner {
     }
 
   private:
+    static float * workspace_of(const op_context & ctx, const attention_plan & p) {
+        return reinterpret_cast<float *>(ctx.scratch + p.workspace_at +
+                                         p.workspace_bytes * static_cast<size_t>(ctx.thread));
+    }
+
     const op_context & ctx;
     const attention_plan & p;
     const attention_kernels & kernels;
@@ -115,6 +115,7 @@ class item_runner {
     const view & k;
     const view & v;
     const view & mask;
+    float * workspace;
     float * scores;
     float * tile;
     float * k_floats;
@@ -127,6 +128,8 @@ class item_runner {
     int64_t k_bytes, v_bytes; // of a cell's row
     bool exact;
     fp16_products fp16;
+    any_order_rows any_order;
+    bool again = false; // the second walk of run_twice
 
     // The item: groups x tokens x n_heads of a group. A group's rows with the same mask form a line: a token with all
     // its heads, or (if the mask differs between heads) a single row. Lines are the same in all groups.
@@ -178,6 +181,32 @@ class item_runner {
             line_mask[line] = mask.at<const uint16_t>(token, head, from);
             const uint8_t * flags = ctx.prepared + p.biased_at + index * p.words;
             line_biased[line] = std::any_of(flags, flags + p.words, [](uint8_t f) { return f != 0; });
+        }
+    }
+
+    void walk(int64_t first, int64_t last) {
+        for (int64_t w = first; w < last; w++) {
+            add_word(w);
+        }
+        flush_shared();
+        for (int line = 0; line < n_lines; line++) {
+            flush_own(line);
+        }
+    }
+
+    void run_twice(int64_t item) {
+        place(item);
+        any_order.open(group_rows);
+        again = false;
+        walk(0, p.words);
+        for (int64_t row = 0; row < group_rows; row++) {
+            any_order.weigh(row);
+        }
+        again = true;
+        walk(0, p.words); // which left nothing behind the first time
+        for (int64_t row = 0; row < group_rows; row++) {
+            const any_order_rows::result r = any_order.close(row, p.dv, output);
+            finish_row(row, output, r.max, r.sum);
         }
     }
 
@@ -330,6 +359,9 @@ class item_runner {
     // Scores, softmax and accumulation.
     void run_group(int64_t group, const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
                    const wanted_cells & next) {
+        if (p.any_order)
+            return again ? weigh_values(lines, n, cell, cells, visible, next)
+                         : score_keys(lines, n, cell, cells, visible, next);
         const uint8_t * k_base = cells_of(k, group);
         const uint8_t * v_base = cells_of(v, group);
         const void * k_rows[attention_tile_cells];
@@ -361,6 +393,83 @@ class item_runner {
         p.fp16 ? fp16.accumulate(pv) : own.accumulate(pv);
     }
 
+    // ---- attention_any_order: an item has one group
+
+    uint64_t seen_by(int line, const uint64_t * visible) const {
+        return visible != nullptr ? visible[line] : ~uint64_t{0};
+    }
+
+    void score_keys(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                    const wanted_cells & next) {
+        const void * k_rows[attention_tile_cells];
+        cell_rows(k, cells_of(k, 0), p.dk, cell, cells, k_floats, k_rows);
+        float largest[attention_tile_cells];
+        const bool bounded = v.type() == TB_F16 || v.type() == TB_Q8_0;
+        if (!bounded) largest_values(cell, cells, largest);
+        const int per_line = static_cast<int>(heads_per_line);
+        const float * q_rows[attention_tile_rows];
+        for (int i = 0; i < n * per_line; i++) {
+            const uint8_t * at = line_q[lines[i / per_line]] + i % per_line * q.nb(2);
+            q_rows[i] = reinterpret_cast<const float *>(at);
+        }
+        for (int i = 0; i < n * per_line; i += attention_any_order_rows) {
+            const int rows = std::min(attention_any_order_rows, n * per_line - i);
+            kernels.scores({rows, cells, static_cast<int>(p.dk), q_rows + i, k_rows, kernel_type(k.type()),
+                            scores + i * attention_tile_cells, tile,
+                            i == 0 ? part_of(k, k_bytes, next, 0) : attention_fetch{}});
+        }
+        float * s = scores;
+        for (int i = 0; i < n; i++) {
+            float mask_values[attention_tile_cells];
+            if (line_biased[lines[i]]) read_bias(lines[i], cell, cells, mask_values);
+            for (int head = 0; head < per_line; head++, s += attention_tile_cells) {
+                const int64_t row = lines[i] * per_line + head;
+                const float slope = max_bias > 0.0f ? alibi_slope(max_bias, head_of(row), p.heads) : 1.0f;
+                for (int c = 0; c < cells; c++) {
+                    float x = s[c] * scale;
+                    if (softcap != 0.0f) x = softcap * std::tanh(x / softcap);
+                    s[c] = line_biased[lines[i]] ? x + slope * mask_values[c] : x;
+                }
+                any_order.meet(row, cells, seen_by(lines[i], visible), s, bounded ? nullptr : largest,
+                               v.type() == TB_F16 ? 65504.0f : 128 * 65504.0f);
+            }
+        }
+    }
+
+    void weigh_values(const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
+                      const wanted_cells & next) {
+        const void * v_rows[attention_tile_cells];
+        cell_rows(v, cells_of(v, 0), p.dv, cell, cells, v_floats, v_rows);
+        const int per_line = static_cast<int>(heads_per_line);
+        double * o_rows[attention_tile_rows];
+        for (int i = 0; i < n * per_line; i++) {
+            const int line = lines[i / per_line];
+            const int64_t row = line * per_line + i % per_line;
+            any_order.meet_again(row, cells, seen_by(line, visible), any_order.weights() + i * attention_tile_cells);
+            o_rows[i] = any_order.sums(row);
+        }
+        kernels.any_order.accumulate({n * per_line, cells, static_cast<int>(p.dv), any_order.weights(), v_rows,
+                                      kernel_type(v.type()), o_rows, tile, part_of(v, v_bytes, next, 0)});
+    }
+
+    // The largest magnitudes in cells of V.
+    void largest_values(const int32_t * cell, int cells, float * largest) const {
+        const void * rows[attention_tile_cells];
+        cell_rows(v, cells_of(v, 0), p.dv, cell, cells, v_floats, rows);
+        for (int c = 0; c < cells; c++) {
+            const float * x = static_cast<const float *>(rows[c]);
+            largest[c] = std::accumulate(x, x + p.dv, 0.0f, [](float a, float b) { return std::max(a, std::fabs(b)); });
+        }
+    }
+
+    void read_bias(int line, const int32_t * cell, int cells, float * values) const {
+        uint16_t gathered[attention_tile_cells];
+        for (int c = 0; c < cells; c++) {
+            gathered[c] = line_mask[line][cell[c]];
+        }
+        ctx.kernels->vec.to_f32[TB_F16](cells, gathered, values);
+    }
+
     // Rows that see the same and have no bias are given to the kernel together. row0: the first row of the group.
     void softmax(int64_t row0, const int * lines, int n, const int32_t * cell, int cells, const uint64_t * visible,
                  float * alpha) {
@@ -382,7 +491,7 @@ class item_runner {
         };
         for (int i = 0; i < n;) {
             const int line = lines[i];
-            args.visible = visible != nullptr ? visible[line] : ~uint64_t{0};
+            args.visible = seen_by(line, visible);
             args.bias = nullptr;
             int same = 1;
             if (!line_biased[line]) {
@@ -395,13 +504,9 @@ class item_runner {
                 continue;
             }
             i++;
-            uint16_t gathered[attention_tile_cells];
             float mask_values[attention_tile_cells];
             float bias[attention_tile_cells];
-            for (int c = 0; c < cells; c++) {
-                gathered[c] = line_mask[line][cell[c]];
-            }
-            ctx.kernels->vec.to_f32[TB_F16](cells, gathered, mask_values);
+            read_bias(line, cell, cells, mask_values);
             if (max_bias <= 0.0f) {
                 args.bias = mask_values;
                 run(row0 + line * heads_per_line, per_line);

@@ -103,7 +103,10 @@ mul_mat_plan plan_mul_mat(const tb_op & op, int64_t matrices, int64_t rows, int 
     p.matrices = matrices;
     p.rows = rows;
     if (is_float(w.type)) {
-        p.path = p.rows <= kernels.gemm.dot[float_of(w.type)].rows && !p.fp16 ? mul_mat_way::dot : mul_mat_way::floats;
+        // dot products of few rows add up in another order than those of many
+        const bool few = p.rows <= kernels.gemm.dot[float_of(w.type)].rows;
+        const bool any_rows = p.fp16 || (op.flags & TB_FLAG_DETERMINISTIC) != 0;
+        p.path = few && !any_rows ? mul_mat_way::dot : mul_mat_way::floats;
     } else if (p.fp16) {
         p.path =
             kernels.gemm.fp16.name != nullptr && has_all_numerics(w.type) ? mul_mat_way::matrix : mul_mat_way::floats;

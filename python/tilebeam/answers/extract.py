@@ -9,41 +9,47 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
-from tilebeam.answers.normalize import NUMBER, Equal, normalize_answer, plain_math
-from tilebeam.errors import TilebeamError
+from tilebeam.answers import numbers
+from tilebeam.answers.normalize import Equal, normalize_answer, plain_math
 
 Extractor = Callable[[str], str | None]
-
-# A sign after a digit or a closing bracket is an operator: "3-5" holds 3 and 5, "= -5" holds -5.
-_OPERAND_BEFORE = re.compile(r"[\d)\]]\s*$")
+_E = TypeVar("_E", bound=Extractor)
 
 
+def _by_value(extract: _E) -> _E:
+    """The extractor, with answers that are equal as numbers: 0.5 and 1/2."""
+    extract.__dict__["equal"] = numbers.same_value
+    return extract
+
+
+@_by_value
 def last_number(text: str) -> str | None:
-    """The last number of the text, normalized."""
-    last = None
-    for match in NUMBER.finditer(text):
-        last = match
-    if last is None:
-        return None
-    number = last.group()
-    if number[0] in "+-" and _OPERAND_BEFORE.search(text[: last.start()]):
-        number = number[1:]
-    return normalize_answer(number)
+    r"""The last number of the text, in one spelling whatever its own is (``1{,}200.0`` is "1200", ``\frac{2}{4}`` is
+    "1/2")."""
+    return numbers.last_number(text)
 
 
-# What GSM8K's answers end in. Behind "####" a heading may stand, too: "#### 2. Add them" and "#### 2: ..".
-_MARKED = re.compile(rf"####[ \t:=*]*(?:\\\(|\\boxed\{{|\\)?[$€£]?\s?(?>{NUMBER.pattern})(?![.):]+\s*[A-Za-z*(])")
+# Of a line behind "####", in front of its number and in front of an equation.
+_OPENING = re.compile(r"^(?:[\s*_]|\\[(\[]|\\boxed\{|\$(?=\$))++")
+_HEADING = re.compile(r"[.):]+\s*[A-Za-z*(]")  # "#### 2. Add them" and "#### 2: .."
+_GOES_ON = re.compile(r"\s*(?:[-+−*/×÷^]|\\(?:times|cdot|div)\b)\s*[\d(\\$]")
 
 
+@_by_value
 def marked_number(text: str) -> str | None:
-    r"""The number behind the last "####"; without one, the last in the last ``\boxed{}``; else the last of the text.
-    Normalized."""
-    last = None
-    for match in _MARKED.finditer(text):
-        last = match
-    if last is not None:
-        return last_number(last.group())
+    r"""The number behind the last "####", of an equation that of the last side; without one, the last in the last
+    ``\boxed{}``; else the last of the text."""
+    for behind in reversed(text.split("####")[1:]):
+        line = _OPENING.sub("", behind.lstrip("# \t:=*").removeprefix("\n").split("\n", 1)[0])
+        side = _OPENING.sub("", numbers.last_side(line))
+        found = numbers.number_at(side, 0)
+        if side != line and found and not _GOES_ON.match(side, found[1]):
+            return found[0]
+        found = numbers.number_at(line, 0)  # also of "293 = 256 + 37"
+        if found and not _HEADING.match(line, found[1]):
+            return found[0]
     return last_number(boxed(text) or "") or last_number(text)
 
 
@@ -57,7 +63,7 @@ def after(marker: str, *, stop: str = "\n") -> Extractor:
         rest = text[at + len(marker) :].lstrip(" :=\t").split(stop, 1)[0]
         return normalize_answer(rest) or None
 
-    return extract
+    return _by_value(extract)
 
 
 def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
@@ -72,51 +78,35 @@ def regex(pattern: str, group: int | str = 1, flags: int = 0) -> Extractor:
         found = last.group(chosen) if last else None
         return (normalize_answer(found) or None) if found is not None else None
 
-    return extract
+    return _by_value(extract)
 
 
-def boxed(text: str) -> str | None:
-    """What stands in the last ``\\boxed{}`` (or ``\\fbox{}``), as `plain_math` writes it; braces may be nested."""
+def framed(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{}`` or ``\fbox{}`` whose braces close, or the number behind a later ``\boxed``
+    without braces; as it is written."""
     boxes = {m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s*+\{", text)}
     opened: list[int] = []  # where the braces that are open at this place begin
-    last: tuple[int, int] | None = None
-    for brace in re.finditer(r"[{}]", text):
+    last = slice(-1, 0)
+    for brace in re.finditer(r"\\[\\{}]|[{}]", text):  # \{ is no brace of LaTeX's
         if brace[0] == "{":
             opened.append(brace.end())
-        elif opened and (start := opened.pop()) in boxes and (last is None or start > last[0]):
-            last = start, brace.start()
-    return (plain_math(text[slice(*last)]) or None) if last else None
+        elif brace[0] == "}" and opened and (start := opened.pop()) in boxes and start > last.start:
+            last = slice(start, brace.start())
+    for bare in reversed([*re.finditer(r"\\(?:boxed|fbox)\s*+(?!\{)", text)]):
+        if bare.end() > last.start and (number := numbers.number_at(text, bare.end())):
+            last = slice(bare.end(), number[1])
+            break
+    return text[last] if last.start >= 0 else None
 
 
-def choice(letters: str = "ABCDE") -> Extractor:
-    """The letter of a multiple-choice answer: in a box, behind "answer", in parentheses, or by itself; of several of a
-    kind the last one."""
-    if not letters.isalpha() or letters != letters.upper():
-        raise TilebeamError(f"choice() takes capital letters, not {letters!r}.")
-    one = f"([{letters}{letters.lower()}])"
-    capital = f"([{letters}])"
-    patterns = [  # possessive (*+), so that texts of white space take no longer than others
-        re.compile(rf"\\(?:boxed|fbox)\s*+\{{\s*+(?:\\text\w*+\{{)?\s*+\(?{one}\)?[\s.}}]*\}}"),
-        re.compile(
-            rf"(?i:\b(?:answer|choice|option))\b(?i:\s++is\b)?\s*+[:=]?\s*+\*{{0,2}}(?:\({one}\)|{capital}(?![\w']))"
-        ),
-        re.compile(rf"\({one}\)"),
-        # "A" may be a word: by itself it stands at the end, or something follows that follows no article.
-        re.compile(rf"(?<![\w'(]){capital}(?=[).:,;*]|\s*+$)"),
-    ]
-
-    def extract(text: str) -> str | None:
-        if len(text.strip()) == 1 and text.strip().upper() in letters:
-            return text.strip().upper()
-        for pattern in patterns:
-            found: list[str] = [next(filter(None, m.groups())) for m in pattern.finditer(text)]
-            if found:
-                return found[-1].upper()
-        return None
-
-    return extract
+@_by_value
+def boxed(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{}`` or ``\fbox{}``, as `plain_math` writes it; braces may be nested."""
+    inside = framed(text)
+    return (plain_math(inside) or None) if inside is not None else None
 
 
+@_by_value
 def whole_text(text: str) -> str | None:
     """The text itself, normalized."""
     return normalize_answer(text) or None

@@ -6,8 +6,9 @@ import json
 from functools import lru_cache
 from importlib.util import find_spec
 
-from tilebeam.answers.extract import boxed
-from tilebeam.answers.normalize import plain_math
+from tilebeam.answers.extract import framed
+from tilebeam.answers.normalize import faithful_math
+from tilebeam.answers.numbers import with_commas
 from tilebeam.errors import TilebeamError
 from tilebeam.sandbox.worker_process import WorkerProcess
 
@@ -34,12 +35,10 @@ class MathAnswer:
         self.timeout = timeout
 
     def __call__(self, text: str) -> str | None:
-        """The answer in the text, as `plain_math` writes it: the last box whose braces close, else what math-verify
+        """The answer in the text, as `faithful_math` writes it: the last box whose braces close, else what math-verify
         finds; None if it finds nothing."""
-        if (framed := boxed(text)) is not None:
-            return framed
-        found = _extract(text, self.timeout)
-        return (plain_math(found) or None) if found is not None else None
+        found = framed(text) or _extract(with_commas(text).replace("\N{MINUS SIGN}", "-"), self.timeout)
+        return (faithful_math(found) or None) if found is not None else None
 
     def equal(self, a: str, b: str) -> bool:
         """Whether two answers are the same."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from tilebeam.answers.choice import choice
 from tilebeam.answers.code import code
-from tilebeam.answers.extract import Extractor, boxed, choice, last_number, marked_number, regex, whole_text
+from tilebeam.answers.extract import Extractor, boxed, last_number, marked_number, regex, whole_text
 from tilebeam.answers.math import MathAnswer
 from tilebeam.errors import TilebeamError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.model.load_options import BACKENDS, Backend
+from tilebeam.model.load_options import BACKENDS, Backend, default_threads
 from tilebeam.native.choices import Executor
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def bench(
     ] = False,
     batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048",
     ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512",
-    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all CPUs.")] = None,
+    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all usable cores.")] = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5,
     output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md",
     device: Annotated[
@@ -82,6 +81,9 @@ def bench(
     executor: ExecutorOption = None,
     devices: Devices = None,
     memory_limit: MemoryLimit = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The NPU also in its deterministic mode, in turns with the others.")
+    ] = False,
     lora: LoraOptions,
     cpu_model: Annotated[
         Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
@@ -114,6 +116,7 @@ def bench(
         memory_limit=memory_limit.split(",") if memory_limit else None,
         lora=lora.adapters(),
         cpu_model=cpu_model,
+        deterministic=deterministic,
     )
     _run(what, output)
 
@@ -129,6 +132,7 @@ class Plan:
         cases: what to time with each.
         lora: adapters of all models, and their scales.
         cpu_model: the file for the CPU if the others are repacked ones.
+        deterministic: measure the NPU in its deterministic mode, too.
     """
 
     models: list[Path]
@@ -142,11 +146,18 @@ class Plan:
     memory_limit: list[str] | None = None
     lora: Sequence[tuple[str, float]] = ()
     cpu_model: Path | None = None
+    deterministic: bool = False
+
+    @property
+    def turns(self) -> list[tuple[str, Backend, bool]]:
+        """What takes turns: how it is called, where it runs, whether in the deterministic mode."""
+        turns = [(str(device), device, False) for device in self.devices]
+        return [*turns, ("npu-deterministic", BACKENDS[0], True)] if self.deterministic else turns
 
     @property
     def runs(self) -> int:
         """Runs to come, warmups included."""
-        per_case = (self.repetitions + self.warmup) * len(self.devices)
+        per_case = (self.repetitions + self.warmup) * len(self.turns)
         return len(self.models) * len(self.batches) * len(self.cases) * per_case
 
     def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
@@ -159,10 +170,10 @@ class Plan:
         for model, (n_batch, n_ubatch, threads) in product(self.models, self.batches):
             with ExitStack() as stack:
                 loaded: dict[str, LM] = {}
-                for device in self.devices:
+                for name, device, deterministic in self.turns:
                     path = self.cpu_model if device == "cpu" and self.cpu_model else model
-                    on_load(f"loading {path.name} ({device})")
-                    loaded[device] = stack.enter_context(
+                    on_load(f"loading {path.name} ({name})")
+                    loaded[name] = stack.enter_context(
                         load(
                             path,
                             device=device,
@@ -175,6 +186,7 @@ class Plan:
                             devices=self.n_devices,
                             memory_limit=self.memory_limit,
                             lora=self.lora,
+                            deterministic=deterministic,
                         )
                     )
                 for case in self.cases:
@@ -201,6 +213,7 @@ def plan(
     memory_limit: list[str] | None,
     lora: Sequence[tuple[str, float]],
     cpu_model: Path | None,
+    deterministic: bool,
 ) -> Plan:
     """Turn the command's flags into a plan.
 
@@ -229,14 +242,26 @@ def plan(
         raise TilebeamError("There is nothing to measure: -p and -n are both 0.")
     for case in cases:
         case.validate()
-    usable = str(len(os.sched_getaffinity(0)))
-    batches = list(product(numbers(batch, "-b"), numbers(ubatch, "-ub"), numbers(threads or usable, "-t")))
+    batches = list(
+        product(numbers(batch, "-b"), numbers(ubatch, "-ub"), numbers(threads or str(default_threads()), "-t"))
+    )
     most = max(case.n_parallel for case in cases)
     for n_batch, _, _ in batches:
         if n_batch < most:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
     return Plan(
-        list(models), devices, batches, cases, repetitions, warmup, executor, n_devices, memory_limit, lora, cpu_model
+        list(models),
+        devices,
+        batches,
+        cases,
+        repetitions,
+        warmup,
+        executor,
+        n_devices,
+        memory_limit,
+        lora,
+        cpu_model,
+        deterministic,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def doctor(
     model: Annotated[
-        Path | None, typer.Option("-m", "--model", help="A GGUF file: also show where its matrices run.")
+        Path | None, typer.Option("-m", "--model", help="A GGUF file: also load it, and show where its matrices run.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -15,6 +15,7 @@ from tilebeam._version import __version__
 from tilebeam.cli import console
 from tilebeam.cli.options import (
     CtxSize,
+    Deterministic,
     Draft,
     ExecutorOption,
     NamedModels,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tilebeam.evaluation.tasks.base import Task
     from tilebeam.scoring.load_reward import RewardSpec
 
-_METHODS = ["best-of-n", "self-consistency"]
+_METHODS = ["greedy", "best-of-n", "self-consistency"]
 _BUDGETS = "1,2,4,8,16"
 _SEEDS = ",".join(map(str, SEEDS))
 _TASK = "Task"
@@ -62,7 +63,11 @@ def evaluate(
     ],
     method: Annotated[
         list[str],
-        typer.Option("--method", help="Comma separated; options behind a colon: beam:beam_width=4,max_steps=8."),
+        typer.Option(
+            "--method",
+            help="Comma separated: greedy (one answer at temperature 0), best-of-n, self-consistency, beam, dvts, "
+            "adaptive; options behind a colon: beam:beam_width=4,max_steps=8.",
+        ),
     ] = _METHODS,
     budget: Annotated[str, typer.Option("--budget", help="Candidates per prompt, comma separated.")] = _BUDGETS,
     scorer: Annotated[
@@ -162,6 +167,15 @@ def evaluate(
             rich_help_panel=_TASK,
         ),
     ] = None,
+    tir: Annotated[
+        bool,
+        typer.Option(
+            "--tir",
+            help="Tool-integrated reasoning: prompts ask for Python programs, and those in the samples of all methods "
+            "are run, confined, while they are drawn (gsm8k, math, jsonl).",
+            rich_help_panel=_TASK,
+        ),
+    ] = False,
     unsafe_code: UnsafeCode = TaskOptions.unsafe_code,
     seeds: Annotated[
         str,
@@ -203,6 +217,7 @@ def evaluate(
         ),
     ] = False,
     draft: Draft = None,
+    deterministic: Deterministic = LoadOptions.deterministic,
     ctx_size: CtxSize = LoadOptions.n_ctx,
     parallel: Sequences = LoadOptions.n_seq_max,
     unit_items: Annotated[
@@ -239,8 +254,9 @@ def evaluate(
 ) -> None:
     """Evaluate models on a task: accuracy of search methods over budgets, latency, and the Pareto front of all.
 
-    One run of N samples per item gives every budget of best-of-n and self-consistency; beam, dvts and the others run
-    at each budget. If a run is killed or interrupted, the same command resumes it.
+    The greedy answer is what methods are compared with. One run of N samples per item gives every budget of best-of-n
+    and self-consistency; beam, dvts and the others run at each budget. If a run is killed or interrupted, the same
+    command resumes it.
 
     Example: tilebeam eval -m model.gguf --task "reasoning-gym:chain_sum?max_terms=3" --shots 8 -n 16 --stop "\\n"
     --items 200 --out eval/chain-sum --latency-items 10
@@ -271,6 +287,7 @@ def evaluate(
         extract=extract,
         checker=checker,
         chat=chat,
+        tir=tir,
         unsafe_code=unsafe_code,
     )
     opened = open_task(options)
@@ -289,6 +306,7 @@ def evaluate(
                 "--checker": checker is not None,
                 "--lookup": bool(lookup),
                 "--draft": draft is not None,
+                "--tir": tir,
             }
         )
     scorers = () if is_choice else _scorers(scorer, opened, reward)
@@ -310,6 +328,7 @@ def evaluate(
         executor=executor,
         lookup=lookup,
         draft=_models([str(draft)], "--draft")[0] if draft else None,
+        deterministic=deterministic,
         unit_items=unit_items,
         versions={"tilebeam": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
     )

@@ -64,6 +64,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "beam": search.beam,
     "dvts": search.dvts,
     "adaptive": search.adaptive,
+    "tir": search.tir,
     "bench": bench.bench,
     "perplexity": perplexity.perplexity,
     "imatrix": imatrix.imatrix,

@@ -60,7 +60,7 @@ DeviceOption = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all CPUs.", rich_help_panel=_MODEL),
+    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.", rich_help_panel=_MODEL),
 ]
 ExecutorOption = Annotated[
     Executor | None,
@@ -129,6 +129,14 @@ NoSpeculation = Annotated[
     bool,
     typer.Option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.", rich_help_panel=_MODEL),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
+        rich_help_panel=_MODEL,
+    ),
+]
 CtxSize = Annotated[
     int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
 ]
@@ -151,11 +159,13 @@ class RunOptions:
     memory_limit: MemoryLimit = None
     cache_type_k: CacheTypeK = LoadOptions.type_k
     cache_type_v: CacheTypeV = LoadOptions.type_v
+    deterministic: Deterministic = LoadOptions.deterministic
 
     def on(self, device: Device) -> RunOptions:
         """The same for a second model on another device; what only the NPU has is left out on the CPU."""
         if device == "cpu":
-            return replace(self, device=device, executor=None, devices=None, memory_limit=None)
+            run = replace(self, executor=None, devices=None, memory_limit=None, deterministic=False)
+            return replace(run, device=device)
         return replace(self, device=device)
 
     def arguments(self) -> dict[str, Any]:
@@ -165,6 +175,7 @@ class RunOptions:
             TilebeamError: the CPU backend is asked for, and something that only the NPU has.
         """
         npu_only = {"--executor": self.executor, "--devices": self.devices, "--memory-limit": self.memory_limit}
+        npu_only["--deterministic"] = self.deterministic or None
         if self.device == "cpu" and (given := [name for name, value in npu_only.items() if value is not None]):
             raise TilebeamError(f"{', '.join(given)}: for the NPU only, which --device cpu leaves aside.")
         return {
@@ -175,6 +186,7 @@ class RunOptions:
             "memory_limit": self.memory_limit.split(",") if self.memory_limit else None,
             "type_k": self.cache_type_k,
             "type_v": self.cache_type_v,
+            "deterministic": self.deterministic,
         }
 
 

@@ -96,6 +96,8 @@ def perplexity(options: PerplexityOptions) -> None:
         raise typer.BadParameter("--kl-divergence needs --kl-base: what to compare with")
     if r.run.device == "cpu" and (r.numerics or r.softmax):
         raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
+    if r.run.deterministic and (r.numerics or r.softmax):
+        raise TilebeamError("--deterministic has arithmetic of its own: leave --numerics and --softmax out.")
     if r.chunks == 0:
         raise TilebeamError("--chunks must be positive, or -1 for all windows.")
     if r.save_all_logits is not None:

@@ -18,7 +18,8 @@ def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
     {"prompt": ..} or strings.
 
     Args:
-        escape: expand escapes in what was typed after -p. Files and stdin are taken as they are.
+        escape: expand escapes in what was typed after -p. Files and stdin are taken as they are, without a byte
+            order mark.
 
     Raises:
         TilebeamError: none, both, an empty one, or a file that is not UTF-8 text; for a bad line, with its number.
@@ -30,7 +31,7 @@ def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
     if file is not None:
         text = read_text(file)
     elif prompt == "-":
-        text = sys.stdin.read()
+        text = sys.stdin.read().removeprefix("\ufeff")
     else:
         assert prompt is not None
         text = unescaped(prompt) if escape else prompt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from tilebeam.search.choices import (
     LOOKAHEAD,
     MAX_STEP_TOKENS,
     MAX_STEPS,
+    ROUNDS,
     WAVE,
     Weighting,
 )
@@ -329,6 +330,50 @@ def adaptive(
     _by_steps("adaptive", options, steps, arguments)
 
 
+@grouped
+def tir(
+    options: SearchOptions,
+    judge: WholeOptions,
+    extract: Extract = "gsm8k",
+    program_weight: Annotated[
+        float,
+        typer.Option("--program-weight", min=0.01, help="Votes of a candidate whose program ran count so many times."),
+    ] = 1.0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Programs of a candidate at most.")] = ROUNDS,
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example/--no-example",
+            help="Show the model one worked example: more candidates write a program (43 to 88 % with a 1.5B).",
+        ),
+    ] = True,
+    unsafe_code: UnsafeCode = False,
+) -> None:
+    """Tool-integrated reasoning: candidates write Python programs, which are run; they go on behind the real output,
+    and their answers vote.
+
+    For instruct models: the question goes through the chat template, behind a system prompt that asks for programs.
+    Programs run confined: no files, no network, seconds of CPU time.
+
+    Example: tilebeam tir -m model.gguf -f problems.jsonl -N 8
+
+    One greedy answer whose programs run: tilebeam tir -m model.gguf -p "What is 17.5 % of 2340?" -N 1 --temp 0
+    """
+    from tilebeam.search.tool_reasoning import conversation
+
+    rates = options.reward.read()
+    judge.check(rates, judged=False)
+    arguments: dict[str, Any] = {"extract": _extractor(extract), "program_weight": program_weight, "rounds": rounds}
+
+    def asked(lm: LM, question: str) -> str:
+        return lm.apply_chat_template(conversation(question, example=example))
+
+    with _opened("tir", options, rates, asked) as search:
+        if rates is not None:
+            arguments["scorer"] = search.reward(rates, unescaped(judge.step_stop))
+        search.run(arguments | {"unsafe_code": unsafe_code})
+
+
 def _by_steps(name: str, options: SearchOptions, steps: StepOptions, arguments: dict[str, Any]) -> None:
     """Run a search by steps."""
     from tilebeam.search.beam import width_for
@@ -436,11 +481,14 @@ class _Search:
 
 
 @contextmanager
-def _opened(name: str, options: SearchOptions, rates: RewardSpec | None) -> Iterator[_Search]:
+def _opened(
+    name: str, options: SearchOptions, rates: RewardSpec | None, wrapped: Callable[[LM, str], str] | None = None
+) -> Iterator[_Search]:
     """Loads the model once the prompts are read.
 
     Args:
         rates: the reward model of the search, which is not opened yet.
+        wrapped: makes a prompt of what the user wrote; None: the chat template, with --chat.
     """
     prompts = options.prompts
     asked = prompts.read()
@@ -450,7 +498,7 @@ def _opened(name: str, options: SearchOptions, rates: RewardSpec | None) -> Iter
     with ExitStack() as stack:
         layer = None if rates is None else rates.hidden_layer(options.model.model)
         lm = stack.enter_context(options.model.load(options.budget * len(asked), hidden_layer=layer))
-        texts = [wrap(lm, text, prompts.chat) for text in asked]
+        texts = [wrapped(lm, text) if wrapped else wrap(lm, text, prompts.chat) for text in asked]
         yield _Search(name, options, lm, texts, dict(zip(texts, asked, strict=True)), params, stack)
 
 

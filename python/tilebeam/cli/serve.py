@@ -134,6 +134,14 @@ def serve(
     max_searches: Annotated[
         int, typer.Option("--max-searches", min=1, help="Searches at the same time.", rich_help_panel=_LIMITS)
     ] = Settings.max_searches,
+    programs: Annotated[
+        bool,
+        typer.Option(
+            "--programs",
+            help="Let searches run Python programs that the model writes, confined: the method tir.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = Settings.programs,
     max_body: Annotated[
         int, typer.Option("--max-body", min=1, help="Bytes of a request's body.", rich_help_panel=_LIMITS)
     ] = Settings.max_body,
@@ -207,6 +215,10 @@ def serve(
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel
 
+    if programs:
+        from tilebeam.sandbox import need_confinement
+
+        need_confinement()
     spec = reward_model.read()
     arguments, adapters = run.arguments(), lora.adapters()
     variables = _variables(chat_template_kwargs)
@@ -220,6 +232,7 @@ def serve(
         max_samples=max_samples,
         max_searches=max_searches,
         max_body=max_body,
+        programs=programs,
         sampling=SamplingParams(**drawing.fields()),
         max_tokens=n_predict,
         chat_template=chat_template,

@@ -4,14 +4,12 @@ A thread that waits for a call steps the engine, for all callers, if no other th
 hands over to another thread that waits. Calls without a thread that waits (`background`) are stepped by a worker thread
 that lives as long as there are such calls. So a single call runs in its caller's thread, without any other.
 
-Calls whose prompts are computed with other LoRA adapters than those in force wait until the engine is idle: a batch has
-one set of adapters. Then the call at the head of the queue says which are next, and all calls of the queue with the
-same run with it. A call at the head waits only for calls that began before it, so that no set starves.
+Readers want the engine for themselves (`exclusive`: texts that are read, states that are saved, decoding by hand). They
+get it between two steps, and what generates goes on behind them, with its cells but for those that they need. All that
+wait get it at one stop, one after the other. Until the next stop samples make some steps (turns.py), the more the
+longer they stood. So nobody waits for all that others want, only for a bounded part of it.
 
-Calls and exclusive users of the engine (`exclusive`: reading logits, decoding by hand) share one queue. An exclusive
-use starts when everything before it has ended, and what comes after it starts after it: none of them starves.
-
-One lock guards the queue. It is never held while the engine steps, and never while callers' code (a progress hook)
+One lock guards the queues. It is never held while the engine steps, and never while callers' code (a progress hook)
 runs. Only the owner touches the engine; other threads leave commands, which the owner runs between two steps.
 
 A model stays with the process that loaded it: in a child of fork(), which has neither its threads nor its NPU, every
@@ -28,10 +26,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import takewhile
 
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.request import Request, Sample
+from tilebeam.engine.scheduler import PREFILL_CHUNK
+from tilebeam.engine.turns import STEPS, Turn
 from tilebeam.errors import TilebeamError
 from tilebeam.native.fork_locks import renew
 from tilebeam.native.llama import log_router
@@ -68,21 +67,10 @@ class Call:
         self._told: set[Sample] = set()  # whom `ended` has returned
 
     def add(self, request: Request) -> None:
-        """Make a request part of the call, before it is submitted.
-
-        Raises:
-            TilebeamError: it is computed with other adapters than the call's other requests.
-        """
-        if self.requests and request.adapters != self.requests[0].adapters:
-            raise TilebeamError("Prompts of one call have the same lora: call once for each set of scales.")
+        """Make a request part of the call, before it is submitted."""
         self.requests.append(request)
         if self.streams:
             request.on_change = self._on_change
-
-    @property
-    def adapters(self) -> tuple[float, ...]:
-        """The scales of adapters that its requests are computed with."""
-        return self.requests[0].adapters
 
     def snapshot(self) -> Progress:
         """The progress by now, for a hook."""
@@ -144,11 +132,17 @@ class Call:
 _CLOSED = -1  # owner of the engine of a closed model
 
 
-class _Exclusive:
-    """A place in the queue of a thread that wants the engine for itself."""
+class _Reader(Turn):
+    """The turn of a thread that wants the engine for itself.
 
-    def __init__(self, waiter: threading.Condition) -> None:
+    Attributes:
+        due: what generates has stopped for it.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], waiter: threading.Condition) -> None:
+        super().__init__(wanted)
         self.waiter = waiter
+        self.due = False
 
 
 class Dispatcher:
@@ -160,7 +154,9 @@ class Dispatcher:
         self._adapters = engine.adapters  # of the load
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread that has the engine
-        self._queue: deque[Call | _Exclusive] = deque()
+        self._queue: deque[Call] = deque()
+        self._readers: deque[_Reader] = deque()  # that wait; those that are due come first
+        self._steps = 0  # to be made before the next stop
         self._active: dict[Call, None] = {}  # in the engine
         self._commands: deque[Callable[[], None]] = deque()  # to be run between two steps
         self._waiters: dict[threading.Condition, None] = {}  # of threads that could step, first come first served
@@ -254,8 +250,8 @@ class Dispatcher:
     # --- exclusive use ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[None]:
-        """The engine, idle, for this thread only. Reentrant.
+    def exclusive(self, adapters: tuple[float, ...] | None = None) -> Iterator[Turn]:
+        """The engine, between two steps, for this thread only. Reentrant; an inner turn is never over.
 
         Args:
             adapters: scales of the LoRA adapters to compute with; None: those of the load.
@@ -267,30 +263,30 @@ class Dispatcher:
         if self._owner == me:
             if adapters not in (None, self._engine.adapters):
                 raise TilebeamError("This thread is using the model with other LoRA adapters.")
-            yield
+            yield Turn(lambda: False)
             return
         with self._lock:
             self._check_usable()
-            place = _Exclusive(threading.Condition(self._lock))
-            self._queue.append(place)
+            turn = _Reader(self._is_wanted, threading.Condition(self._lock))
+            self._readers.append(turn)
+            self._engine.ahead.stop(True)
             try:
-                self._wait_until(
-                    lambda: self._owner is None and self._queue[0] is place and not self._engine.busy, place.waiter
-                )
+                self._wait_until(lambda: self._owner is None and self._is_next(turn), turn.waiter)
                 self._check_usable()
                 self._owner = me
             finally:
-                self._queue.remove(place)
+                self._readers.remove(turn)
                 if self._owner != me:
                     self._wake_next()
             self._run_commands()
         try:
             with log_router().capture() as self.log:
-                self._engine.adapt(self._adapters if adapters is None else adapters)
-                yield
+                self._engine.lend(self._adapters if adapters is None else adapters)
+                yield turn
         finally:
             with self._lock:
                 self._owner = None
+                self._steps += turn.tokens // PREFILL_CHUNK if turn.due else 0
                 self._run_commands()
                 self._wake_next()
 
@@ -333,10 +329,10 @@ class Dispatcher:
                 self._closed = True
                 self._engine.ahead.stop(True)
                 error = TilebeamError("The model was closed while this call was waiting.")
-                for call in [*self._active, *(c for c in self._queue if isinstance(c, Call))]:
+                for call in [*self._active, *self._queue]:
                     call.fail(error)
                     self._forget(call)
-                self._queue = deque(a for a in self._queue if isinstance(a, _Exclusive))
+                self._queue.clear()
                 for waiter in self._waiters:
                     waiter.notify()
             waiter = threading.Condition(self._lock)
@@ -355,7 +351,7 @@ class Dispatcher:
         renew(self._lock)
         self._closed = self._forked = True
         self._owner, self._users, self._worker = _CLOSED, 0, None
-        for collection in (self._active, self._queue, self._commands, self._waiters):
+        for collection in (self._active, self._queue, self._readers, self._commands, self._waiters):
             collection.clear()
 
     def _check_usable(self) -> None:
@@ -395,8 +391,17 @@ class Dispatcher:
             self._wake_next()
 
     def _has_work(self) -> bool:
-        """Whether there is anything for an owner to do."""
-        return bool(self._commands) or self._engine.busy or bool(self._queue and isinstance(self._queue[0], Call))
+        """Whether there is anything for an owner to do: not while readers take their turns."""
+        stopped = bool(self._readers) and self._readers[0].due
+        return not stopped and bool(self._commands or self._queue or self._engine.busy)
+
+    def _is_wanted(self) -> bool:
+        """Whether anybody wants the engine; without the lock."""
+        return bool(self._readers or self._queue or self._closed) or self._engine.busy
+
+    def _is_next(self, reader: _Reader) -> bool:
+        """Whether it is this reader's turn, once no thread has the engine."""
+        return self._readers[0] is reader and (reader.due or not self._has_work())
 
     def _wake_next(self) -> None:
         """Wake the thread that goes on, if no thread has the engine."""
@@ -404,51 +409,41 @@ class Dispatcher:
             for waiter in self._waiters:
                 waiter.notify()
         elif self._owner is None:
-            head = self._queue[0] if self._queue else None
-            if not self._has_work() and isinstance(head, _Exclusive):
-                head.waiter.notify()
+            if self._readers and self._is_next(self._readers[0]):
+                self._readers[0].waiter.notify()
             elif self._has_work() and self._waiters:
                 next(iter(self._waiters)).notify()
 
     def _drive(self, me: int, ready: Callable[[], bool]) -> None:
-        """Step until `ready`, closed, or nothing is left to do."""
+        """Step until `ready`, closed, nothing is left to do, or it is time for readers."""
         self._owner = me
         try:
             with log_router().capture() as self.log:
                 while not self._closed:
-                    self._engine.ahead.stop(False)
+                    self._engine.ahead.stop(bool(self._readers))
                     self._run_commands()
                     self._begin_calls()
-                    if ready() or not self._engine.busy:
+                    if ready() or not self._engine.busy or self._stops():
                         break
                     self._step()
         finally:
             self._owner = None
 
-    def _begin_calls(self) -> None:
-        """Put calls from the head of the queue into the engine, as long as they go with its adapters. An idle engine
-        takes on those of the head, and all calls that go with them."""
-        queue, engine = self._queue, self._engine
-        if queue and isinstance(head := queue[0], Call) and not engine.busy and head.adapters != engine.adapters:
-            try:
-                engine.adapt(head.adapters)
-            except TilebeamError as error:
-                queue.popleft()
-                head.fail(error)
-                self._forget(head)
-                return
-            for one in list(takewhile(lambda one: isinstance(one, Call), queue)):
-                if isinstance(one, Call) and one.adapters == engine.adapters:
-                    queue.remove(one)
-                    self._begin(one)
-        while queue and isinstance(call := queue[0], Call) and call.adapters == engine.adapters:
-            queue.popleft()
-            self._begin(call)
+    def _stops(self) -> bool:
+        """Whether it is time for all readers that wait now."""
+        if not self._readers or self._steps > 0:
+            return False
+        for reader in self._readers:
+            reader.due = True
+        self._steps = STEPS
+        return True
 
-    def _begin(self, call: Call) -> None:
-        self._active[call] = None
-        for request in call.requests:
-            self._engine.submit(request)
+    def _begin_calls(self) -> None:
+        while self._queue:
+            call = self._queue.popleft()
+            self._active[call] = None
+            for request in call.requests:
+                self._engine.submit(request)
 
     def _step(self) -> None:
         self.log.clear()
@@ -463,6 +458,7 @@ class Dispatcher:
             if not isinstance(error, Exception):
                 raise
             return
+        self._steps -= self._steps > 0 and not self._engine.recovers
         for call in list(self._active):
             call.steps += 1
             failed = any(r.error is not None for r in call.requests)
@@ -480,8 +476,8 @@ class Dispatcher:
             error = TilebeamError("The thread that was decoding for all callers was interrupted; call again.")
         calls = list(self._active)
         if self._engine.broken:
-            calls += [c for c in self._queue if isinstance(c, Call)]
-            self._queue = deque(a for a in self._queue if isinstance(a, _Exclusive))
+            calls += self._queue
+            self._queue.clear()
         for call in calls:
             for request in call.requests:
                 request.on_change = None

@@ -10,6 +10,7 @@ from typing import Literal, NoReturn, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context, check_tokens
 
@@ -29,7 +30,7 @@ def pooled_positions(length: int, pooling: Pooling) -> range:
 
 
 class Encoder:
-    """Reads texts over a context that nothing else uses meanwhile, which always gives embeddings.
+    """Reads texts over a context that always gives embeddings, each batch in a turn of its own.
 
     Args:
         context: without pooling, or of a model that ranks with pooling by rank.
@@ -46,42 +47,77 @@ class Encoder:
         context = self._context
         return min(context.n_batch, context.n_ctx, context.model.n_ctx_train or context.n_ctx)
 
-    def embed(self, texts: SequenceOf[list[int]], pooling: Pooling, hook: EncodeHook | None = None) -> Floats:
+    def embed(
+        self, turns: Turns, texts: SequenceOf[list[int]], pooling: Pooling, hook: EncodeHook | None = None
+    ) -> Floats:
         """Embeddings, float32 [texts, n_embd_out]."""
         context = self._context
         result = np.empty((len(texts), context.model.n_embd_out), np.float32)
-        for batch in self._batches(texts, hook):
+
+        def take(batch: list[int]) -> None:
             at = 0
             for i in batch:
                 rows = [context.embedding(at + p) for p in pooled_positions(len(texts[i]), pooling)]
                 result[i] = np.mean(rows, axis=0)
                 at += len(texts[i])
+
+        self._encode(turns, texts, take, hook)
         return result
 
-    def ranks(self, texts: SequenceOf[list[int]], hook: EncodeHook | None = None) -> Floats:
+    def ranks(self, turns: Turns, texts: SequenceOf[list[int]], hook: EncodeHook | None = None) -> Floats:
         """What the model's classifier says of texts, float32 [texts, labels]."""
         width = max(1, self._context.model.n_labels)
         result = np.empty((len(texts), width), np.float32)
-        for batch in self._batches(texts, hook):
+
+        def take(batch: list[int]) -> None:
             for seq, i in enumerate(batch):
                 result[i] = self._context.pooled(seq, width)
+
+        self._encode(turns, texts, take, hook)
         return result
 
-    def _batches(self, texts: SequenceOf[list[int]], hook: EncodeHook | None) -> Iterator[list[int]]:
-        """Encode texts; gives the numbers of those of each batch, when it is done."""
+    def _encode(
+        self,
+        turns: Turns,
+        texts: SequenceOf[list[int]],
+        take: Callable[[list[int]], None],
+        hook: EncodeHook | None,
+    ) -> None:
+        """Encode texts.
+
+        Args:
+            take: called after each batch, in its turn, with the numbers of its texts.
+        """
         self._check(texts)
-        total, seen = sum(map(len, texts)), 0
-        batch: list[int] = []
-        for i in range(len(texts) + 1):
-            tokens = sum(len(texts[j]) for j in batch)
-            full = i == len(texts) or tokens + len(texts[i]) > min(_BATCH, self.longest)
-            if batch and (full or len(batch) == self._context.n_seq_max):
-                self._encode([texts[j] for j in batch])
-                yield batch
-                seen, batch = seen + tokens, []
+        context, total, seen = self._context, sum(map(len, texts)), 0
+        for batch in self._batches([len(text) for text in texts]):
+            with turns():
+                context.clear()
+                context.fill([(seq, 0, texts[i], len(texts[i])) for seq, i in enumerate(batch)])
+                tokens = sum(len(texts[i]) for i in batch)
+                code = context.decode(tokens)
+                if code != 0:
+                    self._fail(code)
+                take(batch)
+                seen += tokens
                 if hook is not None:
                     hook(seen, total)
+
+    def _batches(self, sizes: SequenceOf[int]) -> Iterator[list[int]]:
+        """The numbers of the texts of each batch.
+
+        Args:
+            sizes: tokens of each text.
+        """
+        batch: list[int] = []
+        for i, size in enumerate(sizes):
+            full = sum(sizes[j] for j in batch) + size > min(_BATCH, self.longest)
+            if batch and (full or len(batch) == self._context.n_seq_max):
+                yield batch
+                batch = []
             batch.append(i)
+        if batch:
+            yield batch
 
     def _check(self, texts: SequenceOf[list[int]]) -> None:
         for i, text in enumerate(texts):
@@ -90,11 +126,3 @@ class Encoder:
             if len(text) > self.longest:
                 raise TilebeamError(f"Text {i} has {len(text)} tokens; this model takes at most {self.longest}.")
             check_tokens(text, self._context.model.vocab.size, f"Text {i}")
-
-    def _encode(self, texts: list[list[int]]) -> None:
-        context = self._context
-        context.clear()
-        context.fill([(seq, 0, text, len(text)) for seq, text in enumerate(texts)])
-        code = context.decode(sum(map(len, texts)))
-        if code != 0:
-            self._fail(code)

@@ -87,15 +87,21 @@ class Engine:
         """Whether samples run or wait."""
         return self.scheduler.busy
 
+    @property
+    def recovers(self) -> bool:
+        """See `Lane`: steps decode what had cells before."""
+        return self.scheduler.lanes.current.recovers
+
     def running(self, progress: Progress) -> int:
         """Samples of one call that hold a slot now."""
-        return sum(s.request.progress is progress for s in self.scheduler.running)
+        return sum(s.request.progress is progress for lane in self.scheduler.lanes.all for s in lane.running)
 
     def figures(self) -> Figures:
         """The state by now; any thread may look."""
         scheduler, cells = self.scheduler, self.kv.limits.n_cells
-        running, waiting = len(scheduler.running), len(scheduler.queue)
-        return Figures(running, waiting, scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
+        running = len(scheduler.running)
+        waiting = sum(len(lane.queue) + len(lane.running) for lane in scheduler.lanes.all) - running
+        return Figures(running, max(0, waiting), scheduler.n_slots, cells, cells - self.kv.free, dict(self.batches))
 
     def cancel(self, request: Request) -> None:
         """End what is not finished of a request as "aborted", and free its cells."""
@@ -108,6 +114,11 @@ class Engine:
         """Drop everything that is not finished, as "aborted", and everything that is cached."""
         for sample in self.scheduler.clear():
             self._end(sample, "aborted")
+
+    def forget(self) -> None:
+        """Forget every cell, cached ones too; samples that run are decoded anew."""
+        self._steady = None
+        self.scheduler.forget()
 
     def observe(self, observer: Observer | None) -> None:
         """Tell an observer of all phases from now on; None: tell nothing any more. Any thread may."""
@@ -129,12 +140,17 @@ class Engine:
         """Scales of the LoRA adapters that it computes with."""
         return self.kv.adapters
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Compute with these scales from now on; nothing may run or wait.
+    def lend(self, scales: tuple[float, ...]) -> None:
+        """Let somebody else use context and cells until the next step, with these scales.
 
         Raises:
             TilebeamError: llama.cpp does not take them.
         """
+        self._steady = None  # the batch arrays are used, too
+        self._adapt(scales)
+
+    def _adapt(self, scales: tuple[float, ...]) -> None:
+        """Compute with these scales from now on."""
         if scales == self.kv.adapters:
             return
         self._steady = None
@@ -157,6 +173,7 @@ class Engine:
         """
         if self.broken:
             raise self.broken
+        self._adapt(self.scheduler.lanes.turn().adapters)
         began, self._planned = time.perf_counter(), 0.0
         with observed(self.observer, "step"):
             plan = self._decode()
@@ -215,7 +232,7 @@ class Engine:
         request = sample.request
         if sample.sampler is None:
             sample.sampler = Sampler(request.params, sample.seed, self.vocab, request.prompt_ids)
-            sample.detokenizer = Detokenizer(request.params.stop)
+            sample.detokenizer = Detokenizer(request.params.stop or ())
             n_ctx = self.context.n_ctx
             sample.place = self.hidden.open() if request.params.hidden else None
             sample.limit = min(request.params.max_tokens or n_ctx, n_ctx - len(request.prompt_ids))

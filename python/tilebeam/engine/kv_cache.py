@@ -290,6 +290,10 @@ class PrefixCache(KvCache):
         if seq.id in self._cached:
             self._cached[seq.id] = self._cached.pop(seq.id)
 
+    def take(self, seq: Sequence) -> None:
+        """Use a cached sequence again, to go on with it."""
+        del self._cached[seq.id]
+
     def close(self, seq: Sequence) -> None:
         """Forget a sequence, cached or in use; cells that no other sequence shares become free."""
         self._cached.pop(seq.id, None)

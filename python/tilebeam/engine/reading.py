@@ -4,6 +4,9 @@ scores are made of.
 Texts that begin with tokens already in the prefix cache, or with those of other texts of the same call, fork those
 cells, so a text that grew by a step costs the step's tokens only.
 
+Texts are read in turns (turns.py), between which others may use the engine. What was read of a text then lies in the
+prefix cache; if it had to give way there, it is read again.
+
 A batch that gives hidden states gives them for all its entries, logits included. So tokens between questions go
 through in batches of their own, without outputs, where there are enough of them.
 """
@@ -16,14 +19,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.encoder import Pooling, pooled_positions
-from tilebeam.engine.kv_cache import PrefixCache, Sequence, common_prefix
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.kv_cache import Sequence, common_prefix
 from tilebeam.engine.request import check_prompt
+from tilebeam.engine.turns import Turn, Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.native.llama import Context, check_tokens
 
@@ -78,7 +83,10 @@ class _Job:
     target: list[int]
     rows: dict[int, list[int]]  # position -> rows of the result
     out: Reading
+    first: int  # position asked for whose answer is still to come
+    reached: int = 0  # tokens that were decoded, or in the cache, by now
     seq: Sequence | None = None
+    left: Sequence | None = None  # in the cache, at the end of a turn
     done: int = 0  # tokens of it in the batch under way
     flagged: list[tuple[int, int]] = field(default_factory=list)  # (batch entry, position)
     marks: list[int] = field(default_factory=list)  # lengths still to come at which others will fork it
@@ -102,7 +110,11 @@ class _Job:
 
     def asked(self, stop: int) -> list[int]:
         """Positions asked for among the next tokens, before `stop`."""
-        return sorted(p for p in self.rows if self.start <= p < stop)
+        return sorted(p for p in self.rows if self.first <= p < stop)
+
+    def answered(self) -> None:
+        """The answers up to the present end of its sequence are there."""
+        self.first = min((p for p in self.rows if p >= self.start), default=self.stop)
 
 
 class _Question(Protocol):
@@ -192,21 +204,16 @@ def log_sum_exp(row: Floats, work: Floats) -> tuple[int, float]:
 
 
 class Reader:
-    """Reads texts over a context that nothing else uses meanwhile.
+    """Reads texts over an engine's context and cells, in turns that each call is given."""
 
-    Args:
-        context: what decodes.
-        kv: its cells.
-        fail: raises the exception for a failed llama_decode, given its return code.
-    """
-
-    def __init__(self, context: Context, kv: PrefixCache, fail: Callable[[int], NoReturn]) -> None:
-        self._context = context
-        self._kv = kv
-        self._fail = fail
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._context = engine.context
+        self._kv = engine.kv
 
     def logits(
         self,
+        turns: Turns,
         targets: SequenceOf[list[int]],
         positions: SequenceOf[SequenceOf[int]],
         tokens: SequenceOf[int] | None,
@@ -218,28 +225,33 @@ class Reader:
         if wanted is not None:
             check_tokens(wanted.tolist(), size)
         jobs = self._jobs(targets, positions, size if wanted is None else wanted.size, 0)
-        return self._answers(jobs, _Logits(wanted), hook)
+        return self._answers(turns, jobs, _Logits(wanted), hook)
 
     def hidden(
         self,
+        turns: Turns,
         targets: SequenceOf[list[int]],
         positions: SequenceOf[SequenceOf[int]],
         hook: ReadHook | None = None,
     ) -> list[Reading]:
         """See `LM.hidden`."""
         jobs = self._jobs(targets, positions, 0, self._context.model.n_embd)
-        return self._answers(jobs, _Hidden(), hook)
+        return self._answers(turns, jobs, _Hidden(), hook)
 
-    def pooled(self, targets: SequenceOf[list[int]], pooling: Pooling, hook: ReadHook | None = None) -> list[Reading]:
+    def pooled(
+        self, turns: Turns, targets: SequenceOf[list[int]], pooling: Pooling, hook: ReadHook | None = None
+    ) -> list[Reading]:
         """One hidden state for each text, float32 [1, n_embd]: see `LM.embed`."""
         jobs = self._jobs(targets, [[0]] * len(targets), 0, self._context.model.n_embd)
         for job in jobs:
             job.out.hidden[:] = 0
             job.rows = {position: [0] for position in pooled_positions(len(job.target), pooling)}
-        return self._answers(jobs, _Pooled(), hook)
+            job.first = min(job.rows)
+        return self._answers(turns, jobs, _Pooled(), hook)
 
     def logprobs(
         self,
+        turns: Turns,
         targets: SequenceOf[list[int]],
         positions: SequenceOf[SequenceOf[int]],
         tokens: SequenceOf[SequenceOf[int]],
@@ -261,7 +273,7 @@ class Reader:
             job.out = out
             out.logprobs, out.likeliest = np.empty(len(where)), np.empty(len(where), np.bool_)
             out.top = [{} for _ in where] if top else []
-        self._answers(jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size, top), hook)
+        self._answers(turns, jobs, _LogProbs(dict(zip(jobs, tokens, strict=True)), size, top), hook)
         return outs
 
     def _jobs(
@@ -279,44 +291,68 @@ class Reader:
                     raise TilebeamError(f"Position {position} is not in a text of {len(target)} tokens.")
                 rows.setdefault(at, []).append(row)
             logits, hidden = (np.empty((len(where), n), np.float32) for n in (n_logits, n_hidden))
-            jobs.append(_Job(target, rows, Reading(logits, hidden)))
+            jobs.append(_Job(target, rows, Reading(logits, hidden), min(rows, default=0)))
         return jobs
 
-    def _answers(self, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> list[Reading]:
-        caching = self._kv.caching
+    def _answers(self, turns: Turns, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> list[Reading]:
+        waiting = [job for job in jobs if job.rows]
+        total, begun = sum(len(job.target) for job in waiting), False
+
+        def told() -> None:
+            if hook is not None:
+                seen = sum(job.out.decoded_tokens + job.out.cached_tokens for job in jobs)
+                hook(min(seen, total), total)
+
+        while waiting:
+            with turns() as turn:
+                if not begun:  # what will be forked stays longer than what will not
+                    for job in waiting:
+                        source, _ = self._kv.longest_prefix(job.target, job.first)
+                        if source is not None:
+                            self._kv.touch(source)
+                begun = True
+                waiting = self._take_turn(turn, waiting, question, told)
+        return [job.out for job in jobs]
+
+    def _take_turn(self, turn: Turn, waiting: list[_Job], question: _Question, told: Callable[[], None]) -> list[_Job]:
+        """Read as much as a turn allows.
+
+        Returns:
+            the texts that are not read to their end.
+        """
+        running: list[_Job] = []
         try:
-            self._kv.set_caching(True)  # for the texts of this call
-            self._run(jobs, question, hook)
+            while (waiting or running) and (room := turn.room(self._context.n_batch)):
+                waiting = self._start_some(waiting, running)
+                if running:  # the first one goes on, whatever has to give way to it
+                    self._engine.scheduler.vacate(min(room, running[0].stop - running[0].start), 0)
+                turn.decoded(*self._decode(running, question, room))
+                running = [job for job in running if job.seq is not None]
+                told()
+            for job in running:
+                self._leave(job)
+            return running + waiting
         except Exception:
             # A hook that ends the call, or logits that are no numbers: what others have in the cache is sound.
-            for job in jobs:
+            for job in running:
                 if job.seq is not None:
                     self._kv.close(job.seq)
             raise
         except BaseException:  # at any place, even between the cache and its ledger
-            self._kv.clear()
+            self._engine.forget()
             raise
         finally:
-            self._kv.set_caching(caching)
             if question.hidden:
                 self._context.output_hidden(False)
-        return [job.out for job in jobs]
 
-    def _run(self, jobs: list[_Job], question: _Question, hook: ReadHook | None) -> None:
-        waiting = [job for job in jobs if job.rows]
-        total = sum(len(job.target) for job in waiting)
-        running: list[_Job] = []
-        for job in waiting:  # what will be forked stays longer than what will not
-            source, _ = self._kv.longest_prefix(job.target, min(job.rows))
-            if source is not None:
-                self._kv.touch(source)
-        while waiting or running:
-            waiting = self._start_some(waiting, running)
-            self._decode(running, question)
-            running = [job for job in running if job.seq is not None]
-            if hook is not None:
-                seen = sum(job.out.decoded_tokens + job.out.cached_tokens for job in jobs)
-                hook(seen, total)
+    def _leave(self, job: _Job) -> None:
+        """Leave what was read of a text in the cache until the next turn."""
+        assert job.seq is not None
+        job.left, job.seq = job.seq, None
+        if len(job.left):
+            self._kv.retire(job.left)
+        else:
+            self._kv.close(job.left)
 
     def _start_some(self, waiting: list[_Job], running: list[_Job]) -> list[_Job]:
         """Give texts their sequences, as many as there is room for; the texts that still wait.
@@ -331,7 +367,7 @@ class Reader:
             if job.waits:
                 later.append(job)
                 continue
-            limit = min(job.rows)  # from there on every token is needed for its logits, or follows one that is
+            limit = job.first  # from there on every token is needed for its logits, or follows one that is
             source, shared = self._kv.longest_prefix(job.target, limit)
             if (other := self._sharing_more(job, limit, shared, running)) is not None:
                 job.after = other, len(other.marks)
@@ -353,19 +389,26 @@ class Reader:
     def _start(self, job: _Job, source: Sequence | None, shared: int, running: list[_Job], waiting: list[_Job]) -> bool:
         """Give a text its sequence, a fork of `shared` tokens of another. False: there is no room now."""
         kv = self._kv
-        ids = kv.free_ids
-        room = job.stop - shared + sum(j.stop - j.start for j in running)
-        while (ids == 0 or kv.free < room) and kv.evict(spare=source):
-            ids = kv.free_ids
-        if ids == 0 or (running and kv.free < room):
-            return False
-        job.seq = kv.open_from(source, shared)
-        job.out.cached_tokens = shared
-        running.append(job)
-        while kv.free < job.stop - shared and kv.evict():  # the source's own end may be in the way
+        goes_on = source is not None and source is job.left and shared == len(source)
+        ids, room = int(not goes_on), job.stop - shared + sum(j.stop - j.start for j in running)
+        while (kv.free_ids < ids or kv.free < room) and kv.evict(spare=source):
             pass
+        if not running:
+            self._engine.scheduler.vacate(0, ids, spare=source)
+        if kv.free_ids < ids or (running and kv.free < room):
+            return False
+        if goes_on:
+            assert source is not None
+            kv.take(source)
+            job.seq = source
+        else:
+            job.seq = kv.open_from(source, shared)
+        if not job.out.decoded_tokens:
+            job.out.cached_tokens = shared
+        job.reached = max(job.reached, shared)
+        running.append(job)
         if not self._forkable_anywhere(job):
-            others = [min(min(o.rows), common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
+            others = [min(o.first, common_prefix(o.target, job.target)) for o in waiting if o.seq is None]
             job.marks = sorted({n for n in others if n - shared >= _SHARE_AT_LEAST and n < job.stop})
         return True
 
@@ -374,30 +417,41 @@ class Reader:
         recurrent layers can only be forked where they are: others' common beginnings with it must be marked before."""
         return self._kv.forkable(job.stop, job.stop - 1) == job.stop - 1
 
-    def _decode(self, running: list[_Job], question: _Question) -> None:
-        """Decode one batch and take the answers in it; texts that are read to their end lose their sequence."""
+    def _decode(self, running: list[_Job], question: _Question, room: int) -> tuple[int, int]:
+        """Decode one batch of at most `room` tokens and take the answers in it; texts that are read to their end lose
+        their sequence.
+
+        Returns:
+            how many tokens it had, and how many that were not decoded before.
+        """
         if question.hidden:
             stops, every = _hidden_stops(running)
             self._context.output_hidden(every)
         else:
             stops, every = [job.stop for job in running], False
-        n = self._fill(running, stops, every)
+        n = self._fill(running, stops, every, room)
         if n == 0:
             raise TilebeamError("The KV cache has no room for this text; load the model with a larger n_ctx.")
         began = time.perf_counter()
         code = self._context.decode(n)
         seconds = time.perf_counter() - began
         if code != 0:
-            self._fail(code)
+            self._engine.fail(code)
+        new = 0
         for job in running:
             job.out.seconds += seconds * job.done / n
             job.out.decoded_tokens += job.done
+            new += max(0, job.start - max(job.reached, job.start - job.done))
+            job.reached = max(job.reached, job.start)
             for entry, position in job.flagged:
                 question.answer(self._context, entry, job, position)
+            if job.flagged:
+                job.answered()
             self._leave_mark(job)
             if job.start == job.stop and job.seq is not None:
                 self._kv.retire(job.seq)
                 job.seq = None
+        return n, new
 
     def _leave_mark(self, job: _Job) -> None:
         """Cache what was read of a text by now, if it has come to a length at which others will fork it."""
@@ -406,7 +460,7 @@ class Reader:
             if self._kv.free_ids or self._kv.evict():
                 self._kv.retire(self._kv.fork(job.seq, job.start))
 
-    def _fill(self, running: list[_Job], stops: list[int], every: bool) -> int:
+    def _fill(self, running: list[_Job], stops: list[int], every: bool, room: int) -> int:
         """Put the next tokens of the running texts into the batch, with outputs where they are asked for, or for all of
         them; how many."""
         context, kv = self._context, self._kv
@@ -416,7 +470,7 @@ class Reader:
             assert job.seq is not None
             start = job.start
             stop = min([stop, *job.marks[:1]])
-            count = min(stop - start, context.n_batch - n, kv.free)
+            count = min(stop - start, room - n, kv.free)
             if every:
                 count = min(count, context.max_outputs - outputs)
             asked = job.asked(start + count)

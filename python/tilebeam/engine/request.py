@@ -117,7 +117,7 @@ class Request:
     @property
     def wants_norm(self) -> bool:
         """Whether log-probabilities are asked for."""
-        return self.params.logprobs or self.params.top_logprobs > 0 or self.params.hidden
+        return self.params.logprobs or self.params.hidden
 
     def output(self) -> RequestOutput:
         """The result, complete once all samples are."""
@@ -156,6 +156,7 @@ def make_request(
         raise TilebeamError(
             "This model has no tokenizer, so that its tokens are no text: no grammar and no stop strings."
         )
+    _check_vocabulary(params, context.model.vocab.size)
     params = _with_checked_grammar(params, context.model.vocab)
     params = params.resolved()
     request = Request(prompt, prompt_ids, params, params.seed or 0, progress, unfinished=params.n)
@@ -165,17 +166,24 @@ def make_request(
     return request
 
 
+def _check_vocabulary(params: SamplingParams, size: int) -> None:
+    """Raise `TilebeamError`, which names the field, for a token that is not in the vocabulary."""
+    for field_, tokens in (("stop_tokens", params.stop_tokens), ("logit_bias", params.logit_bias or ())):
+        if (last := max(tokens, default=0)) >= size:
+            raise TilebeamError(f"{field_}: token {last} is not in the vocabulary (0 to {size - 1}).")
+
+
 def _with_checked_grammar(params: SamplingParams, vocab: Vocab) -> SamplingParams:
     """The same, constrained by a grammar or not at all. A grammar that was fine is not looked at again: the check takes
     long where it is large, and many prompts have the same one.
 
     Raises:
-        TilebeamError: there is no such grammar, or a bias is wrong.
+        TilebeamError: there is no such grammar.
     """
     known = params.grammar is not None and is_known(params.grammar, vocab)
     if params.constrained and not known:
         params = replace(params, grammar=grammar_of(params), json_schema=None, regex=None)
         known = params.grammar is not None and is_known(params.grammar, vocab)
-    if (params.constrained and not known) or params.logit_bias:
-        Sampler(replace(params, grammar=None) if known else params, 0, vocab).close()
+    if params.constrained and not known:
+        Sampler(params, 0, vocab).close()
     return params

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilebeam.engine.matcher import Matcher
-from tilebeam.errors import TilebeamError
 from tilebeam.native import releases
 from tilebeam.native.llama import Context, Vocab
 from tilebeam.native.sampling import address_of, ffi, lib
@@ -65,7 +64,7 @@ class Sampler:
         prompt: its last tokens count for the penalties.
 
     Raises:
-        TilebeamError: the grammar is invalid, or a bias is for a token outside the vocabulary.
+        TilebeamError: the grammar is invalid.
     """
 
     def __init__(self, params: SamplingParams, seed: int, vocab: Vocab, prompt: Sequence[int] = ()) -> None:
@@ -123,10 +122,7 @@ class Sampler:
     def _add_biases(self, params: SamplingParams, vocab: Vocab) -> None:
         """logit_bias; and ends that are banned until `allow_ends`, first in the chain and last for native code."""
         bias = params.logit_bias or {}
-        if bias and max(bias) >= vocab.size:
-            raise TilebeamError(f"logit_bias: token {max(bias)} is not in the vocabulary (0 to {vocab.size - 1}).")
-        known = {t for t in params.stop_tokens if t < vocab.size}
-        banned = dict.fromkeys(known.union(vocab.ends), -math.inf) if params.min_tokens else {}
+        banned = dict.fromkeys({*params.stop_tokens, *vocab.ends}, -math.inf) if params.min_tokens else {}
         for each in filter(None, (banned, bias)):
             self._add(C.llama_sampler_init_logit_bias(vocab.size, len(each), _biases(each)))
         self._bans, self._lasting = bool(banned), len(bias)

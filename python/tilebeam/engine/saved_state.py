@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from tilebeam.engine.kv_cache import PrefixCache, Sequence
+from tilebeam.engine.engine import Engine
+from tilebeam.engine.kv_cache import Sequence
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
-from tilebeam.native.llama import Context
 
 _MAGIC, VERSION = b"tilebeam state\n", 1
 _HEAD = struct.Struct("<15sBQ")
@@ -157,39 +157,37 @@ def _description(data: npt.NDArray[np.uint8], path: str | os.PathLike[str]) -> d
     return {**about, "length": length}
 
 
-def cells_of(context: Context, kv: PrefixCache, tokens: list[int]) -> npt.NDArray[np.uint8]:
+def cells_of(engine: Engine, tokens: list[int]) -> npt.NDArray[np.uint8]:
     """llama.cpp's bytes of a text whose cells are in the cache.
 
     Raises:
         TilebeamError: they are not, or llama.cpp does not give them.
     """
+    kv = engine.kv
     source, shared = kv.longest_prefix(tokens, len(tokens))
     if source is None or shared < len(tokens):
         raise TilebeamError("The text's cells did not stay in the cache; load the model with a larger n_ctx.")
-    while not kv.free_ids and kv.evict(spare=source):
-        pass
+    engine.scheduler.vacate(0, 1, spare=source)
     seq = kv.fork(source, len(tokens))
     try:
-        return context.save_sequence(seq.id)
+        return engine.context.save_sequence(seq.id)
     finally:
         kv.close(seq)
 
 
-def put_cells(context: Context, kv: PrefixCache, state: SavedState) -> Sequence:
+def put_cells(engine: Engine, state: SavedState) -> Sequence:
     """Cells of a file as a sequence of the cache.
 
     Raises:
         TilebeamError: there is no room for them, or llama.cpp does not take them.
     """
-    count = len(state.tokens)
-    while (not kv.free_ids or kv.free < count) and kv.evict():
-        pass
-    if not kv.free_ids or kv.free < count:
+    kv, count = engine.kv, len(state.tokens)
+    if not engine.scheduler.vacate(count, 1):
         raise TilebeamError(
             f"The saved text has {count} tokens, {kv.free} KV cells are free: load the model with a larger n_ctx."
         )
     seq = kv.open()
-    if not context.load_sequence(seq.id, state.cells):
+    if not engine.context.load_sequence(seq.id, state.cells):
         kv.close(seq)
         raise TilebeamError("llama.cpp does not take the saved cells: they were made by another kind of cache.")
     kv.extend(seq, state.tokens.tolist())

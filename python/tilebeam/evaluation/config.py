@@ -22,8 +22,11 @@ from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
+from tilebeam.search.tool_reasoning import ToolReasoning
 
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
+# One answer at temperature 0, as most people ask for: what every search is compared with. No budget or seed changes it.
+GREEDY = "greedy"
 # The one method and series of tasks whose choices are scored, not sampled.
 LIKELIHOOD = "likelihood"
 
@@ -48,7 +51,7 @@ class Method:
     """A search method and its options.
 
     Attributes:
-        name: as `tilebeam.search.registry` knows it.
+        name: as `tilebeam.search.registry` knows it, or `GREEDY`.
         options: of the algorithm, as texts.
         spec: as the user wrote it.
         label: in reports: the name, or the spec if several methods have that name.
@@ -81,6 +84,7 @@ class Setting:
         n_ctx, n_seq_max, threads, executor: how models are loaded.
         lookup, draft: whether and with which draft model tokens are guessed ahead. When is decided by measured time,
             and the size of a batch changes the last bits of logits: with guesses a run may differ from its repetition.
+        deterministic: results do not depend on what else is computed; on the CPU models cannot be loaded so.
         unit_items: items of a unit.
         versions: of Tilebeam and what it computes with.
     """
@@ -102,6 +106,7 @@ class Setting:
     executor: str | None = None
     lookup: bool = False
     draft: ModelFile | None = None
+    deterministic: bool = False
     unit_items: int = UNIT_ITEMS
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -136,7 +141,9 @@ class Setting:
             TilebeamError: there is no such method; options are checked when it is made.
         """
         parsed = [methods.parse(spec) for spec in self.methods if not self.likelihood]
-        names = [methods.canonical(name) for name, _ in parsed]
+        names = [methods.canonical(name, GREEDY) for name, _ in parsed]
+        if ToolReasoning.name in names:
+            raise TilebeamError("Programs in samples are run for all methods alike: use --tir, not --method tir.")
         specs = self.methods[: len(parsed)]
         labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
         return [
@@ -150,6 +157,8 @@ class Setting:
         Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
         rate steps; what runs without a scorer does.
         """
+        if method.name == GREEDY:
+            return [""]
         if method.name == "best-of-n":
             return list(self.scorers)
         if method.name == "self-consistency":
@@ -176,10 +185,14 @@ class Setting:
             del model["path"]
         if not self.lookup and self.draft is None:
             del result["lookup"], result["draft"]
+        if not self.deterministic:
+            del result["deterministic"]
         task = result["task"]
         for key in ("spec", "shots_file", "checker", "extract"):
             if task[key] is not None:
                 task[key] = _without_folder(task[key])
+        if not task["tir"]:
+            del task["tir"]
         if task["pilot_seed"] is None:
             del task["pilot_seed"], task["pilot_items"]
         plain: dict[str, Any] = json.loads(json.dumps(result))
@@ -202,13 +215,16 @@ def _without_folder(text: str) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two settings as dicts, one phrase each."""
+    """What keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
+
+    Methods that were added do not: they add units and change none.
+    """
     found: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
+        elif a != b and not (key == "methods" and set(a or ()) <= set(b or ())):
             found.append(f"{prefix}{key} was {json.dumps(a)}, is {json.dumps(b)}")
     return found
 
@@ -222,7 +238,7 @@ class Unit:
         seed: what the items' seeds derive from.
         items: positions in the task, first .. last - 1.
         budget: candidates per item; of samples the greatest.
-        method, scorer: of a search, as the setting spells them; "" for samples.
+        method, scorer: of a search, as the setting spells them, or `GREEDY`; "" for samples.
         series: what reports call it.
     """
 
@@ -245,13 +261,19 @@ class Unit:
 def units(setting: Setting, n_items: int) -> Iterator[Unit]:
     """All units of a task of `n_items` in the order of reports."""
     spans = [(first, min(first + setting.unit_items, n_items)) for first in range(0, n_items, setting.unit_items)]
+    parsed = setting.parsed_methods()
     searches = [
         (method.spec, scorer, setting.series(method, scorer))
-        for method in setting.parsed_methods()
-        if not method.sampled
+        for method in parsed
+        if not method.sampled and method.name != GREEDY
         for scorer in setting.scorers_of(method)
     ]
     for model, device in itertools.product((m.name for m in setting.models), setting.devices):
+        if GREEDY in [method.name for method in parsed]:
+            for first, last in spans:
+                yield Unit(model, device, setting.seeds[0], first, last, 1, GREEDY, series=GREEDY)
+        if setting.methods == (GREEDY,):
+            continue
         for seed, (first, last) in itertools.product(setting.seeds, spans):
             series = LIKELIHOOD if setting.likelihood else Unit.series
             yield Unit(model, device, seed, first, last, setting.n_samples, series=series)

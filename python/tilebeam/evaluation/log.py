@@ -90,10 +90,11 @@ class Log:
             self._file.truncate(0)
             self._append({"tilebeam_eval": FORMAT, "digest": setting.digest, "setting": setting.as_dict()})
             return
-        if header["digest"] != setting.digest:
-            changed = "; ".join(differences(header["setting"], setting.as_dict()))
+        changed = [] if header["digest"] == setting.digest else differences(header["setting"], setting.as_dict())
+        if changed:
             raise TilebeamError(
-                f"{self.path} was begun with another setting: {changed}. Use another --out, or the old setting."
+                f"{self.path} was begun with another setting: {'; '.join(changed)}. Use another --out, or the old "
+                "setting."
             )
         for record in objects[1:]:
             if "runs" in record:

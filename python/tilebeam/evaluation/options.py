@@ -29,6 +29,7 @@ class TaskOptions:
         checker: function of item and text (module:function, FILE.py:function); None: reasoning-gym's own verifier,
             or the item's answer.
         chat: prompts go through the model's chat template, examples as earlier turns; None: as the task usually does.
+        tir: prompts ask for programs, and those that samples write are run while they are drawn, by all methods.
         unsafe_code: run programs that a model wrote even where they cannot be confined.
     """
 
@@ -47,4 +48,5 @@ class TaskOptions:
     extract: str | None = None
     checker: str | None = None
     chat: bool | None = None
+    tir: bool = False
     unsafe_code: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tilebeam.evaluation.config import GREEDY
 from tilebeam.pages.chart import Chart, Mark, Series, chart_page
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def _charts(report: Report) -> list[Chart]:
     found = []
     for model, device in dict.fromkeys((r.model, r.device) for r in rows):
         own = [r for r in rows if (r.model, r.device) == (model, device)]
-        series = _series(own, lambda r: r.series, lambda r: float(r.budget))
+        series = _series([r for r in own if r.series != GREEDY], lambda r: r.series, lambda r: float(r.budget))
+        budgets = sorted({r.budget for r in own})
+        series[:0] = [Series(GREEDY, [_mark(r, k) for k in budgets], dashed=True) for r in own if r.series == GREEDY]
         title = f"Accuracy over budget: {model} on {device}"
         found.append(Chart(title, "candidates per prompt", "accuracy, %", series, logarithmic=True, note=_INTERVAL))
     costs = _series(rows, _placed, lambda r: r.tokens + r.scored_tokens)

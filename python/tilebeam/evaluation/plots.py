@@ -7,6 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import Mean, Share, pareto_front
 from tilebeam.evaluation.report import Report, name_of
 from tilebeam.evaluation.results import PASS, Point, Row
@@ -14,6 +15,7 @@ from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
 _FORMATS = ("png", "svg")
+_LEVEL = "black"  # of the greedy answer
 _LEAST_STEP = 0.08  # between names along a front, as a share of the panel's height
 
 
@@ -66,14 +68,18 @@ def _figure(columns: int, rows: int = 1, width: float = 6.4) -> tuple[Any, list[
 
 
 def _over_budget(report: Report) -> Any:
-    """One panel per model and device, one line per series, with intervals; bounds that know the answer are dotted."""
+    """One panel per model and device, one line per series, with intervals; bounds that know the answer are dotted, the
+    greedy answer is a level."""
     places = list(dict.fromkeys((r.model, r.device) for r in report.rows))
     figure, axes = _figure(len(places))
-    styles = _styles([r.series for r in report.rows])
+    styles = _styles([r.series for r in report.rows if r.series != GREEDY])
     for ax, place in zip(axes, places, strict=True):
         ends = []
         main = [r for r in report.rows if r.main and (r.model, r.device) == place]
-        for i, (series, rows) in enumerate(_lines(main)):
+        for row in (r for r in main if r.series == GREEDY):
+            ax.axhline(_percent(row), color=_LEVEL, ls="--", lw=1)
+            ends.append(End(report.setting.budgets[-1], _percent(row), GREEDY, _LEVEL))
+        for i, (series, rows) in enumerate(_lines([r for r in main if r.series != GREEDY])):
             color, marker = styles[series]
             budgets, percents = [r.budget for r in rows], [_percent(r) for r in rows]
             dotted = any(r.oracle for r in rows)
@@ -97,7 +103,7 @@ def _over_budget(report: Report) -> Any:
 
 def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
     """The front of all that was timed, then a panel per series: a line per model and device from one sample to the
-    greatest budget, with 95 % intervals in both directions.
+    greatest budget, with 95 % intervals in both directions, and a star at the greedy answer.
 
     Args:
         cost: of a point, in seconds.
@@ -106,7 +112,7 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     points = [p for p in report.points if not p.row.oracle]
-    series = [s for s in dict.fromkeys(p.row.series for p in points) if s != PASS]
+    series = [s for s in dict.fromkeys(p.row.series for p in points) if s not in (GREEDY, PASS)]
     columns = min(3, 1 + len(series))
     figure, axes = _figure(columns, -(-(1 + len(series)) // columns), width=4.6)
     places = list(dict.fromkeys((p.row.model, p.row.device) for p in points))
@@ -124,6 +130,7 @@ def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
             if line[0].row.budget > 1:  # of one sample there is nothing to choose
                 line = [p for p in own if p.row.series == PASS] + line
             _crosses(ax, line, cost, colors[model], lines[device])
+            _crosses(ax, [p for p in own if p.row.series == GREEDY], cost, colors[model], "", marker="*")
             for p in line:
                 at = cost(p).value, _percent(p.row)
                 ax.annotate(f"{p.row.budget}", at, (3, -8), textcoords="offset points", fontsize=6)
@@ -176,14 +183,21 @@ def _front(
 
 
 def _crosses(
-    ax: Any, points: Sequence[Point], cost: Callable[[Point], Mean], color: str, line: str, alpha: float = 1.0
+    ax: Any,
+    points: Sequence[Point],
+    cost: Callable[[Point], Mean],
+    color: str,
+    line: str,
+    alpha: float = 1.0,
+    marker: str = "o",
 ) -> None:
     """Points with their intervals in both directions, joined by a line."""
     costs, shares = [cost(p) for p in points], [p.row.share for p in points]
     x, y = [c.value for c in costs], [100 * s.value for s in shares]
     off_x = [[c.value - c.low for c in costs], [c.high - c.value for c in costs]]
     ax.errorbar(x, y, _off(shares), off_x, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.35 * alpha)
-    ax.plot(x, y, linestyle=line or "none", marker="o", ms=4, lw=1.2, color=color, alpha=alpha)
+    size = 4 if marker == "o" else 9
+    ax.plot(x, y, linestyle=line or "none", marker=marker, ms=size, lw=1.2, color=color, alpha=alpha)
 
 
 def _off(shares: Sequence[Share]) -> list[list[float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.evaluation import choices, ranking
-from tilebeam.evaluation.config import LIKELIHOOD, Setting
+from tilebeam.evaluation.config import GREEDY, LIKELIHOOD, Setting
 from tilebeam.evaluation.estimators import Mean
 from tilebeam.evaluation.results import PASS, Comparison, Latency, Overtaking, Point, Ranking, Row, overtaking
 from tilebeam.evaluation.tasks import title_of
@@ -20,7 +20,7 @@ _FIGURES = {
     "naive@k": "the best-scored of the first k samples is right, one draw",
     "maj@k": "the most frequent answer of k samples is right, mean over all draws of k",
     "weighted@k": "the answer of k samples that weighs most is right, mean over draws of k",
-    "run": "the search's choice is right; it ran at this budget",
+    "run": "the greedy answer, or what the search chose, is right; it ran at this budget",
     "sum": "the choice with the greatest log-probability is right",
     "per character": "the same, log-probabilities divided by the characters of the choice",
     "per token": "the same, means over the tokens from the first one that tells the choices apart",
@@ -48,7 +48,7 @@ class Report:
 
     @property
     def overtaking(self) -> list[Overtaking]:
-        """Where a search with another model overtakes one sample of the best one, by device."""
+        """Where a search with another model overtakes the greedy answer of the best one, by device."""
         return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,9 +94,10 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
         f"{len(report.items)} items, {_counted(len(s.seeds), 'seed')}, {_counted(s.n_samples, 'sample')} per item "
         f"and seed, setting {s.digest[:12]}. Accuracy in percent with Wilson's 95 % interval over items."
     )
+    budgets = sorted({r.budget for r in report.rows})
     for (model, device), rows in _by_place(report.rows):
         yield from ("", f"## {model} on {device}", "")
-        yield from accuracy_table(rows, s.budgets)
+        yield from accuracy_table(rows, budgets)
     yield from (
         "",
         "Figures: " + "; ".join(f"{n}: {_FIGURES[n]}" for n in dict.fromkeys(r.figure for r in report.rows)),
@@ -104,17 +105,18 @@ def markdown(report: Report, plots: Sequence[Path] = ()) -> Iterator[str]:
     yield "Series in *italics* know the answer: bounds, not methods."
     yield from ranking_lines(report.rankings)
     if report.latencies:
+        budgets = sorted({m.budget for m in report.latencies})
         yield from ("", "## Seconds per prompt", "")
         yield "One prompt at a time from an empty cache: mean over the prompts (95 % interval)."
         yield ""
-        yield from cost_table(report.latencies, s.budgets, lambda m: _with_interval(m.seconds))
+        yield from cost_table(report.latencies, budgets, lambda m: _with_interval(m.seconds))
         yield from ("", "CPU-seconds per prompt, of all CPUs together:", "")
-        yield from cost_table(report.latencies, s.budgets, lambda m: _with_interval(m.cpu_seconds))
+        yield from cost_table(report.latencies, budgets, lambda m: _with_interval(m.cpu_seconds))
         yield from ("", "CPU-milliseconds per sampled token:", "")
-        yield from cost_table(report.latencies, s.budgets, cpu_cell)
+        yield from cost_table(report.latencies, budgets, cpu_cell)
         if any(m.joules for m in report.latencies):
             yield from ("", "Joules per prompt, of the whole machine, and per sampled token:", "")
-            yield from cost_table(report.latencies, s.budgets, joules_cell)
+            yield from cost_table(report.latencies, budgets, joules_cell)
     if report.front:
         yield from ("", "## Pareto front", "", "| seconds | accuracy | model | device | method | budget |")
         yield "| ---: | ---: | --- | --- | --- | ---: |"
@@ -199,16 +201,20 @@ def overtaking_lines(report: Report) -> Iterator[str]:
         p, single = o.search, o.single
         yield ""
         yield (
-            f"On {p.row.device} {name_of(p.row)} is right in {cell(p.row)} % of the items in {p.seconds:.3g} s, one "
-            f"sample of {single.row.model} in {cell(single.row)} % in {single.seconds:.3g} s."
+            f"On {p.row.device} {name_of(p.row)} is right in {cell(p.row)} % of the items in {p.seconds:.3g} s, "
+            f"{name_of(single.row)} in {cell(single.row)} % in {single.seconds:.3g} s."
         )
 
 
 def name_of(row: Row) -> str:
     """A model, what chooses and out of how many."""
-    if row.series == PASS and row.budget == 1:
-        return f"{row.model}, one sample"
-    return f"{row.model}, {row.series}@{row.budget}"
+    return f"{row.model}, {_series_of(row)}"
+
+
+def _series_of(row: Row) -> str:
+    if row.series == GREEDY:
+        return GREEDY
+    return "one sample" if row.series == PASS and row.budget == 1 else f"{row.series}@{row.budget}"
 
 
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
@@ -250,7 +256,7 @@ def _named(row: Row, other: Row) -> str:
     place = "" if (row.model, row.device) == (other.model, other.device) else f" of {row.model} on {row.device}"
     if row.series == LIKELIHOOD:
         return f"{row.figure}{place}"
-    return f"{'one sample' if row.series == PASS and row.budget == 1 else f'{row.series}@{row.budget}'}{place}"
+    return f"{_series_of(row)}{place}"
 
 
 def _by_place(rows: Sequence[Row]) -> Iterator[tuple[Any, list[Row]]]:

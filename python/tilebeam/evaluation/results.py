@@ -18,7 +18,7 @@ import numpy as np
 from tilebeam.evaluation import choices, ranking
 from tilebeam.evaluation import estimators as stats
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import LIKELIHOOD, Setting, Unit
+from tilebeam.evaluation.config import GREEDY, LIKELIHOOD, Setting, Unit
 from tilebeam.evaluation.log import Record
 
 PASS = "pass"
@@ -34,8 +34,8 @@ class Row:
     Attributes:
         model, device: which model, where.
         series: what chose; budget: out of how many candidates.
-        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for a search as it ran, or
-            one of `tilebeam.evaluation.choices.FIGURES`.
+        figure: the estimator: "pass@k", "best@k", "naive@k", "maj@k", "weighted@k", "run" for what ran once, a search
+            or the greedy answer, or one of `tilebeam.evaluation.choices.FIGURES`.
         oracle: the choice was made by who knows the answer.
         share: the figure and its interval.
         tokens: sampled per item, in the mean; scored_tokens: read by a reward model.
@@ -298,11 +298,12 @@ def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 
 
 def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
-    """Methods of the same model against each other at the same budget; every method at its greatest budget against one
-    sample of every model on the same device. Who knows the answer is left out. Of choices, every model on every device
-    against the others by the same figure."""
+    """Methods of the same model against each other at the same budget; one sample, and every method at every budget,
+    against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
+    nothing is greedy, one sample is in its place. Who knows the answer is left out. Of choices, every model on every
+    device against the others by the same figure."""
     main = [r for r in rows if r.main and not r.oracle]
-    singles = [r for r in main if r.series == PASS]
+    yardsticks = [r for r in main if r.series == GREEDY] or [r for r in main if r.series == PASS]
     found = []
     for i, a in enumerate(main):
         for b in main[i + 1 :]:
@@ -310,8 +311,9 @@ def comparisons(rows: Sequence[Row], *, seed: int = 0) -> list[Comparison]:
             if (alike and a.budget > 1) or (a.series == LIKELIHOOD and a.figure == b.figure):
                 found.append((b, a))
         greatest = max(r.budget for r in main if (r.model, r.device, r.series) == (a.model, a.device, a.series))
-        if a.budget == greatest > 1:
-            found += [(a, s) for s in singles if s.device == a.device]
+        if a.budget > 1 or a.series == PASS:
+            rivals = [y for y in yardsticks if y.device == a.device and y.series != a.series]
+            found += [(a, y) for y in rivals if y.model == a.model or a.budget == greatest]
     return [Comparison(a, b, stats.paired_bootstrap(a.values, b.values, seed=seed)) for a, b in found]
 
 
@@ -370,10 +372,11 @@ def points(rows: Sequence[Row], measured: Sequence[Latency]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Overtaking:
-    """A search with another model that is at least as accurate as one sample of the best one, and takes less time.
+    """A search with another model that is at least as accurate as the best one's greedy answer, and takes less time.
 
     Attributes:
-        search: the point; single: the better model's one sample, on the same device.
+        search: the point; single: the better model's greedy answer, or one sample of it where no greedy answer was
+            timed, on the same device.
     """
 
     search: Point
@@ -385,14 +388,16 @@ class Overtaking:
 
 
 def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
-    """For each device, the most accurate search with another model that overtakes one sample of the best model.
+    """For each device, the most accurate search with another model that overtakes the greedy answer of the best model.
 
-    The best model is the one whose single sample is right most often. Devices where no point does are left out.
+    The best model is the one whose greedy answer is right most often; where none was timed, one sample is in its place.
+    Devices where no point does are left out.
     """
     found = []
     for device in dict.fromkeys(p.row.device for p in timed):
         here = [p for p in timed if p.row.device == device]
-        singles = [p for p in here if p.row.series == PASS and p.row.budget == 1]
+        singles = [p for p in here if p.row.series == GREEDY]
+        singles = singles or [p for p in here if p.row.series == PASS and p.row.budget == 1]
         if not singles:
             continue
         best = max(singles, key=lambda p: p.row.share.value)
@@ -401,7 +406,7 @@ def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
             for p in here
             if p.row.model != best.row.model
             and not p.row.oracle
-            and p.row.series != PASS
+            and p.row.series not in (GREEDY, PASS)
             and p.row.share.value >= best.row.share.value
             and p.seconds < best.seconds
         ]

@@ -24,7 +24,7 @@ from tilebeam import gguf as gguf_tools
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import plots, results
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Setting, Unit, units
+from tilebeam.evaluation.config import GREEDY, Setting, Unit, units
 from tilebeam.evaluation.log import Log, Record, timeless
 from tilebeam.evaluation.page import evaluation_page
 from tilebeam.evaluation.report import Report, markdown
@@ -92,7 +92,7 @@ def check(job: Job, latency_devices: Sequence[str] = ()) -> None:
             _check_ordinary(path)
     parsed = setting.parsed_methods()
     for method in parsed:
-        if method.sampled:
+        if method.sampled or method.name == GREEDY:
             if method.options or [m.name for m in parsed].count(method.name) > 1:
                 raise TilebeamError(
                     f"{method.name} may be given once and takes no options: use the flags for scorers and extraction."
@@ -267,13 +267,15 @@ _READERS = ("", "logprob-sum", "logprob", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:
-    """What is timed: one sample, and every method with every scorer at every budget at which there is a choice.
+    """What is timed: greedy, one sample, and every method with every scorer at every budget at which there is a choice.
 
     Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
     compare answers, with the scorer that has decoding leave the most: the others do a part of that.
     """
-    found = [Timed(PASS, 1, None, "", (PASS,))]
-    pairs = [(method, scorer) for method in setting.parsed_methods() for scorer in setting.scorers_of(method)]
+    parsed = setting.parsed_methods()
+    alone = [GREEDY] * any(m.name == GREEDY for m in parsed) + [PASS] * any(m.name != GREEDY for m in parsed)
+    found = [Timed(series, 1, None, "", (series,)) for series in alone]
+    pairs = [(method, scorer) for method in parsed for scorer in setting.scorers_of(method) if method.name != GREEDY]
     alike = [(method, scorer) for method, scorer in pairs if method.sampled and scorer in _READERS]
     names = tuple(setting.series(method, scorer) for method, scorer in alike)
     longest = max(alike, key=lambda p: (_READERS.index(p[1]), p[0].name == "self-consistency"), default=None)
@@ -324,13 +326,14 @@ def _latency_pass(
         if todo:
             together = _fit_together(setting, len(devices))
             _take_turns(job, task, make, pairs, todo, together, log, watcher)
-        return list(log.records.values())
+        # A series that was timed for others, too, may be one of those others after methods were added.
+        return [record for record in log.records.values() if record["series"] in {c.series for c in configurations}]
 
 
 def _fit_together(setting: Setting, devices: int) -> bool:
     """Whether all models fit into memory on so many devices, with room for their caches and everything else."""
     sizes = sum(Path(m.path).stat().st_size for m in setting.models) * devices
-    return sizes * 1.5 < usable_memory()[1] / 2
+    return sizes * 1.5 < usable_memory().available / 2
 
 
 def _take_turns(

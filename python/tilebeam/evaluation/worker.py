@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilebeam.answers.normalize import merged
+from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation import choices
 from tilebeam.evaluation import scorers as scoring
-from tilebeam.evaluation.config import Method, ModelFile, Setting, Unit, item_seed
+from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
@@ -28,7 +28,8 @@ from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.load_reward import RewardSpec
 from tilebeam.scoring.scorers import Scorer, log_probability, rate_outputs
 from tilebeam.search import registry as methods
-from tilebeam.search.base import Algorithm, SearchResult
+from tilebeam.search.base import Algorithm, SearchResult, StepGenerator
+from tilebeam.search.tool_reasoning import ToolGenerator, confined
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -58,7 +59,7 @@ class Timed:
     """A configuration whose latency is measured.
 
     Attributes:
-        series, budget, method, scorer: as of a `Unit`; no method: one sample.
+        series, budget, method, scorer: as of a `Unit`; no method: one sample, or the greedy answer.
         alike: all series that take the same work, this one among them.
     """
 
@@ -117,7 +118,8 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        work = self._likelihoods if self.setting.likelihood else self._search if unit.method else self._samples
+        one_by_one = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
+        work = self._likelihoods if self.setting.likelihood else one_by_one
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
@@ -127,7 +129,7 @@ class Workbench:
         wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
         params = [self._sampling(unit.seed, item, n=unit.budget, **wanted) for item in items]
-        outputs = lm.generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
         scores = {name: self._scores(name, unit, items, outputs) for name in names}
         records = []
@@ -147,6 +149,19 @@ class Workbench:
             ]
             records.append({"id": item.id, "samples": samples} | _usage(output.usage))
         return records
+
+    def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
+        """The one answer to each item at temperature 0."""
+        params = [self._sampling(unit.seed, item, temperature=0.0) for item in items]
+        outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
+        check_complete(outputs)
+        return [
+            {"id": item.id}
+            | self._judged(item, output.outputs[0].text)
+            | {"finish": output.outputs[0].finish_reason}
+            | _usage(output.usage)
+            for item, output in zip(items, outputs, strict=True)
+        ]
 
     def _likelihoods(self, unit: Unit, lm: LM, items: Sequence[Item], _: ProgressHook | None) -> list[Record]:
         """How likely each choice of each item is."""
@@ -177,16 +192,11 @@ class Workbench:
         algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.model, unit.device)
         params = [self._sampling(unit.seed, item) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
-        results = algorithm.run(lm, prompts, unit.budget, sampling=params, progress=progress)
+        results = algorithm.run(self._source(lm), prompts, unit.budget, sampling=params, progress=progress)
         return [
-            {
-                "id": item.id,
-                "text": result.the_one.text,
-                "answer": self.task.extract(result.the_one.text),
-                "correct": self.task.verdict(item, result.the_one.text),
-                "score": result.scores[result.best_index],
-                "candidates": len(result.candidates),
-            }
+            {"id": item.id}
+            | self._judged(item, result.the_one.text)
+            | {"score": result.scores[result.best_index], "candidates": len(result.candidates)}
             | _usage(result.usage)
             for item, result in zip(items, results, strict=True)
         ]
@@ -205,13 +215,15 @@ class Workbench:
         params = self._sampling(self.setting.seeds[0], item)
         prompt = self._prompt(lm, item)
         algorithm = None
+        if timed.series == GREEDY:
+            params = replace(params, temperature=0.0)
         if timed.method is not None:
             algorithm = self._algorithm(timed.method, timed.scorer, model, device)
         watch = Stopwatch()
         if algorithm is None:
-            usage = lm.generate([prompt], replace(params, n=1))[0].usage
+            usage = self._source(lm).generate([prompt], replace(params, n=1))[0].usage
         else:
-            usage = algorithm.run(lm, [prompt], timed.budget, sampling=params)[0].usage
+            usage = algorithm.run(self._source(lm), [prompt], timed.budget, sampling=params)[0].usage
         cost = watch.cost()
         joules = None if cost.joules is None else round(cost.joules, 3)
         times = {"seconds": round(cost.seconds, 6), "cpu_seconds": round(cost.cpu_seconds, 6)}
@@ -220,7 +232,20 @@ class Workbench:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _sampling(self, seed: int, item: Item, **changes: Any) -> SamplingParams:
-        return SamplingParams(**dict(self.setting.sampling), seed=item_seed(seed, item.id), **changes)
+        return SamplingParams(**dict(self.setting.sampling) | {"seed": item_seed(seed, item.id)} | changes)
+
+    def _judged(self, item: Item, text: str) -> Record:
+        """A text with its answer, and whether it is right."""
+        return {
+            "text": text,
+            "answer": checked_answer(self.task.extract(text)),
+            "correct": self.task.verdict(item, text),
+        }
+
+    def _source(self, lm: LM) -> StepGenerator:
+        """Whom samples are drawn from."""
+        task = self.setting.task
+        return ToolGenerator(lm, confined(unsafe=task.unsafe_code)) if task.tir else lm
 
     def _prompt(self, lm: LM, item: Item) -> str:
         text = self.task.prompt(item, lm)
@@ -302,6 +327,7 @@ class Workbench:
             "threads": s.threads,
             "executor": executor,
             "lookup": False,
+            "deterministic": s.deterministic,
         }
 
     def _clean(self, lm: LM, device: str) -> None:

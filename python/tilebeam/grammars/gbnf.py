@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 MAX_LENGTH = 64 << 10  # characters of a grammar
@@ -20,6 +21,11 @@ def literal(text: str) -> str:
 def json_literal(value: Any) -> str:
     """The literal of a value as JSON writes it."""
     return literal(json.dumps(value, ensure_ascii=False))
+
+
+def spells(grammar: str, text: str) -> bool:
+    """Whether a grammar has a text in its literals; those that follow each other are read as one."""
+    return literal(text)[1:-1] in re.sub(r'"\s+"', "", grammar)
 
 
 def in_class(code: int) -> str:

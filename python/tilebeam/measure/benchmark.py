@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         model_size: bytes of all tensors; model_n_params: weights.
-        device: "cpu" (llama.cpp's stock CPU backend) or "npu".
+        device: "cpu" (llama.cpp's stock CPU backend), "npu", or "npu-deterministic".
         executor: "thread" or "process"; None on the CPU.
         device_share: the part of the weight matrices' bytes that the NPU multiplies by, 0 to 1; 0 on the CPU.
         n_depth: tokens in the cache before the clock starts; depth_shared: one prompt for all sequences.
@@ -108,7 +108,7 @@ def measure(
                 model_type=lm.description,
                 model_size=lm._model.n_bytes,
                 model_n_params=lm._model.n_params,
-                device=lm.device,
+                device=f"{lm.device}-deterministic" if lm.info.deterministic else lm.device,
                 executor=lm.info.executor,
                 device_share=lm.info.device_share,
                 n_batch=lm.info.n_batch,

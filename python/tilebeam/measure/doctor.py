@@ -1,6 +1,6 @@
 """`tilebeam doctor`: look at everything that must fit together, try it, and say what to do about what does not.
 
-Each check stands alone: a broken one is reported, the others still run. A model is looked at if one is named.
+Each check stands alone: a broken one is reported, the others still run. A model is loaded if one is named.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam._version import __version__
-from tilebeam.errors import TilebeamError
+from tilebeam.errors import PlacementWarning, TilebeamError
 from tilebeam.measure.machine import cpu_features, cpu_info
 from tilebeam.native import environment
 
@@ -78,7 +79,7 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
     """Run all checks.
 
     Args:
-        model: a GGUF file to look at: whether it is sound, and where its matrices run.
+        model: a GGUF file to load: whether that can be done, and where its matrices run.
     """
     report = Report()
     reinstall = "Reinstall Tilebeam (`pip install --force-reinstall --no-deps .`, or `make setup`)"
@@ -87,6 +88,7 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
     report.attempt("machine", "Tilebeam runs on Linux on x86-64 and aarch64.", _machine)
     report.attempt("environment", "Correct the name of the variable, or unset it.", _environment)
     report.attempt("native files", reinstall, _native)
+    report.attempt("limits", reinstall, _limits)
     report.attempt("tile layout", reinstall, _layout)
     report.attempt("versions", fit, _versions)
     report.attempt("plugin and ABI", fit + " Otherwise: " + reinstall, _plugin)
@@ -106,7 +108,8 @@ def examine(model: str | os.PathLike[str] | None = None) -> Report:
         _kernels,
     )
     if model is not None:
-        report.attempt("model", "Download or make the file again.", lambda r: _model(r, model))
+        advice = "`tilebeam.load` says the same of this file. If it is damaged, download or make it again."
+        report.attempt("model", advice, lambda r: _model(r, model))
     return report
 
 
@@ -137,18 +140,34 @@ def _machine(report: Report) -> str:
     machine = platform.machine()
     present = cpu_features()
     features = {name: name in present for name in _FEATURES.get(machine, ())}
-    cpus = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     report.facts["machine"] = {
         "system": platform.platform(),
         "architecture": machine,
         "cpu": cpu_info(),
-        "usable_cpus": cpus,
         "memory_bytes": memory,
         "cpu_features": features,
     }
     having = " ".join(name for name, here in features.items() if here) or "none known"
-    return f"{cpu_info()}, {machine}, {cpus} usable CPUs, {memory / 2**30:.1f} GiB; features: {having}"
+    return f"{cpu_info()}, {machine}, {memory / 2**30:.1f} GiB; features: {having}"
+
+
+def _limits(report: Report) -> str:
+    """What of the machine this process may use, such as "2 CPUs, quota of 1.0 CPU: 1 thread"."""
+    from tilebeam._ext.cpus import usable_cpus
+    from tilebeam.native.executor import usable_memory
+
+    def count(n: float, what: str) -> str:
+        return f"{n} {what}{'' if n == 1 else 's'}"
+
+    usable, memory = usable_cpus(), usable_memory()
+    report.facts["limits"] = {**asdict(usable), "memory": memory._asdict()}
+    cores = "" if usable.cores == usable.cpus else f" on {count(usable.cores, 'core')}"
+    quota = "" if usable.quota is None else f", quota of {count(round(usable.quota, 2), 'CPU')}"
+    return (
+        f"{count(usable.cpus, 'CPU')}{cores}{quota}: {count(usable.threads, 'thread')}; "
+        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB of memory available"
+    )
 
 
 def _environment(report: Report) -> str:
@@ -205,6 +224,7 @@ def _plugin(report: Report) -> str:
 
 
 def _device(report: Report) -> str:
+    from tilebeam.model.load_options import default_threads
     from tilebeam.native.control import control
     from tilebeam.native.plugin import register
 
@@ -218,7 +238,7 @@ def _device(report: Report) -> str:
     report.facts["status"] = status
     if complaints := register().complaints:
         raise TilebeamError("; ".join(complaints))
-    threads = options["n_threads"] or f"{os.environ.get('TILEBEAM_THREADS') or len(os.sched_getaffinity(0))}"
+    threads = options["n_threads"] or default_threads()
     limits = [f"{limit / 2**30:.1f} GiB" if limit else "none" for limit in dict.fromkeys(options["memory_limit"])]
     memory = [f"{d['name']} {d['memory_total'] / 2**30:.1f} GiB" for d in devices]
     # the thread executor computes on the caller's thread: nobody could end an op that hangs
@@ -372,27 +392,23 @@ def _kernels(report: Report) -> str:
 
 
 def _model(report: Report, path: str | os.PathLike[str]) -> str:
-    """What `tilebeam.load` would do with a file: where it runs, and which of its matrices the device multiplies by."""
+    """Load it as `tilebeam.load` does, and tell where it runs and which of its matrices the device multiplies by."""
     from tilebeam.gguf import device_share
     from tilebeam.model import device_choice
-    from tilebeam.model.file_check import inspect
-    from tilebeam.model.load_options import LoadOptions
+    from tilebeam.model.loader import load
 
-    options = LoadOptions().checked()
-    file = inspect(path, options.verify)
-    backend = device_choice.choose(file, options)
-    groups = device_choice.groups_of(file, backend, options.n_gpu_layers)
-    said = device_choice.warning(file.path, groups, backend, repacked=file.repacked is not None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlacementWarning)  # told below
+        with load(path, lookup=False) as lm:
+            info = lm.info
+    said = device_choice.warning(info.path, info.matrices, info.device, repacked=info.repacked)
     report.facts["model"] = {
-        "path": file.path,
-        "architecture": file.architecture,
-        "repacked": file.repacked is not None,
-        "device": backend,
-        "device_share": device_share(groups),
-        "matrices": [asdict(group) for group in groups],
+        "path": info.path,
+        "architecture": info.architecture,
+        "repacked": info.repacked,
+        "device": info.device,
+        "device_share": device_share(info.matrices),
+        "matrices": [asdict(group) for group in info.matrices],
         "warning": said,
     }
-    return f"{file.architecture}, runs on {backend}, {device_choice.summary(groups)}"
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
+    return f"{info.architecture}, runs on {info.device}, {device_choice.summary(info.matrices)}"

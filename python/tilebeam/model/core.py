@@ -7,17 +7,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.reading import Reader
+from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
 from tilebeam.model.chat_prompt import ChatPrompt, prompt_of
 from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.model.filling import gap_prompt
+from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
 from tilebeam.outputs import Figures
 
@@ -45,10 +48,11 @@ class LoadInfo:
         pooling: how the file says that a text's hidden states become one: "mean", "cls", "last", or "rank" for a model
             that ranks; None: it does not say.
         hidden_layer: samples' hidden states are those behind this layer, None: behind the final norm.
+        deterministic: results do not depend on what else is computed beside them.
     """
 
     path: str
-    device: str
+    device: Backend
     repacked: bool
     tiled_tensors: int
     n_ctx: int
@@ -66,6 +70,7 @@ class LoadInfo:
     generates: bool = True
     pooling: str | None = None
     hidden_layer: int | None = None
+    deterministic: bool = False
 
     @property
     def device_share(self) -> float:
@@ -91,7 +96,7 @@ class Core:
         self._failure = on_failure
         scales = tuple(scale for _, scale in info.lora)
         self._engine = Engine(context, info.n_seq_max, context.n_seq_max, self._failed, scales, info.threads)
-        self._reader = Reader(context, self._engine.kv, self._engine.fail)
+        self._reader = Reader(self._engine)
         self._dispatcher = Dispatcher(self._engine)
         self._templates = ChatTemplates(model.vocab, model.chat_template(), os.path.basename(info.path))
         self._lock = threading.Lock()  # of what is counted below
@@ -99,11 +104,29 @@ class Core:
         self._keeps = False  # for good, since a state was loaded
 
     @contextmanager
-    def _reading(self, lora: Sequence[float] | None = None) -> Iterator[None]:
-        """The engine, idle, for this thread only, of a model that generates."""
+    def _alone(self) -> Iterator[None]:
+        """The engine for this thread only, between two steps, of a model that generates."""
         self.check_generates()
-        with self._dispatcher.exclusive(self._scales(lora)):
+        with self._dispatcher.exclusive():
             yield
+
+    @contextmanager
+    def _reading(self, lora: Sequence[float] | None = None) -> Iterator[Turns]:
+        """Turns to read texts in, of a model that generates; what is read stays in the cache meanwhile."""
+        self.check_generates()
+        turns = partial(self._dispatcher.exclusive, self._scales(lora))
+        self._keep(1)
+        try:
+            yield turns
+        finally:
+            self._keep(-1)
+
+    def _keep(self, change: int) -> None:
+        """Finished samples stay in the cache while somebody wants it."""
+        with self._lock:
+            before, self._kept_for = self._kept_for, self._kept_for + change
+            if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
+                self._dispatcher.set_caching(self._kept_for > 0)
 
     def _scales(self, lora: Sequence[float] | None) -> tuple[float, ...]:
         """Scales of all adapters: those given, or those of the load.
@@ -129,14 +152,15 @@ class Core:
     def raw_decode(self) -> Iterator[Context]:
         """The context for direct use of its batch arrays, with an empty cache before and after (for measurements).
 
-        What `keep_prefixes` kept is forgotten. In this block this thread can neither generate nor close the model.
+        What `keep_prefixes` kept is forgotten; samples that run wait, and are decoded anew. In this block this thread
+        can neither generate nor close the model.
         """
-        with self._reading():
-            self._engine.abort()
+        with self._alone():
+            self._engine.forget()
             try:
                 yield self._context
             finally:
-                self._engine.abort()
+                self._engine.forget()
 
     def check_decode(self, code: int) -> None:
         """Raise what a return code of llama_decode stands for; afterwards the model can only be closed."""
@@ -290,7 +314,7 @@ class Core:
         return self.info.n_seq_max
 
     @property
-    def device(self) -> str:
+    def device(self) -> Backend:
         """ "npu" or "cpu"."""
         return self.info.device
 
@@ -371,6 +395,13 @@ class Core:
             else f"device={self.device!r}, n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}"
         )
         return f"<tilebeam.LM {self.info.path!r} {state}>"
+
+    def __reduce__(self) -> Never:
+        """Raise `TilebeamError`: what pickles and copies carry is not in Python's memory."""
+        raise TilebeamError(
+            "An LM cannot be pickled or copied: it is a model in the memory of this process. Call tilebeam.load in "
+            "the process that wants one."
+        )
 
     def _failed(self, code: int) -> TilebeamError:
         return self._failure(code, errors_in(self._dispatcher.log))

@@ -31,11 +31,28 @@ def choose(file: CheckedFile, options: CheckedOptions) -> Backend:
 
     if options.device != "auto":
         return options.device
-    asked = (options.executor, options.devices, options.memory_limit)
+    asked = (options.executor, options.devices, options.memory_limit, options.deterministic or None)
     if file.repacked is not None or options.n_gpu_layers >= 0 or any(option is not None for option in asked):
         return "npu"
     least = LEAST_SHARE if options.n_seq_max >= MANY else LEAST_SHARE_OF_FEW
     return "npu" if device_share(grouped(file.matrices)) >= least else "cpu"
+
+
+def undetermined(path: str, groups: Sequence[MatrixGroup]) -> str | None:
+    """Why results would depend on what else is computed beside them; None: matrices are no reason.
+
+    Args:
+        groups: the model's matrices as it runs on the device.
+    """
+    left_out = [g for g in groups if g.device == "cpu"]
+    if not left_out:
+        return None
+    why = _reasons(left_out) if any(g.why in ("type", "embeddings") for g in left_out) else "n_gpu_layers says so"
+    return (
+        f"{Path(path).name} cannot be deterministic: {_percent(_bytes(left_out) / _bytes(groups))} of the bytes of its "
+        f"weight matrices run on the CPU backend, because {why}; sums there depend on the batch"
+        f"{_advice(Path(path).name, left_out, repacked=False)}."
+    )
 
 
 def groups_of(file: CheckedFile, backend: Backend, n_gpu_layers: int) -> tuple[MatrixGroup, ...]:
@@ -89,7 +106,7 @@ def _bytes(groups: Sequence[MatrixGroup]) -> int:
 
 def _reasons(left_out: Sequence[MatrixGroup]) -> str:
     types = [f"{g.type.upper()} ({g.matrices})" for g in left_out if g.why == "type"]
-    said = [f"the device does not multiply by matrices of {_listed(types)}"] if types else []
+    said = [f"the device does not multiply by matrices of {listed(types)}"] if types else []
     if any(g.why == "embeddings" for g in left_out):
         said.append("llama.cpp multiplies by the embedding table where that is")
     return " and ".join(said)
@@ -106,7 +123,8 @@ def _advice(name: str, left_out: Sequence[MatrixGroup], repacked: bool) -> str:
     )
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """The words with commas, and "and" before the last."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

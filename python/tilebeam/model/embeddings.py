@@ -95,17 +95,21 @@ class Embeddings(Core):
         return found[0] if isinstance(texts, str) else found
 
     def _embedded(self, ids: list[list[int]], pooling: Pooling, progress: ReadHook | None) -> Floats:
-        with self._dispatcher.exclusive():
-            if self.info.generates:
-                readings = self._reader.pooled(ids, pooling, progress)
-                found = np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
-            elif self.info.pooling == "rank":
-                raise TilebeamError(f"{self.info.path} ranks documents and gives no embeddings: use LM.rerank.")
-            else:
-                found = self._encoder.embed(ids, pooling, progress)
+        if self.info.generates:
+            found = self._pooled(ids, pooling, progress)
+        elif self.info.pooling == "rank":
+            raise TilebeamError(f"{self.info.path} ranks documents and gives no embeddings: use LM.rerank.")
+        else:
+            found = self._encoder.embed(self._dispatcher.exclusive, ids, pooling, progress)
         if not np.isfinite(found).all():
             raise TilebeamError("The model computed embeddings that are not numbers: its weights are damaged.")
         return found
+
+    def _pooled(self, ids: list[list[int]], pooling: Pooling, progress: ReadHook | None) -> Floats:
+        """Hidden states of a model that generates, [texts, n_embd]."""
+        with self._reading() as turns:
+            readings = self._reader.pooled(turns, ids, pooling, progress)
+        return np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
 
     def rerank(self, query: str, documents: Sequence[str], *, progress: ReadHook | None = None) -> Floats:
         """How relevant documents are to a query, by a model made for it (its file says pooling by rank).
@@ -138,13 +142,10 @@ class Embeddings(Core):
                 "(LM.embed) instead."
             )
         ids = [list(prompt) for prompt in prompts]
-        with self._dispatcher.exclusive():
-            if self.info.generates:
-                readings = self._reader.pooled(ids, "last", progress)
-                hidden = np.array([r.hidden[0] for r in readings], np.float32).reshape(len(ids), self.n_embd)
-                found = self._classifier(hidden)
-            else:
-                found = self._encoder.ranks(ids, progress)
+        if self.info.generates:
+            found = self._classifier(self._pooled(ids, "last", progress))
+        else:
+            found = self._encoder.ranks(self._dispatcher.exclusive, ids, progress)
         if not np.isfinite(found).all():
             raise TilebeamError("The model computed scores that are not numbers: its weights are damaged.")
         return found[:, 0]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.model.cache_size import Cache, cache_of
 from tilebeam.model.load_options import Verify
 from tilebeam.model.lora import Adapter, read_adapters
 from tilebeam.model.placement import Weights, adapted, weights_of
@@ -56,6 +57,7 @@ class CheckedFile:
         architecture: the real one, also of a repacked file.
         matrices: weights that are multiplied by, and which of them the device takes.
         weights: what devices must hold of it.
+        cache: what llama.cpp keeps of each token.
         aligned: llama.cpp can map it.
         repacked: the tiles that it holds, None for an ordinary file.
         adapters: LoRA adapters that fit it.
@@ -69,6 +71,7 @@ class CheckedFile:
     architecture: str
     matrices: tuple[Matrix, ...]
     weights: Weights
+    cache: Cache
     aligned: bool
     repacked: RepackedFile | None = None
     adapters: list[Adapter] = field(default_factory=list)
@@ -110,8 +113,8 @@ def inspect(model: str | os.PathLike[str], verify: Verify, lora: Sequence[tuple[
             real = gguf_tools.architecture_of(gguf)
             with _once(path, state, "vocabulary", verify) as needed:
                 gguf_tools.check_model(gguf, real, vocabulary=needed)
-            matrices, weights = gguf_tools.matrices_of(gguf), weights_of(gguf, real)
-            file = CheckedFile(str(path), gguf.architecture, matrices, weights, _aligned(gguf))
+            matrices, weights, cache = gguf_tools.matrices_of(gguf), weights_of(gguf, real), cache_of(gguf, real)
+            file = CheckedFile(str(path), gguf.architecture, matrices, weights, cache, _aligned(gguf))
             file.pooling, file.causal = _pooling(gguf, real), _value(gguf, f"{real}.attention.causal") is not False
             trained = _value(gguf, f"{real}.context_length")
             file.n_ctx_train = trained if isinstance(trained, int) else 0

@@ -30,9 +30,9 @@ class LM(Generating, Reads, Embeddings):
     """A model with one context, ready to decode many sequences at a time.
 
     Use it as a context manager or call `close`. Calls of `generate` from several threads, and their streaming and
-    asynchronous forms, share batches. `read`, `logits` and `raw_decode` need the context for themselves: they wait
-    until what was asked for before has ended, and what is asked for later waits for them. In a child of fork() every
-    call raises `TilebeamError`: load the model there.
+    asynchronous forms, share batches. What only reads (`read`, `embed`, `logits`, `save_state` ..) gets the context
+    between two steps; what generates goes on behind it, and long readings take turns with it. In a child of fork()
+    every call raises `TilebeamError`: load the model there.
     """
 
     @contextmanager
@@ -40,8 +40,8 @@ class LM(Generating, Reads, Embeddings):
         """While this lasts, the KV cells of finished samples stay, as long as there is room: a prompt that begins with
         one of them (its tokens and those of its text) forks it, and only what is new is decoded. Reentrant.
 
-        Results then depend, in the last bits of the logits, on what was kept before; the same calls in the same order
-        give the same texts, where no tokens are guessed ahead.
+        Logits then depend a little on what was kept before, unless the model was loaded with ``deterministic=True``;
+        without it the same calls in the same order give the same texts, where no tokens are guessed ahead.
         """
         self.check_generates()
         with self._dispatcher.using():
@@ -50,12 +50,6 @@ class LM(Generating, Reads, Embeddings):
             yield
         finally:
             self._keep(-1)
-
-    def _keep(self, change: int) -> None:
-        with self._lock:
-            before, self._kept_for = self._kept_for, self._kept_for + change
-            if (before == 0 or self._kept_for == 0) and not self._dispatcher.closed and not self._engine.broken:
-                self._dispatcher.set_caching(self._kept_for > 0)
 
     def save_state(self, path: str | os.PathLike[str], prompt: Prompt) -> int:
         """Write the KV cells of a prompt to a file, for `load_state`; decodes what of it is not in the cache.
@@ -75,15 +69,19 @@ class LM(Generating, Reads, Embeddings):
         ids = self._ids(prompt)[:-1]
         if not ids:
             raise TilebeamError("A prompt whose state is saved needs at least two tokens.")
-        with self._reading():
-            kv, caching = self._engine.kv, self._engine.kv.caching
-            try:
-                kv.set_caching(True)
-                if kv.longest_prefix(ids, len(ids))[1] < len(ids):
-                    self._reader.logits([ids], [[-1]], [0])
-                cells = cells_of(self._context, kv, ids)
-            finally:
-                kv.set_caching(caching)
+        kv = self._engine.kv
+
+        def read() -> None:
+            with self._alone():
+                lacks = kv.longest_prefix(ids, len(ids))[1] < len(ids)
+            if lacks:
+                self._reader.logits(turns, [ids], [[-1]], [0])
+
+        with self._reading() as turns:
+            read()  # in turns with what generates, which may push it out again
+            with self._alone():
+                read()
+                cells = cells_of(self._engine, ids)
         SavedState(self._origin, np.asarray(ids, np.int32), cells).write(path)
         return len(ids)
 
@@ -111,8 +109,8 @@ class LM(Generating, Reads, Embeddings):
                 f"{origin.cache}: load it with the same type_k, type_v and flash_attn."
             )
         with self.keep_prefixes():
-            with self._reading():
-                self._engine.kv.retire(put_cells(self._context, self._engine.kv, state))
+            with self._alone():
+                self._engine.kv.retire(put_cells(self._engine, state))
             self._keep_for_good()
         return len(state.tokens)
 
@@ -135,7 +133,7 @@ class LM(Generating, Reads, Embeddings):
             TilebeamError: a file cannot be written; all others stay.
         """
         states = self._states(folder, skipped)
-        with self._reading():
+        with self._alone():
             texts = worth_saving(self._engine.kv)
             return states.write([(t.tokens, partial(self._context.save_sequence, t.id)) for t in texts], limit)
 
@@ -156,10 +154,10 @@ class LM(Generating, Reads, Embeddings):
         self.check_generates()
         states, kv, loaded = self._states(folder, skipped), self._engine.kv, 0
         with self.keep_prefixes():
-            with self._reading():
+            with self._alone():
                 for state in states.read(kv.free, kv.free_ids):
                     try:
-                        kv.retire(put_cells(self._context, kv, state))
+                        kv.retire(put_cells(self._engine, state))
                         loaded += len(state.tokens)
                     except TilebeamError as error:
                         (skipped or _warn_skipped)(str(error))
@@ -198,12 +196,15 @@ class LM(Generating, Reads, Embeddings):
             TilebeamError: this model's memory cannot go back to an earlier token, or the draft model does not fit it;
                 the draft model is closed then.
         """
-        with self._reading(), ExitStack() as stack:
+        with self._alone(), ExitStack() as stack:
             if draft is not None:
                 stack.callback(draft.close)
                 draft.check_generates()
+            guesses = draft is not None or bool(lookup)
+            if self.info.deterministic and guesses:
+                raise TilebeamError(f"{self.info.path} was loaded with deterministic=True, which guesses no tokens.")
             reason = self._engine.drafting_off
-            if reason and (lookup or draft is not None):
+            if reason and guesses:
                 raise TilebeamError(f"{self.info.path} cannot speculate: {reason}.")
             model = None if draft is None else DraftModel(draft._context, self._context)
             if model is not None:
@@ -211,7 +212,7 @@ class LM(Generating, Reads, Embeddings):
             drafter = None
             if lookup or model is not None:
                 drafter = Speculation(bool(lookup), model)
-            elif lookup is None and not reason:
+            elif lookup is None and not reason and not self.info.deterministic:
                 drafter = Speculation(most_samples=FEW_SAMPLES)
             self._engine.use_drafter(drafter)
             self._resources.push(stack.pop_all())

@@ -25,6 +25,7 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 MAX_DEVICES = 15  # TILEBEAM_MAX_DEVICES of control.h
 MAX_SEQUENCES = 256  # llama.cpp's limit
 MAX_THREADS = 512
+_ROWS_SEEN = 16  # of the batch that model/same_bits.py looks at, at least
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LoadOptions:
     memory_limit: int | str | Sequence[int | str] | None = None
     hidden_layer: int | None = None
     lookup: bool | None = None
+    deterministic: bool = False
     verify: Verify | bool | None = None
     verbose: bool = False
 
@@ -69,6 +71,9 @@ class LoadOptions:
         _one_of("type_v", self.type_v, get_args(KvType))
         if self.type_v in ("q8_0", "q4_0") and not self.flash_attn:
             raise TilebeamError("A quantized V cache needs flash attention.")
+        asked = os.environ.get("TILEBEAM_DETERMINISTIC") == "1" and self.device != "cpu"
+        if deterministic := self.deterministic or asked:
+            self._check_deterministic()
         _within("n_gpu_layers", self.n_gpu_layers, -1, 2**31 - 1)
         _within("devices", self.devices, 1, MAX_DEVICES, none=True)
         _within("hidden_layer", self.hidden_layer, 0, 2**31 - 1, none=True)
@@ -87,9 +92,22 @@ class LoadOptions:
             devices=self.devices,
             memory_limit=None if self.memory_limit is None else parse_limits(self.memory_limit),
             hidden_layer=self.hidden_layer,
+            deterministic=deterministic,
             verify=_when(self.verify),
             verbose=self.verbose,
         )
+
+    def _check_deterministic(self) -> None:
+        if self.device == "cpu":
+            raise TilebeamError(
+                "deterministic needs the NPU: the order in which llama.cpp's CPU backend adds up depends on the batch."
+            )
+        if not self.flash_attn:
+            raise TilebeamError("deterministic needs flash attention: without it sums depend on where cells lie.")
+        if self.n_batch < _ROWS_SEEN:
+            raise TilebeamError(f"deterministic needs n_batch of at least {_ROWS_SEEN}, to see whether a model is.")
+        if self.lookup:
+            raise TilebeamError("deterministic and lookup exclude each other: guesses change the batch.")
 
 
 @dataclass(frozen=True)
@@ -110,19 +128,22 @@ class CheckedOptions:
     devices: int | None
     memory_limit: list[int] | None
     hidden_layer: int | None
+    deterministic: bool
     verify: Verify
     verbose: bool
 
 
 def default_threads() -> int:
-    """Threads where none are asked for: TILEBEAM_THREADS, or one per CPU that this process may use.
+    """Threads where none are asked for: TILEBEAM_THREADS, or one per core that this process may use, within its quota.
 
     Raises:
         TilebeamError: the variable is no number of threads.
     """
     text = os.environ.get("TILEBEAM_THREADS")
     if not text:
-        return len(os.sched_getaffinity(0))
+        from tilebeam._ext import cpus
+
+        return cpus.default_threads()
     if text.isdecimal() and 1 <= int(text) <= MAX_THREADS:
         return int(text)
     raise TilebeamError(f"TILEBEAM_THREADS must be a number from 1 to {MAX_THREADS}, not {text!r}.")

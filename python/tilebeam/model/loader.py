@@ -14,18 +14,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilebeam.errors import NpuError, PlacementWarning, TilebeamError
-from tilebeam.model import device_choice
+from tilebeam.model import device_choice, memory_check
+from tilebeam.model.cache_size import KV_BYTES
 from tilebeam.model.file_check import CheckedFile, inspect
 from tilebeam.model.load_options import MAX_DEVICES, Backend, CheckedOptions, Device, KvType, LoadOptions, Verify
 from tilebeam.model.lora import Lora, files_and_scales
 from tilebeam.model.placement import Placement, Planner, Use
+from tilebeam.model.same_bits import reads_alike
 from tilebeam.native import releases
 from tilebeam.native.choices import Executor
 from tilebeam.native.control import Control, Loaded, control
-from tilebeam.native.executor import usable_memory
 from tilebeam.native.fork_locks import free_in_children
 from tilebeam.native.interrupts import Interrupts
 from tilebeam.native.stock import own_load
@@ -41,9 +42,8 @@ _LOGITS_BYTES = 256 << 20
 # Texts that may be kept for others to go on from, for each that decodes. A search by steps goes on from beams of all
 # prompts; those that were forgotten meanwhile are decoded again.
 _KEPT = 7
-# ggml's types of the KV cache, and bytes per element.
+# ggml's types of the KV cache.
 _KV_TYPES: dict[KvType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 def load(
@@ -66,6 +66,7 @@ def load(
     hidden_layer: int | None = LoadOptions.hidden_layer,
     draft: str | os.PathLike[str] | None = None,
     lookup: bool | None = LoadOptions.lookup,
+    deterministic: bool = LoadOptions.deterministic,
     verify: Verify | bool | None = LoadOptions.verify,
     verbose: bool = LoadOptions.verbose,
 ) -> LM:
@@ -81,7 +82,8 @@ def load(
             only the NPU has asks for it too.
         n_ctx: KV cells, shared by all sequences; rounded up to a multiple of 256.
         n_seq_max: samples that decode at the same time, at most 256.
-        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per usable CPU.
+        threads: NPU worker threads, or CPU threads on the CPU; None: TILEBEAM_THREADS, or one per core that this
+            process may use, within its CPU quota.
         n_batch: most tokens per llama_decode; at least n_seq_max.
         n_ubatch: most tokens per graph; None: n_batch.
         executor: "thread", "process", or "qemu-hexagon" (Hexagon code in Debian's emulator: slow, to try that code);
@@ -103,8 +105,11 @@ def load(
             model's or a part of it.
         lookup: guess tokens ahead from the prompt, the other samples and earlier texts; False: never. None: where at
             most four samples decode together, no draft model is given, and the model's cache can go back to an earlier
-            token. Texts are those of decoding without guesses, up to what the size of a batch changes in the last
-            bits; docs/speculation.md says when which pays.
+            token. Texts are drawn as without guesses, from logits that a larger batch changes a little (docs/seeds.md);
+            docs/speculation.md says when which pays.
+        deterministic: a prompt's tokens and log-probabilities are the same bits whatever runs beside it, however many
+            samples there are, in whatever pieces the prompt is read, and on any number of threads (docs/seeds.md).
+            Nothing is guessed. TILEBEAM_DETERMINISTIC=1 asks for it too.
         verify: when to read a repacked file through and compare its digests: "once" (or True) for each state of a
             file, remembered in the user's cache folder (checked_files.py); "always"; "never" (or False). None:
             TILEBEAM_VERIFY, or once. The structure of any file is always checked, but which tokens a vocabulary has
@@ -132,9 +137,13 @@ def load(
         devices=devices,
         memory_limit=memory_limit,
         hidden_layer=hidden_layer,
+        lookup=lookup,
+        deterministic=deterministic,
         verify=verify,
         verbose=verbose,
     ).checked()
+    if options.deterministic and draft is not None:
+        raise TilebeamError("deterministic and a draft model exclude each other: guesses change the batch.")
     file = inspect(model, options.verify, files_and_scales(lora))
     if not file.generates:
         if draft is not None or lookup:
@@ -220,6 +229,8 @@ class _Loader:
                 raise TilebeamError("The NPU plugin is loaded but has no device.")
             self._control = control()
             self._placement = self._place(self._control)
+        texts = self._n_ids(1 if self._file.cache.recurrent else _KEPT)
+        memory_check.check(self._file, self._o, self._matrices, texts)
         with self._session_options():
             model, context, tiled = self._start()
         if self._control is not None and self._npu_lost():
@@ -245,6 +256,7 @@ class _Loader:
             generates=self._file.generates,
             pooling=self._file.pooling,
             hidden_layer=self._o.hidden_layer,
+            deterministic=self._o.deterministic,
         )
         return LM(model, context, info, self._failure, self._stack.pop_all())
 
@@ -256,6 +268,8 @@ class _Loader:
             raise TilebeamError(
                 f"{self._file.path} cannot be run: this llama.cpp computes {architecture} models wrongly {when}."
             )
+        if self._o.deterministic and (reason := device_choice.undetermined(self._file.path, self._matrices)):
+            raise TilebeamError(reason)
         model = self._logged("load the model", self._load_model)
         self._stack.callback(model.close)
         if self._control is not None:
@@ -270,8 +284,7 @@ class _Loader:
             self._kept = 1
         adapters = [self._adapter(model, a.path) for a in self._file.adapters]
         n_outputs = self._n_outputs(model.vocab.size)
-        if self._file.generates:
-            self._check_memory(model)
+        memory_check.check(self._file, self._o, self._matrices, self._n_ids(), loaded=True)
         tap = self._tap(model)
         context = self._logged("make a context", lambda: self._make_context(model, n_outputs, tap))
         self._stack.callback(context.close)
@@ -279,7 +292,35 @@ class _Loader:
         if adapters:
             scales = [a.scale for a in self._file.adapters]
             self._logged("apply the LoRA adapters to", lambda: context.adapt(scales) or None)
+        if self._o.deterministic:
+            self._check_deterministic(context)
         return model, context, tiled
+
+    def _check_deterministic(self, context: Any) -> None:
+        """Refuse a model whose results depend on what else is computed."""
+
+        def fail(code: int) -> NoReturn:
+            raise self._failure(code, "")
+
+        assert self._control is not None
+        what, kind = f"{self._file.path} cannot be deterministic", f"{self._file.architecture} models"
+        if any(".indexer." in matrix.name for matrix in self._file.matrices):
+            raise TilebeamError(f"{what}: in which way {kind} choose among cells depends on how full the cache is.")
+        before, devices = self._control.status()["graphs"], len(self._placement.counts)
+        context.fill([(0, 0, [0], 1)])
+        if (code := context.decode(1)) != 0:
+            fail(code)
+        context.clear()
+        if (graphs := self._control.status()["graphs"] - before) > devices:
+            raise TilebeamError(
+                f"{what}: the device leaves operations of {kind} to the CPU backend, whose sums depend on the batch "
+                f"(a graph is in {graphs} pieces, not {devices})."
+            )
+        if not reads_alike(context, fail, generates=self._file.generates, ranks=self._file.pooling == "rank"):
+            raise TilebeamError(
+                f"{what}: llama.cpp makes {kind} read a text in another way if it is read in other pieces, or if its "
+                "cells lie elsewhere."
+            )
 
     def _place(self, npu: Control) -> Placement:
         """Which layers go to which device; one device for all if nothing else is asked for.
@@ -311,7 +352,7 @@ class _Loader:
         def planner(n_outputs: int) -> Planner:
             # llama.cpp also plans for a token of every sequence, however small a batch may be.
             rows = max(o.n_ubatch, self._n_ids())
-            kv_bytes = _KV_BYTES[o.type_k] + _KV_BYTES[o.type_v]
+            kv_bytes = KV_BYTES[o.type_k] + KV_BYTES[o.type_v]
             return Planner(weights, Use(o.n_ctx, rows, min(rows, n_outputs), o.flash_attn, kv_bytes))
 
         most_outputs = self._n_outputs(weights.n_vocab)
@@ -383,12 +424,18 @@ class _Loader:
                     f'{status["name"]} already runs with executor="{status["executor"]}"; close the models that use '
                     "it first."
                 )
-        before = npu.options()
-        npu.configure(executor=executor, memory_limit=limit, n_threads=self._o.threads)
+        before, deterministic = npu.options(), self._o.deterministic
+        npu.configure(
+            executor=executor, memory_limit=limit, n_threads=self._o.threads, deterministic=deterministic or None
+        )
         try:
             yield
         finally:
-            npu.configure(executor=before["executor"], memory_limit=before["memory_limit"])
+            npu.configure(
+                executor=before["executor"],
+                memory_limit=before["memory_limit"],
+                deterministic=before["deterministic"],
+            )
 
     def _check_loaded(self) -> int:
         """Tensors that this load tiled; refuses a repacked file unless they are all it lists."""
@@ -401,17 +448,6 @@ class _Loader:
                 "would be read as something else, so the model is not used. Load it with n_gpu_layers=-1."
             )
         return made.tiled_tensors
-
-    def _check_memory(self, model: Any) -> None:
-        """llama.cpp clears the KV cache, so one larger than the memory would get the process killed."""
-        row = model.n_head_kv * model.head_size(self._file.architecture)
-        wanted = self._o.n_ctx * model.n_layer * row * (_KV_BYTES[self._o.type_k] + _KV_BYTES[self._o.type_v])
-        free = usable_memory()[1]
-        if wanted > free:
-            raise TilebeamError(
-                f"A KV cache of {self._o.n_ctx} tokens takes {wanted / 2**30:.1f} GiB, there are "
-                f"{free / 2**30:.1f} GiB of free memory: choose a smaller n_ctx."
-            )
 
     def _tap(self, model: Any) -> LayerTap | None:
         """What takes the hidden states behind the layer that was asked for.
@@ -463,9 +499,9 @@ class _Loader:
             return max(self._n_ids(), self._o.n_batch)
         return max(self._n_ids(), min(self._o.n_batch, self._most_outputs or _LOGITS_BYTES // (4 * n_vocab)))
 
-    def _n_ids(self) -> int:
+    def _n_ids(self, most_kept: int = _KEPT) -> int:
         """Sequences: one per sample, those that are kept for others to go on from, and one that keeps a prompt."""
-        return min(self._llama.MAX_SEQUENCES, (1 + self._kept) * self._o.n_seq_max + 1)
+        return min(self._llama.MAX_SEQUENCES, (1 + min(self._kept, most_kept)) * self._o.n_seq_max + 1)
 
     def _cpu_threads(self) -> int:
         """Threads of llama.cpp's own CPU backend.

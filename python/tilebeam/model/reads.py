@@ -74,8 +74,8 @@ class Reads(Core):
             TilebeamError: a prompt is empty or longer than the context, a position lies outside, or decoding failed.
         """
         ids = [self._ids(p) for p in prompts]
-        with self._reading():
-            return self._reader.logits(ids, positions, tokens, progress)
+        with self._reading() as turns:
+            return self._reader.logits(turns, ids, positions, tokens, progress)
 
     def hidden(
         self, prompts: Sequence[Prompt], positions: Sequence[Sequence[int]], *, progress: ReadHook | None = None
@@ -85,8 +85,8 @@ class Reads(Core):
         As `read`, with `Reading.hidden` instead of logits: float32 [positions, n_embd].
         """
         ids = [self._ids(p) for p in prompts]
-        with self._reading():
-            return self._reader.hidden(ids, positions, progress)
+        with self._reading() as turns:
+            return self._reader.hidden(turns, ids, positions, progress)
 
     def loglikelihood(
         self,
@@ -132,8 +132,8 @@ class Reads(Core):
             TilebeamError: prompt and continuation do not fit the context, a continuation is empty, or decoding failed.
         """
         plan = LikelihoodPlan([self._continued(*pair, parse_special) for pair in prompts], self._context.n_ctx)
-        with self._reading():
-            return plan.results(self._reader.logprobs(plan.targets, plan.positions, plan.tokens, progress))
+        with self._reading() as turns:
+            return plan.results(self._reader.logprobs(turns, plan.targets, plan.positions, plan.tokens, progress))
 
     def token_logprobs(
         self,
@@ -159,8 +159,8 @@ class Reads(Core):
         """
         ids = [self._ids(p) for p in prompts]
         places = [list(range(len(i) - 1)) for i in ids]
-        with self._reading(lora):
-            return self._reader.logprobs(ids, places, [i[1:] for i in ids], progress, top)
+        with self._reading(lora) as turns:
+            return self._reader.logprobs(turns, ids, places, [i[1:] for i in ids], progress, top)
 
     def _continued(self, prompt: Prompt, continuations: Sequence[Prompt], parse_special: bool) -> Continued:
         if isinstance(continuations, str):

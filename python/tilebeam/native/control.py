@@ -26,6 +26,7 @@ EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 # enum tilebeam_numerics: the matrix arithmetic, and what is added to it.
 NUMERICS: dict[str, int] = dict(zip(get_args(Numerics), (0, 2, 1), strict=True))
 SOFTMAX: dict[str, int] = dict(zip(get_args(Softmax), (0, 16, 32), strict=True))
+DETERMINISTIC = 64
 
 
 @dataclass(frozen=True)
@@ -83,20 +84,22 @@ def _ffi() -> FFI:
     return ffi
 
 
-def _numerics(now: int, numerics: str | None, softmax: str | None) -> int:
+def _numerics(now: int, numerics: str | None, softmax: str | None, deterministic: bool | None) -> int:
     """The field of tilebeam_options with parts of it replaced."""
     parts = _arithmetic(now)
     for name, value, known in (("numerics", numerics, NUMERICS), ("softmax", softmax, SOFTMAX)):
         if value is not None and value not in known:
             raise TilebeamError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-    return NUMERICS[numerics or parts["numerics"]] | SOFTMAX[softmax or parts["softmax"]]
+    alike = parts["deterministic"] if deterministic is None else deterministic
+    return NUMERICS[numerics or parts["numerics"]] | SOFTMAX[softmax or parts["softmax"]] | alike * DETERMINISTIC
 
 
-def _arithmetic(value: int) -> dict[str, str]:
+def _arithmetic(value: int) -> dict[str, Any]:
     """The field's parts by name."""
     return {
         "numerics": next(name for name, v in NUMERICS.items() if v == value & 15),
-        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~15),
+        "softmax": next(name for name, v in SOFTMAX.items() if v == value & ~15 & ~DETERMINISTIC),
+        "deterministic": bool(value & DETERMINISTIC),
     }
 
 
@@ -210,8 +213,10 @@ class Control:
         isa: str | None = None,
         numerics: str | None = None,
         softmax: str | None = None,
+        deterministic: bool | None = None,
     ) -> None:
-        """Change options for sessions started from now on; n_threads, numerics and softmax also change those that run.
+        """Change options for sessions started from now on; n_threads, numerics and softmax also change those that run,
+        deterministic is for contexts made from now on.
 
         memory_limit is in bytes, 0 for none: one number for all devices, or a list whose last entry counts for all
         further devices.
@@ -232,7 +237,7 @@ class Control:
             options.memory_limit = self.limits(memory_limit)
         if isa is not None:
             options.isa = isa.encode()
-        options.numerics = _numerics(options.numerics, numerics, softmax)
+        options.numerics = _numerics(options.numerics, numerics, softmax, deterministic)
         if self._configure(options) != 0:
             raise TilebeamError(f"Invalid NPU options: {self.last_error() or 'no reason was given'}")
 

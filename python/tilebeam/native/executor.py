@@ -8,7 +8,7 @@ the headers themselves, so the two cannot drift apart. Types (``tb_op``, ``tb_re
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cffi import FFI
 
@@ -47,8 +47,16 @@ def isas() -> list[str]:
     return names
 
 
-def usable_memory(root: str = "") -> tuple[int, int]:
-    """Return the bytes of memory that this process can have, and how many of them are available now.
+class Memory(NamedTuple):
+    """Bytes that a process can have: all, what is available of them now, and that with what could be swapped out."""
+
+    total: int
+    available: int
+    with_swap: int
+
+
+def usable_memory(root: str = "") -> Memory:
+    """Return the memory that this process can have.
 
     The machine's, or what a control group (a container's, a service's) leaves of it. The plugin goes by the same.
 
@@ -56,6 +64,6 @@ def usable_memory(root: str = "") -> tuple[int, int]:
         root: the folder that has ``proc`` and ``sys``, for tests.
     """
     ffi, lib = load()
-    total, available = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-    lib.tb_usable_memory(root.encode(), total, available)
-    return int(total[0]), int(available[0])
+    sizes = ffi.new("uint64_t[3]")
+    lib.tb_usable_memory(root.encode(), sizes, sizes + 1, sizes + 2)
+    return Memory(*map(int, sizes))

@@ -232,7 +232,6 @@ class Model:
         self.n_embd_out: int = C.llama_model_n_embd_out(pointer)  # of an embedding
         self.n_labels: int = C.llama_model_n_cls_out(pointer)  # outputs of its classifier
         self.n_layer: int = C.llama_model_n_layer(pointer)
-        self.n_head_kv: int = C.llama_model_n_head_kv(pointer)
         self.n_params: int = C.llama_model_n_params(pointer)
         self.n_bytes: int = C.llama_model_size(pointer)
         # State that cannot be cut at a position: only whole sequences can be forked.
@@ -267,11 +266,6 @@ class Model:
                 pair.append(buffer.value.decode("utf-8", "replace"))
             result[pair[0]] = pair[1]
         return result
-
-    def head_size(self, architecture: str) -> int:
-        """Elements of an attention head's key."""
-        length = self.metadata().get(f"{architecture}.attention.key_length", "")
-        return int(length) if length.isdigit() else self.n_embd // max(1, C.llama_model_n_head(self.pointer))
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The file's chat template, or another one by its name; None if it has none (a base model)."""

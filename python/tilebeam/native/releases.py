@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tilebeam._ext import cpus
 from tilebeam.errors import TilebeamError
 from tilebeam.native import paths
 
@@ -163,9 +164,8 @@ def _build(release: str, sources: Path, target: Path) -> Path:
             configure += [f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
             configure += [] if _makes() else ["-G", "Ninja"]
             _run(configure, release)
-            _run(
-                ["cmake", "--build", str(work), "--target", "ggml-tilebeam", "--parallel", str(os.cpu_count())], release
-            )
+            jobs = str(cpus.default_threads())
+            _run(["cmake", "--build", str(work), "--target", "ggml-tilebeam", "--parallel", jobs], release)
             made = work / "lib" / PLUGIN
             _check_build(made, sources)
             with made.open("rb+") as file:

@@ -11,6 +11,7 @@ _TITLES = {
     "beam": "Beam search",
     "dvts": "Diverse verifier tree search",
     "adaptive": "Adaptive vote",
+    "tir": "Vote, programs run",
 }
 
 

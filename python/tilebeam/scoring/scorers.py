@@ -88,8 +88,13 @@ class Verifier(Scorer):
         self.check = check
 
     def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
-        """What the function says of each text."""
-        return [float(self.check(prompt, c.text)) for c in candidates]
+        """What the function says of each text.
+
+        Raises:
+            TilebeamError: it returns something that is not a number.
+        """
+        name = getattr(self.check, "__name__", type(self.check).__name__)
+        return [_number(self.check(prompt, c.text), f"The verifier {name}") for c in candidates]
 
 
 class Majority(Scorer):
@@ -150,12 +155,19 @@ def checked_scores(scores: Sequence[float], count: int, scorer: Scorer) -> list[
     """The scores as floats.
 
     Raises:
-        TilebeamError: a scorer returned another number of scores than `count`, or NaN.
+        TilebeamError: a scorer returned another number of scores than `count`, or something that is not a number.
     """
-    result = [float(s) for s in scores]
     name = type(scorer).__name__
+    result = [_number(s, name) for s in scores]
     if len(result) != count:
         raise TilebeamError(f"{name} returned {len(result)} scores where {count} were asked for.")
     if any(math.isnan(s) for s in result):
         raise TilebeamError(f"{name} returned a score that is not a number.")
     return result
+
+
+def _number(score: object, whose: str) -> float:
+    try:
+        return float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TilebeamError(f"{whose} returned {score!r} as a score: return a number, or True or False.") from None

@@ -3,6 +3,7 @@
 base       what an algorithm is, what it asks of a model, what it returns
 sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
+tool_reasoning   samples whose programs run
 adaptive   votes that stop once they are settled
 registry   algorithms by name, with options by keyword
 events     what happens in a search, told while it runs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
     from tilebeam.search.choices import Weighting
     from tilebeam.search.sampled import BestOfN, SelfConsistency
+    from tilebeam.search.tool_reasoning import ToolReasoning
 
 _HOME = {
     "Adaptive": "search.adaptive",
@@ -34,6 +36,7 @@ _HOME = {
     "SearchResult": "search.base",
     "SelfConsistency": "search.sampled",
     "StepResult": "search.beam",
+    "ToolReasoning": "search.tool_reasoning",
     "Trajectory": "search.base",
     "VoteResult": "search.base",
     "Weighting": "search.choices",
@@ -51,6 +54,7 @@ __all__ = [
     "SearchResult",
     "SelfConsistency",
     "StepResult",
+    "ToolReasoning",
     "Trajectory",
     "VoteResult",
     "Weighting",

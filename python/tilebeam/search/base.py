@@ -178,13 +178,14 @@ class Algorithm(ABC, Generic[Result]):
     What holds for all of them:
 
     - `run` takes many prompts and drives them in lock-step, so that they share batches. A prompt's result does not
-      depend on the others but for the last bits of logits that batches of other shapes may change.
+      depend on the others but for what batches of other shapes change in logits: of a model that was loaded with
+      ``deterministic=True`` nothing.
     - The budget is in candidates per prompt: how many texts may be in the running at the same time, for each prompt.
       No call to the model ever asks for more samples of a prompt. What it came to is in `SearchResult.usage`, in
       tokens and seconds.
     - ``sampling`` says how to draw. Its ``n`` is the algorithm's; ``max_tokens`` and ``stop`` bound a whole candidate,
-      however many steps it has; ``seed`` decides all: the same seeds and calls give the same results, with tokens
-      guessed ahead up to the last bits of logits.
+      however many steps it has; ``seed`` decides all: the same seeds and calls give the same results, unless
+      tokens are guessed ahead.
     - An instance keeps nothing between calls. Scorers it shares with others may be used by several threads only if
       they say so.
 

@@ -16,3 +16,4 @@ LOOKAHEAD = 0
 CONFIDENCE = 0.95  # of a vote that counts as settled
 WAVE = 4  # candidates drawn at a time
 GIVE_UP = 0.1  # the aggregate below which a candidate is given up
+ROUNDS = 3  # programs of a text that writes some

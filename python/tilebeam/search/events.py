@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilebeam.answers.extract import Extractor
-from tilebeam.answers.normalize import Equal
+from tilebeam.answers.normalize import Equal, checked_answer
 from tilebeam.outputs import CompletionOutput
 
 Fate = Literal["kept", "dropped", "ended", "cut", "given up"]
@@ -100,7 +100,7 @@ class RunningVote:
 
     def add(self, candidate: CompletionOutput, weight: float | None) -> tuple[str | None, dict[str, float] | None]:
         """Its answer, and the votes with it; None while its weight is not known."""
-        answer = self.extract(candidate.text)
+        answer = checked_answer(self.extract(candidate.text))
         if answer is not None:
             self._answers[candidate.index] = answer
             same = next((s for s in self._sides if s.answer == answer or self.equal(s.answer, answer)), None)

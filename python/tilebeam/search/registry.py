@@ -24,9 +24,18 @@ from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.beam import DVTS, BeamSearch
 from tilebeam.search.sampled import BestOfN, SelfConsistency
+from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.text_files import unescaped
 
-_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (BestOfN, SelfConsistency, BeamSearch, DVTS, Adaptive)
+_CLASSES: tuple[type[Algorithm[SearchResult]], ...] = (
+    BestOfN,
+    SelfConsistency,
+    BeamSearch,
+    DVTS,
+    Adaptive,
+    ToolReasoning,
+)
+_OBJECTS = ("scorer", "run")  # arguments that no text gives
 _ALIASES = {"vote": "self-consistency", "beam-search": "beam"}
 
 
@@ -50,15 +59,18 @@ def names() -> list[str]:
     return [c.name for c in _CLASSES]
 
 
-def canonical(name: str) -> str:
+def canonical(name: str, *others: str) -> str:
     """The algorithm's own name.
+
+    Args:
+        others: names that the caller takes besides.
 
     Raises:
         TilebeamError: there is none of that name.
     """
     known = _ALIASES.get(name, name)
-    if known not in names():
-        raise TilebeamError(f"Unknown search method {name!r}: choose from {', '.join([*names(), *_ALIASES])}.")
+    if known not in (taken := [*others, *names()]):
+        raise TilebeamError(f"Unknown search method {name!r}: choose from {', '.join([*taken, *_ALIASES])}.")
     return known
 
 
@@ -67,7 +79,7 @@ def options(name: str) -> list[Option]:
     return [
         Option(option, _in_words(hint), default)
         for option, (hint, default) in _parameters(name).items()
-        if option != "scorer"
+        if option not in _OBJECTS
     ]
 
 
@@ -92,7 +104,7 @@ def create(
     """
     name = canonical(name)
     known = _parameters(name)
-    if unknown := [key for key in options if key not in known or key == "scorer"]:
+    if unknown := [key for key in options if key not in known or key in _OBJECTS]:
         listed = ", ".join(f"{o.name} ({o.type})" for o in _options(name)) or "none"
         raise TilebeamError(f"{name} has no option {unknown[0]!r}: it has {listed}.")
     arguments = {key: _read(name, key, value, known[key][0]) for key, value in options.items()}

@@ -183,7 +183,7 @@ class StepExpander:
             limit = min(limit, params.max_tokens - len(branch.beam.tokens))
         if self.scorer.needs_hidden:  # the token drawn last is decoded now
             changes |= {"hidden": True, "hidden_prompt": bool(branch.beam.tokens)}
-        return replace(params, max_tokens=limit, stop=(self.step_stop, *params.stop), **changes)
+        return replace(params, max_tokens=limit, stop=(self.step_stop, *(params.stop or ())), **changes)
 
     def _generate(
         self,
@@ -213,8 +213,8 @@ class StepExpander:
         text = lm.detokenize(tokens).rstrip("\ufffd")
         before = beam.text
         # A stop string may span steps: "\n\n" where steps end at "\n".
-        longest = max(map(len, task.params.stop), default=0)
-        found = [at for s in task.params.stop if (at := text.find(s, max(0, len(before) - longest + 1))) >= 0]
+        longest = max(map(len, task.params.stop or ()), default=0)
+        found = [at for s in task.params.stop or () if (at := text.find(s, max(0, len(before) - longest + 1))) >= 0]
         if found:
             text, ended = text[: min(found)], True
         assert params.max_tokens is not None

@@ -9,7 +9,9 @@ from tilebeam.errors import TilebeamError
 from tilebeam.model.chat_prompt import ControlTokensInMessage
 from tilebeam.model.chat_template import MessagesRefused, VariablesRefused
 from tilebeam.native.llama import builtin_template_names
+from tilebeam.search.tool_reasoning import conversation
 from tilebeam.server.errors import bad_request
+from tilebeam.server.searches import runs_programs
 from tilebeam.server.tools import turns_of
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ def prompt_of(
     """
     tools = (body.tools or ()) if body.calls else ()
     turns, told = turns_of(body.messages, tools, template or lm.chat_template or "")
+    if runs_programs(body.search) and not any(turn["role"] == "system" for turn in turns):
+        turns = [*conversation("")[:-1], *turns]
     continued = bool(body.continue_final_message)
     # llama.cpp's own templates have no variables, nor use for an effort.
     own = (body.chat_template_kwargs or {}) if template in builtin_template_names() else body.template_variables

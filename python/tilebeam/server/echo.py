@@ -1,6 +1,6 @@
 """Prompts that answers begin with, and the log-probabilities of their tokens: what harnesses score texts by.
 
-A prompt is read between the batches of other requests: the model first ends those that run.
+A prompt is read between the batches of other requests.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI, Request
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam.outputs import Usage
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_TEXTS = 2048  # of one request
 # Elements of all vectors of one answer: as base64 they take 5 bytes each, as numbers about 20.
 _MOST_ELEMENTS = {"base64": 1 << 23, "float": 1 << 22}
-# Tokens of texts that the model reads without letting others in between.
+# Tokens of texts that are read before it is seen whether the client still waits.
 _AT_ONCE = 2048
 
 
@@ -47,11 +47,6 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
     user: str | None = None
-
-    @field_validator("encoding_format", mode="before")
-    @classmethod
-    def _format_default(cls, value: object) -> object:
-        return "float" if value is None else value
 
     @property
     def texts(self) -> list[str | list[int]]:
@@ -212,7 +207,7 @@ def ranked(
 
 
 def _groups(texts: Iterable[list[int]], stopped: threading.Event) -> Iterator[list[list[int]]]:
-    """Texts to be read together: other requests get their turn between them.
+    """Texts to be read together.
 
     Raises:
         ClientGone: nobody waits for the texts any more.

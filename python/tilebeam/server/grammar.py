@@ -45,8 +45,13 @@ def _fields(body: Generation) -> Iterator[tuple[str, Callable[[Any], str], Any]]
         yield "response_format.grammar", constraint.checked, given.grammar
 
 
-def made(param: str, make: Callable[[], str]) -> str:
+def made(param: str, make: Callable[[], str], of: str = "") -> str:
     """What a function of `constraint` makes of a request's field.
+
+    Args:
+        param: the field.
+        make: the function.
+        of: whose field it is, for errors: " of .." or nothing.
 
     Raises:
         ApiError: 400, why it makes nothing of it.
@@ -55,6 +60,6 @@ def made(param: str, make: Callable[[], str]) -> str:
         return make()
     except SchemaError as error:
         code = "unsupported_schema" if error.keyword else "invalid_value"
-        raise bad_request(f"{param} cannot be turned into a grammar: {error}.", param=param, code=code) from None
+        raise bad_request(f"{param}{of} cannot be turned into a grammar: {error}.", param=param, code=code) from None
     except constraint.GrammarError as error:
-        raise bad_request(f"{param}: invalid grammar: {error.what}.", param=param, code="invalid_grammar") from None
+        raise bad_request(f"{param}{of}: invalid grammar: {error.what}.", param=param, code="invalid_grammar") from None

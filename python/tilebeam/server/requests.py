@@ -41,10 +41,21 @@ def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
     return depth > 0 and all(_shallow(item, depth - 1) for item in inner)
 
 
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an object that say something: null is a field that is left out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 class Strict(BaseModel):
-    """Unknown fields and values of another type are errors."""
+    """Unknown fields and values of another type are errors. Clients that write all fields they know write null for
+    those that say nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        return given(value) if isinstance(value, dict) else value
 
 
 class StreamOptions(Strict):
@@ -187,30 +198,15 @@ class Generation(Neutral):
     @classmethod
     def _unpacked(cls, value: object) -> object:
         """Fields under "extra_body" are the request's own: OpenAI's client unpacks them, others send them so."""
-        if not isinstance(value, dict) or "extra_body" not in value:
+        if not isinstance(value, dict) or value.get("extra_body") is None:
             return value
-        packed = value["extra_body"]
-        if not isinstance(packed, dict):
+        if not isinstance(value["extra_body"], dict):
             raise ValueError("extra_body must be an object")
-        outer = {name: given for name, given in value.items() if name != "extra_body"}
+        packed, outer = given(value["extra_body"]), given(value)
+        del outer["extra_body"]
         if twice := [name for name in packed if name in outer and outer[name] != packed[name]]:
             raise ValueError(f"{twice[0]!r} is in extra_body too, with another value")
         return packed | outer
-
-    @field_validator("n", mode="before")
-    @classmethod
-    def _n_default(cls, value: object) -> object:
-        return 1 if value is None else value
-
-    @field_validator("presence_penalty", "frequency_penalty", mode="before")
-    @classmethod
-    def _penalty_default(cls, value: object) -> object:
-        return 0.0 if value is None else value
-
-    @field_validator("stream", "ignore_eos", "include_stop_str_in_output", mode="before")
-    @classmethod
-    def _flag_default(cls, value: object) -> object:
-        return False if value is None else value
 
     @field_validator("stop")
     @classmethod
@@ -323,11 +319,6 @@ class CompletionRequest(Generation):
     max_tokens: int | None = Field(None, ge=-1)  # 0: nothing is drawn
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-
-    @field_validator("echo", mode="before")
-    @classmethod
-    def _echo_default(cls, value: object) -> object:
-        return False if value is None else value
 
     @model_validator(mode="after")
     def _completion_fits_together(self) -> CompletionRequest:
@@ -454,10 +445,7 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Label | None = None
     # As in an answer that is sent back:
-    refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
-    audio: None = None
-    function_call: None = None
     reasoning_content: Text | None = None
 
     @model_validator(mode="after")
@@ -494,11 +482,6 @@ class ChatRequest(Generation):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[Label, Any] | None = Field(None, max_length=64)
-
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def _logprobs_default(cls, value: object) -> object:
-        return False if value is None else value
 
     @field_validator("tools")
     @classmethod

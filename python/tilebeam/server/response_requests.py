@@ -186,16 +186,10 @@ class ResponsesRequest(Neutral):
     top_k: int | None = Field(None, ge=0, lt=2**31)
     min_p: Number | None = Field(None, ge=0, lt=1)
 
-    @field_validator("stream", mode="before")
-    @classmethod
-    def _flag_default(cls, value: object) -> object:
-        return False if value is None else value
-
     @field_validator("previous_response_id", "conversation", mode="before")
     @classmethod
-    def _kept(cls, value: object) -> None:
-        if value is not None:
-            raise ValueError(_STATELESS)
+    def _kept(cls, _: object) -> None:
+        raise ValueError(_STATELESS)
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:

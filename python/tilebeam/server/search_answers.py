@@ -47,7 +47,7 @@ class SearchAnswer:
         self._loaded = loaded
         self._plan = plan
         self._metrics = metrics
-        self._algorithm: Algorithm[SearchResult] = algorithm_of(self._search, loaded.scorer)
+        self._algorithm: Algorithm[SearchResult] = algorithm_of(self._search, loaded.scorer, programs=searches.programs)
 
     async def whole(self, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[list[Json], Usage]:
         """The choices and what they cost.

@@ -17,6 +17,7 @@ from tilebeam.sampling_params import SamplingParams
 from tilebeam.search import registry as methods
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook
+from tilebeam.search.tool_reasoning import ToolReasoning
 from tilebeam.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -92,9 +93,15 @@ class _Prompted:
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
 
-    def tokenize(self, text: str) -> list[int]:
-        known = self._tokens.get(text)
-        return list(known) if known is not None else self._lm.tokenize(text)
+    @property
+    def n_seq_max(self) -> int:
+        return self._lm.n_seq_max
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        known = self._tokens.get(text) if parse_special else None
+        if known is not None:
+            return list(known)
+        return self._lm.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         return self._lm.detokenize(tokens)
@@ -103,17 +110,31 @@ class _Prompted:
         return self._lm.keep_prefixes()
 
 
-def algorithm_of(search: Search, reward: RewardModel | OwnReward | None) -> Algorithm[SearchResult]:
+def runs_programs(search: Search | None) -> bool:
+    """Whether a request's search runs programs that the model writes."""
+    return search is not None and search.method == ToolReasoning.name
+
+
+def algorithm_of(
+    search: Search, reward: RewardModel | OwnReward | None, *, programs: bool = False
+) -> Algorithm[SearchResult]:
     """The algorithm that a request asks for.
 
     Args:
         search: its "search".
         reward: the server's reward model.
+        programs: the server runs programs that models write.
 
     Raises:
         ApiError: 400, there is no such method, option or scorer, or a value does not fit.
     """
     given = dict(search.model_extra or {})
+    if runs_programs(search) and not programs:
+        raise bad_request(
+            "search: this server runs no programs that models write; start it with --programs.",
+            param="search.method",
+            code="programs_off",
+        )
     try:
         name = methods.canonical(search.method)
         known = {option.name: option for option in methods.options(name)}
@@ -121,7 +142,7 @@ def algorithm_of(search: Search, reward: RewardModel | OwnReward | None) -> Algo
             param = f"search.{key}"
             if not isinstance(value, (str, int, float, bool)):
                 raise bad_request(f"{param}: must be a number, a text or a boolean.", param=param)
-            if key in known and "function" in known[key].type:
+            if (key in known and "function" in known[key].type) or key == "unsafe_code":
                 raise bad_request(f"{param}: cannot be given in a request.", param=param)
             if key in known and "extractor" in known[key].type and value not in EXTRACTORS:
                 raise bad_request(f"{param}: must be one of {', '.join(EXTRACTORS)}.", param=param)
@@ -151,9 +172,11 @@ class SearchPool:
 
     Args:
         most: searches at the same time; others wait.
+        programs: searches may run programs that the model writes.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, programs: bool = False) -> None:
+        self.programs = programs
         self.questions = Questions()
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="tilebeam-search")
 

@@ -112,7 +112,7 @@ def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models
     Raises:
         TilebeamError: the model cannot be loaded, or two have the same name.
     """
-    searches = SearchPool(settings.max_searches)
+    searches = SearchPool(settings.max_searches, programs=settings.programs)
     entries = [
         Entry(one.names, one.load["n_seq_max"], partial(one.open, searches.questions), lora=one.own.get("lora", ()))
         for one in served

@@ -138,7 +138,7 @@ class Service:
         params = self._params(body, most, wanted, body.logprobs or 0)
         count = len(body.prompts)
         if count == 0:
-            raise bad_request("prompt is required.", param="prompt")
+            raise bad_request("prompt: the list is empty.", param="prompt", code="invalid_value")
 
         extra = [(chunk.filename, chunk.text) for chunk in body.extra] if isinstance(body, Filling) else []
 
@@ -196,6 +196,9 @@ class Service:
         def chosen(value: Any, otherwise: Any) -> Any:
             return otherwise if value is None else value
 
+        if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+            message = f"min_tokens: must be at most max_tokens, {max_tokens}, not {body.min_tokens}."
+            raise bad_request(message, param="min_tokens", code="invalid_value")
         penalty = body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty
         try:
             params = replace(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
@@ -17,7 +18,7 @@ from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
-from tilebeam.server.thoughts import Marks, Thinking, is_open, texts_of
+from tilebeam.server.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
 from tilebeam.server.tool_style import ToolStyle
 from tilebeam.server.tools import ToolUse
 
@@ -61,10 +62,11 @@ class Plan:
         """The grammar that the text of this model has to match, None for any text.
 
         Raises:
-            ApiError: 400, none can be made of what the request says.
+            ApiError: 400, none can be made of what the request says, or a function takes no object.
         """
         if self.tools is None:
             return grammar_of(self.body)
+        self.tools.check()
         return self.tools.grammar() if self.tools.forced else None if self.body.ignore_eos else self.tools.held(lm)
 
     @property
@@ -96,13 +98,16 @@ class Plan:
         return ToolStyle(self.tools, *options, thinking=thinking)
 
     def _thinking(self, prompt: str, grammar: str | None) -> Thinking | None:
-        """How the answer's thoughts are read. A grammar that knows no thoughts leaves no room for the rest of one."""
+        """How the answer's thoughts are read, None: it has none. A grammar that spells no end of them leaves no room
+        for any; gpt-oss has headers beside them."""
         if self.marks is None or not isinstance(self.body, ChatRequest):
             return None
-        continued = self.body.messages[-1].text if self.body.continue_final_message else None
         free = grammar is None or (self.tools is not None and not self.tools.forced)
-        opened = is_open(prompt, continued, self.marks) and (free or self.marks.closes in (grammar or ""))
-        return Thinking(self.marks, opened, self.apart)
+        ends = free or spells(grammar or "", self.marks.closes)
+        if not ends and self.marks != CHANNELS:
+            return None
+        continued = self.body.messages[-1].text if self.body.continue_final_message else None
+        return Thinking(self.marks, ends and is_open(prompt, continued, self.marks), self.apart)
 
     @property
     def scored(self) -> bool:

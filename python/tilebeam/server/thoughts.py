@@ -1,7 +1,8 @@
 """What a model thinks before it answers, told apart from its answer, piece by piece.
 
 A chat template tells which marks stand around thoughts. They begin an answer, or the prompt has opened them already;
-marks that come later are text. gpt-oss writes each part of an answer as a message of a channel, the thoughts too.
+marks that come later are text, but for one that is written again where it stands already: it is dropped. gpt-oss writes
+each part of an answer as a message of a channel, the thoughts too.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class ThoughtReader:
         self._final = False
         self._begun = opened  # there was a thought, or is one
         self._told = False  # something of this thought
-        self._state: Callable[[], bool] = self._inside if opened else self._begin
+        self._state: Callable[[], bool] = self._opened if opened else self._begin
         self._pieces: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
@@ -124,21 +125,35 @@ class ThoughtReader:
 
     def _begin(self) -> bool:
         """Nothing but white space and thoughts yet."""
-        text = self._held.lstrip(_SPACE)
-        space = self._held[: len(self._held) - len(text)]
-        mark = self._marks.opens
-        if text.startswith(mark):
-            self._think(space + mark, mark=True)
-            self._held = text[len(mark) :]
-            self._begun, self._told, self._state = True, False, self._inside
+        opens = self._took(self._marks.opens)
+        if opens:
+            self._begun, self._told, self._state = True, False, self._opened
             return True
-        if mark.startswith(text) and not self._final:
-            return False
+        closes = self._took(self._marks.closes) if self._begun else False
+        if closes or opens is None or closes is None:
+            return bool(closes)
+        text = self._held.lstrip(_SPACE)
         if self._begun and self._kept:
-            self._think(space, mark=True)
+            self._think(self._held[: len(self._held) - len(text)], mark=True)
         self._held = text if self._begun else self._held
         self._state = self._text
         return True
+
+    def _opened(self) -> bool:
+        """Within a thought of which there is nothing yet."""
+        again = self._took(self._marks.opens)
+        if again is False:
+            self._state = self._inside
+        return again is not None
+
+    def _took(self, mark: str) -> bool | None:
+        """Take a mark and white space before it off what is held; None: it is not clear whether there is one."""
+        text = self._held.lstrip(_SPACE)
+        if text.startswith(mark):
+            self._think(self._held[: len(self._held) - len(text)] + mark, mark=True)
+            self._held = text[len(mark) :]
+            return True
+        return None if mark.startswith(text) and not self._final else False
 
     def _inside(self) -> bool:
         """Within a thought."""

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.grammars import constraint
+from tilebeam.grammars.combining import allows_objects
 from tilebeam.grammars.gbnf import MAX_LENGTH, literal
 from tilebeam.model.chat_template import takes_tools
 from tilebeam.server.errors import ApiError, bad_request
@@ -42,17 +43,27 @@ class ToolUse:
         tools: those that it may call.
         forced: it must call.
         several: more than one call is allowed.
+        first: where `tools` begin in the request's list.
     """
 
     family: Family
     tools: Sequence[Tool]
     forced: bool
     several: bool
+    first: int = 0
 
     @property
     def functions(self) -> dict[str, dict[str, Any]]:
         """The schemas of their parameters, by their names."""
         return {tool.function.name: tool.arguments for tool in self.tools}
+
+    def check(self) -> None:
+        """Raise `ApiError` for a function that takes no object; not for the event loop."""
+        for i, tool in enumerate(self.tools, self.first):
+            if not allows_objects(tool.arguments):
+                param = f"tools[{i}].function.parameters"
+                why = f"the arguments of {tool.function.name!r} are an object, and this schema allows none"
+                raise bad_request(f"{param}: {why}.", param=param, code="invalid_value")
 
     def grammar(self) -> str:
         """The grammar of an answer that calls.
@@ -85,8 +96,9 @@ class ToolUse:
 
     def _text(self) -> str:
         schema, calls = _calls_schema(self.tools, "parameters" if self.family.name == "llama" else "arguments")
-        for i, tool in enumerate(self.tools):  # one by one, so that errors name the right one
-            made(f"tools[{i}].function.parameters", partial(constraint.of_schema, tool.arguments))
+        for i, tool in enumerate(self.tools, self.first):  # one by one, so that errors name the right one
+            make = partial(constraint.of_schema, tool.arguments)
+            made(f"tools[{i}].function.parameters", make, f" of {tool.function.name!r}")
         text = made("tools", partial(constraint.of_schema, schema | {"anyOf": calls}))
         head, body = text.split("\n", 1)
         call = f"call ::= {head.removeprefix('root ::= ')}"
@@ -137,7 +149,7 @@ def _calls_schema(tools: Sequence[Tool], key: str) -> tuple[dict[str, Any], list
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.function.name}, key: {"$ref": f"#/$defs/f{i}"}},
+            "properties": {"name": {"const": tool.function.name}, key: {"type": "object", "$ref": f"#/$defs/f{i}"}},
             "required": ["name", key],
             "additionalProperties": False,
         }
@@ -174,18 +186,19 @@ def use_of(body: ChatRequest, lm: LM, template: str | None) -> ToolUse | None:
     choice = body.tool_choice
     if not body.tools or choice == "none":
         return None
-    tools = body.tools
+    tools, first = body.tools, 0
     if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        name = choice.function.name
+        first = next((i for i, tool in enumerate(tools) if tool.function.name == name), len(tools))
+        tools = tools[first : first + 1]
         if not tools:
-            name = choice.function.name
             raise bad_request(f"tool_choice: there is no function {name!r} in tools.", param="tool_choice")
     forced = choice == "required" or isinstance(choice, NamedTool)
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     family = family_of(template or lm.chat_template or "")
     if forced and family.name not in _OWN_GRAMMAR:
         family = FAMILIES["json"]  # what the grammar makes of it
-    return ToolUse(family, tools, forced, several)
+    return ToolUse(family, tools, forced, several, first)
 
 
 def family_of(template: str) -> Family:

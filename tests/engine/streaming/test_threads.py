@@ -255,12 +255,15 @@ def test_readers_and_generators_take_turns(lm: LM) -> None:
     assert idle(lm)
 
 
-def test_reading_waits_for_a_stream_of_the_same_thread(lm: LM) -> None:
+def test_reading_beside_a_stream_of_the_same_thread(lm: LM) -> None:
     expected, rows = tokens(lm, PROMPT, LONG), lm.logits([5, 6, 7])
+    [reading] = lm.read([PROMPT], [[-1, 0]])
     stream = lm.stream(PROMPT, LONG)
     deltas = [next(stream) for _ in range(4)]
-    np.testing.assert_allclose(lm.logits([5, 6, 7]), rows, atol=1e-4)  # the stream ends before it
-    assert stream._call.done
+    for _ in range(2):
+        np.testing.assert_allclose(lm.logits([5, 6, 7]), rows, atol=1e-4)
+        np.testing.assert_allclose(lm.read([PROMPT], [[-1, 0]])[0].logits, reading.logits, atol=1e-4)
+    assert not stream._call.done
     assert [s["ids"] for s in add_up(deltas + list(stream), 2)] == expected
 
 

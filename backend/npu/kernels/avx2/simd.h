@@ -77,6 +77,12 @@ struct simd {
         return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit)));
     }
 
+    using wide = __m256d;
+    static wide set1(double x) { return _mm256_set1_pd(x); }
+    static wide load(const double * p) { return _mm256_loadu_pd(p); }
+    static void store(double * p, wide x) { _mm256_storeu_pd(p, x); }
+    static wide fma(wide a, wide b, wide c) { return _mm256_fmadd_pd(a, b, c); }
+
     // out[i] = sum of the lanes of x[i]
     static vec sums(const vec (&x)[8]) {
         const vec a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));

@@ -52,6 +52,12 @@ struct simd {
     // x where bit i of `bits` is set, else y
     static vec select(uint32_t bits, vec x, vec y) { return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), y, x); }
 
+    using wide = __m512d;
+    static wide set1(double x) { return _mm512_set1_pd(x); }
+    static wide load(const double * p) { return _mm512_loadu_pd(p); }
+    static void store(double * p, wide x) { _mm512_storeu_pd(p, x); }
+    static wide fma(wide a, wide b, wide c) { return _mm512_fmadd_pd(a, b, c); }
+
     // out[i] = sum of the lanes of x[i]
     static vec sums(const vec (&x)[16]) {
         vec quads[4];

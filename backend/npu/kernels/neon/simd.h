@@ -77,6 +77,12 @@ struct simd {
         return vbslq_f32(vtstq_u32(vdupq_n_u32(bits), vld1q_u32(bit)), x, y);
     }
 
+    using wide = float64x2_t;
+    static wide set1(double x) { return vdupq_n_f64(x); }
+    static wide load(const double * p) { return vld1q_f64(p); }
+    static void store(double * p, wide x) { vst1q_f64(p, x); }
+    static wide fma(wide a, wide b, wide c) { return vfmaq_f64(c, a, b); }
+
     // out[i] = sum of the lanes of x[i]
     static vec sums(const vec (&x)[4]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
 

@@ -6,6 +6,7 @@
 
 #include "half.h"
 #include "kernels/attention.h"
+#include "kernels/attention_any_order.h"
 #include "tilebeam/layout.h"
 #include "tilebeam/types.h"
 
@@ -140,6 +141,27 @@ void accumulate(const attention_accumulate_args & a) {
     }
 }
 
+double powers(int64_t n, float * x, float max) {
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = std::exp(x[i] - max);
+    }
+    return sum_in_any_order(n, x);
+}
+
+// Products of two floats are exact; odd ones are in the middle between two points of no grid that matters.
+void accumulate_any_order(const attention_any_order_args & a) {
+    for (int c = 0; c < a.cells; c++) {
+        float * v = a.scratch;
+        widen(a.v[c], a.type, a.dim, v);
+        for (int r = 0; r < a.rows; r++) {
+            const double p = a.p[r * attention_tile_cells + c];
+            for (int d = 0; d < a.dim && p != 0.0; d++) {
+                a.o[r][d] += odd(p * static_cast<double>(v[d]));
+            }
+        }
+    }
+}
+
 uint64_t visible(const uint16_t * mask, int cells, uint64_t * biased) {
     uint64_t seen = 0;
     uint64_t nonzero = 0;
@@ -179,6 +201,7 @@ void fill_attention_portable(attention_kernels & k) {
     k.accumulate = accumulate;
     k.visible = visible;
     k.exp2_fp16 = exp2_fp16;
+    k.any_order = {powers, accumulate_any_order};
 }
 
 } // namespace tb::npu

@@ -17,6 +17,7 @@ from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
 from tilebeam.evaluation.options import TaskOptions
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.search.tool_reasoning import conversation
 
 Checker = Callable[[Mapping[str, Any], str], "float | bool"]
 Message = dict[str, str]
@@ -88,7 +89,10 @@ class Task(ABC):
         self.options = options
         self.chat = self.chats if options.chat is None else options.chat
         self.defaults = self._defaults()
-        self.template = self.defaults.template if options.template is None else options.template
+        if options.tir and not self.chat:
+            raise TilebeamError("--tir needs a chat template: the system prompt asks for programs. Use --chat.")
+        own = "{question}" if options.tir else self.defaults.template
+        self.template = own if options.template is None else options.template
         self._shot_answer = self.defaults.shot_answer if options.shot_answer is None else options.shot_answer
         self.shots = [self._shot(entry) for entry in self._shots()]
         self.extract, self._extract_source = _extractor(options.extract or self.defaults.extract)
@@ -119,7 +123,11 @@ class Task(ABC):
             for turn in turns
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        return [*found, {"role": "user", "content": item.body if found else prefix + item.body}]
+        asked = item.body if found else prefix + item.body
+        if self.options.tir:
+            system, *example, question = conversation(asked)
+            return [system, *(found or example), question]
+        return [*found, {"role": "user", "content": asked}]
 
     def prompt(self, item: Item, lm: ChatModel) -> str:
         """What a model reads.

@@ -32,6 +32,8 @@ class HumanEvalTask(FileTask):
     file_shots: ClassVar[int | None] = 2
 
     def __init__(self, options: TaskOptions) -> None:
+        if options.tir:
+            raise TilebeamError("--tir is for problems that have an answer; humaneval asks for the program itself.")
         self._judged: dict[tuple[str, str], bool] = {}  # several scorers ask about one text
         super().__init__(options)
         if self._check is None:

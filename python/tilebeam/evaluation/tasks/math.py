@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tilebeam.answers.extract import boxed
-from tilebeam.answers.normalize import plain_math
+from tilebeam.answers.extract import framed
+from tilebeam.answers.normalize import faithful_math
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.tasks.base import Defaults, Item
 from tilebeam.evaluation.tasks.file_task import FileTask, text_of
@@ -30,11 +30,11 @@ class MathTask(FileTask):
 
     def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
         solution = text_of(line, "solution", where)
-        answer = line.get("answer") or boxed(solution)
+        answer = line.get("answer") or framed(solution)
         if not isinstance(answer, str):
             raise TilebeamError(f'{where} has no text under "answer", and no box in its solution.')
         named = {"id": str(line["unique_id"])} if "unique_id" in line else {}
-        return {**line, **named, "question": text_of(line, "problem", where), "answer": plain_math(answer)}
+        return {**line, **named, "question": text_of(line, "problem", where), "answer": faithful_math(answer)}
 
     def _judge(self, item: Item, text: str) -> bool:
         answer = self.extract(text)

@@ -1,4 +1,4 @@
-"""LoRA adapters for the random models of bench/lib/synth.py."""
+"""Random LoRA adapters for models, those of synth.py and others."""
 
 from __future__ import annotations
 

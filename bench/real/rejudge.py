@@ -1,0 +1,132 @@
+"""Kept samples judged again: after a change of how answers are read or judged, what differs in bench/real/logs.
+
+    python -m bench.real.rejudge --data FOLDER [--rows gsm8k,math] [--write]
+
+Prints how many answers and verdicts differ, and each verdict that does. With --write the logs have the new ones, and
+evaluations go on with them; the tables in docs/evaluation.md come from `python -m bench.real.search_cost` then. FOLDER
+is that of `python -m bench.real`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilebeam.answers.normalize import merged
+from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.tasks import open_task
+from tilebeam.evaluation.tasks.base import Task
+from tilebeam.gguf.whole_file import whole_file
+
+from bench.lib.options import Parser
+from bench.lib.report import start
+from bench.real.__main__ import data_there, named_rows
+from bench.real.search_cost import EVALUATIONS, KEPT, LOGS, OUT, Evaluation
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Changes:
+    """What differs in a row's log.
+
+    Attributes:
+        texts, answers, verdicts: how many there are, and how many of their answers and verdicts differ.
+        lines: each verdict that differs.
+    """
+
+    texts: int = 0
+    answers: int = 0
+    verdicts: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+def judged(record: Record, task: Task) -> Changes:
+    """Judge a unit's texts again, in place."""
+    changes = Changes()
+    items = {item.id: item for item in task.items}
+    for entry in record.get("items", []):
+        item = items[entry["id"]]
+        texts = [x for x in entry.get("samples", [entry]) if "text" in x]  # a search has one text, samples have many
+        answers = merged([task.extract(x["text"]) for x in texts], task.equal)
+        for text, answer in zip(texts, answers, strict=True):
+            verdict = task.verdict(item, text["text"])
+            changes.texts += 1
+            changes.answers += answer != text["answer"]
+            if verdict != text["correct"]:
+                changes.verdicts += 1
+                told = f"{text['answer']!r} ({text['correct']:g}) is {answer!r} ({verdict:g}), right is {item.answer!r}"
+                changes.lines.append(f"{record['unit']}, item {item.id}: {told}")
+            text |= {"answer": answer, "correct": verdict}
+    return changes
+
+
+def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
+    """Judge a row's kept log again."""
+    total = Changes()
+    path = LOGS / f"{row.name}-{KEPT[0]}.xz"
+    header, *records = read(path)
+    task = open_task(TaskOptions(**header["setting"]["task"] | {"spec": f"{row.kind}:{data}"}))
+    for record in records:
+        found = judged(record, task)
+        total.texts += found.texts
+        total.answers += found.answers
+        total.verdicts += found.verdicts
+        total.lines += found.lines
+    if write:
+        save(path, [settled(header, task.digest), *records])
+        if (timed := LOGS / f"{row.name}-{KEPT[1]}.xz").exists():
+            first, *rest = read(timed)
+            save(timed, [settled(first, task.digest), *rest])
+    return total
+
+
+def settled(header: Record, task_digest: str) -> Record:
+    """A log's first line for a task whose right answers are spelled otherwise now."""
+    setting = header["setting"] | {"task_digest": task_digest}
+    digest = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()  # as `Setting.digest`
+    return header | {"digest": digest, "setting": setting}
+
+
+def read(path: Path) -> list[Record]:
+    """A packed log."""
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def save(path: Path, records: list[Record]) -> None:
+    """Pack a log."""
+    with whole_file(path) as partial, lzma.open(partial, "wt", preset=9, encoding="utf-8") as lines:
+        lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def told(rows: list[Evaluation], options: argparse.Namespace) -> Iterator[str]:
+    """What is printed."""
+    for row in rows:
+        if (LOGS / f"{row.name}-{KEPT[0]}.xz").exists() and (data := data_there(row, options)) is not None:
+            found = rejudge(row, data, options.write)
+            yield f"{row.name}: {found.texts} texts, {found.answers} other answers, {found.verdicts} other verdicts"
+            yield from (f"  {line}" for line in found.lines)
+
+
+def main() -> None:
+    """Judge all rows, or those of --rows."""
+    p = Parser(__doc__, "has no effect")
+    p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl and math.jsonl")
+    p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")
+    p.add_argument("--write", action="store_true", help="keep the new answers and verdicts")
+    p.add_argument("--out", type=Path, default=OUT, help="where HumanEval is fetched to (default: build/search-cost)")
+    options = p.parse()
+    wanted = named_rows(p, options.rows, [e.name for e in EVALUATIONS])
+    for line in told([e for e in EVALUATIONS if e.name in wanted], options):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,84 @@
+"""Whether a model fits the memory that this process can have, asked before anything is loaded: the system ends a
+process that takes more without a word, and a container's memory is often small.
+
+Counted is what will be filled, as far as the file's header tells for certain, and never more: a model that fits is not
+refused. Weights that are mapped from the file count nothing, for the page cache can be had back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tilebeam._ext import Type
+from tilebeam.errors import TilebeamError
+from tilebeam.model.cache_size import KV_BYTES
+from tilebeam.model.device_choice import listed
+from tilebeam.model.load_options import CheckedOptions, LoadOptions
+from tilebeam.native.executor import usable_memory
+
+if TYPE_CHECKING:
+    from tilebeam.gguf import MatrixGroup
+    from tilebeam.model.file_check import CheckedFile
+
+# Bytes of llama.cpp's tables for each entry of a vocabulary, at least.
+_ENTRY_BYTES = 100
+
+
+def check(
+    file: CheckedFile, options: CheckedOptions, groups: Sequence[MatrixGroup], texts: int, *, loaded: bool = False
+) -> None:
+    """Refuse what the memory cannot hold.
+
+    Args:
+        groups: the file's matrices as they will run.
+        texts: rows of logits that a context has room for at least.
+        loaded: weights and vocabulary are in the memory already.
+
+    Raises:
+        TilebeamError: the model takes more than there is; says what of it takes how much, and what helps.
+    """
+    weights = 0 if loaded else _unmapped(file, groups)
+    cached = rest = 0
+    if file.generates:
+        token = file.cache.k * KV_BYTES[options.type_k] + file.cache.v * KV_BYTES[options.type_v]
+        cached = int(options.n_ctx * token)
+        rest = texts * file.weights.n_vocab * 4 + (0 if loaded else file.cache.entries * _ENTRY_BYTES)
+        # Of a layer's feed-forward network, for a prompt as long as most batches are.
+        rows = min(options.n_ubatch, options.n_ctx, LoadOptions.n_batch)
+        rest += 4 * rows * (file.weights.n_ff + 2 * file.weights.n_embd)
+    needed, left = weights + cached + rest, usable_memory().with_swap
+    if needed <= left:
+        return
+    samples = "1 sample" if options.n_seq_max == 1 else f"{options.n_seq_max} samples"
+    parts = [
+        (weights, "its weights"),
+        (cached, f"a KV cache of {options.n_ctx} tokens"),
+        (rest, f"{'' if loaded else 'the vocabulary, '}logits and intermediate results of {samples}"),
+    ]
+    advice = ["choose a smaller n_ctx or n_seq_max"] if file.generates and weights < left else []
+    if weights and file.repacked is None:
+        advice.append(
+            "take a smaller quantization, or write the file anew with `gguf-repack pack`: packed weights are mapped "
+            "from the file, and take no memory of their own"
+        )
+    said = "; or ".join(advice) or "use a machine with more memory"
+    raise TilebeamError(
+        f"{file.path} needs at least {_size(needed)} of memory{' more' if loaded else ''}, and this process can have "
+        f"{_size(left)}: {listed([f'{_size(size)} for {what}' for size, what in parts if size])}. "
+        f"{said[0].upper()}{said[1:]}."
+    )
+
+
+def _unmapped(file: CheckedFile, groups: Iterable[MatrixGroup]) -> int:
+    """Bytes of weights that must be in memory: adapters, what becomes tiles; all if the file cannot be mapped."""
+    adapters = sum(p.a.nbytes + p.b.nbytes for adapter in file.adapters for p in adapter.pairs)
+    if file.repacked is not None:
+        return adapters
+    if not file.aligned:
+        return adapters + sum(g.bytes for g in groups)
+    return adapters + sum(g.bytes for g in groups if g.device == "npu" and Type[g.type.upper()].is_in_tiles)
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

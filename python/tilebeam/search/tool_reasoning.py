@@ -1,0 +1,433 @@
+"""Tool-integrated reasoning: samples that write programs, which are run, and go on behind the real output.
+
+    lm = ToolGenerator(lm, run)                      # whatever asks a model for samples can ask this one
+    ToolReasoning("boxed").infer(lm, prompt, 8)      # the same under a vote
+
+A model that was trained on it (Gou et al., "ToRA"; Qwen2.5-Math) writes a block of Python, then a block that begins
+with "```output", and without help invents what stands there. Here a sample stops at that mark, its program runs, the
+output is put behind the mark, and the sample goes on. Its KV cells are kept meanwhile, so that only the output is read;
+samples of all prompts go on in the same batches while programs run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, cast
+
+from tilebeam.answers.extract import Extractor, marked_number
+from tilebeam.answers.normalize import Equal
+from tilebeam.checks import whole
+from tilebeam.errors import TilebeamError
+from tilebeam.outputs import CompletionOutput, FinishReason, Progress, ProgressHook, RequestOutput, SampleHook, Usage
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.scoring.scorers import Rating, Scorer, Verifier
+from tilebeam.search.base import Algorithm, StepGenerator, VoteResult
+from tilebeam.search.choices import BUDGET, ROUNDS
+from tilebeam.search.events import EventHook
+from tilebeam.search.sampled import SelfConsistency, as_scorer
+
+# Runs the last of a sample's programs and returns what it prints, or its error, as text; the others are those before.
+Run = Callable[[Sequence[str]], str]
+
+MARK = "```output"
+# The words that Qwen2.5-Math was trained with, and its kin understand.
+SYSTEM = (
+    "Please integrate natural language reasoning with programs to solve the problem above, and put your final answer "
+    "within \\boxed{}."
+)
+# Without an example fewer than half of the samples write a program.
+_EXAMPLE = (
+    "A ticket costs 12 dollars for adults and half of that for children. How much do 3 adults and 4 children pay?",
+    "A child pays half of 12 dollars. I add up both groups with a program.\n"
+    "```python\nadult = 12\nchild = adult / 2\ntotal = 3 * adult + 4 * child\nprint(total)\n```\n"
+    "```output\n60.0\n```\n"
+    "Together they pay \\boxed{60} dollars.",
+)
+MOST_OUTPUT = 1000  # characters of a program's output that a model reads
+_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
+_THREADS = 64  # samples whose programs run or that go on, at most
+
+
+class ToolModel(StepGenerator, Protocol):
+    """What tool-integrated reasoning asks of a model; `tilebeam.LM` is one."""
+
+    def tokenize(self, text: str, *, add_special: bool = ..., parse_special: bool = ...) -> list[int]:
+        """Token ids."""
+        ...
+
+
+def conversation(question: str, *, example: bool = True) -> list[dict[str, str]]:
+    """Return the messages that ask a question so that a model writes programs.
+
+    Args:
+        question: of the user.
+        example: show one worked example in front.
+    """
+    asked, answered = _EXAMPLE
+    shots = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}] if example else []
+    return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": question}]
+
+
+def last_program(text: str) -> str | None:
+    """Return the last closed block of Python in a text, None if it holds none."""
+    blocks = _BLOCK.findall(text)
+    return blocks[-1] if blocks else None
+
+
+def ran_program(text: str) -> bool:
+    """Tell whether a program of this text was run."""
+    return MARK in text
+
+
+def shown(output: str) -> str:
+    """Return a program's output as a model reads it: about `MOST_OUTPUT` characters, nothing that closes the block."""
+    text = output.strip("\n").replace("```", "'''")
+    if len(text) > MOST_OUTPUT:
+        text = text[: MOST_OUTPUT // 2] + "\n.. (cut) ..\n" + text[-MOST_OUTPUT // 2 :]
+    return text
+
+
+@dataclass(eq=False)
+class _Draft:
+    """A sample on its way: what was written and inserted so far."""
+
+    first: CompletionOutput
+    text: str
+    tokens: list[int]
+    written: int  # tokens that the model wrote
+    logprobs: list[float] | None
+    finish: FinishReason
+    stop_reason: str | None
+    programs: list[str] = field(default_factory=list)
+    hidden: Any = None
+
+    @classmethod
+    def of(cls, first: CompletionOutput) -> _Draft:
+        """Begin with what the model wrote up to the first mark."""
+        tokens, logprobs = list(first.token_ids), None if first.logprobs is None else list(first.logprobs)
+        return cls(
+            first, first.text, tokens, len(tokens), logprobs, first.finish_reason, first.stop_reason, [], first.hidden
+        )
+
+    def add(self, more: CompletionOutput) -> None:
+        """Append what the model wrote behind an output."""
+        self.text += more.text
+        self.tokens += more.token_ids
+        self.written += len(more.token_ids)
+        self.finish, self.stop_reason = more.finish_reason, more.stop_reason
+        if self.logprobs is not None:
+            self.logprobs += more.logprobs or []
+        if self.hidden is not None and more.hidden is not None:
+            self.hidden = self.hidden.then(more.hidden)
+
+    def output(self) -> CompletionOutput:
+        """Return the sample, complete."""
+        total = None if self.logprobs is None else sum(self.logprobs)
+        return replace(
+            self.first,
+            text=self.text,
+            token_ids=self.tokens,
+            finish_reason=self.finish,
+            stop_reason=self.stop_reason,
+            logprobs=self.logprobs,
+            cumulative_logprob=total,
+            hidden=self.hidden,
+        )
+
+
+class ToolGenerator:
+    """A model whose samples write programs, which are run; a `StepGenerator` over another one.
+
+    ``max_tokens`` counts what the model writes, not the outputs. Texts, token ids and hidden states hold the outputs;
+    log-probabilities are of what the model wrote.
+
+    Args:
+        lm: the model.
+        run: runs programs; from several threads at once.
+        rounds: programs of a sample; one that wants more is cut there.
+    """
+
+    def __init__(self, lm: ToolModel, run: Run, *, rounds: int = ROUNDS) -> None:
+        self._lm = lm
+        self._run = run
+        self._rounds = whole("rounds", rounds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lm, name)
+
+    def tokenize(self, text: str) -> list[int]:
+        """See `StepGenerator`."""
+        return self._lm.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """See `StepGenerator`."""
+        return self._lm.detokenize(tokens)
+
+    @property
+    def n_ctx(self) -> int:
+        """See `StepGenerator`."""
+        return self._lm.n_ctx
+
+    def keep_prefixes(self) -> AbstractContextManager[None]:
+        """See `StepGenerator`."""
+        return self._lm.keep_prefixes()
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        *,
+        progress: ProgressHook | None = None,
+        on_sample: SampleHook | None = None,
+    ) -> list[RequestOutput]:
+        """Draw samples for each prompt and run their programs; see `tilebeam.LM.generate`.
+
+        ``on_sample`` and ``progress`` are called from several threads, one at a time.
+
+        Raises:
+            TilebeamError: as `LM.generate`, or samples are to be held to a grammar.
+        """
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if any(p.constrained for p in params):
+            raise TilebeamError(
+                "Samples whose programs run cannot be held to a grammar, a JSON schema or a regular expression, "
+                "because each part of a text would begin it anew."
+            )
+        told = _Told(progress, on_sample, sum(p.n for p in params))
+        slots = int(getattr(self._lm, "n_seq_max", 16))
+        # Few more samples than slots are under way, so that those that go on need not wait behind the first parts of
+        # others, and find their cells still there.
+        at_once = max(1, math.ceil(2 * slots / max((p.n for p in params), default=1)))
+        with (
+            self._lm.keep_prefixes(),
+            ThreadPoolExecutor(_THREADS, "tilebeam-programs") as going_on,
+            ThreadPoolExecutor(at_once, "tilebeam-prompts") as pool,
+        ):
+            jobs = [pool.submit(self._one, i, prompts[i], params[i], told, going_on) for i in range(len(prompts))]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                told.cancelled = True
+                for job in jobs:
+                    job.cancel()
+                raise
+
+    def _one(
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, told: _Told, pool: ThreadPoolExecutor
+    ) -> RequestOutput:
+        """All samples of one prompt."""
+        under_way: dict[int, Future[tuple[CompletionOutput, Usage]]] = {}
+        ids = self._lm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+
+        def ended(_: int, first: CompletionOutput) -> None:
+            if first.stop_reason == MARK:
+                under_way[first.index] = pool.submit(self._go_on, ids, params, first, told)
+            else:
+                told.ended(number, first)
+
+        hidden = params.hidden  # those of the first part come with the result of the call
+        asked = replace(params, stop=(*(params.stop or ()), MARK))
+        output = self._lm.generate(
+            cast(Sequence[str], [prompt]), [asked], progress=told.hook(), on_sample=None if hidden else ended
+        )[0]
+        for first in output.outputs if hidden else ():
+            ended(0, first)
+        for index, future in under_way.items():
+            output.outputs[index], usage = future.result()
+            told.ended(number, output.outputs[index])
+            output.usage += usage
+        return output
+
+    def _go_on(
+        self, ids: list[int], params: SamplingParams, first: CompletionOutput, told: _Told
+    ) -> tuple[CompletionOutput, Usage]:
+        """Run a sample's program and let the model write on, until it ends."""
+        draft, usage = _Draft.of(first), Usage()
+        while draft.stop_reason == MARK and draft.finish == "stop":
+            left = None if params.max_tokens is None else params.max_tokens - draft.written
+            if len(draft.programs) == self._rounds or (left is not None and left < 1) or told.cancelled:
+                draft.finish, draft.stop_reason = "aborted" if told.cancelled else "length", None
+                break
+            self._insert(draft)
+            if len(ids) + len(draft.tokens) >= self._lm.n_ctx:
+                draft.finish, draft.stop_reason = "length", None
+                break
+            asked = replace(
+                params,
+                n=1,
+                seed=params.sample_seed(first.index),
+                max_tokens=left,
+                min_tokens=0,
+                stop=(*(params.stop or ()), MARK),
+                hidden_prompt=params.hidden,
+            )
+            output = self._lm.generate([ids + draft.tokens], [asked], progress=told.hook())[0]
+            draft.add(output.outputs[0])
+            again = output.usage.prompt_tokens - output.usage.cached_tokens
+            usage += replace(output.usage, prompt_tokens=0, cached_tokens=0, recomputed_tokens=again)
+        return draft.output(), usage
+
+    def _insert(self, draft: _Draft) -> None:
+        """Put the output of a draft's last program behind its mark."""
+        program = last_program(draft.text)
+        none = "There is no block of Python above."
+        output = none if program is None else self._run([*draft.programs, program])
+        draft.programs.append(program or "")
+        draft.text += MARK
+        # The last tokens may hold more than the mark: they are replaced.
+        kept, missing = draft.tokens, ""
+        while kept and len(written := self._lm.detokenize(kept)) > len(draft.text):
+            kept = kept[:-1]
+        written = self._lm.detokenize(kept)
+        if draft.text.startswith(written):
+            missing = draft.text[len(written) :]
+        inserted = f"\n{shown(output)}\n```\n"
+        draft.text += inserted
+        draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
+
+
+class _Told:
+    """Makes the progress of one call out of that of its parts, and tells hooks, one at a time."""
+
+    def __init__(self, progress: ProgressHook | None, on_sample: SampleHook | None, total: int) -> None:
+        self.cancelled = False
+        self._progress = progress
+        self._on_sample = on_sample
+        self._lock = threading.Lock()
+        self._parts: list[Progress] = []
+        self._finished = 0
+        self._total = total
+
+    def hook(self) -> ProgressHook:
+        """Return a hook for one call to the model."""
+        part = Progress()
+        with self._lock:
+            at = len(self._parts)
+            self._parts.append(part)
+
+        def tell(now: Progress) -> bool:
+            with self._lock:
+                self._parts[at] = replace(now)
+                if self._progress is not None and not self.cancelled:
+                    self.cancelled = self._progress(self._sum()) is False
+            return not self.cancelled
+
+        return tell
+
+    def ended(self, number: int, sample: CompletionOutput) -> None:
+        """A sample is complete."""
+        with self._lock:
+            self._finished += 1
+            if self._on_sample is not None:
+                self._on_sample(number, replace(sample, hidden=None, hidden_steps=None))
+
+    def _sum(self) -> Progress:
+        parts = self._parts
+        return Progress(
+            self._finished,
+            self._total,
+            sum(p.running for p in parts if p.finished < p.total),
+            sum(p.tokens for p in parts),
+            sum(p.prompt_tokens for p in parts),
+            max((p.seconds for p in parts), default=0.0),
+        )
+
+
+class ToolReasoning(Algorithm[VoteResult]):
+    """Draw N candidates whose programs are run, and let their answers vote.
+
+    Args:
+        extract: from a text to its answer; see `tilebeam.answers.extract`.
+        scorer: weighs votes; None: one vote each.
+        program_weight: votes of a candidate with a program that ran count so many times.
+        rounds: programs of a candidate at most.
+        equal: see `SelfConsistency`.
+        run: runs programs; None: `tilebeam.sandbox` does, confined.
+        unsafe_code: let it run them even where they cannot be confined.
+    """
+
+    name: ClassVar[str] = "tir"
+
+    def __init__(
+        self,
+        extract: Extractor = marked_number,
+        *,
+        scorer: Scorer | Callable[[str, str], float | bool] | None = None,
+        program_weight: float = 1.0,
+        rounds: int = ROUNDS,
+        equal: Equal | None = None,
+        run: Run | None = None,
+        unsafe_code: bool = False,
+    ) -> None:
+        if not (math.isfinite(program_weight) and program_weight > 0):
+            raise TilebeamError(f"program_weight must be a number above 0, not {program_weight!r}.")
+        self.rounds = whole("rounds", rounds)
+        self._run = run
+        self._unsafe = unsafe_code
+        weigher = None if scorer is None else as_scorer(scorer)
+        if program_weight != 1.0:
+            weigher = _Weighed(weigher, program_weight)
+        self.vote = SelfConsistency(
+            extract, weighting="plain" if weigher is None else "reward", scorer=weigher, equal=equal
+        )
+
+    def run(
+        self,
+        lm: ToolModel,  # type: ignore[override]
+        prompts: Sequence[str],
+        budget: int = BUDGET,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: ProgressHook | None = None,
+        events: EventHook | None = None,
+    ) -> list[VoteResult]:
+        """See `Algorithm.run`."""
+        tools = ToolGenerator(lm, self._run or confined(unsafe=self._unsafe), rounds=self.rounds)
+        return self.vote.run(tools, prompts, budget, sampling=sampling, progress=progress, events=events)
+
+
+class _Weighed(Scorer):
+    """Scores of another scorer, or 1, those of candidates whose programs ran times a weight."""
+
+    def __init__(self, inner: Scorer | None, weight: float) -> None:
+        self._inner = inner or Verifier(lambda prompt, text: 1.0)  # noqa: ARG005
+        self._weight = weight
+        self.needs_logprobs = self._inner.needs_logprobs
+        self.needs_hidden = self._inner.needs_hidden
+
+    @property
+    def hidden_steps(self) -> str:
+        return self._inner.hidden_steps
+
+    def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        return self.rate([prompt], [candidates])[0].scores
+
+    def rate(self, prompts: Sequence[str], groups: Sequence[Sequence[CompletionOutput]]) -> list[Rating]:
+        return [
+            replace(
+                r,
+                scores=[s * (self._weight if ran_program(c.text) else 1) for s, c in zip(r.scores, group, strict=True)],
+            )
+            for r, group in zip(self._inner.rate(prompts, groups), groups, strict=True)
+        ]
+
+
+def confined(*, unsafe: bool = False) -> Run:
+    """Return what runs programs in `tilebeam.sandbox`: variables of a sample's earlier programs are still there.
+
+    Args:
+        unsafe: run them even where they cannot be confined.
+
+    Raises:
+        TilebeamError: they cannot be confined here, and `unsafe` is false.
+    """
+    from tilebeam import sandbox
+
+    sandbox.need_confinement(unsafe=unsafe)
+    return lambda programs: sandbox.run(programs[-1], before=programs[:-1], unsafe=unsafe).text

@@ -1,0 +1,390 @@
+"""Samples, sets of LoRA adapters and readers share an engine: everybody's turn comes within a bounded number of
+batches, whatever the others ask for, and nobody's results change.
+
+All bounds are counts of batches: a model that may decode so many is to be done with what it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tilebeam
+from engine_kit import EXACT
+from streaming_kit import DEADLINE, PROMPT, Together, add_up, idle, tokens, under_way, until
+from tilebeam import LM, SamplingParams, TilebeamError
+from tilebeam.engine import dispatcher, turns
+from tilebeam.engine.turns import STEPS, TOKENS
+from tilebeam.model import loader
+from tilebeam.native.llama import Context
+
+from bench.lib.adapters import write_adapter
+
+LONG = SamplingParams(max_tokens=1500, seed=5, ignore_eos=True)
+ONE = SamplingParams(max_tokens=1, seed=1)
+
+
+class Budget:
+    """Lets a model decode so many batches and no more, until it is given more.
+
+    Attributes:
+        sizes: of the batches so far.
+    """
+
+    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self._left = 0
+        self._begun = 0
+        self._changed = threading.Condition()
+        context, real = lm._context, Context.decode
+
+        def decode(n: int) -> int:
+            with self._changed:
+                self._begun += 1
+                self._changed.notify_all()
+                assert self._changed.wait_for(lambda: self._left > 0, DEADLINE)
+                self._left -= 1
+                self.sizes.append(n)
+            return real(context, n)
+
+        monkeypatch.setattr(context, "decode", decode)
+
+    def give(self, batches: int) -> None:
+        with self._changed:
+            self._left += batches
+            self._changed.notify_all()
+
+    def spend(self, batches: int) -> None:
+        """Give so many, and wait until the one behind them is to begin."""
+        self.give(batches)
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._begun > len(self.sizes) and self._left == 0, DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def load(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LM]:
+    folder = tmp_path_factory.mktemp("adapters")
+    lora = [(write_adapter(folder / f"{i}.gguf", path, seed=i), 0.0) for i in range(2)]
+    options: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 8, "threads": 1, "lookup": False, "lora": lora, **EXACT}
+    return lambda **changes: tilebeam.load(path, "cpu", **options | changes)
+
+
+@pytest.fixture
+def lm(load: Callable[..., LM]) -> Iterator[LM]:
+    with load() as model:
+        yield model
+
+
+@pytest.fixture
+def budget(lm: LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Budget]:
+    made = Budget(lm, monkeypatch)
+    yield made
+    made.give(10**9)
+
+
+def readers(lm: LM, count: int) -> None:
+    """Return when so many readers wait."""
+    until(lambda: len(lm._dispatcher._readers) == count)
+
+
+# --- bounded waiting --------------------------------------------------------------------------------------------------
+
+
+def test_one_token_behind_a_reader_behind_a_long_answer(lm: LM, budget: Budget) -> None:
+    long = Together(lambda: tokens(lm, PROMPT, LONG))
+    budget.spend(20)
+    reader = Together(lambda: lm.embed("a short text"))
+    readers(lm, 1)
+    short = Together(lambda: tokens(lm, "so", ONE))
+    until(lambda: len(lm._dispatcher._queue) == 1)
+    budget.give(STEPS + 4)
+    assert len(short.wait()[0][0]) == 1
+    assert reader.wait()[0].shape == (lm.n_embd,)
+    budget.give(10**9)
+    assert [len(t) for t in long.wait()[0]] == [1500]
+    assert idle(lm)
+
+
+def reads(lm: LM, folder: Path) -> dict[str, Callable[[], Any]]:
+    """All that wants the engine for itself, and is done with a batch or less."""
+    return {
+        "read": lambda: lm.read([PROMPT], [[-1]])[0].logits,
+        "hidden": lambda: lm.hidden([PROMPT], [[0, -1]])[0].hidden,
+        "embed": lambda: lm.embed([PROMPT, "another"]),
+        "loglikelihood": lambda: [x.logprob for x in lm.loglikelihood(PROMPT, [" of", " in"])],
+        "token_logprobs": lambda: lm.token_logprobs([PROMPT])[0].logprobs,
+        "with adapters": lambda: lm.token_logprobs([PROMPT], lora=[1.0])[0].logprobs,
+        "logits": lambda: lm.logits([5, 6, 7]),
+        "save_state": lambda: lm.save_state(folder / "one.state", PROMPT),
+        "load_state": lambda: lm.load_state(folder / "before.state"),
+        "save_prefixes": lambda: lm.save_prefixes(folder / "prefixes"),
+        "load_prefixes": lambda: lm.load_prefixes(folder / "prefixes"),
+    }
+
+
+@pytest.mark.parametrize("what", list(reads(None, Path())))  # type: ignore[arg-type]
+def test_every_reader_beside_a_long_answer(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
+    lm.save_state(tmp_path / "before.state", "something else")
+    read = reads(lm, tmp_path)[what]
+    with lm.keep_prefixes():
+        alone, expected = read(), tokens(lm, PROMPT, params)
+    budget = Budget(lm, monkeypatch)
+    sampling = Together(lambda: tokens(lm, PROMPT, params))
+    budget.spend(20)
+    reading = Together(read)
+    readers(lm, 1)
+    budget.give(STEPS + 5)
+    found = reading.wait()[0]
+    if not what.startswith(("save", "load")):
+        np.testing.assert_allclose(found, alone, atol=1e-4)
+    budget.give(10**9)
+    assert sampling.wait()[0] == expected
+
+
+def test_all_readers_that_wait_get_their_turn_at_one_stop(lm: LM, budget: Budget) -> None:
+    sampling = Together(lambda: tokens(lm, PROMPT, LONG))
+    budget.spend(20)
+    reading = [Together(lambda i=i: lm.embed(f"text {i}")) for i in range(6)]  # type: ignore[misc]
+    readers(lm, 6)
+    budget.give(1 + STEPS + 6)  # 1: the batch under way
+    for one in reading:
+        one.wait()
+    budget.give(10**9)
+    assert [len(t) for t in sampling.wait()[0]] == [1500]
+
+
+def test_a_flood_of_readers_does_not_stop_a_sample(lm: LM, budget: Budget) -> None:
+    params, done = SamplingParams(max_tokens=80, seed=5, ignore_eos=True), threading.Event()
+
+    def flood() -> None:
+        while not done.is_set():
+            lm.embed("a short text")
+
+    sampling = Together(lambda: tokens(lm, PROMPT, params))
+    budget.spend(2)
+    flooding = Together(*[flood] * 4)
+    readers(lm, 4)
+    budget.give(80 + 4 * (80 // STEPS + 1))
+    assert [len(t) for t in sampling.wait()[0]] == [80]
+    done.set()
+    budget.give(10**9)
+    flooding.wait()
+    assert idle(lm)
+
+
+def test_a_flood_of_samples_does_not_stop_a_reader(lm: LM, budget: Budget) -> None:
+    async def flood() -> None:
+        async def one(i: int) -> None:
+            while not done.is_set():
+                await lm.agenerate(f"{PROMPT} {i}", max_tokens=5, ignore_eos=True)
+
+        await asyncio.gather(*map(one, range(20)))
+
+    done = threading.Event()
+    flooding = Together(lambda: asyncio.run(flood()))
+    budget.spend(30)
+    for _ in range(3):
+        reading = Together(lambda: lm.embed("a short text"))
+        readers(lm, 1)
+        budget.give(STEPS + 2)
+        assert reading.wait()[0].shape == (lm.n_embd,)
+    done.set()
+    budget.give(10**9)
+    flooding.wait()
+
+
+def test_a_long_text_is_read_in_turns(lm: LM, budget: Budget) -> None:
+    text, params = [3 + i % 500 for i in range(3 * TOKENS)], SamplingParams(max_tokens=200, seed=5, ignore_eos=True)
+    budget.give(10**9)
+    alone, expected = lm.embed([text]), tokens(lm, [9], params)  # type: ignore[arg-type]
+    stream = lm.stream([9], params)
+    first = next(stream)
+    before = len(budget.sizes)
+    np.testing.assert_allclose(lm.embed([text]), alone, atol=1e-5)
+    sizes = budget.sizes[before:]
+    assert [*first.token_ids, *(t for d in stream for t in d.token_ids)] == expected[0]
+    assert sum(n for n in sizes if n > 1) == len(text)  # nothing was read twice
+    parts = "".join("R" if n > 1 else "s" for n in sizes).split("s" * (STEPS + TOKENS // 128))
+    assert [set(part) for part in parts] == [{"R"}] * 3
+
+
+def test_a_reader_alone_is_not_interrupted(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its texts share batches as they did, however many they are."""
+    taken = 0
+    real = lm._dispatcher.exclusive
+
+    def exclusive(*args: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return real(*args)
+
+    monkeypatch.setattr(lm._dispatcher, "exclusive", exclusive)
+    lm.embed([[3 + i, *range(100, 300)] for i in range(20)])
+    assert taken == 1
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def test_sets_of_adapters_take_turns(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [None, [1.0], [0.0, 1.0]]
+    params = [SamplingParams(max_tokens=300, seed=5, ignore_eos=True, lora=lora) for lora in sets]
+    expected = [tokens(lm, PROMPT, p) for p in params]
+    assert len({str(t) for t in expected}) == 3
+    budget = Budget(lm, monkeypatch)
+    long = Together(*[lambda p=p: tokens(lm, PROMPT, p) for p in params[:2]])  # type: ignore[misc]
+    until(lambda: under_way(lm) == 2)
+    budget.spend(3 * STEPS)
+    short = Together(lambda: tokens(lm, "so", SamplingParams(max_tokens=1, lora=sets[2])))
+    until(lambda: len(lm._dispatcher._queue) == 1)
+    budget.give(2 * STEPS + 2)
+    assert len(short.wait()[0][0]) == 1
+    budget.give(10**9)
+    assert long.wait() == expected[:2]
+    assert idle(lm)
+
+
+# --- few cells --------------------------------------------------------------------------------------------------------
+
+TEXT = [3 + i % 500 for i in range(200)]
+
+
+@pytest.fixture
+def small(load: Callable[..., LM]) -> Iterator[LM]:
+    with load(n_ctx=256, n_seq_max=4) as model:
+        yield model
+
+
+def test_samples_give_cells_to_a_reader_and_go_on(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(n=4, max_tokens=50, seed=5, ignore_eos=True)
+    alone, expected = small.embed([TEXT]), tokens(small, PROMPT, params)
+    budget = Budget(small, monkeypatch)
+    sampling = Together(lambda: small.generate(PROMPT, params)[0])
+    budget.spend(30)
+    assert small._engine.kv.free < len(TEXT)
+    reading = Together(lambda: small.embed([TEXT]))
+    readers(small, 1)
+    budget.give(STEPS + 4)
+    np.testing.assert_allclose(reading.wait()[0], alone, atol=1e-5)
+    budget.give(10**9)
+    (output,) = sampling.wait()
+    assert [s.token_ids for s in output.outputs] == expected
+    assert output.usage.recomputed_tokens > 0
+    assert idle(small)
+
+
+def test_readers_that_take_all_cells_do_not_stop_a_sample(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to decode its prompt again after every stop, which counts for nothing."""
+    params, done = SamplingParams(max_tokens=40, seed=5, ignore_eos=True), threading.Event()
+    expected = tokens(small, TEXT, params)  # type: ignore[arg-type]
+    budget = Budget(small, monkeypatch)
+
+    def flood() -> None:
+        while not done.is_set():
+            small.embed([[*TEXT, 7]])
+
+    sampling = Together(lambda: tokens(small, TEXT, params))  # type: ignore[arg-type]
+    budget.spend(2)
+    flooding = Together(flood, flood)
+    readers(small, 2)
+    stops = 40 // STEPS + 1
+    budget.give(40 + stops * (2 * 2 + 3))  # readers' batches, those that the sample's cells take again
+    assert sampling.wait() == [expected]
+    done.set()
+    budget.give(10**9)
+    flooding.wait()
+    assert idle(small)
+
+
+def test_sets_that_do_not_fit_beside_each_other(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets: list[Any] = [None, [1.0], [0.0, 1.0]]
+    params = [SamplingParams(max_tokens=40, seed=5, ignore_eos=True, lora=lora) for lora in sets]
+    expected = [tokens(small, TEXT, p) for p in params]  # type: ignore[arg-type]
+    budget = Budget(small, monkeypatch)
+    calls = Together(*[lambda p=p: small.generate(TEXT, p)[0] for p in params])  # type: ignore[misc]
+    budget.give(3 * (40 + 40 // STEPS * 3))
+    outputs = calls.wait()
+    assert [[s.token_ids for s in output.outputs] for output in outputs] == expected
+    assert max(output.usage.recomputed_tokens for output in outputs) > 0
+    budget.give(10**9)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_reader_that_fails_hurts_nobody(lm: LM, error: type[BaseException]) -> None:
+    params = SamplingParams(n=2, max_tokens=60, seed=5, ignore_eos=True)
+    text = [3 + i % 500 for i in range(2 * TOKENS)]
+    expected = tokens(lm, PROMPT, params)
+
+    def hook(seen: int, _total: int) -> None:
+        if seen > TOKENS:
+            raise error
+
+    with lm.keep_prefixes():
+        stream = lm.stream(PROMPT, params)
+        ids: list[list[int]] = [[], []]
+        for i, delta in enumerate(stream):
+            ids[delta.index] += delta.token_ids
+            if i == 20:
+                with pytest.raises(error):
+                    lm.token_logprobs([text], progress=hook)
+        assert ids == expected
+    assert idle(lm)
+
+
+def test_a_model_that_is_closed_ends_a_reader_between_its_turns(load: Callable[..., LM]) -> None:
+    lm = load()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hook(_seen: int, _total: int) -> None:
+        reached.set()
+        assert go_on.wait(DEADLINE)
+
+    reading = Together(lambda: lm.embed([[3 + i % 500 for i in range(3 * TOKENS)]], progress=hook))
+    assert reached.wait(DEADLINE)
+    closing = Together(lm.close)
+    until(lambda: lm._dispatcher.closed)
+    go_on.set()
+    assert closing.wait() == [None]
+    (error,) = reading.wait()
+    assert isinstance(error, TilebeamError)
+    assert "closed" in str(error)
+
+
+def test_readings_that_were_pushed_out_are_read_again(small: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two texts that do not fit beside each other, in turns: each pushes out what was read of the other."""
+    monkeypatch.setattr(turns, "TOKENS", 48)
+    texts = [[*TEXT, 7], [7, *TEXT]]
+    alone = [small.token_logprobs([text])[0] for text in texts]
+    with small.raw_decode():
+        reading = Together(*[lambda t=t: small.token_logprobs([t])[0] for t in texts])  # type: ignore[misc]
+        readers(small, 2)
+    found = reading.wait()
+    for one, want in zip(found, alone, strict=True):
+        np.testing.assert_allclose(one.logprobs, want.logprobs, atol=1e-5)
+    assert sum(one.decoded_tokens for one in found) > 2 * len(TEXT)
+    assert idle(small)
+
+
+def test_readers_leave_sequences_for_samples_that_wait_for_a_prompt(
+    load: Callable[..., LM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four samples of a prompt that takes many steps, and texts read meanwhile that stay in the cache."""
+    monkeypatch.setattr(loader, "_KEPT", 1)
+    monkeypatch.setattr(turns, "TOKENS", 8)
+    monkeypatch.setattr(dispatcher, "STEPS", 1)
+    params = SamplingParams(n=4, max_tokens=5, seed=5, ignore_eos=True)
+    prompt = [3 + i % 500 for i in range(400)]
+    with load(n_seq_max=4, n_batch=32) as lm, lm.keep_prefixes():
+        assert lm._engine.kv.limits.n_ids == 9
+        stream = lm.stream(prompt, params)
+        lm.embed([[100 + i, 7, 8, 9] for i in range(12)])
+        assert [len(s["ids"]) for s in add_up(list(stream), 4)] == [5] * 4

@@ -1,0 +1,75 @@
+"""`tilebeam doctor -m`: a file that `tilebeam.load` refuses fails with the same sentence, one that it takes passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tilebeam
+from gguf_kit import with_metadata
+from tilebeam import TilebeamError
+from tilebeam import gguf as gguf_tools
+from tilebeam.cli.main import app
+from tilebeam.gguf import gguf_write as w
+from tilebeam.measure import doctor
+from typer.testing import CliRunner
+
+from bench.lib.adapters import write_adapter
+from bench.lib.synth import preset, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("doctor") / "model.gguf", preset("tiny", n_layer=2, type="q8_0"))
+
+
+def _without_vocabulary(model: Path, path: Path) -> Path:
+    with gguf_tools.GGUFFile(model) as f:
+        return with_metadata(model, path, {key: None for key in f.kv if key.startswith("tokenizer.")})
+
+
+def _said(model: Path, path: Path, key: str, value: str) -> Path:
+    return with_metadata(model, path, {key: w.kv_text(key, value)})
+
+
+# What makes a file of a model, and what is said of it.
+FILES: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
+    "adapter": (lambda m, p: write_adapter(p, m), "is an adapter, not a model: .* by lora= or --lora"),
+    "mmproj": (lambda m, p: _said(m, p, "general.type", "mmproj"), r"reads images or sound \(mmproj\)"),
+    "old mmproj": (lambda m, p: _said(m, p, "general.architecture", "clip"), r"reads images or sound \(mmproj\)"),
+    "imatrix": (lambda m, p: _said(m, p, "general.type", "imatrix"), "an importance matrix: gguf-repack takes it"),
+    "unknown architecture": (
+        lambda m, p: _said(m, p, "general.architecture", "llamma9"),
+        "unknown model architecture: 'llamma9'",
+    ),
+    "a tensor less": (
+        lambda m, p: with_metadata(m, p, {}, r"blk\.1\.ffn_down"),
+        r"blk\.1\.ffn_down\.weight' not found",
+    ),
+    "no tensors": (lambda m, p: with_metadata(m, p, {}, ""), "token_embd.weight' not found"),
+    "no vocabulary": (_without_vocabulary, "error loading model vocabulary"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_that_cannot_be_loaded(kind: str, model: Path, tmp_path: Path) -> None:
+    make, said = FILES[kind]
+    path = make(model, tmp_path / "f.gguf")
+    with pytest.raises(TilebeamError) as refused:
+        tilebeam.load(path)
+    assert re.search(said, str(refused.value))
+    report = doctor.Report()
+    report.attempt("model", "advice", lambda r: doctor._model(r, path))
+    assert [(c.ok, c.detail) for c in report.checks] == [(False, " ".join(str(refused.value).split()))]
+
+
+def test_the_command_fails_with_the_sentence_and_passes_what_loads(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter.gguf", model)
+    for path, healthy in ((adapter, False), (model, True)):
+        ran = CliRunner().invoke(app, ["doctor", "--json", "-m", str(path)])
+        report = json.loads(ran.stdout)
+        assert (ran.exit_code, report["healthy"]) == (0 if healthy else 1, healthy)
+        assert [c["name"] for c in report["checks"] if not c["ok"]] == ([] if healthy else ["model"])

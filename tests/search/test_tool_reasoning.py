@@ -1,0 +1,217 @@
+"""Tool-integrated reasoning against a model that follows a script: where outputs stand, what is counted and read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from tilebeam import CompletionOutput, Progress, RequestOutput, SamplingParams, TilebeamError, ToolReasoning, Usage
+from tilebeam.errors import SearchCancelled
+from tilebeam.search.tool_reasoning import MARK, MOST_OUTPUT, ToolGenerator, last_program, ran_program, shown
+
+SUM = "I add.\n```python\nprint(1 + 1)\n```\n"
+
+
+class TypedLM:
+    """Writes what a function of the text so far returns, one character a token (or as `split` cuts it).
+
+    Attributes:
+        asked: tokens of each prompt that it was given.
+    """
+
+    n_ctx = 4000
+    n_seq_max = 4
+
+    def __init__(self, write: Callable[[str, int], str], split: Callable[[str], list[str]] = list) -> None:
+        self.write, self.split = write, split
+        self.pieces: dict[str, int] = {}
+        self.asked: list[list[int]] = []
+        self.limits: list[int | None] = []
+        self.kept = 0
+        self.lock = threading.Lock()
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        assert parse_special or not add_special
+        with self.lock:
+            return [self.pieces.setdefault(piece, len(self.pieces)) for piece in self.split(text)]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        with self.lock:
+            names = {number: piece for piece, number in self.pieces.items()}
+        return "".join(names[t] for t in tokens)
+
+    @contextmanager
+    def keep_prefixes(self) -> Iterator[None]:
+        self.kept += 1
+        yield
+        self.kept -= 1
+
+    def generate(self, prompts, sampling, *, progress=None, on_sample=None) -> list[RequestOutput]:
+        results = []
+        for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+            ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+            self.asked.append(ids)
+            self.limits.append(params.max_tokens)
+            outputs = []
+            aborted = progress is not None and progress(Progress(total=params.n)) is False
+            for i in range(params.n):
+                pieces, text, stop = self.split(self.write(self.detokenize(ids), params.sample_seed(i))), "", None
+                taken = []
+                for piece in pieces[: params.max_tokens]:
+                    taken.append(piece)
+                    text += piece
+                    stop = next((s for s in params.stop if s in text), None)
+                    if stop is not None:
+                        text = text[: text.index(stop)]
+                        break
+                reason = "aborted" if aborted else "stop" if stop or len(taken) == len(pieces) else "length"
+                tokens = self.tokenize("".join(taken))
+                logprobs = [-1.0] * len(tokens) if params.logprobs else None
+                total = -float(len(tokens)) if params.logprobs else None
+                outputs.append(
+                    CompletionOutput(i, text, tokens, reason, params.sample_seed(i), total, logprobs, stop_reason=stop)
+                )
+                if on_sample is not None:
+                    on_sample(number, outputs[-1])
+            usage = Usage(prompt_tokens=len(ids), completion_tokens=sum(len(o.token_ids) for o in outputs))
+            results.append(RequestOutput("", ids, outputs, usage, params.seed))
+        return results
+
+
+def computes(so_far: str, _: int) -> str:
+    """Writes a program, then what its output says."""
+    if MARK not in so_far:
+        return f"{SUM}{MARK}\n99\n```\nSo it is \\boxed{{99}}."
+    return f"So it is \\boxed{{{so_far.split(MARK)[-1].split()[0]}}}."
+
+
+def sampled(lm: TypedLM, run: Callable[[Sequence[str]], str], n: int = 1, **fields) -> list[CompletionOutput]:
+    return ToolGenerator(lm, run).generate(["Q: "], SamplingParams(n=n, seed=5, **fields))[0].outputs
+
+
+def test_the_real_output_takes_the_place_of_the_invented_one() -> None:
+    lm = TypedLM(computes)
+    (sample,) = sampled(lm, lambda programs: f"{2 * len(programs)}\n")
+    assert sample.text == f"{SUM}{MARK}\n2\n```\nSo it is \\boxed{{2}}."
+    assert lm.detokenize(sample.token_ids) == sample.text
+    assert (sample.finish_reason, sample.stop_reason) == ("stop", None)
+    assert lm.kept == 0
+
+
+def test_what_is_read_again_begins_with_what_was_written() -> None:
+    lm = TypedLM(computes)
+    sampled(lm, lambda _: "2")
+    first, second = lm.asked
+    assert lm.detokenize(second) == f"Q: {SUM}{MARK}\n2\n```\n"
+    assert second[: len(first)] == first
+
+
+def test_a_token_that_holds_more_than_the_mark_is_replaced() -> None:
+    def split(text: str) -> list[str]:
+        parts = text.split("output\n")
+        return [c for i, part in enumerate(parts) for c in (["output\n"] * (i > 0) + list(part))]
+
+    lm = TypedLM(computes, split)
+    (sample,) = sampled(lm, lambda _: "2")
+    assert sample.text == f"{SUM}{MARK}\n2\n```\nSo it is \\boxed{{2}}."
+    assert lm.detokenize(sample.token_ids) == sample.text
+
+
+def test_max_tokens_counts_what_the_model_writes() -> None:
+    lm = TypedLM(computes)
+    written = len(SUM + MARK)
+    (sample,) = sampled(lm, lambda _: "x" * 500, max_tokens=written + 8)
+    assert lm.limits == [written + 8, 8]
+    assert sample.finish_reason == "length"
+    assert sample.text.endswith("```\nSo it is")
+    (cut,) = sampled(TypedLM(computes), lambda _: "2", max_tokens=written)
+    assert (cut.finish_reason, cut.text) == ("length", SUM)
+
+
+def test_a_sample_may_compute_again_with_what_it_defined_and_is_cut_in_the_end() -> None:
+    def again(so_far: str, _: int) -> str:
+        return f"```python\nx{so_far.count(MARK)}\n```\n{MARK}\n"
+
+    seen: list[list[str]] = []
+    (sample,) = sampled(TypedLM(again), lambda programs: seen.append(list(programs)) or "1")
+    assert seen == [["x0\n"], ["x0\n", "x1\n"], ["x0\n", "x1\n", "x2\n"]]
+    assert sample.finish_reason == "length"
+    assert sample.text.count(MARK) == 3
+
+
+def test_a_mark_without_a_program_is_told() -> None:
+    (sample,) = sampled(TypedLM(lambda so_far, _: f"{MARK}" if MARK not in so_far else "Done."), pytest.fail)
+    assert sample.text == f"{MARK}\nThere is no block of Python above.\n```\nDone."
+
+
+def test_log_probabilities_are_of_what_the_model_wrote() -> None:
+    (sample,) = sampled(TypedLM(computes), lambda _: "2", logprobs=True)
+    written = len(SUM + MARK) + len("So it is \\boxed{2}.")
+    assert len(sample.logprobs) == written
+    assert sample.cumulative_logprob == -written
+
+
+def test_samples_of_several_prompts_keep_their_places() -> None:
+    def odd(so_far: str, seed: int) -> str:
+        return computes(so_far, seed) if seed % 2 or MARK in so_far else f"\\boxed{{{seed}}}"
+
+    ended: list[tuple[int, int]] = []
+    outputs = ToolGenerator(TypedLM(odd), lambda _: "2").generate(
+        ["a", "b", "c"], SamplingParams(n=4, seed=0), on_sample=lambda p, c: ended.append((p, c.index))
+    )
+    for output in outputs:
+        assert [c.index for c in output.outputs] == [0, 1, 2, 3]
+        assert [ran_program(c.text) for c in output.outputs] == [False, True, False, True]
+    assert sorted(ended) == [(p, i) for p in range(3) for i in range(4)]
+
+
+def test_the_vote_counts_programs_as_often_as_asked() -> None:
+    def split(so_far: str, seed: int) -> str:
+        return computes(so_far, seed) if seed == 0 or MARK in so_far else "\\boxed{7}"
+
+    plain = ToolReasoning(run=lambda _: "2").infer(TypedLM(split), "Q", 3, sampling=SamplingParams(seed=0))
+    assert (plain.answer, plain.votes) == ("7", {"7": 2.0, "2": 1.0})
+    weighed = ToolReasoning(run=lambda _: "2", program_weight=3).infer(
+        TypedLM(split), "Q", 3, sampling=SamplingParams(seed=0)
+    )
+    assert (weighed.answer, weighed.votes) == ("2", {"2": 3.0, "7": 2.0})
+
+
+def test_a_hook_cancels_all_of_it() -> None:
+    with pytest.raises(SearchCancelled):
+        ToolReasoning(run=lambda _: "2").infer(TypedLM(computes), "Q", 2, progress=lambda _: False)
+
+
+def test_what_fails_in_a_program_s_runner_ends_the_call() -> None:
+    def broken(_: Sequence[str]) -> str:
+        raise TilebeamError("The sandbox is gone.")
+
+    with pytest.raises(TilebeamError, match="The sandbox is gone"):
+        ToolReasoning(run=broken).infer(TypedLM(computes), "Q", 2)
+
+
+def test_no_grammar() -> None:
+    with pytest.raises(TilebeamError, match="cannot be held to a grammar"):
+        sampled(TypedLM(computes), lambda _: "2", regex="a*")
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("none", None),
+        ("```python\na\n```", "a\n"),
+        ("```py\na\n```\n```python\nb\n```\n", "b\n"),
+        ("```python\na", None),
+        ("```\na\n```", None),
+    ],
+)
+def test_the_last_closed_block_counts(text: str, program: str | None) -> None:
+    assert last_program(text) == program
+
+
+def test_an_output_is_cut_and_closes_no_block() -> None:
+    assert shown("\n1\n") == "1"
+    assert "```" not in shown("```output\n```")
+    assert len(shown("x" * 10**6)) < MOST_OUTPUT + 20
