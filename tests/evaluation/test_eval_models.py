@@ -106,8 +106,10 @@ def test_the_command_killed_and_restarted(
             break
         assert process.returncode == (-signal.SIGKILL if signum == signal.SIGKILL else 130), stderr
         assert signum == signal.SIGKILL or "run the same command again to resume" in " ".join(stderr.split())
+    (out / ".report.json.0123abcd.part").touch()  # as a kill in the midst of its being written leaves it
     done = process_kit.run("tilebeam", *arguments(world, out))
     assert done.returncode == 0, done.stderr
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
     assert (out / "results.jsonl").read_bytes() == (undisturbed / "results.jsonl").read_bytes()
     assert (out / "report.json").read_bytes() == (undisturbed / "report.json").read_bytes()
     assert "| beam[step] | run |" in done.stdout
