@@ -20,7 +20,7 @@ using namespace tb::npu;
 namespace {
 
 constexpr int64_t k = 1024;
-const int64_t panel_bytes = k / TB_TILE_K * static_cast<int64_t>(tb_tile_bytes(TB_Q4_0));
+const int64_t panel_bytes = k / TB_TILE_K * static_cast<int64_t>(tb_tile_bytes(TB_Q4_0_COL));
 
 std::vector<double> speeds;
 std::vector<double> clocks;

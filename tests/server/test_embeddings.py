@@ -65,7 +65,7 @@ def test_embeddings_with_openais_client(server: Running, client: openai.OpenAI, 
 
 
 def test_embeddings_beside_generation(server: Running, client: openai.OpenAI, lm: LM) -> None:
-    """Both get their turn, and neither changes the other."""
+    """Both get their turn, and neither changes the other, but for the order of sums over cells that lie elsewhere."""
     want_text = client.completions.create(model="tiny", prompt="the", max_tokens=40, seed=1).choices[0].text
     want = lm.embed(TEXTS)
     found: list[Any] = []
@@ -80,7 +80,9 @@ def test_embeddings_beside_generation(server: Running, client: openai.OpenAI, lm
         thread.join()
     assert text == want_text
     assert len(found) == 3
-    assert all(np.array_equal(np.array([d.embedding for d in f.data], np.float32), want) for f in found)
+    for f in found:
+        cosines = np.sum(np.array([d.embedding for d in f.data], np.float32) * want, axis=1)
+        assert cosines.min() > 0.9999, cosines
     until(lambda: idle(server))
 
 
