@@ -281,12 +281,11 @@ class ToolGenerator:
         draft.programs.append(program or "")
         draft.text += MARK
         # The last tokens may hold more than the mark: they are replaced.
-        kept, missing = draft.tokens, ""
-        while kept and len(written := self._lm.detokenize(kept)) > len(draft.text):
+        kept, written = draft.tokens, self._lm.detokenize(draft.tokens)
+        while kept and len(written) > len(draft.text):
             kept = kept[:-1]
-        written = self._lm.detokenize(kept)
-        if draft.text.startswith(written):
-            missing = draft.text[len(written) :]
+            written = self._lm.detokenize(kept)
+        missing = draft.text[len(written) :] if draft.text.startswith(written) else ""
         inserted = f"\n{shown(output)}\n```\n"
         draft.text += inserted
         draft.tokens = kept + self._lm.tokenize(missing + inserted, add_special=False, parse_special=False)
