@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.functions import is_function_name
-from tilebeam.evaluation.options import SEEDS, UNIT_ITEMS, TaskOptions
+from tilebeam.evaluation.task_options import SEEDS, UNIT_ITEMS, TaskOptions
 from tilebeam.evaluation.tasks import KINDS
 from tilebeam.model.load_options import LoadOptions
 from tilebeam.search import registry as methods
@@ -27,8 +27,6 @@ from tilebeam.search.tool_reasoning import ToolReasoning
 SAMPLED = ("best-of-n", "self-consistency")  # all budgets of these come out of one run of N samples
 # One answer at temperature 0, as most people ask for: what every search is compared with. No budget or seed changes it.
 GREEDY = "greedy"
-# The one method and series of tasks whose choices are scored, not sampled.
-LIKELIHOOD = "likelihood"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ class Setting:
         models: files; every one runs on every device.
         devices: "npu", "cpu".
         task: options; task_digest: of prompts, answers and judges.
-        methods, budgets: what is evaluated, budgets in rising order; `LIKELIHOOD` alone and budget 1 for choices.
-        scorers: names, see `tilebeam.evaluation.scorers`; sources: digests of those that are functions.
+        methods, budgets: what is evaluated, budgets in rising order.
+        scorers: names, see `tilebeam.evaluation.named_scorers`; sources: digests of those that are functions.
         reward: what the reward model is.
         seeds: every item is run once with each.
         sampling: fields of `SamplingParams` but n, seed and logprobs.
@@ -125,11 +123,6 @@ class Setting:
             raise TilebeamError(f"A unit must have at least one item, not {self.unit_items}.")
 
     @property
-    def likelihood(self) -> bool:
-        """Whether choices are scored; nothing is sampled then."""
-        return self.methods == (LIKELIHOOD,)
-
-    @property
     def n_samples(self) -> int:
         """Samples of the run from which all budgets come."""
         return self.budgets[-1]
@@ -140,15 +133,14 @@ class Setting:
         Raises:
             TilebeamError: there is no such method; options are checked when it is made.
         """
-        parsed = [methods.parse(spec) for spec in self.methods if not self.likelihood]
+        parsed = [methods.parse(spec) for spec in self.methods]
         names = [methods.canonical(name, GREEDY) for name, _ in parsed]
         if ToolReasoning.name in names:
             raise TilebeamError("Programs in samples are run for all methods alike: use --tir, not --method tir.")
-        specs = self.methods[: len(parsed)]
-        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
+        labels = [name if names.count(name) == 1 else spec for name, spec in zip(names, self.methods, strict=True)]
         return [
             Method(name, options, spec, label)
-            for name, (_, options), spec, label in zip(names, parsed, specs, labels, strict=True)
+            for name, (_, options), spec, label in zip(names, parsed, self.methods, labels, strict=True)
         ]
 
     def scorers_of(self, method: Method) -> list[str]:
@@ -275,8 +267,7 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
         if setting.methods == (GREEDY,):
             continue
         for seed, (first, last) in itertools.product(setting.seeds, spans):
-            series = LIKELIHOOD if setting.likelihood else Unit.series
-            yield Unit(model, device, seed, first, last, setting.n_samples, series=series)
+            yield Unit(model, device, seed, first, last, setting.n_samples)
         for search, budget, seed, span in itertools.product(searches, setting.budgets, setting.seeds, spans):
             yield Unit(model, device, seed, *span, budget, *search)
 

@@ -97,8 +97,6 @@ class Log:
                 "setting."
             )
         for record in objects[1:]:
-            if "runs" in record:
-                raise TilebeamError(f"{self.path} is of an older version, which timed items whole: delete it.")
             self.records.setdefault(record["unit"], record)
 
     def add(self, record: Record) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.estimators import Mean, Share, pareto_front
-from tilebeam.evaluation.report import Report, name_of
-from tilebeam.evaluation.results import PASS, Point, Row
+from tilebeam.evaluation.eval_report import EvalReport, name_of
+from tilebeam.evaluation.results import PASS, Accuracy, Point
 from tilebeam.gguf.whole_file import whole_file
 
 _MARKERS = "osD^vPX*<>"
@@ -19,7 +19,7 @@ _LEVEL = "black"  # of the greedy answer
 _LEAST_STEP = 0.08  # between names along a front, as a share of the panel's height
 
 
-def draw(report: Report, out: Path) -> list[Path]:
+def draw(report: EvalReport, out: Path) -> list[Path]:
     """Write accuracy.png and .svg, and if latency was measured latency and cpu-time, too; the files written.
 
     Raises:
@@ -67,7 +67,7 @@ def _figure(columns: int, rows: int = 1, width: float = 6.4) -> tuple[Any, list[
     return figure, axes
 
 
-def _over_budget(report: Report) -> Any:
+def _over_budget(report: EvalReport) -> Any:
     """One panel per model and device, one line per series, with intervals; bounds that know the answer are dotted, the
     greedy answer is a level."""
     places = list(dict.fromkeys((r.model, r.device) for r in report.rows))
@@ -101,7 +101,7 @@ def _over_budget(report: Report) -> Any:
 # --- accuracy over cost -----------------------------------------------------------------------------------------------
 
 
-def _over_cost(report: Report, cost: Callable[[Point], Mean], what: str) -> Any:
+def _over_cost(report: EvalReport, cost: Callable[[Point], Mean], what: str) -> Any:
     """The front of all that was timed, then a panel per series: a line per model and device from one sample to the
     greatest budget, with 95 % intervals in both directions, and a star at the greedy answer.
 
@@ -246,23 +246,23 @@ def _label(ax: Any, ends: Sequence[End], apart: float = 0.055) -> None:
         )
 
 
-def _set_range(ax: Any, rows: Sequence[Row]) -> None:
+def _set_range(ax: Any, rows: Sequence[Accuracy]) -> None:
     """Heights that hold all intervals, with a little room."""
     low, high = 100 * min(r.share.low for r in rows), 100 * max(r.share.high for r in rows)
     room = 0.04 * max(high - low, 1.0)
     ax.set_ylim(low - room, high + room)
 
 
-def _percent(row: Row) -> float:
+def _percent(row: Accuracy) -> float:
     return 100 * row.share.value
 
 
-def _heading(report: Report) -> str:
+def _heading(report: EvalReport) -> str:
     n = len(report.items)
     return f"{report.title}, {n} {'item' if n == 1 else 'items'}"
 
 
-def _lines(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _lines(rows: list[Accuracy]) -> Iterator[tuple[str, list[Accuracy]]]:
     """The rows of each series by rising budget."""
     for series in dict.fromkeys(r.series for r in rows):
         yield series, sorted((r for r in rows if r.series == series), key=lambda r: r.budget)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tilebeam.answers.normalize import checked_answer, merged
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation import choices
-from tilebeam.evaluation import scorers as scoring
+from tilebeam.evaluation import named_scorers as scoring
 from tilebeam.evaluation.config import GREEDY, Method, ModelFile, Setting, Unit, item_seed
 from tilebeam.evaluation.log import Record
 from tilebeam.evaluation.tasks import open_task
 from tilebeam.evaluation.tasks.base import Item, Task
-from tilebeam.evaluation.tasks.choice import ChoiceTask
 from tilebeam.gguf.fingerprint import fingerprint
 from tilebeam.measure.cost import Stopwatch
 from tilebeam.model.loader import load
@@ -40,7 +38,7 @@ _SECONDS = ("prefill_seconds", "decode_seconds", "drafting_seconds", "sampling_s
 
 
 @dataclass(frozen=True)
-class Job:
+class EvalJob:
     """All that a process needs to do an evaluation's units; it can be pickled.
 
     Attributes:
@@ -86,7 +84,7 @@ class Workbench:
     """
 
     def __init__(
-        self, job: Job, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
+        self, job: EvalJob, task: Task | None = None, *, keep: int = 1, notify: Callable[[str], None] = lambda _: None
     ) -> None:
         self.setting = job.setting
         self.task = task or open_task(job.setting.task)
@@ -100,11 +98,9 @@ class Workbench:
         self.notify = notify
         self._models = {m.name: m for m in self.setting.models}
         self._methods = {m.spec: m for m in self.setting.parsed_methods()}
-        self._open: dict[tuple[str, str], ExitStack] = {}
-        self._lms: dict[tuple[str, str], LM] = {}
+        self._lms: dict[tuple[str, str], LM] = {}  # the latest used comes last
         self._rewards: dict[str, RewardModel] = {}  # by device
         self._items: dict[str, Item] = {}  # by prompt, for scorers
-        self._roomy: set[tuple[str, str]] = set()  # models on devices whose context takes all choices
 
     # --- units ------------------------------------------------------------------------------------------------------
 
@@ -118,8 +114,7 @@ class Workbench:
         lm = self._lm(unit.model, unit.device)
         items = self.task.items[unit.first : unit.last]
         self._clean(lm, unit.device)
-        one_by_one = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
-        work = self._likelihoods if self.setting.likelihood else one_by_one
+        work = self._greedy if unit.method == GREEDY else self._search if unit.method else self._samples
         found = work(unit, lm, items, progress)
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
@@ -162,14 +157,6 @@ class Workbench:
             | _usage(output.usage)
             for item, output in zip(items, outputs, strict=True)
         ]
-
-    def _likelihoods(self, unit: Unit, lm: LM, items: Sequence[Item], _: ProgressHook | None) -> list[Record]:
-        """How likely each choice of each item is."""
-        assert isinstance(self.task, ChoiceTask)  # the command made the setting for it
-        if (unit.model, unit.device) not in self._roomy:
-            choices.check_room(self.task, lm)
-            self._roomy.add((unit.model, unit.device))
-        return choices.score(self.task, lm, items)
 
     def _scores(
         self, name: str, unit: Unit, items: Sequence[Item], outputs: Sequence[RequestOutput]
@@ -296,26 +283,20 @@ class Workbench:
         key = name, device
         if key not in self._lms:
             while len(self._lms) >= self._keep:
-                oldest = next(iter(self._lms))
-                del self._lms[oldest]
-                self._open.pop(oldest).close()
-            model = self._models[name]
-            _check_file(model)
-            stack = ExitStack()
-            self._lms[key] = stack.enter_context(self.load(model.path, device))
-            self._open[key] = stack
-        self._lms[key] = self._lms.pop(key)  # the latest used comes last
+                self._lms.pop(next(iter(self._lms))).close()
+            self._lms[key] = self._loaded(self._models[name], device)
+        self._lms[key] = self._lms.pop(key)
         return self._lms[key]
 
-    def load(self, path: str, device: str) -> LM:
+    def _loaded(self, model: ModelFile, device: str) -> LM:
         """Load a model as the setting says."""
         draft = self.setting.draft
-        if draft is not None:
-            _check_file(draft)
+        for file in (model, *([draft] if draft else [])):
+            _check_file(file)
         options = self._load_options(device) | {"lookup": self.setting.lookup}
         if self._job.reward is not None:
-            options["hidden_layer"] = self._job.reward.hidden_layer(path)
-        return load(path, draft=draft.path if draft else None, **options)
+            options["hidden_layer"] = self._job.reward.hidden_layer(model.path)
+        return load(model.path, draft=draft.path if draft else None, **options)
 
     def _load_options(self, device: str) -> dict[str, Any]:
         s = self.setting
@@ -341,11 +322,10 @@ class Workbench:
     def close(self) -> None:
         """Close all models."""
         with ExitStack() as stack:
-            for opened in self._open.values():
-                stack.push(opened)
+            for lm in self._lms.values():
+                stack.callback(lm.close)
             for reward in self._rewards.values():
-                stack.push(reward)
-        self._open.clear()
+                stack.callback(reward.close)
         self._lms.clear()
         self._rewards.clear()
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tilebeam.pages.markup import Html, tag, text
 
-Script = Literal["search", "chart", "ask"]
+Script = Literal["search", "ask"]
 
 # What would end a script element or a line of old JavaScript; JSON needs none of them outside strings.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

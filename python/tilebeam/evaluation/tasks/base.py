@@ -16,7 +16,7 @@ from tilebeam.answers.normalize import normalize_answer
 from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
 from tilebeam.evaluation.functions import is_function_name, load_function, source_digest
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from tilebeam.errors import TilebeamError
-from tilebeam.evaluation.options import TaskOptions
+from tilebeam.evaluation.task_options import TaskOptions
 from tilebeam.evaluation.tasks.base import Defaults, Item, Task
 
 
