@@ -32,17 +32,11 @@ def draw(report: EvalReport, out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "tilebeam", "svg.fonttype": "none", "font.size": 9}):
         written = _save(_over_budget(report), out / "accuracy")
         if any(not p.row.oracle for p in report.points):
-            written += _save(_over_cost(report, _seconds, "time per problem"), out / "latency")
-            written += _save(_over_cost(report, _cpu_seconds, "CPU time per problem"), out / "cpu-time")
+            written += _save(_over_cost(report, lambda p: p.latency.seconds, "time per problem"), out / "latency")
+            written += _save(
+                _over_cost(report, lambda p: p.latency.cpu_seconds, "CPU time per problem"), out / "cpu-time"
+            )
     return written
-
-
-def _seconds(point: Point) -> Mean:
-    return point.latency.seconds
-
-
-def _cpu_seconds(point: Point) -> Mean:
-    return point.latency.cpu_seconds
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:

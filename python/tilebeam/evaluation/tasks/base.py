@@ -117,8 +117,8 @@ class Task(ABC):
 
     def messages(self, item: Item) -> list[Message]:
         """The item as a conversation: examples are earlier turns, the prefix begins the first."""
-        prefix = self._prefix(item.data)
-        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self._examples(item.data))]
+        prefix = self.options.prefix
+        turns = [(prefix * (not i) + asked, said) for i, (asked, said) in enumerate(self.shots)]
         found = [
             {"role": role, "content": text.strip()}
             for turn in turns
@@ -172,14 +172,6 @@ class Task(ABC):
     def _shots(self) -> Sequence[Mapping[str, Any]]:
         """The examples, as fields of the template and "answer"."""
 
-    def _prefix(self, fields: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """The text in front of all, for an item with these fields."""
-        return self.options.prefix
-
-    def _examples(self, fields: Mapping[str, Any]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
-        """Questions and answers of the examples in front of an item with these fields."""
-        return self.shots
-
     def _judge(self, item: Item, text: str) -> float | bool:
         """Without a checker of the user's."""
         answer = self.extract(text)
@@ -192,7 +184,7 @@ class Task(ABC):
 
     def _item(self, key: str, fields: Mapping[str, Any]) -> Item:
         body = self._filled(fields)
-        head = self._prefix(fields) + "".join(asked + said for asked, said in self._examples(fields))
+        head = self.options.prefix + "".join(asked + said for asked, said in self.shots)
         return Item(key, fields["question"], fields["answer"], body, head + body, fields)
 
     def _filled(self, fields: Mapping[str, Any]) -> str:
