@@ -67,7 +67,7 @@ class Bars(Watcher):
 
 
 def show(report: EvalReport, out: Path) -> None:
-    """Tables on a terminal; Markdown as it is into a pipe."""
+    """Show tables on a terminal; write Markdown as it is into a pipe."""
     screen = console.out()
     text = "\n".join(markdown(report))
     if screen.is_terminal:

@@ -128,7 +128,7 @@ class Setting:
         return self.budgets[-1]
 
     def parsed_methods(self) -> list[Method]:
-        """The methods.
+        """Parse the methods.
 
         Raises:
             TilebeamError: there is no such method; options are checked when it is made.
@@ -144,7 +144,7 @@ class Setting:
         ]
 
     def scorers_of(self, method: Method) -> list[str]:
-        """The scorers that a method is run with, "" for none.
+        """List the scorers that a method is run with, "" for none.
 
         Best-of-n takes every one, self-consistency those that can weigh votes and none, a search by steps those that
         rate steps; what runs without a scorer does.
@@ -162,7 +162,7 @@ class Setting:
         return [""]
 
     def series(self, method: Method, scorer: str = "") -> str:
-        """A method with its scorer, as reports call it: "beam[prm]"; functions go by their own name if that tells them
+        """Name a method with its scorer as reports do: "beam[prm]"; functions go by their own name if that tells them
         apart."""
         if not scorer:
             return method.label
@@ -171,7 +171,7 @@ class Setting:
         return f"{method.label}[{own if short.count(own) == 1 else scorer}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it for JSON. Where files lie is left out: digests tell what is in them."""
+        """Return a dictionary for JSON. Where files lie is left out: digests tell what is in them."""
         result = asdict(self)
         for model in (*result["models"], *filter(None, [result["draft"]])):
             del model["path"]
@@ -197,7 +197,7 @@ class Setting:
 
 
 def _without_folder(text: str) -> str:
-    """ "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" without a/; any other text as it is."""
+    """Turn "gsm8k:a/b.jsonl", "a/b.jsonl" and "a/b.py:f" into what they are without a/; leave other texts."""
     kind, colon, rest = text.partition(":")
     if kind in KINDS and colon and "FILE" in KINDS[kind].usage:
         return f"{kind}:{Path(rest).name}"
@@ -207,7 +207,7 @@ def _without_folder(text: str) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
+    """Tell what keeps a log of the old setting from going on with the new one, both as dicts, one phrase each.
 
     Methods that were added do not: they add units and change none.
     """
@@ -251,7 +251,7 @@ class Unit:
 
 
 def units(setting: Setting, n_items: int) -> Iterator[Unit]:
-    """All units of a task of `n_items` in the order of reports."""
+    """Make all units of a task of `n_items`, in the order of reports."""
     spans = [(first, min(first + setting.unit_items, n_items)) for first in range(0, n_items, setting.unit_items)]
     parsed = setting.parsed_methods()
     searches = [
@@ -273,5 +273,5 @@ def units(setting: Setting, n_items: int) -> Iterator[Unit]:
 
 
 def item_seed(seed: int, item_id: str) -> int:
-    """The seed of an item's samples: items draw independently of each other."""
+    """Derive the seed of an item's samples: items draw independently of each other."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{item_id}".encode()).digest()[:4]) % (2**32 - 1)

@@ -49,7 +49,7 @@ class EvalReport:
         return overtaking(self.points)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {
             "task": self.task.name,
             "items": len(self.items),
@@ -71,7 +71,7 @@ class EvalReport:
 
 
 def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
-    """The lines of report.md."""
+    """Yield the lines of report.md."""
     s = report.setting
     yield f"# {report.title}"
     yield ""
@@ -128,7 +128,7 @@ def markdown(report: EvalReport, plots: Sequence[Path] = ()) -> Iterator[str]:
 
 
 def accuracy_table(rows: Sequence[Accuracy], budgets: Sequence[int]) -> Iterator[str]:
-    """Series by budget, as Markdown."""
+    """Lay out series by budget."""
     found: dict[tuple[str, ...], dict[int, str]] = {}
     for (series, figure), group in _groups(rows, lambda r: (r.series, r.figure)):
         name = f"*{series}*" if any(r.oracle for r in group) else series
@@ -152,7 +152,7 @@ def budget_table(
 
 
 def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
-    """How well scorers tell right samples from wrong ones, as Markdown."""
+    """Show how well scorers tell right samples from wrong ones."""
     for r in rankings:
         yield from ("", f"## How {r.model} on {r.device} is scored", "")
         yield (
@@ -163,7 +163,7 @@ def ranking_lines(rankings: Sequence[Ranking]) -> Iterator[str]:
 
 
 def overtaking_lines(report: EvalReport) -> Iterator[str]:
-    """Where a search with another model overtakes the best model, in sentences."""
+    """Say in sentences where a search with another model overtakes the best model."""
     for o in report.overtaking:
         p, single = o.search, o.single
         yield ""
@@ -174,7 +174,7 @@ def overtaking_lines(report: EvalReport) -> Iterator[str]:
 
 
 def name_of(row: Accuracy) -> str:
-    """A model, what chooses and out of how many."""
+    """Name a model, what chooses and out of how many."""
     return f"{row.model}, {_series_of(row)}"
 
 
@@ -185,7 +185,7 @@ def _series_of(row: Accuracy) -> str:
 
 
 def cost_table(measured: Sequence[Latency], budgets: Sequence[int], cost: Callable[[Latency], str]) -> Iterator[str]:
-    """A cost by budget, as Markdown."""
+    """Lay out a cost by budget."""
     groups = _groups(measured, lambda m: (m.model, m.device, m.series))
     cells = {names: {m.budget: cost(m) for m in group} for names, group in groups}
     return budget_table(("model", "device", "series"), cells, budgets)
@@ -196,19 +196,19 @@ def _with_interval(mean: Mean) -> str:
 
 
 def cpu_cell(m: Latency) -> str:
-    """CPU-milliseconds per sampled token."""
+    """Spell CPU-milliseconds per sampled token."""
     return f"{1e3 * m.cpu_seconds.value / m.tokens:.3g}" if m.tokens else ""
 
 
 def joules_cell(m: Latency) -> str:
-    """Joules per prompt with their interval, and per sampled token."""
+    """Spell joules per prompt with their interval, and per sampled token."""
     if m.joules is None:
         return ""
     return _with_interval(m.joules) + (f", {m.joules.value / m.tokens:.3g}" if m.tokens else "")
 
 
 def cell(row: Accuracy) -> str:
-    """A figure with its interval."""
+    """Spell a figure with its interval."""
     s = row.share
     return f"{100 * s.value:.1f} ({100 * s.low:.1f}-{100 * s.high:.1f})"
 

@@ -59,7 +59,7 @@ class Accuracy:
         return self.figure != "naive@k"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         names = ("model", "device", "series", "budget", "figure", "oracle", "tokens", "scored_tokens")
         return {name: getattr(self, name) for name in names} | self.share.as_dict()
 
@@ -88,7 +88,7 @@ class Latency:
     tokens: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
 
@@ -109,7 +109,7 @@ class Ranking:
     rows: dict[str, dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         plain: dict[str, Any] = ranking.without_nan(asdict(self))
         return plain
 
@@ -123,7 +123,7 @@ class Comparison:
     difference: stats.Difference
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         sides = {
             name: {k: getattr(row, k) for k in ("model", "device", "series", "budget", "figure")}
             for name, row in (("first", self.first), ("second", self.second))
@@ -145,7 +145,7 @@ class Point:
         return self.latency.seconds.value
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         r = self.row
         return {
             "model": r.model,
@@ -165,7 +165,7 @@ class Point:
 def accuracy(
     setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]
 ) -> tuple[list[Accuracy], list[str]]:
-    """All rows, and notes about what there is no figure for.
+    """Compute all rows, and notes about what there is no figure for.
 
     Args:
         units: all of the evaluation.
@@ -198,7 +198,7 @@ Estimator = Callable[[Sequence[Record], int], float]
 def _sampled(
     setting: Setting, model: str, device: str, table: list[list[Record]], notes: list[str]
 ) -> Iterator[Accuracy]:
-    """Rows of everything that comes out of samples; `table` is [seeds][items]."""
+    """Compute the rows of everything that comes out of samples; `table` is [seeds][items]."""
     n = setting.n_samples
     tokens = py_statistics.fmean(s["tokens"] for items in table for item in items for s in item["samples"])
     scored = py_statistics.fmean(item["usage"]["scored_tokens"] for items in table for item in items) / n
@@ -223,7 +223,7 @@ def _sampled(
 def _estimators(
     setting: Setting, table: list[list[Record]], notes: list[str]
 ) -> Iterator[tuple[str, str, bool, bool, Estimator]]:
-    """Series, figure, whether it knows the answer, whether it takes a reward model, and how an item's value is got."""
+    """Yield series, figure, whether it knows the answer or takes a reward model, and how an item's value is got."""
     found = {m.name: m for m in setting.parsed_methods()}
     yield PASS, "pass@k", True, False, _pass
     if (method := found.get("best-of-n")) is not None:
@@ -278,7 +278,7 @@ def _grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 
 
 def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Record]) -> list[Ranking]:
-    """Of all samples of an item under all seeds: how well each scorer and shortness tell the right ones."""
+    """Measure how well each scorer, and shortness, tells the right ones of all samples of an item under all seeds."""
     found: list[Ranking] = []
     for (model, device), group in _grouped((u for u in units if not u.method), lambda u: (u.model, u.device)).items():
         items = [(item["id"], s) for unit in group for item in records[unit.key]["items"] for s in item["samples"]]
@@ -296,7 +296,7 @@ def rankings(setting: Setting, units: Sequence[Unit], records: Mapping[str, Reco
 
 
 def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
-    """Methods of the same model against each other at the same budget; one sample, and every method at every budget,
+    """Compare methods of the same model at the same budget; one sample, and every method at every budget,
     against the model's greedy answer, at its greatest budget against that of every model on the same device. Where
     nothing is greedy, one sample is in its place. Who knows the answer is left out."""
     main = [r for r in rows if r.main and not r.oracle]
@@ -317,7 +317,7 @@ def comparisons(rows: Sequence[Accuracy], *, seed: int = 0) -> list[Comparison]:
 
 
 def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> list[Latency]:
-    """Figures of the timed passes.
+    """Summarize the timed passes.
 
     Args:
         records: of the log.
@@ -350,9 +350,9 @@ def latencies(records: Iterable[Record], alike: Mapping[str, Sequence[str]]) -> 
 
 
 def points(rows: Sequence[Accuracy], measured: Sequence[Latency]) -> list[Point]:
-    """Rows whose latency was measured, and which of them nothing beats. Who knows the answer is not on the front. One
-    sample is one point, whatever would choose from it. On a device where a model was only timed it is as right as on
-    the first that it was evaluated on."""
+    """Join rows with their measured latency, and mark those that nothing beats. Who knows the answer is not on the
+    front. One sample is one point, whatever would choose from it. On a device where a model was only timed it is as
+    right as on the first that it was evaluated on."""
     own = {(r.model, r.device, r.series, r.budget): r for r in reversed(rows) if r.main}
     first = {(r.model, r.series, r.budget): r for r in own.values()}
     timed, costs = [], []
@@ -379,12 +379,12 @@ class Overtaking:
     single: Point
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {"search": self.search.as_dict(), "single": self.single.as_dict()}
 
 
 def overtaking(timed: Sequence[Point]) -> list[Overtaking]:
-    """For each device, the most accurate search with another model that overtakes the greedy answer of the best model.
+    """Find, for each device, the most accurate search with another model that overtakes the best model's greedy answer.
 
     The best model is the one whose greedy answer is right most often; where none was timed, one sample is in its place.
     Devices where no point does are left out.

@@ -53,7 +53,7 @@ class Watcher:
 
     @contextmanager
     def phase(self, name: str, total: int, done: int) -> Iterator[None]:  # noqa: ARG002
-        """While this lasts, something is done piece by piece.
+        """Enclose work that is done piece by piece.
 
         Args:
             name: "evaluate", whose pieces are items, or "time", whose pieces are runs of the timed pass.
@@ -62,17 +62,17 @@ class Watcher:
         yield
 
     def batch(self, state: Progress) -> None:
-        """After every batch."""
+        """Hear of a batch that was decoded."""
 
     def finished(self, pieces: int, note: str = "") -> None:
-        """So many more pieces of the phase are done.
+        """Hear that so many more pieces of the phase are done.
 
         Args:
             note: what was the last of them.
         """
 
     def note(self, text: str) -> None:
-        """One line worth knowing."""
+        """Hear one line worth knowing."""
 
 
 def check(job: EvalJob, latency_devices: Sequence[str] = ()) -> None:
@@ -249,7 +249,7 @@ class _Run:
 
 
 def _done(everything: Sequence[Unit], records: Mapping[str, Record]) -> list[Unit]:
-    """The units of all items that are done by every model and method that has begun."""
+    """Pick the units of all items that are done by every model and method that has begun."""
 
     def run_of(unit: Unit) -> tuple[object, ...]:
         return unit.model, unit.device, unit.series, unit.budget, unit.seed
@@ -300,7 +300,7 @@ _READERS = ("", "logprob-sum", "logprob", scoring.OWN)
 
 
 def timed_configurations(setting: Setting) -> list[Timed]:
-    """What is timed: greedy, one sample, and every method with every scorer at every budget at which there is a choice.
+    """List what is timed: greedy, one sample, and every method and scorer at every budget at which there is a choice.
 
     Methods that choose among the same samples by what decoding left behind are timed once for all, as votes, which
     compare answers, with the scorer that has decoding leave the most: the others do a part of that.
@@ -336,6 +336,6 @@ class TimedRun:
 
 
 def _fit_together(setting: Setting, devices: int) -> bool:
-    """Whether all models fit into memory on so many devices, with room for their caches and everything else."""
+    """Tell whether all models fit into memory on so many devices, with room for caches and everything else."""
     sizes = sum(Path(m.path).stat().st_size for m in setting.models) * devices
     return sizes * 1.5 < usable_memory().available / 2

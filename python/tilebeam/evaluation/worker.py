@@ -119,7 +119,7 @@ class Workbench:
         return {"unit": unit.key, "items": found, "seconds": round(time.perf_counter() - began, 6)}
 
     def _samples(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """The budget's samples of each item, with the scores of every scorer."""
+        """Draw the budget's samples of each item, and score them with every scorer."""
         names = self.setting.scorers
         wanted: dict[str, Any] = {"logprobs": scoring.needs_logprobs(names)}
         wanted |= self._reward(unit.model, unit.device).needs() if scoring.OWN in names else {}
@@ -146,7 +146,7 @@ class Workbench:
         return records
 
     def _greedy(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """The one answer to each item at temperature 0."""
+        """Answer each item once, at temperature 0."""
         params = [self._sampling(unit.seed, item, temperature=0.0) for item in items]
         outputs = self._source(lm).generate([self._prompt(lm, item) for item in items], params, progress=progress)
         check_complete(outputs)
@@ -175,7 +175,7 @@ class Workbench:
         return scores
 
     def _search(self, unit: Unit, lm: LM, items: Sequence[Item], progress: ProgressHook | None) -> list[Record]:
-        """What the search chose for each item."""
+        """Search, and tell what was chosen for each item."""
         algorithm = self._algorithm(self._methods[unit.method], unit.scorer, unit.model, unit.device)
         params = [self._sampling(unit.seed, item) for item in items]
         prompts = [self._prompt(lm, item) for item in items]
@@ -191,7 +191,7 @@ class Workbench:
     # --- latency ----------------------------------------------------------------------------------------------------
 
     def latency(self, model: str, device: str, timed: Timed, item: Item) -> Record:
-        """The real algorithm on one prompt alone, from clean caches, by the clock.
+        """Time the real algorithm on one prompt alone, from clean caches.
 
         Returns:
             "tokens" sampled, "seconds" from prompt to choice, "cpu_seconds" that this took on all CPUs, and "joules" of
@@ -222,7 +222,7 @@ class Workbench:
         return SamplingParams(**dict(self.setting.sampling) | {"seed": item_seed(seed, item.id)} | changes)
 
     def _judged(self, item: Item, text: str) -> Record:
-        """A text with its answer, and whether it is right."""
+        """Judge a text: its answer, and whether it is right."""
         return {
             "text": text,
             "answer": checked_answer(self.task.extract(text)),
@@ -312,7 +312,7 @@ class Workbench:
         }
 
     def _clean(self, lm: LM, device: str) -> None:
-        """Where cells lie decides in what order attention adds up: begin at the first one."""
+        """Begin at the first cell: where cells lie decides in what order attention adds up."""
         with lm.raw_decode():
             pass
         if device in self._rewards:
@@ -344,12 +344,12 @@ def _check_file(model: ModelFile) -> None:
 
 
 def _weight(name: str, candidate: CompletionOutput, score: float) -> float:
-    """The weight of a candidate's vote, as `SelfConsistency` has it."""
+    """Weigh a candidate's vote as `SelfConsistency` does."""
     return score if scoring.rates_steps(name) else math.exp(log_probability(candidate, per_token=True))
 
 
 def _usage(usage: Usage) -> Record:
-    """Tokens, and seconds apart from them."""
+    """Tell tokens, and seconds apart from them."""
     tokens: Mapping[str, Any] = asdict(usage)
     return {
         "usage": {k: v for k, v in tokens.items() if k not in _SECONDS},

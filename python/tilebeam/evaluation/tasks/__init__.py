@@ -49,13 +49,13 @@ _HARNESS = {"mmlu": "mmlu", "hellaswag": "hellaswag", "winogrande": "winogrande"
 
 
 def title_of(spec: str) -> str:
-    """What people call the task of --task: the benchmark's name, else the file's or the generator's."""
+    """Name the task of --task as people do: the benchmark's name, else the file's or the generator's."""
     kind, _, rest = spec.partition(":")
     return KINDS[kind].title or Path(rest.partition("?")[0]).stem
 
 
 def open_task(options: TaskOptions) -> Task:
-    """The task.
+    """Open the task that options name.
 
     Raises:
         TilebeamError: there is no such task, or it cannot be made; says why.

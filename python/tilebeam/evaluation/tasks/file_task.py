@@ -38,7 +38,7 @@ class FileTask(Task):
 
     @abstractmethod
     def _fields(self, line: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A line's fields for templates and checkers; "question" and "answer" are texts, "id", if any, names the item.
+        """Read a line's fields for templates and checkers: "question" and "answer" are texts, "id" names the item.
 
         Args:
             where: file and number of the line, for errors.
@@ -72,7 +72,7 @@ class FileTask(Task):
             raise TilebeamError(f"{self.path} has {len(seen)} items, not {self.options.items}.")
 
     def _lines(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Where a line is, and its fields."""
+        """Yield where each line is, and its fields."""
         for number, line in json_lines(path):
             where = f"{path} line {number}"
             if not isinstance(line, dict):
@@ -81,7 +81,7 @@ class FileTask(Task):
 
 
 def text_of(line: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that must be a text and not empty.
+    """Read a field that must be a text and not empty.
 
     Raises:
         TilebeamError: it is not.

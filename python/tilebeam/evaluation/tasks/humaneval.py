@@ -62,11 +62,11 @@ class HumanEvalTask(FileTask):
         }
 
     def _sources(self) -> list[str]:
-        """The hidden tests judge."""
+        """Name the hidden tests, which judge."""
         return [json.dumps([[i.data["test"], i.data["entry_point"]] for i in self.items])]
 
     def judges(self, item: Item) -> list[str]:
-        """The digest of a checker of the user's, or the hidden tests."""
+        """Return the digest of a checker of the user's, or the hidden tests."""
         return super().judges(item) or [item.data["test"]]
 
     def _judge(self, item: Item, text: str) -> bool:
