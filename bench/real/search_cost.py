@@ -30,7 +30,6 @@ from tilebeam import TilebeamError
 from tilebeam.cli import console
 from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY
-from tilebeam.evaluation.eval_report import budget_table
 from tilebeam.evaluation.results import PASS
 from tilebeam.gguf.whole_file import whole_file
 
@@ -216,13 +215,15 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
         f"{report['items']} of {row.items} items, digest of the setting {report['digest'][:12]}. Items solved, in "
         "percent with Wilson's 95 % interval, by samples:"
     )
-    yield ""
-    cells: dict[tuple[str, ...], dict[int, str]] = {}
+    yield from ("", f"| model | chosen by | {' | '.join(map(str, budgets))} |")
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    cells: dict[tuple[str, str], dict[int, str]] = {}
     for r in report["accuracy"]:
         if r["figure"] != "naive@k":
             text = f"{100 * r['value']:.0f} ({100 * r['low']:.0f}-{100 * r['high']:.0f})"
-            cells.setdefault((r["model"], _SERIES.get(r["series"], r["series"])), {})[r["budget"]] = text
-    yield from budget_table(("model", "chosen by"), cells, budgets)
+            cells.setdefault((r["model"], r["series"]), {})[r["budget"]] = text
+    for (model, series), found in cells.items():
+        yield f"| {model} | {_SERIES.get(series, series)} | {' | '.join(found.get(k, '') for k in budgets)} |"
     for r in report["rankings"]:
         yield ""
         yield (
@@ -239,7 +240,7 @@ def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
 
 def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What each choice wins over the same model's greedy answer."""
-    cells: dict[tuple[str, ...], dict[int, str]] = {}
+    cells: dict[tuple[str, str], dict[int, str]] = {}
     for c in comparisons:
         first, second = c["first"], c["second"]
         if second["series"] == GREEDY and first["model"] == second["model"]:
@@ -249,7 +250,10 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     budgets = sorted({budget for found in cells.values() for budget in found})
     yield from ("", "Points above the greedy answer, paired bootstrap with 95 % intervals, by samples:", "")
-    yield from budget_table(("model", "chosen by"), cells, budgets)
+    yield f"| model | chosen by | {' | '.join(map(str, budgets))} |"
+    yield "| --- | --- |" + " ---: |" * len(budgets)
+    for (model, series), found in cells.items():
+        yield f"| {model} | {series} | {' | '.join(found.get(k, '') for k in budgets)} |"
 
 
 def _points(comparison: dict[str, Any], sign: int) -> str:

@@ -140,7 +140,7 @@ def test_rows_without_data_are_left_out_and_named(
 
 def test_bad_arguments_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in (
-        (["--rows", "mathh"], "unknown row mathh"),
+        (["--rows", "mmmlu"], "unknown row mmmlu"),
         (["--data", "/no/such"], "is not a folder"),
         (["--model", "0.5B=/no/such.gguf"], "a file that exists"),
         (["--model", "7B"], "write NAME=FILE"),
