@@ -330,7 +330,7 @@ def test_models_whose_memory_cannot_be_cut_are_not_drafted(equal: LM, tmp_path: 
     path = write_model(tmp_path / "swa.gguf", preset("tiny", arch="gemma3", type="f32", swa=32, swa_pattern=2))
     with tilebeam.load(path, "cpu", n_ctx=256, n_seq_max=2, threads=1, n_ubatch=64, **EXACT) as lm:
         assert "sliding window of 32 tokens" in str(lm.engine.drafting_off)
-        with pytest.raises(TilebeamError, match="cannot speculate: .* sliding window of 32 tokens"):
+        with pytest.raises(TilebeamError, match=r"cannot speculate: .* sliding window of 32 tokens"):
             lm.use_drafter(ScriptedDrafter([], "right"))
         [output] = lm.generate([[5, 6, 7]], replace(GREEDY, max_tokens=50))
         assert output.usage.drafted_tokens == 0

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sampler_kit import Witness, check
-from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Stream
+from tilebeam import CompletionOutput, RequestOutput, SamplingParams, Stream
 from tilebeam.engine import dispatcher, lanes, turns
 from tilebeam.engine.drafter import Drafter
 from tilebeam.model import loader

@@ -162,8 +162,8 @@ class Engine:
         raise self.broken
 
     def check(self, *, reading: bool = False) -> None:
-        """Raise `TilebeamError` if cells are lost, or a sample's are not those of its text: a test's look at the ledger,
-        between two steps or while a batch is decoded.
+        """Raise `TilebeamError` if cells are lost, or those of a sample are not its text's. For tests, between two steps
+        or while a batch is decoded.
 
         Args:
             reading: a reader has sequences of its own.
@@ -176,7 +176,7 @@ class Engine:
         owned = {seq.id for seq in held}
         lost = [seq for seq in self.kv.live if seq.id not in owned and not self.kv.is_cached(seq)]
         if not all(seq in self.kv.live for seq in held) or (lost and not reading):
-            raise TilebeamError(f"{len(held)} sequences are held, of {len(self.kv.live)} open ones {len(lost)} by nobody.")
+            raise TilebeamError(f"{len(held)} sequences are held, {len(self.kv.live)} are open, {len(lost)} are lost.")
         for lane in lanes:
             if len(lane.running) > self.scheduler.n_slots:
                 raise TilebeamError(f"{len(lane.running)} samples run in {self.scheduler.n_slots} slots.")
