@@ -162,8 +162,8 @@ class Engine:
         raise self.broken
 
     def check(self, *, reading: bool = False) -> None:
-        """Raise `TilebeamError` if cells are lost, or those of a sample are not its text's. For tests, between two steps
-        or while a batch is decoded.
+        """Raise `TilebeamError` if cells are lost, or those of a sample are not its text's. A test may ask between two
+        steps or while a batch is decoded.
 
         Args:
             reading: a reader has sequences of its own.
