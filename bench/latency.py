@@ -15,15 +15,12 @@ is the part of it that is no page of a file.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tilebeam
@@ -31,7 +28,8 @@ from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.outputs import Progress
 
-from bench.lib import ROOT, models, report, rounds
+from bench.lib import models, report, rounds
+from bench.lib.child import Child, answer
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
@@ -40,19 +38,19 @@ PROMPTS = "256,512,768,1024"  # tokens
 FIGURES = ("ttft", "tpot", "cpu", "busy", "resident", "anonymous")
 
 
-def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
-    """The process of a side: runs a request for each line of stdin, and prints what it took as a line of JSON."""
+def serve(device: Literal["npu", "cpu"], path: str, n_seq: int, n_ctx: int, threads: int) -> None:
+    """The process of a side: runs a request of so many tokens of prompt and answer, and says what it took."""
     rng = np.random.default_rng(0)
-    lm = tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False)
-    with lm:
-        for line in sys.stdin:
-            n_prompt, n_gen = map(int, line.split())
+    with tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False) as lm:
+
+        def run(lengths: list[int]) -> dict[str, float]:
+            n_prompt, n_gen = lengths
             with lm.raw_decode():  # which leaves no prefix in the cache
                 pass
             prompt = rng.integers(0, lm.n_vocab, n_prompt).tolist()
             marks: list[tuple[float, float]] = []
 
-            def note(progress: Progress, marks: list[tuple[float, float]] = marks) -> None:
+            def note(progress: Progress) -> None:
                 if not marks and progress.tokens >= n_seq:
                     marks.append((time.perf_counter(), time.process_time()))
 
@@ -61,7 +59,9 @@ def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
             (first, cpu), ended, cpu_ended = marks[0], time.perf_counter(), time.process_time()
             tokens = n_seq * (n_gen - 1)
             took = {"ttft": first - began, "tpot": (ended - first) / (n_gen - 1), "cpu": (cpu_ended - cpu) / tokens}
-            print(json.dumps(took | {"busy": (cpu_ended - cpu) / (ended - first)} | memory()), flush=True)
+            return took | {"busy": (cpu_ended - cpu) / (ended - first)} | memory()
+
+        answer(None, run)
 
 
 def memory() -> dict[str, int]:
@@ -73,45 +73,6 @@ def memory() -> dict[str, int]:
         kib |= {key: int(rest.split()[0]) for key, _, rest in (x.partition(":") for x in lines) if rest.endswith(" kB")}
     anonymous = kib["Pss_Anon"] + kib["Pss_Shmem"]
     return {"resident": (anonymous + kib["RssFile"]) << 10, "anonymous": anonymous << 10}
-
-
-class Side:
-    """A side's process.
-
-    Raises:
-        RuntimeError: by `run`, if the process failed; it said why on stderr.
-    """
-
-    def __init__(self, device: str, path: Path, n_seq: int, n_ctx: int, threads: int) -> None:
-        call = f"from bench.latency import serve; serve({device!r}, {str(path)!r}, {n_seq}, {n_ctx}, {threads})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", call],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
-        )
-
-    def run(self, n_prompt: int, n_gen: int) -> dict[str, float]:
-        """One request."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            print(n_prompt, n_gen, file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"the process of one side ended with status {self._process.wait()}")
-        figures: dict[str, float] = json.loads(line)
-        return figures
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process:
-            self._process.kill()
 
 
 def label(n_prompt: int, n_seq: int) -> str:
@@ -126,12 +87,13 @@ def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds,
         return
     room = max(prompts) + n_seq * o.n_gen + 64
     with ExitStack() as stack:
-        sides = {d: stack.enter_context(Side(d, path, n_seq, room, o.threads)) for d in SIDES}
+        how = str(path), n_seq, room, o.threads
+        sides = {d: stack.enter_context(Child("bench.latency", "serve", d, *how)) for d in SIDES}
         for side in sides.values():
-            side.run(min(prompts), 2)  # pages of weights are read, threads run
+            side.ask([min(prompts), 2])  # pages of weights are read, threads run
         for case in log.turns(cases, o.rounds):
             bar(case)
-            took = {d: side.run(cases[case], o.n_gen) for d, side in sides.items()}
+            took = {d: side.ask([cases[case], o.n_gen]) for d, side in sides.items()}
             log.end(**{f"{f}_{d}": took[d][f] for d in SIDES for f in FIGURES})
 
 

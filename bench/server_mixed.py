@@ -41,12 +41,12 @@ import numpy as np
 import tilebeam
 from tilebeam.scoring.reward_heads import save_head
 
-from bench.head_cost import random_head
 from bench.lib import models, report
 from bench.lib.adapters import write_adapter
 from bench.lib.clients import post, server
 from bench.lib.mixed_requests import Asked, Offer, Questions
 from bench.lib.options import Parser
+from bench.scoring import random_head
 
 TIMEOUT = 180.0  # seconds
 _LONGEST = 160  # tokens of an answer

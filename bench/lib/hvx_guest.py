@@ -1,6 +1,6 @@
 """Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host.
 
-Used by bench/hvx_packets.py (how many packets qemu executes) and by tests/test_hvx.py (what the kernels compute).
+Used by tests/npu/test_hvx.py; bench/hvx_packets.py disassembles the same kernels.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ class Request:
     params: Sequence[int] = ()
     operands: Sequence[Array] = field(default_factory=tuple)
 
-    def encode(self, count: bool) -> bytes:
-        """The request on the wire; ``count``: answer with executed packets instead of results."""
+    def encode(self) -> bytes:
+        """The request on the wire; the zero asks for results, not for executed packets."""
         body = b"".join(a.tobytes() for a in self.operands)
         params = [p & 0xFFFFFFFF for p in self.params] + [0] * (5 - len(self.params))
-        return struct.pack("<9I", self.op, self.set, *params, count, len(body)) + body
+        return struct.pack("<9I", self.op, self.set, *params, 0, len(body)) + body
 
 
-def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False, timeout: float = 300) -> list[bytes]:
+def ask(command: Sequence[str], requests: Sequence[Request], timeout: float = 300) -> list[bytes]:
     """Start the program once, send all requests, return all answers.
 
     Raises:
         RuntimeError: it rejected a request or died.
     """
-    data = b"".join(r.encode(count) for r in requests)
+    data = b"".join(r.encode() for r in requests)
     result = subprocess.run(list(command), input=data, capture_output=True, timeout=timeout, check=False)
     answers, at = [], 0
     while at < len(result.stdout):
@@ -85,11 +85,6 @@ def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False
             f"{command[-1]}: status {result.returncode}, {len(answers)} of {len(requests)} answers: {text}"
         )
     return answers
-
-
-def packets(command: Sequence[str], requests: Sequence[Request]) -> list[int]:
-    """Instruction packets that qemu executed in each kernel."""
-    return [struct.unpack("<I", a)[0] for a in ask(command, requests, count=True)]
 
 
 def missing() -> str | None:

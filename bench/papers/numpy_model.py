@@ -79,6 +79,7 @@ class Model:
         self._eps = np.float32(number["attention.layer_norm_rms_epsilon"])
         self._rope_base = float(number["rope.freq_base"])
         self._head_dim = int(number["embedding_length"]) // self._heads
+        self.n_vocab = len(self._weights["token_embd.weight"])
 
     def logits(self, tokens: npt.NDArray[np.int32], last: int, how: Numerics) -> Logits:
         """Read tokens at positions 0, 1 .. and give the logits of the last ones, which are never dropped."""
