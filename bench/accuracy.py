@@ -21,7 +21,6 @@ import math
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -92,7 +91,6 @@ class Store:
             return TokenScores(**{name: kept[name] for name in kept if name != "seconds"}), float(kept["seconds"])
 
     def save(self, group: Group, variant: Variant, scores: TokenScores, seconds: float) -> None:
-        """Replace what is kept, whole or not at all."""
         path = self._path(group, variant)
         with whole_file(path) as partial, partial.open("wb") as file:
             np.savez(file, seconds=np.asarray(seconds), **vars(scores))
@@ -112,7 +110,6 @@ class Models:
         self._loaded: dict[tuple[Any, ...], LM] = {}
 
     def subject(self, variant: Variant) -> Subject:
-        """The variant, loaded."""
         key = (variant.file, variant.device, variant.kv, variant.n_ubatch)
         if key not in self._loaded:
             path = model_file(variant.file, self._folder, self._source)
@@ -159,7 +156,6 @@ def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, mode
 
 
 def is_missing(scores: TokenScores, windows: Windows, window: int) -> bool:
-    """Whether a window was not measured yet."""
     return bool(np.isnan(scores.nll[window * windows.scored]))
 
 
@@ -182,12 +178,10 @@ def run_group(group: Group, windows: Windows, chunks: int, store: Store, models:
 
 
 def done(scores: TokenScores) -> int:
-    """Tokens measured."""
     return int(np.isfinite(scores.nll).sum())
 
 
 def pm(e: Estimate | None, digits: int, factor: float = 1.0) -> str:
-    """A figure with its standard error."""
     return "-" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}"
 
 
@@ -206,7 +200,6 @@ def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, A
 
 
 def group_table(group: Group, rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown of one group."""
     first = rows[0]["figures"]
     lines = [
         f"### {group.title}",
@@ -253,7 +246,6 @@ def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[di
 
 
 def pair_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown of the paired comparisons."""
     lines = [
         "### Paired by token",
         "",
@@ -269,34 +261,19 @@ def pair_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their figures as plain numbers."""
-    return [{k: v.as_dict() if hasattr(v, "as_dict") else v for k, v in row.items()} for row in rows]
-
-
-def write_tables(
-    comparison: Comparison, store: Store, windows: Windows, out: Path, about: dict[str, Any]
-) -> dict[str, Any]:
-    """Write accuracy.md and accuracy.json from what is kept."""
+def tables(comparison: Comparison, store: Store, windows: Windows, about: dict[str, Any]) -> str:
     head = (
         f"Source: {about['source']} ({about['description']}), {comparison.about}. Text: {about['text']}, "
         f"{about['tokens']} tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is "
         "scored. ± is one standard error."
     )
     parts = [textwrap.fill(head, 120, break_on_hyphens=False)]
-    result: dict[str, Any] = {"about": about, "groups": []}
     for group in comparison.groups:
-        rows = group_rows(group, store, windows)
-        if rows:
+        if rows := group_rows(group, store, windows):
             parts.append(group_table(group, rows))
-            result["groups"].append({"title": group.title, "base": group.base.name, "rows": as_json(rows)})
-    pairs = pair_rows(comparison, store, windows)
-    if pairs:
+    if pairs := pair_rows(comparison, store, windows):
         parts.append(pair_table(pairs))
-        result["pairs"] = as_json(pairs)
-    (out / "accuracy.md").write_text("\n\n".join(parts) + "\n")
-    (out / "accuracy.json").write_text(json.dumps(result, indent=1))
-    return result
+    return "\n\n".join(parts) + "\n"
 
 
 def shared_row(group: Group, row: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +340,6 @@ def main() -> None:
         description = lm.description
     store = Store(args.out / "scores", setting_of(source, text, windows))
     chunks = args.chunks or (2 if args.quick else len(windows))
-    started = time.monotonic()
     for group in () if args.report else reversed(comparison.groups):  # the one with the most to say first
         with ExitStack() as stack:
             models = Models(folder, source, args.ctx_size, args.threads, stack)
@@ -375,14 +351,13 @@ def main() -> None:
         "tokens": int(windows.tokens.size),
         "windows": len(windows),
         "n_ctx": windows.n_ctx,
-        "threads": args.threads,
-        "seconds": time.monotonic() - started,
     }
-    write_tables(comparison, store, windows, args.out, about)
+    text = tables(comparison, store, windows, about)
+    (args.out / "accuracy.md").write_text(text)
     if args.into:
-        put_into(args.into, args.mark, (args.out / "accuracy.md").read_text())
+        put_into(args.into, args.mark, text)
     if not args.json:
-        print((args.out / "accuracy.md").read_text())
+        print(text)
         return
     # Of two with the same base and variant the later one has more windows.
     shared = [shared_row(group, row) for group in comparison.groups for row in group_rows(group, store, windows)]

@@ -56,7 +56,6 @@ def one_after_the_other(llm: llama_cpp.Llama, prompt: list[int], n: int, n_gen: 
 
 
 def together(lm: LM, prompt: list[int], n: int, n_gen: int) -> None:
-    """N samples of one request."""
     params = tilebeam.SamplingParams(
         n=n, max_tokens=n_gen, temperature=0.8, top_k=40, top_p=0.95, seed=1, ignore_eos=True
     )
@@ -64,14 +63,12 @@ def together(lm: LM, prompt: list[int], n: int, n_gen: int) -> None:
 
 
 def seconds_of(run: Callable[[], None]) -> float:
-    """Wall time of one call."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
 def arguments() -> Any:
-    """The command line's."""
     p = Parser(__doc__, "a smaller model, fewer tokens, one round")
     p.add_model("ordinary GGUF file")
     p.add_argument("-N", "--n-samples", type=int, default=16)
@@ -95,7 +92,6 @@ def arguments() -> Any:
 
 
 def cases_of(a: Any) -> dict[str, str]:
-    """The rows' names by baseline."""
     n = a.n_samples
     measured = "" if a.calls == n else f", {a.calls} of them measured"
     what = f"Best-of-{n}, prompt {a.n_prompt}, {a.n_gen} new"
@@ -149,7 +145,6 @@ def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     a = arguments()
     cases = cases_of(a)
     path = a.model or models.synthetic("bench-0.5b" if a.quick else "bench-1.4b", tied=False)

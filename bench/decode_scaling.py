@@ -35,7 +35,6 @@ from bench.lib.rounds import Rounds
 
 
 def label(case: Case) -> str:
-    """A row's name."""
     sequences = f"decode, {case.n_parallel} sequence{'s' if case.n_parallel > 1 else ''}"
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
@@ -108,7 +107,6 @@ def cases_of(o: Any) -> list[Case]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, short runs")
     p.add_model("ordinary GGUF file")
     p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16", help="sequences without a prompt; 0: none")

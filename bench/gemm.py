@@ -103,7 +103,6 @@ class NpuMulMat:
 
 
 def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
-    """One row of the report."""
     k, n = args.k, args.n
     tile_group = type.endswith("_tile")
     plain = type.removesuffix("_tile")
@@ -140,7 +139,6 @@ def measure(type: str, m: int, args: argparse.Namespace, rng: np.random.Generato
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer and shorter rounds")
     p.add_argument("--types", default="q4_0,q8_0,iq4_nl,q4_0_tile", help=f"of {', '.join(PLAIN)}, and q8_0_tile")
     p.add_argument("--rows", default="1,4,8,16,512", help="values of M")

@@ -113,12 +113,10 @@ def random_model(name: str, **shape: int) -> Path:
 
 
 def child(path: Path, device: str, threads: int, n: int, **environment: str) -> Child:
-    """A process with the model."""
     return Child("bench.graph_overhead", "serve", str(path), device, threads, n, **environment)
 
 
 def compare(ours: Child, baseline: Child, rounds: int) -> report.Pairs:
-    """Take turns; the steps' times."""
     pairs = report.Pairs([], [])
     with ours, baseline:
         for _ in range(rounds):
@@ -128,7 +126,6 @@ def compare(ours: Child, baseline: Child, rounds: int) -> report.Pairs:
 
 
 def not_in_ops(name: str, traced: Child, rounds: int) -> dict[str, Any]:
-    """The row of what a step costs beside its ops."""
     with traced:
         results = [traced.ask("trace") for _ in range(rounds)]
     outside = [r["outside"] for r in results]
@@ -140,7 +137,6 @@ def not_in_ops(name: str, traced: Child, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer rounds")
     p.add_model("GGUF file instead of all three models", "random models")
     p.add_argument("-t", "--threads", default="1,2")

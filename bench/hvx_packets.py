@@ -51,7 +51,6 @@ class Loop:
     packets: tuple[str, ...]
 
     def count(self, pattern: str) -> int:
-        """How many instructions match."""
         return sum(len(re.findall(pattern, p)) for p in self.packets)
 
     @property
@@ -63,7 +62,6 @@ class Loop:
 
     @property
     def least(self) -> int:
-        """Packets that the busiest unit needs."""
         return max(self.count(pattern) for pattern in UNITS.values())
 
 
@@ -149,7 +147,6 @@ EXPONENTS = {
 
 
 def gemm_function(format: str, rows: int) -> str:
-    """The mangled name of a GEMM kernel."""
     return rf"block.*format_{format}ELi{rows}E"
 
 

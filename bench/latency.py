@@ -76,7 +76,6 @@ def memory() -> dict[str, int]:
 
 
 def label(n_prompt: int, n_seq: int) -> str:
-    """A case's name."""
     return f"prompt of {n_prompt}, {n_seq} sample{'s' if n_seq > 1 else ''}"
 
 
@@ -98,7 +97,6 @@ def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds,
 
 
 def row(log: Rounds, case: str, name: str, figure: str, scale: float, unit: str, **more: Any) -> dict[str, Any]:
-    """A row on a figure of which less is better."""
     ours, baseline = (log.values(case, f"{figure}_{d}") for d in SIDES)
     ratios = [b / a for a, b in zip(ours, baseline, strict=True)]
     value, stock = (log.median(case, f"{figure}_{d}") * scale for d in SIDES)
@@ -122,7 +120,6 @@ def rows_of(prompts: Sequence[int], samples: Sequence[int], threads: int, log: R
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, short runs")
     p.add_model("ordinary GGUF file")
     p.add_argument("-p", "--n-prompt", help=f"tokens of prompts (default {PROMPTS}; 64,128 with --quick)")

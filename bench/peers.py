@@ -58,7 +58,6 @@ class Peers:
     llama_cpp_server: Path | None = None
 
     def names(self) -> list[str]:
-        """Those that a round compares."""
         given = {IK: self.ik_llama, OPENVINO: self.openvino, LLAMA_SERVER: self.llama_server}
         given[LLAMA_CPP_SERVER] = self.llama_cpp_server
         return [STOCK, *(name for name, value in given.items() if value is not None)]
@@ -78,15 +77,12 @@ class Group:
     failed: dict[str, str] = field(default_factory=dict)
 
     def label(self, work: Work) -> str:
-        """A case's name."""
         return f"{self.model.stem}, {work.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def labels(self) -> Iterator[str]:
-        """Of all its cases."""
         return map(self.label, self.works)
 
     def open(self, stack: ExitStack, peers: Peers) -> dict[str, Engine]:
-        """All engines that load the file."""
         works, threads = self.works, self.threads
         first = stack.enter_context(engines.in_process(self.model, "npu", threads, works))
         found: dict[str, Engine] = {OURS: first}
@@ -160,7 +156,6 @@ def rows_of(groups: list[Group], log: Rounds, peers: Peers) -> list[dict[str, An
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, fewer rounds, shorter samples")
     p.add_argument("-m", "--model", type=Path, action="append", default=[], help="GGUF file; may be repeated")
     p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")

@@ -180,17 +180,10 @@ def section(bench: Bench, folder: Path) -> Iterator[str]:
         yield from ("", f"![{bench.title}]({bench.name}.png)")
 
 
-def write(folder: Path) -> Path:
-    """report.md of all that the folder has."""
-    lines = [
-        "# Benches",
-        "",
-        "A ratio above 1 means that Tilebeam is better; in brackets the least and the greatest of",
-    ]
-    lines.append("all rounds. Ratios of short runs hold only roughly.")
-    path = folder / "report.md"
-    path.write_text("\n".join([*lines, *(line for b in BENCHES for line in section(b, folder))]) + "\n")
-    return path
+def write(folder: Path) -> None:
+    about = "A ratio above 1 means that Tilebeam is better; in brackets the least and the greatest of all rounds."
+    lines = ["# Benches", "", about, *(line for bench in BENCHES for line in section(bench, folder))]
+    (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def chosen(only: str, skip: str) -> list[Bench]:

@@ -124,7 +124,6 @@ def random_head(lm: LM) -> Head:
 
 
 def head_row(lm: LM, reward: OwnReward, samples: int, count: int, rounds: int) -> dict[str, Any]:
-    """A row for a number of samples that a head rates."""
     prompt = np.random.default_rng(2).integers(0, lm.n_vocab, PROMPT).tolist()
     plain = SamplingParams(n=samples, max_tokens=count, seed=0, ignore_eos=True)
     rating: list[float] = []
@@ -148,7 +147,6 @@ def head_row(lm: LM, reward: OwnReward, samples: int, count: int, rounds: int) -
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a smaller model, shorter steps, fewer tokens")
     p.add_model()
     p.add_argument("--only", choices=["beams", "head"], help="one of both")

@@ -38,13 +38,11 @@ from bench.lib.options import Parser
 
 
 def mean_batch(before: dict[str, float], after: dict[str, float]) -> float:
-    """Samples per batch between two looks."""
     batches, samples = (after[key] - before[key] for key in ("batches", "samples"))
     return round(samples / max(1.0, batches), 2)
 
 
 def batches_of_server(port: int) -> dict[str, float]:
-    """What /metrics says of batches so far."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     keys = {"batches": "count", "samples": "sum"}
@@ -52,7 +50,6 @@ def batches_of_server(port: int) -> dict[str, float]:
 
 
 def generate_all(lm: LM, load: Load) -> None:
-    """The same, by the engine alone."""
     prompts, params = [], []
     for i in range(max(map(len, load.requests))):
         for number, asked in enumerate(load.requests):
@@ -86,7 +83,6 @@ async def kept_busy(served: Served, load: Load, minutes: float, answers: Answers
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, fewer rounds, shorter answers")
     p.add_model()
     p.add_argument("--clients", type=int, default=32)

@@ -61,7 +61,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the case; rows add the source of guesses."""
         what = ("prompt" if self.temperature == 0 else "sample") + ("s" if self.n > 1 else "")
         return f"{self.task}, {self.n} {what}, T = {self.temperature:g}"
 
@@ -73,14 +72,12 @@ class Case:
         return [range(first * each, (first + 1) * each) for first in range(max(1, items // self.n))]
 
     def params(self, n_gen: int) -> SamplingParams:
-        """How a call of it draws."""
         noise: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "ignore_eos": True} if self.task == "noise" else {}
         samples = 1 if self.temperature == 0 else self.n
         return SamplingParams(n=samples, temperature=self.temperature, max_tokens=n_gen, seed=1, **noise)
 
 
 def cases(tasks: Iterable[str], sequences: list[int], temperatures: list[float]) -> list[Case]:
-    """All of them; noise has a temperature of its own."""
     return [Case(t, n, temp) for t in tasks for n in sequences for temp in ([3.0] if t == "noise" else temperatures)]
 
 
@@ -92,12 +89,10 @@ class Prompts:
         self._files = {task: guessing_tasks.from_file(path) for task, path in files.items()}
 
     def asked(self, task: str, i: int) -> str:
-        """A question without the chat template."""
         texts = self._files.get(task)
         return texts[i % len(texts)] if texts is not None else guessing_tasks.own(task, i)
 
     def text(self, task: str, i: int) -> str:
-        """A prompt."""
         text = self.asked(task, i)
         try:
             return self._lm.apply_chat_template([{"role": "user", "content": text}])
@@ -105,7 +100,6 @@ class Prompts:
             return text
 
     def ids(self, task: str, i: int) -> list[int]:
-        """The tokens of a prompt."""
         if task == "noise":
             drawn = np.random.default_rng(i).integers(0, self._lm.n_vocab, 2 * _NOISE).tolist()
             return [t for t in drawn if not self._lm.is_control(t)][:_NOISE]
@@ -126,16 +120,13 @@ class Sides:
 
     @property
     def guessing(self) -> list[str]:
-        """The sources of guesses."""
         return list(self._drafters)
 
     @property
     def names(self) -> list[str]:
-        """All sides."""
         return ["plain", *self.guessing, *(["stock"] if self._stock is not None else [])]
 
     def run(self, side: str, calls: list[list[list[int]]], params: SamplingParams) -> list[RequestOutput]:
-        """One call after the other."""
         lm = self._stock if side == "stock" else self._lm
         assert lm is not None
         drafter = self._drafters.get(side)
@@ -146,7 +137,6 @@ class Sides:
 
 
 def seconds(usage: Usage) -> float:
-    """What generating took, without the prompt."""
     return usage.decode_seconds + usage.drafting_seconds + usage.sampling_seconds
 
 
@@ -220,7 +210,6 @@ _ABOUT = ("drafted", "accepted", "drafting")
 
 
 def options() -> argparse.Namespace:
-    """Of the command line."""
     p = Parser(__doc__, "a tiny model, fewer cases, tokens and rounds")
     p.add_model()
     p.add_argument("-md", "--draft", type=Path, help="a draft model")
@@ -265,7 +254,6 @@ def cells(all_cases: list[Case], prompts: Prompts, o: argparse.Namespace) -> int
 
 
 def main() -> None:
-    """Measure and print."""
     o = options()
     all_cases = cases(o.tasks, o.sequences, o.temperatures)
     setting = {"bench": "speculation", "model": o.model.name, "draft": str(o.draft), "n": o.n_gen, "threads": o.threads}

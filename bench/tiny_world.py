@@ -83,7 +83,6 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Evaluate what is missing and print the report."""
     p = Parser(__doc__, "4 expressions, budgets up to 4")
     p.add_count("--items", usual=200, quick=4, what="test expressions")
     p.add_argument("--seeds", help="every expression runs once with each (default 1,2,3; 1 with --quick)")

@@ -40,12 +40,10 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """As a file name."""
         return "".join(c if c.isalnum() else "-" for c in self.name)
 
 
 def cpu(name: str, file: str, n_ubatch: int = BATCH) -> Variant:
-    """A file on the stock CPU backend."""
     return Variant(name, file, device="cpu", n_ubatch=n_ubatch)
 
 
@@ -285,7 +283,6 @@ MAKE: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
 
 
 def model_file(name: str, folder: Path, source: Path) -> Path:
-    """The file of that name, made if it is not there."""
     if name == "source":
         return source
     path = folder / f"{name}.gguf"

@@ -54,7 +54,6 @@ class Child:
         return json.loads(line)
 
     def ask(self, what: Any) -> Any:
-        """Have it run something."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()

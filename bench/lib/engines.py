@@ -44,7 +44,6 @@ class Work:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
         return self.n_prompt * (1 if self.shared else self.n_parallel)
 
     @property
@@ -59,7 +58,6 @@ class Work:
 
     @property
     def name(self) -> str:
-        """In reports."""
         prompts = f"{self.n_prompt} tokens" + (", shared" if self.shared and self.n_parallel > 1 else "")
         return f"{self.n_parallel} x ({prompts})"
 
@@ -185,7 +183,6 @@ class OpenVino:
 
 @contextmanager
 def in_process(model: Path, device: Literal["npu", "cpu"], threads: int, works: Sequence[Work]) -> Iterator[InProcess]:
-    """A loaded model with room for all cases."""
     room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
     with tilebeam.load(model, device, n_ctx=room, n_seq_max=most, threads=threads, lookup=False) as lm:
         yield InProcess(lm)
@@ -193,7 +190,6 @@ def in_process(model: Path, device: Literal["npu", "cpu"], threads: int, works: 
 
 @contextmanager
 def tilebeam_serve(model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
-    """Tilebeam's server."""
     command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "--no-cache-prompt", "--no-speculation"]
     with server([*command, *_server_options(threads, works)]) as served:
         yield Server(served.port, n_vocab)
@@ -207,7 +203,6 @@ def llama_server_command(program: Path, model: Path, threads: int) -> list[str]:
 
 @contextmanager
 def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
-    """llama.cpp's, whose slots share the context."""
     with server([*llama_server_command(program, model, threads), *_server_options(threads, works)]) as served:
         yield Server(served.port, n_vocab)
 
@@ -251,7 +246,6 @@ def never_ending(lm: LM) -> dict[str, Any]:
 def batched_llama_cpp_python(
     script: Path, model: Path, threads: int, works: Sequence[Work], lm: LM
 ) -> Iterator[Server]:
-    """The same, as an engine."""
     with llama_cpp_server(script, model, threads, *_room(works)) as served:
         yield Server(served.port, lm.n_vocab, never_ending(lm))
 

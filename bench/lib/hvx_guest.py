@@ -97,12 +97,10 @@ def missing() -> str | None:
 
 
 def emulator() -> str | None:
-    """qemu-hexagon, if there is one."""
     return os.environ.get("TILEBEAM_QEMU_HEXAGON") or shutil.which("qemu-hexagon")
 
 
 def command() -> list[str]:
-    """How to start the program under qemu-hexagon."""
     return [emulator() or "qemu-hexagon", str(_paths.built("hexagon/hvx_cases"))]
 
 

@@ -29,7 +29,6 @@ _STARTED = time.monotonic()  # about when the process did: imports count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every bench with rounds has."""
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep rounds in FILE and go on from those it has")
     parser.add_argument("--seconds", type=float, help="begin no round that would not end within this time")
 
@@ -81,7 +80,6 @@ class Rounds:
         return quiet + (len(self._rounds.get(case, [])) - quiet) // 3
 
     def fewest(self, cases: Iterable[str]) -> int:
-        """The least count of these cases."""
         return min(self.count(c) for c in cases)
 
     def turns(self, cases: Iterable[str], wanted: int) -> Iterator[str]:
@@ -147,11 +145,9 @@ class Rounds:
         return report.row(title or case, pairs, work, unit, rounds=len(rounds), others=others, **more)
 
     def figures(self, case: str) -> set[str]:
-        """What all of a case's rounds measured."""
         return set.intersection(*(set(r) for r in self._counted(case)))
 
     def measured(self, case: str, *figures: str) -> bool:
-        """Whether some round of a case has all of these."""
         return case in self and any(set(figures) <= set(r) for r in self._counted(case))
 
     def against(self, figure: str, case: str, work: float) -> dict[str, float]:
@@ -165,11 +161,9 @@ class Rounds:
         return {figure: round(work / self.median(case, figure), 3), f"{figure}_ratio": round(median(ratios), 3)}
 
     def values(self, case: str, figure: str) -> list[float]:
-        """One figure of a case's rounds, round by round."""
         return [r[figure] for r in self._counted(case)]
 
     def median(self, case: str, figure: str) -> float:
-        """Of one figure over a case's rounds."""
         return median(self.values(case, figure))
 
     def overall(self, figure: str, cases: Iterable[str]) -> float:

@@ -34,13 +34,11 @@ class SpeculativeProgram:
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeProgram:
-        """From "PROGRAM [OPTIONS]", as a shell reads it."""
         program, *arguments = shlex.split(text)
         return cls(Path(program), tuple(arguments))
 
     @property
     def name(self) -> str:
-        """In reports."""
         return " ".join([self.program.name, *self.arguments])
 
     @property

@@ -80,7 +80,6 @@ def inputs(k: int, n: int) -> dict[str, tuple[Bytes, Halves]]:
 
 
 def main() -> None:
-    """Check, measure and print."""
     p = Parser(__doc__, "one shape, fewer and shorter rounds")
     p.add_rounds(15, 5)
     args = p.parse()

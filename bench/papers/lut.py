@@ -41,7 +41,6 @@ class Format:
 
     @property
     def planes(self) -> int:
-        """Bits of a weight."""
         return len(self.values)
 
 

@@ -53,7 +53,6 @@ SHAPES = "1536x1536,1536x8960,8960x1536,4096x4096"
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels."""
     return limits.compile("papers/lut_gemv.cpp", "-fno-fast-math")
 
 
@@ -70,7 +69,6 @@ class LutMulMat:
         self._call = (ctypes.c_int(f.number), pointers[0], *sizes[:3], pointers[1], sizes[3], pointers[2])
 
     def run(self) -> None:
-        """All of them once."""
         library().tb_lut(*self._call)
 
 
@@ -140,7 +138,6 @@ def measure(type: str, k: int, n: int, args: argparse.Namespace, add: Callable[[
 
 
 def main() -> None:
-    """Check, measure and print."""
     p = Parser(__doc__, "one shape, one copy, fewer and shorter rounds")
     if "avx2" not in _npu.isas():
         raise RuntimeError("this CPU has no AVX2")

@@ -30,7 +30,6 @@ SITES = ("qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 def softmax_attention(q: F32, k: F32, v: F32, seen: npt.NDArray[np.bool_]) -> tuple[F32, F32]:
-    """Attention as it is."""
     weights = softmax(q @ k.T, seen)
     return weights, weights @ v
 

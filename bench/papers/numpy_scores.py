@@ -33,7 +33,6 @@ class Way:
 
 
 def add_options(p: Parser) -> None:
-    """Model, text and windows."""
     p.add_model("GGUF of the architecture qwen2")
     p.add_argument("-f", "--file", type=Path, help="the text (default: Python's language reference)")
     p.add_argument("-c", "--ctx-size", type=int, default=512, help="tokens of a window (default: 512)")
@@ -85,7 +84,6 @@ def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]
 
 
 def note(row: dict[str, Any]) -> str:
-    """A row's further figures, for people."""
     kld, ratio = row["kld"], row["log_ratio"]
     return (
         f"KLD {1e3 * kld['value']:.2f} +- {1e3 * kld['stderr']:.2f} e-3, same top {row['same_top']['value']:.1%}, "

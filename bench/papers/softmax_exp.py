@@ -78,7 +78,6 @@ def errors(method: Method, fixed: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer shapes, fewer and shorter rounds")
     p.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
     p.add_rounds(15, 5)

@@ -107,7 +107,6 @@ def program(words: list[str], until: float) -> bool:
 
 
 def shape(options: argparse.Namespace) -> list[str]:
-    """Options of all that generates."""
     return ["-np", "32", "-c", "18432", *DRAWN, "-t", str(options.threads)]
 
 
@@ -130,7 +129,6 @@ def learnt(name: str, model: Path, options: argparse.Namespace, until: float) ->
 
 
 def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
-    """What is run for a row."""
     words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "10", "--seeds", "1"]
     for name, model in models.items():
         words += ["-m", f"{name}={model}"]
@@ -150,7 +148,6 @@ def unpack(row: Evaluation, folder: Path) -> None:
 
 
 def pack(row: Evaluation, folder: Path) -> None:
-    """Keep an evaluation's logs."""
     LOGS.mkdir(exist_ok=True)
     for name in KEPT:
         if (log := folder / name).exists():
@@ -234,7 +231,6 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Go on for --minutes, then report."""
     p = Parser(__doc__, "has no effect")
     p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl and math.jsonl")
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")

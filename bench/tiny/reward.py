@@ -56,7 +56,6 @@ def lines_of(text: str) -> list[str]:
 
 
 def solved(split: arithmetic.Split, count: int) -> list[Labelled]:
-    """Right solutions."""
     found = []
     for problem in arithmetic.draw_many(SEED + 2, split, count):
         lines = arithmetic.solution(problem) or []
