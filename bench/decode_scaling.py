@@ -53,29 +53,18 @@ def measure(
         for runner in runners.values():
             stack.enter_context(runner.keeping())
         warm: set[Case] = set()
-        order = list(cases)
-        while (least := log.fewest(map(label, cases))) < wanted:
-            begun = 0
-            for case in (c for c in order if log.count(label(c)) == least):
-                if not log.begin(label(case)):
-                    continue
-                begun += 1
-                bar(case)
-                if case not in warm:
-                    for runner in runners.values():
-                        runner.warm_up(case)
-                    warm.add(case)
-                ours = runners["npu"].run(case).seconds
-                baseline = runners["cpu"].run(case).seconds
-                log.end(
-                    ours=ours / case.n_gen,
-                    baseline=baseline / case.n_gen,
-                    read_gbs=limits.read_gbs(threads),
-                    int8_gops=limits.int8_gops(threads, 0.02),
-                )
-            if not begun:
-                return
-            order.reverse()  # up and down, so that the prompt in the cache grows or is cut, seldom decoded anew
+        by_name = {label(case): case for case in cases}
+        # Up and down, so that the prompt in the cache grows or is cut, seldom decoded anew.
+        for name in log.turns(by_name, wanted, back_and_forth=True):
+            case = by_name[name]
+            bar(case)
+            if case not in warm:
+                for runner in runners.values():
+                    runner.warm_up(case)
+                warm.add(case)
+            ours, baseline = (runners[device].run(case).seconds / case.n_gen for device in ("npu", "cpu"))
+            read, int8 = limits.read_gbs(threads), limits.int8_gops(threads, 0.02)
+            log.end(ours=ours, baseline=baseline, read_gbs=read, int8_gops=int8)
 
 
 def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ vector of 64 numbers per packet.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.lib import hvx_guest as guest
+from tilebeam.native import paths
+
 from bench.lib import report
 from bench.lib.options import Parser
 
@@ -65,6 +67,26 @@ class Loop:
         return max(self.count(pattern) for pattern in UNITS.values())
 
 
+def objdump() -> str | None:
+    """A disassembler that knows Hexagon, if there is one."""
+    for name in ("llvm-objdump-19", "llvm-objdump"):
+        path = shutil.which(name)
+        if path:
+            targets = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+            if "hexagon" in targets:
+                return path
+    return None
+
+
+def library_v73() -> Path:
+    """The kernels with HVX floating point, never run.
+
+    Raises:
+        FileNotFoundError: the build has none.
+    """
+    return paths.built("hexagon/libhvx_v73.a")
+
+
 @cache
 def disassembly(path: Path) -> str:
     """All functions of an object, library or program.
@@ -72,7 +94,7 @@ def disassembly(path: Path) -> str:
     Raises:
         RuntimeError: there is no disassembler for Hexagon.
     """
-    tool = guest.objdump()
+    tool = objdump()
     if tool is None:
         raise RuntimeError("no llvm-objdump for Hexagon: install the package llvm-19")
     command = [tool, "-d", "--no-show-raw-insn", str(path)]
@@ -152,7 +174,7 @@ def gemm_function(format: str, rows: int) -> str:
 
 def static_loops() -> dict[str, Loop]:
     """The inner loops of everything that is compared, v73."""
-    library = guest.library_v73()
+    library = library_v73()
     return {name: inner_loop(library, *how) for name, how in (DEQUANTIZATION | EXPONENTS).items()}
 
 
@@ -173,7 +195,7 @@ def static_rows(loops: Mapping[str, Loop]) -> list[dict[str, Any]]:
     cost = {name: len(loop.packets) / loop.written for name, loop in loops.items()}
     conventional = [cost[n] for n in ("conventional", "conventional, no tables", "conventional, tuned")]
     polynomial = [cost["exp2, polynomial in float"]]
-    copy = inner_loop(guest.library_v73(), *COPY)
+    copy = inner_loop(library_v73(), *COPY)
     weights = 256 * (copy.written // 64)  # a vector of quants, two to the byte
     value = len(copy.packets) / weights
     rows = [_row("4-bit quants, copied only", value, conventional, "packets/weight", STORE_LIMIT / 4)]

@@ -1,7 +1,7 @@
 """Tilebeam beside other engines on the same files, prompts and samples: how fast prompts are read and samples decoded.
 
     python -m bench.peers -m MODEL.gguf [-m ..] [--ik-llama PROGRAM] [--llama-server PROGRAM] [--openvino [PYTHON]]
-        [--llama-cpp-server SCRIPT] [-t 1,2] [-npl 1,4,8,16] [-p 128] [--shared 512] [-n 48] [-r 5] [--json] [--quick]
+        [-t 1,2] [-npl 1,4,8,16] [-p 128] [--shared 512] [-n 48] [-r 5] [--json] [--quick]
         [--resume FILE --seconds S]
 
 Each round gives the same work to all engines, one after the other, while the others idle: prompts of random tokens (-p
@@ -13,8 +13,6 @@ with batches of 512. A row compares Tilebeam with one of them:
 * OpenVINO GenAI, in a Python that has it (pip install openvino-genai openvino-tokenizers): continuous batching as it
   comes, which is with 8 bits a value in the KV cache. It does not read every type of GGUF.
 * llama-server, against `tilebeam serve`: each sample is a client's request, all at once.
-* llama-cpp-python's batched server, examples/server/server.py of its source distribution (it also wants pip install
-  safetensors websockets), likewise.
 
 "read" is the time until every sample has its first token, of an engine that does not tell it by a run with one token;
 "decode" is the rest. An engine that fails on a file is named, and the others go on. Without -m it writes a random model
@@ -28,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ from bench.lib.rounds import Rounds
 
 OURS, SERVE = "Tilebeam", "tilebeam serve"
 STOCK, IK, OPENVINO, LLAMA_SERVER = "stock", "ik_llama.cpp", "OpenVINO GenAI", "llama-server"
-LLAMA_CPP_SERVER = "llama-cpp-python's server"
 # Whom each is compared with.
-AGAINST = {STOCK: OURS, IK: OURS, OPENVINO: OURS, LLAMA_SERVER: SERVE, LLAMA_CPP_SERVER: SERVE}
+AGAINST = {STOCK: OURS, IK: OURS, OPENVINO: OURS, LLAMA_SERVER: SERVE}
 PHASES = ("read", "decode")
 
 
@@ -55,11 +53,9 @@ class Peers:
     ik_llama: Path | None = None
     llama_server: Path | None = None
     openvino: str | None = None
-    llama_cpp_server: Path | None = None
 
     def names(self) -> list[str]:
         given = {IK: self.ik_llama, OPENVINO: self.openvino, LLAMA_SERVER: self.llama_server}
-        given[LLAMA_CPP_SERVER] = self.llama_cpp_server
         return [STOCK, *(name for name, value in given.items() if value is not None)]
 
 
@@ -84,24 +80,20 @@ class Group:
 
     def open(self, stack: ExitStack, peers: Peers) -> dict[str, Engine]:
         works, threads = self.works, self.threads
-        first = stack.enter_context(engines.in_process(self.model, "npu", threads, works))
-        found: dict[str, Engine] = {OURS: first}
-        vocab = first.lm.n_vocab
-        others: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
-            STOCK: lambda: engines.in_process(self.model, "cpu", threads, works)
-        }
+        first = stack.enter_context(engines.loaded(self.model, "npu", threads, works))
+        found: dict[str, Engine] = {OURS: engines.in_process(first)}
+        vocab = first.n_vocab
+        others: dict[str, Callable[[], AbstractContextManager[Engine]]] = {}
+        others[STOCK] = partial(engines.stock, self.model, threads, works)
         if peers.ik_llama is not None:
-            found[IK] = engines.Program(BatchedBench(peers.ik_llama, ("-rtr",)), self.model, threads)
+            found[IK] = engines.program(BatchedBench(peers.ik_llama, ("-rtr",)), self.model, threads)
         if (python := peers.openvino) is not None:
-            others[OPENVINO] = lambda: engines.openvino(python, self.model, threads, works, vocab)
-        if peers.llama_server is not None or peers.llama_cpp_server is not None:
-            others[SERVE] = lambda: engines.tilebeam_serve(self.model, threads, works, vocab)
+            others[OPENVINO] = partial(engines.openvino, python, self.model, threads, works, vocab)
         if (program := peers.llama_server) is not None:
-            others[LLAMA_SERVER] = lambda: engines.llama_server(program, self.model, threads, works, vocab)
-        if (script := peers.llama_cpp_server) is not None:
-            others[LLAMA_CPP_SERVER] = lambda: engines.batched_llama_cpp_python(
-                script, self.model, threads, works, first.lm
-            )
+            commands = {SERVE: engines.tilebeam_command(self.model)}
+            commands[LLAMA_SERVER] = engines.llama_server_command(program, self.model, threads)
+            for name, command in commands.items():
+                others[name] = partial(engines.server_of, command, threads, works, vocab)
         for name, opened in others.items():
             try:
                 found[name] = stack.enter_context(opened())
@@ -129,7 +121,7 @@ class Group:
     def _run(self, found: dict[str, Engine], name: str, work: Work, seed: int) -> tuple[float, ...]:
         """One engine's phases; none of one that fails, which is not asked again."""
         try:
-            return found[name].phases(work, seed)
+            return found[name](work, seed)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             if name == OURS:
                 raise
@@ -161,9 +153,6 @@ def main() -> None:
     p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")
     p.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="llama-server of a llama.cpp build")
     p.add_argument(
-        "--llama-cpp-server", type=Path, metavar="SCRIPT", help="examples/server/server.py of llama-cpp-python"
-    )
-    p.add_argument(
         "--openvino", nargs="?", const=sys.executable, metavar="PYTHON", help="one with OpenVINO GenAI (default: this)"
     )
     p.add_thread_counts()
@@ -191,7 +180,7 @@ def main() -> None:
         p.error("there is nothing to measure: -npl and -p or --shared must be 1 or more, -n 2 or more")
     threads = p.thread_counts(a)
     files = a.model or [models.synthetic("small" if a.quick else "bench-0.5b")]
-    peers = Peers(a.ik_llama, a.llama_server, a.openvino, a.llama_cpp_server)
+    peers = Peers(a.ik_llama, a.llama_server, a.openvino)
     setting = {"bench": "peers", "models": [path.name for path in files], "n_gen": a.n_gen, "peers": peers.names()}
     log = Rounds(a.resume, setting, a.seconds)
     groups = [Group(path, n, tuple(works)) for path in files for n in threads]

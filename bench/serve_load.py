@@ -33,7 +33,7 @@ from tilebeam import LM, SamplingParams
 
 from bench.lib import models, report
 from bench.lib.clients import IGNORE_EOS, Answers, Load, Served, ask_all, server
-from bench.lib.engines import llama_cpp_server, llama_server_command, never_ending
+from bench.lib.engines import llama_cpp_server, llama_server_command, never_ending, tilebeam_command
 from bench.lib.options import Parser
 
 
@@ -110,8 +110,7 @@ def main() -> None:
     # llama-server gives each slot an equal part of the cells.
     cells = max(8192, args.parallel * (args.max_prompt + args.max_tokens))
     same = ["-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads)]
-    ours = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--no-cache-prompt", "--no-speculation"]
-    ours += ["--device", args.device]
+    ours = [*tilebeam_command(path), "--device", args.device]
     rows = report.Rows("serve_load", args.json)
     failures: list[str] = []
     with ExitStack() as stack:

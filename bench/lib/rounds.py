@@ -82,9 +82,9 @@ class Rounds:
     def fewest(self, cases: Iterable[str]) -> int:
         return min(self.count(c) for c in cases)
 
-    def turns(self, cases: Iterable[str], wanted: int) -> Iterator[str]:
+    def turns(self, cases: Iterable[str], wanted: int, *, back_and_forth: bool = False) -> Iterator[str]:
         """Cases to measure, each with its round begun, those with the fewest rounds first: until all have as many as
-        wanted, or the time is over. The caller measures it and calls `end`."""
+        wanted, or the time is over. The caller measures it and calls `end`. The order may turn round each time."""
         names = list(cases)
         while (least := self.fewest(names)) < wanted:
             begun = False
@@ -95,6 +95,8 @@ class Rounds:
                 yield name
             if not begun:
                 return
+            if back_and_forth:
+                names.reverse()
 
     def begin(self, case: str) -> bool:
         """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""

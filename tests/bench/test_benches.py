@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hvx_kit
 import pytest
 from tilebeam.native import executor
 
-from bench import run_all
-from bench.lib import hvx_guest, synth
+from bench import hvx_packets, run_all
+from bench.lib import synth
 from bench.real import __main__ as real
 from bench.real.rows import TEXT
 
@@ -60,7 +61,7 @@ NEEDS = {  # why a bench cannot run here
     "lut_gemv": _COMPILER or (None if "avx2" in executor.isas() else "this CPU has no AVX2"),
     "agile_quant": _COMPILER,
     "native_kv": _COMPILER or (None if "avx512vnni" in executor.isas() else "this CPU has no AVX-512"),
-    "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
+    "hvx_packets": hvx_kit.missing() or (None if hvx_packets.objdump() else "install llvm-19"),
 }
 
 

@@ -66,9 +66,9 @@ def test_figures_of_programs_that_guess(tmp_path: Path) -> None:
 
 def test_noise_that_turns_two_runs_round_is_measured_on() -> None:
     took = iter([0.3, 0.1, 0.1, 0.4])  # the first time one token takes longer than all of them
-    assert engines._in_two(lambda *_: next(took), Work(1, 4, 3), 0) == pytest.approx((0.2, 0.05))
+    assert engines.in_two(lambda *_: next(took), 99)(Work(1, 4, 3), 0) == pytest.approx((0.2, 0.05))
     assert next(took, None) is None
-    assert engines._in_two(lambda *_: 0.5, Work(1, 4, 3), 0) == (0.5, 0.0)  # and it gives up
+    assert engines.in_two(lambda *_: 0.5, 99)(Work(1, 4, 3), 0) == (0.5, 0.0)  # and it gives up
 
 
 def test_a_round_whose_difference_is_noise_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host.
 
-Used by tests/npu/test_hvx.py; bench/hvx_packets.py disassembles the same kernels.
+bench/hvx_packets.py disassembles the same kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -59,20 +58,20 @@ class Request:
     params: Sequence[int] = ()
     operands: Sequence[Array] = field(default_factory=tuple)
 
-    def encode(self) -> bytes:
-        """The request on the wire; the zero asks for results, not for executed packets."""
+    def encode(self, count: bool) -> bytes:
+        """The request on the wire; ``count``: answer with executed packets instead of results."""
         body = b"".join(a.tobytes() for a in self.operands)
         params = [p & 0xFFFFFFFF for p in self.params] + [0] * (5 - len(self.params))
-        return struct.pack("<9I", self.op, self.set, *params, 0, len(body)) + body
+        return struct.pack("<9I", self.op, self.set, *params, count, len(body)) + body
 
 
-def ask(command: Sequence[str], requests: Sequence[Request], timeout: float = 300) -> list[bytes]:
+def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False, timeout: float = 300) -> list[bytes]:
     """Start the program once, send all requests, return all answers.
 
     Raises:
         RuntimeError: it rejected a request or died.
     """
-    data = b"".join(r.encode() for r in requests)
+    data = b"".join(r.encode(count) for r in requests)
     result = subprocess.run(list(command), input=data, capture_output=True, timeout=timeout, check=False)
     answers, at = [], 0
     while at < len(result.stdout):
@@ -119,23 +118,3 @@ def command_v73() -> list[str] | None:
     ):
         return None
     return [qemu, "-cpu", "v73", str(program)]
-
-
-def objdump() -> str | None:
-    """A disassembler that knows Hexagon, if there is one."""
-    for name in ("llvm-objdump-19", "llvm-objdump"):
-        path = shutil.which(name)
-        if path:
-            targets = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-            if "hexagon" in targets:
-                return path
-    return None
-
-
-def library_v73() -> Path:
-    """The kernels with HVX floating point, never run.
-
-    Raises:
-        FileNotFoundError: the build has none.
-    """
-    return _paths.built("hexagon/libhvx_v73.a")
