@@ -17,7 +17,6 @@ Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B, fewer tokens, 4 calls).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +27,6 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import tilebeam
-from tilebeam.cli import console
 from tilebeam.model.lm import LM
 
 from bench.lib import models, report, rounds
@@ -131,17 +129,13 @@ def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
         }
         for lm in lms.values():
             together(lm, prompt, n, 4)
-        progress = stack.enter_context(console.bar("Best-of-N"))
-        task = progress.add_task("", total=a.rounds * len(cases), note="")
         way_of = {name: way for way, name in cases.items()}
         for name in log.turns(way_of, a.rounds):
             way = way_of[name]
-            progress.update(task, description=way)
             ours = seconds_of(lambda: together(lms["npu"], prompt, n, a.n_gen))
             baseline = ways[way]()
             time.sleep(0.2)  # the stock backend's threads spin for a while after a run
             log.end(ours=ours, **baseline)
-            progress.update(task, advance=1)
 
 
 def main() -> None:
@@ -158,8 +152,7 @@ def main() -> None:
             row = log.row(name, a.n_samples * a.n_gen, "tokens/s", **{f"seconds_{k}": v for k, v in spent.items()})
             rows.add(row, ", ".join(f"{part} {v:.2f} s" for part, v in spent.items()))
     rows.finish()
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,12 @@ bandwidth, and int8 operations over its dot-product peak, both measured beside e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tilebeam import load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
@@ -39,9 +36,7 @@ def label(case: Case) -> str:
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def measure(
-    lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool, bar: Any
-) -> None:
+def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool) -> None:
     """Rounds of all cases until each has as many as wanted or the time is over.
 
     Args:
@@ -57,7 +52,6 @@ def measure(
         # Up and down, so that the prompt in the cache grows or is cut, seldom decoded anew.
         for name in log.turns(by_name, wanted, back_and_forth=True):
             case = by_name[name]
-            bar(case)
             if case not in warm:
                 for runner in runners.values():
                     runner.warm_up(case)
@@ -117,24 +111,19 @@ def main() -> None:
     log = Rounds(o.resume, setting, o.seconds)
     room, most = max(c.cells for c in cases), max(c.n_parallel for c in cases)
     with ExitStack() as stack:
-        progress = stack.enter_context(console.bar("decode"))
-        left = sum(max(0, o.rounds - log.count(label(c))) for c in cases)
-        task = progress.add_task("", total=max(1, left), note="")
         lms = {}
         for d in ("cpu", "npu"):
             flash = d == "npu" or o.cpu_flash_attn == "on"
             lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
             lms[d] = stack.enter_context(lm)
         alike = o.cpu_flash_attn == "on"  # without it V is transposed
-        told = partial(progress.update, task, advance=1)
-        measure(lms, cases, log, o.rounds, o.threads, alike, lambda c: told(description=label(c)))
+        measure(lms, cases, log, o.rounds, o.threads, alike)
     rows = report.Rows("decode_scaling", o.json)
     for row in rows_of(cases, log, models.Matrices.of(path)):
         without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""
         rows.add(row | {"name": row["name"] + without})
     rows.finish({f: log.overall(f, map(label, cases)) for f in ("int8_gops", "read_gbs")} if rows.rows else {})
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
     if o.plot and rows.rows:
         plots.scaling(rows.rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
 

@@ -15,7 +15,6 @@ is the part of it that is no page of a file.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tilebeam
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.outputs import Progress
 
@@ -79,7 +77,7 @@ def label(n_prompt: int, n_seq: int) -> str:
     return f"prompt of {n_prompt}, {n_seq} sample{'s' if n_seq > 1 else ''}"
 
 
-def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds, bar: Any) -> None:
+def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds) -> None:
     """Rounds of the prompts with that many samples, until each has as many as wanted or the time is over."""
     cases = {label(p, n_seq): p for p in prompts}
     if log.fewest(cases) >= o.rounds:
@@ -91,7 +89,6 @@ def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds,
         for side in sides.values():
             side.ask([min(prompts), 2])  # pages of weights are read, threads run
         for case in log.turns(cases, o.rounds):
-            bar(case)
             took = {d: side.ask([cases[case], o.n_gen]) for d, side in sides.items()}
             log.end(**{f"{f}_{d}": took[d][f] for d in SIDES for f in FIGURES})
 
@@ -137,17 +134,13 @@ def main() -> None:
     setting = {"bench": "latency", "model": path.name, "threads": o.threads, "n_gen": o.n_gen}
     log = Rounds(o.resume, setting, o.seconds)
     work = {1: prompts} | {n: [max(prompts)] for n in samples if n > 1}
-    left = sum(max(0, o.rounds - log.count(label(p, n))) for n, group in work.items() for p in group)
-    with console.bar("latency") as progress:
-        task = progress.add_task("", total=max(1, left), note="")
-        for n, group in work.items():
-            measure(path, group, n, o, log, lambda case: progress.update(task, advance=1, description=case))
+    for n, group in work.items():
+        measure(path, group, n, o, log)
     rows = report.Rows("latency", o.json)
     for found in rows_of(prompts, samples, o.threads, log):
         rows.add(found)
     rows.finish()
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 
 from bench.lib import engines, models, report, rounds
@@ -104,13 +103,12 @@ class Group:
             self._run(found, name, warm, 0)
         return found
 
-    def measure(self, found: dict[str, Engine], log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+    def measure(self, found: dict[str, Engine], log: Rounds, wanted: int) -> bool:
         """Rounds until each case has as many as wanted; False if the time was over before."""
         by_label = dict(zip(self.labels(), self.works, strict=True))
         for seed, label in enumerate(log.turns(by_label, wanted), 1):
             work = by_label[label]
             figures: dict[str, float] = {}
-            note(label)
             for name in list(found):
                 took = self._run(found, name, work, seed)
                 # A time below zero is a difference of two runs that noise turned round.
@@ -184,15 +182,13 @@ def main() -> None:
     setting = {"bench": "peers", "models": [path.name for path in files], "n_gen": a.n_gen, "peers": peers.names()}
     log = Rounds(a.resume, setting, a.seconds)
     groups = [Group(path, n, tuple(works)) for path in files for n in threads]
-    with console.bar("peers") as progress:
-        task = progress.add_task("", total=None, note="")
-        for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
-            if log.fewest(group.labels()) >= a.rounds:
-                continue
-            with ExitStack() as stack:
-                found = group.open(stack, peers)
-                if not group.measure(found, log, a.rounds, lambda n: progress.update(task, advance=1, description=n)):
-                    break
+    for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+        if log.fewest(group.labels()) >= a.rounds:
+            continue
+        with ExitStack() as stack:
+            found = group.open(stack, peers)
+            if not group.measure(found, log, a.rounds):
+                break
     table = report.Rows("peers", a.json)
     for row in rows_of(groups, log, peers):
         table.add(row)
@@ -200,8 +196,7 @@ def main() -> None:
     for group in groups:
         for name, why in group.failed.items():
             print(f"{group.model.name}, {name}: {why}", file=sys.stderr)
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

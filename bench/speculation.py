@@ -26,7 +26,6 @@ Without -m it writes a random model (--quick: a tiny one), on which guesses are 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from typing import Any
 
 import numpy as np
 from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError, load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.engine.speculation import Speculation
 from tilebeam.outputs import Usage
@@ -148,11 +146,10 @@ class Bench:
     ) -> None:
         self._sides, self._llamas, self._prompts, self._o, self._log = sides, llamas, prompts, options, log
 
-    def measure(self, all_cases: list[Case], note: Callable[[str], None]) -> None:
+    def measure(self, all_cases: list[Case]) -> None:
         """Until each case has as many rounds as wanted, or the time is over."""
         by_name = {case.name: case for case in all_cases}
         for name in self._log.turns(by_name, self._o.rounds):
-            note(name)
             self._log.end(**self._round(by_name[name]))
 
     def _round(self, case: Case) -> dict[str, float]:
@@ -279,14 +276,11 @@ def main() -> None:
         for llama in llamas:
             stack.callback(llama.close)
         bench = Bench(Sides(lm, stock, o.sources), llamas, Prompts(lm, files), o, log)
-        with console.bar("speculation") as progress:
-            task = progress.add_task("", total=None, note="")
-            bench.measure(all_cases, lambda name: progress.update(task, advance=1, description=name))
+        bench.measure(all_cases)
         for row, line in bench.rows(all_cases):
             rows.add(row, line)
     rows.finish({}, f"{limits.machine()['cpu']}, {o.threads} threads")
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

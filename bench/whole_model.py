@@ -16,15 +16,13 @@ each time, and where ours decodes at no depth it does so at one token.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilebeam import load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 
@@ -64,7 +62,7 @@ def file_of(kind: str, preset: str, quick: bool) -> Path:
     return models.synthetic(preset, type, types, tied=False, layers=4 if quick else None)
 
 
-def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int) -> bool:
     """Rounds of one group until each case has as many as wanted; False if the time was over before."""
     room, most = max(c.cells for c in group.cases), max(c.n_parallel for c in group.cases)
     with ExitStack() as stack:
@@ -75,7 +73,6 @@ def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, not
             runners[device].warm_up(Case(0, 1, most))
         by_name = {group.label(case): case for case in group.cases}
         for name in log.turns(by_name, wanted):
-            note(name)
             case = by_name[name]
             figures = {"ours": runners["npu"].run(case).seconds, "baseline": runners["cpu"].run(case).seconds}
             if ik is not None:
@@ -151,23 +148,14 @@ def main() -> None:
         **({"ik_llama": str(a.ik_llama)} if ik else {}),
     }
     log = Rounds(a.resume, setting, a.seconds)
-    with console.bar("whole models") as progress:
-        task = progress.add_task("", total=None, note="")
-        for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
-            if log.fewest(group.labels()) < a.rounds and not measure(
-                group,
-                ik,
-                log,
-                a.rounds,
-                lambda name: progress.update(task, advance=1, description=name),
-            ):
-                break
+    for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+        if log.fewest(group.labels()) < a.rounds and not measure(group, ik, log, a.rounds):
+            break
     rows = report.Rows("whole_model", a.json)
     for row in rows_of(groups, log):
         rows.add(row, *ik_notes(row))
     rows.finish(peaks_of(groups, log))
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

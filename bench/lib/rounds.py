@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.cli import console
+from tilebeam.measure.machine import OtherLoad
 
 from bench.lib import report
 
@@ -86,17 +87,21 @@ class Rounds:
         """Cases to measure, each with its round begun, those with the fewest rounds first: until all have as many as
         wanted, or the time is over. The caller measures it and calls `end`. The order may turn round each time."""
         names = list(cases)
-        while (least := self.fewest(names)) < wanted:
-            begun = False
-            for name in names:
-                if self.count(name) > least or not self.begin(name):
-                    continue
-                begun = True
-                yield name
-            if not begun:
-                return
-            if back_and_forth:
-                names.reverse()
+        with console.bar("rounds") as progress:
+            task = progress.add_task("", total=sum(max(0, wanted - self.count(name)) for name in names), note="")
+            while (least := self.fewest(names)) < wanted:
+                begun = False
+                for name in names:
+                    if self.count(name) > least or not self.begin(name):
+                        continue
+                    begun = True
+                    progress.update(task, description=name)
+                    yield name
+                    progress.advance(task)
+                if not begun:
+                    return
+                if back_and_forth:
+                    names.reverse()
 
     def begin(self, case: str) -> bool:
         """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""
@@ -172,9 +177,9 @@ class Rounds:
         """The median of one figure over all rounds of these cases, of which at least one has any."""
         return round(median(r[figure] for case in cases if case in self for r in self._counted(case)), 2)
 
-    def note(self) -> str | None:
-        """A sentence to print if some case had no quiet round, else None."""
-        return busy_note(max((r["others"] for case in self._rounds for r in self._counted(case)), default=0.0))
+    def warn(self) -> None:
+        """Say on stderr that some case had no quiet round, where that is so."""
+        report.warn_if_busy(max((r["others"] for case in self._rounds for r in self._counted(case)), default=0.0))
 
     def _counted(self, case: str) -> list[dict[str, float]]:
         rounds = self._rounds[case]
