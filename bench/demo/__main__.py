@@ -9,13 +9,16 @@ searches a process reward model guides, with an exact checker (bench/tiny); and 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import secrets
 import shlex
 import sys
 import tempfile
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
+from rich.markdown import Markdown
 from rich.rule import Rule
 from rich.text import Text
 from tilebeam import NpuError, TilebeamError
@@ -53,15 +56,21 @@ TASK = (
 
 
 def run(title: str, words: list[str]) -> None:
-    """Show one of Tilebeam's commands and run it.
+    """Show one of Tilebeam's commands and run it; of an evaluation's report, the accuracy.
 
     Raises:
         TilebeamError: it failed.
     """
-    console.out().print(Rule(title, style="bold"))
-    console.out().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True, markup=False, highlight=False)
-    if code := cli.app(words, standalone_mode=False):
+    screen = console.out()
+    screen.print(Rule(title, style="bold"))
+    screen.print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True, markup=False, highlight=False)
+    with redirect_stdout(io.StringIO()) if words[0] == "eval" else nullcontext() as printed:
+        code = cli.app(words, standalone_mode=False)
+    if code:
         raise TilebeamError(f"tilebeam {words[0]} ended with status {code}.")
+    if printed is not None:
+        text = printed.getvalue().partition("\nFigures:")[0]
+        screen.print(Markdown(text) if screen.is_terminal else text, soft_wrap=True, markup=False)
 
 
 def demo(o: argparse.Namespace, folder: Path) -> None:
