@@ -6,7 +6,8 @@ token under --out: a run that is killed loses one block of windows, and the next
 spread over the text, so that a run cut short is a sample of all of it. The text is Python's own language reference as
 the standard library carries it (pydoc_data.topics).
 
-    python -m bench.accuracy [--out DIR] [--quick] [--json]
+    python -m bench.accuracy [--out DIR] [--as-is | --calibrate TEXT] [--quick] [--json]
+    python -m bench.accuracy --trim      a vocabulary cut down to the text: sizes, speed, logits (bench/lib/trimmed.py)
 
 Differences between variants are paired by token, which makes their standard errors much smaller than those of the
 perplexities themselves.
@@ -15,16 +16,13 @@ perplexities themselves.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from tilebeam.measure.perplexity_stats import Estimate, TokenScores, log_ratio
 from tilebeam.measure.perplexity_stats import figures as figures_of
 from tilebeam.model.lm import LM
 
-from bench.lib import CACHE, gemma
+from bench.lib import CACHE, gemma, trimmed
 from bench.lib.accuracy_variants import (
     AS_IS,
     BATCH,
@@ -59,21 +57,12 @@ BLOCK = 2  # windows between two saves
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Setting:
+def setting_of(source: Path, text: str, windows: Windows) -> dict[str, Any]:
     """What must be the same for kept results to be used again."""
-
-    source_sha256: str
-    text_sha256: str
-    n_ctx: int
-    windows: int
-
-    @staticmethod
-    def of(source: Path, text: str, windows: Windows) -> Setting:
-        """Of this run."""
-        with source.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Setting(digest, hashlib.sha256(text.encode()).hexdigest(), windows.n_ctx, len(windows))
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    read = {"text_sha256": hashlib.sha256(text.encode()).hexdigest(), "n_ctx": windows.n_ctx, "windows": len(windows)}
+    return {"source_sha256": digest} | read
 
 
 Kept = dict[str, tuple[TokenScores, float]]  # by variant: its scores, and the seconds that decoding took
@@ -82,11 +71,10 @@ Kept = dict[str, tuple[TokenScores, float]]  # by variant: its scores, and the s
 class Store:
     """Scores of each variant of each group, kept as files: arrays [windows, scored], NaN where nothing was measured."""
 
-    def __init__(self, folder: Path, setting: Setting) -> None:
+    def __init__(self, folder: Path, wanted: dict[str, Any]) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "setting.json"
-        wanted = asdict(setting)
         if note.exists() and json.loads(note.read_text()) != wanted:
             raise ValueError(f"{folder} holds results of another model, text or context: choose another --out")
         note.write_text(json.dumps(wanted, indent=1))
@@ -100,20 +88,12 @@ class Store:
         if not path.exists():
             return TokenScores.empty(len(windows) * windows.scored, True), 0.0
         with np.load(path) as kept:
-            return TokenScores(kept["nll"], kept["nll_base"], kept["kld"], kept["same_top"]), float(kept["seconds"])
+            return TokenScores(**{name: kept[name] for name in kept if name != "seconds"}), float(kept["seconds"])
 
     def save(self, group: Group, variant: Variant, scores: TokenScores, seconds: float) -> None:
-        """Replace what is kept, whole or not at all."""
         path = self._path(group, variant)
         with whole_file(path) as partial, partial.open("wb") as file:
-            np.savez(
-                file,
-                nll=scores.nll,
-                nll_base=scores.nll_base,
-                kld=scores.kld,
-                same_top=scores.same_top,
-                seconds=np.asarray(seconds),
-            )
+            np.savez(file, seconds=np.asarray(seconds), **vars(scores))
 
 
 def spread(n: int) -> list[int]:
@@ -130,7 +110,6 @@ class Models:
         self._loaded: dict[tuple[Any, ...], LM] = {}
 
     def subject(self, variant: Variant) -> Subject:
-        """The variant, loaded."""
         key = (variant.file, variant.device, variant.kv, variant.n_ubatch)
         if key not in self._loaded:
             path = model_file(variant.file, self._folder, self._source)
@@ -159,14 +138,6 @@ class Models:
         )
 
 
-def rounds(n: int) -> list[int]:
-    """Windows of successive rounds over all groups: each has four times as many as the one before, the last n."""
-    sizes = [4]
-    while sizes[-1] < n:
-        sizes.append(4 * sizes[-1])
-    return [*sizes[:-1], n]
-
-
 def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, models: Models, threads: int) -> set[str]:
     """Measure what is not kept yet of these windows, into `kept`; the names of the variants that were measured."""
     wanted = tuple(v for v in group.variants if any(is_missing(kept[v.name][0], windows, w) for w in block))
@@ -185,7 +156,6 @@ def run_block(group: Group, windows: Windows, block: list[int], kept: Kept, mode
 
 
 def is_missing(scores: TokenScores, windows: Windows, window: int) -> bool:
-    """Whether a window was not measured yet."""
     return bool(np.isnan(scores.nll[window * windows.scored]))
 
 
@@ -208,12 +178,10 @@ def run_group(group: Group, windows: Windows, chunks: int, store: Store, models:
 
 
 def done(scores: TokenScores) -> int:
-    """Tokens measured."""
     return int(np.isfinite(scores.nll).sum())
 
 
 def pm(e: Estimate | None, digits: int, factor: float = 1.0) -> str:
-    """A figure with its standard error."""
     return "-" if e is None else f"{e.value * factor:.{digits}f} ± {e.error * factor:.{digits}f}"
 
 
@@ -232,7 +200,6 @@ def group_rows(group: Group, store: Store, windows: Windows) -> list[dict[str, A
 
 
 def group_table(group: Group, rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown of one group."""
     first = rows[0]["figures"]
     lines = [
         f"### {group.title}",
@@ -279,7 +246,6 @@ def pair_rows(comparison: Comparison, store: Store, windows: Windows) -> list[di
 
 
 def pair_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown of the paired comparisons."""
     lines = [
         "### Paired by token",
         "",
@@ -295,58 +261,19 @@ def pair_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: Sequence[dict[str, Any]], base: str, path: Path) -> None:
-    """Divergence and perplexity of each variant of the last group, with two standard errors."""
-    from matplotlib.figure import Figure
-
-    names = [row["variant"] for row in rows][::-1]
-    found = [row["figures"] for row in rows][::-1]
-    fig = Figure(figsize=(11, 0.34 * len(rows) + 1.6))
-    left, right = fig.subplots(1, 2, sharey=True)
-    at = np.arange(len(names))
-    left.barh(at, [f.kld.value for f in found], xerr=[2 * f.kld.error for f in found], color="#4878a8")
-    left.set_xlabel(f"mean KL divergence from {base}, nats")
-    left.set_yticks(at, names)
-    ratio = [f.log_ratio for f in found]
-    right.errorbar([100 * r.value for r in ratio], at, xerr=[200 * r.error for r in ratio], fmt="o", color="#a85048")
-    right.axvline(0, color="grey", linewidth=0.8)
-    right.set_xlabel("perplexity against it, %")
-    for axis in (left, right):
-        axis.grid(axis="x", alpha=0.3)
-    fig.tight_layout()
-    fig.savefig(path, dpi=120)
-
-
-def as_json(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their figures as plain numbers."""
-    return [{k: v.as_dict() if hasattr(v, "as_dict") else v for k, v in row.items()} for row in rows]
-
-
-def write_tables(
-    comparison: Comparison, store: Store, windows: Windows, out: Path, about: dict[str, Any]
-) -> dict[str, Any]:
-    """Write accuracy.md, accuracy.json and accuracy.png from what is kept."""
+def tables(comparison: Comparison, store: Store, windows: Windows, about: dict[str, Any]) -> str:
     head = (
         f"Source: {about['source']} ({about['description']}), {comparison.about}. Text: {about['text']}, "
         f"{about['tokens']} tokens in {about['windows']} windows of {about['n_ctx']}; the second half of each is "
         "scored. ± is one standard error."
     )
     parts = [textwrap.fill(head, 120, break_on_hyphens=False)]
-    result: dict[str, Any] = {"about": about, "groups": []}
     for group in comparison.groups:
-        rows = group_rows(group, store, windows)
-        if rows:
+        if rows := group_rows(group, store, windows):
             parts.append(group_table(group, rows))
-            result["groups"].append({"title": group.title, "base": group.base.name, "rows": as_json(rows)})
-            if group is comparison.groups[-1]:
-                plot(rows, group.base.name, out / "accuracy.png")
-    pairs = pair_rows(comparison, store, windows)
-    if pairs:
+    if pairs := pair_rows(comparison, store, windows):
         parts.append(pair_table(pairs))
-        result["pairs"] = as_json(pairs)
-    (out / "accuracy.md").write_text("\n\n".join(parts) + "\n")
-    (out / "accuracy.json").write_text(json.dumps(result, indent=1))
-    return result
+    return "\n\n".join(parts) + "\n"
 
 
 def shared_row(group: Group, row: dict[str, Any]) -> dict[str, Any]:
@@ -382,11 +309,18 @@ def main() -> None:
     p.add_argument(
         "--calibrate", type=Path, metavar="TEXT", help="compare ways to 4 bits; calibrate on this text, not on --file"
     )
+    p.add_argument("--trim", action="store_true", help="compare the source with one whose vocabulary is trimmed")
     p.add_argument("--into", type=Path, help="also put the tables into this Markdown file, between its marks")
     p.add_argument("--mark", default="tables", help="name of these marks (default: tables)")
     args = p.parse()
-    if importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError("matplotlib is not installed: pip install 'tilebeam[plot]'")
+    source = args.model or gemma.model()
+    text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
+    if args.trim:
+        rows = Rows("accuracy", args.json)
+        for row in trimmed.rows_of(source, text, 3 if args.quick else 12, 4 if args.quick else 16, args.threads):
+            rows.add(row)
+        rows.finish()
+        return
     if args.as_is and args.calibrate:
         p.error("--as-is and --calibrate are two comparisons: choose one")
     comparison = AS_IS if args.as_is else FOUR_BITS if args.calibrate else LAYOUTS
@@ -401,19 +335,15 @@ def main() -> None:
         if kept.exists() and kept.read_bytes() != args.calibrate.read_bytes():
             raise ValueError(f"{args.out} holds models that were calibrated on another text: choose another --out")
         shutil.copyfile(args.calibrate, kept)
-    source = args.model or gemma.model()
-    text = args.file.read_text("utf-8", "replace") if args.file else gemma.text()
     with tilebeam.load(source, device="cpu", n_ctx=256, n_seq_max=1) as lm:
         windows = windows_of(lm, text, args.ctx_size)
         description = lm.description
-    store = Store(args.out / "scores", Setting.of(source, text, windows))
+    store = Store(args.out / "scores", setting_of(source, text, windows))
     chunks = args.chunks or (2 if args.quick else len(windows))
-    started = time.monotonic()
-    for most in () if args.report else rounds(chunks):
-        for group in reversed(comparison.groups):  # the one with the most to say first
-            with ExitStack() as stack:
-                models = Models(folder, source, args.ctx_size, args.threads, stack)
-                run_group(group, windows, most, store, models, args.threads)
+    for group in () if args.report else reversed(comparison.groups):  # the one with the most to say first
+        with ExitStack() as stack:
+            models = Models(folder, source, args.ctx_size, args.threads, stack)
+            run_group(group, windows, chunks, store, models, args.threads)
     about = {
         "source": source.name,
         "description": description,
@@ -421,24 +351,20 @@ def main() -> None:
         "tokens": int(windows.tokens.size),
         "windows": len(windows),
         "n_ctx": windows.n_ctx,
-        "threads": args.threads,
-        "seconds": time.monotonic() - started,
     }
-    write_tables(comparison, store, windows, args.out, about)
+    text = tables(comparison, store, windows, about)
+    (args.out / "accuracy.md").write_text(text)
     if args.into:
-        put_into(args.into, args.mark, (args.out / "accuracy.md").read_text())
-    if args.json:
-        rows = {}
-        for group in comparison.groups:  # of two with the same base and variant the later one has more windows
-            for row in group_rows(group, store, windows):
-                shared = shared_row(group, row)
-                rows[shared["name"]] = shared
-        out = Rows("accuracy", True)
-        for shared in rows.values():
-            out.add(shared)
-        out.finish()
-    else:
-        print((args.out / "accuracy.md").read_text())
+        put_into(args.into, args.mark, text)
+    if not args.json:
+        print(text)
+        return
+    # Of two with the same base and variant the later one has more windows.
+    shared = [shared_row(group, row) for group in comparison.groups for row in group_rows(group, store, windows)]
+    out = Rows("accuracy", True)
+    for row in {row["name"]: row for row in shared}.values():
+        out.add(row)
+    out.finish()
 
 
 if __name__ == "__main__":

@@ -112,7 +112,6 @@ class NpuAttention:
 
 
 def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
-    """One row of the report."""
     rng = np.random.default_rng(1)
     mask = case.mask()
     q = rng.standard_normal((HEADS, case.rows, DIM), np.float32)
@@ -136,7 +135,6 @@ def measure(case: Case, type: str, args: argparse.Namespace, peak: float) -> dic
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer and shorter rounds")
     p.add_argument("--type", default="f16,q8_0", help="of K and V")
     p.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")

@@ -17,7 +17,6 @@ Qwen2.5-1.5B (--quick: of Qwen2.5-0.5B, fewer tokens, 4 calls).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +27,6 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import tilebeam
-from tilebeam.cli import console
 from tilebeam.model.lm import LM
 
 from bench.lib import models, report, rounds
@@ -56,7 +54,6 @@ def one_after_the_other(llm: llama_cpp.Llama, prompt: list[int], n: int, n_gen: 
 
 
 def together(lm: LM, prompt: list[int], n: int, n_gen: int) -> None:
-    """N samples of one request."""
     params = tilebeam.SamplingParams(
         n=n, max_tokens=n_gen, temperature=0.8, top_k=40, top_p=0.95, seed=1, ignore_eos=True
     )
@@ -64,14 +61,12 @@ def together(lm: LM, prompt: list[int], n: int, n_gen: int) -> None:
 
 
 def seconds_of(run: Callable[[], None]) -> float:
-    """Wall time of one call."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
 def arguments() -> Any:
-    """The command line's."""
     p = Parser(__doc__, "a smaller model, fewer tokens, one round")
     p.add_model("ordinary GGUF file")
     p.add_argument("-N", "--n-samples", type=int, default=16)
@@ -95,7 +90,6 @@ def arguments() -> Any:
 
 
 def cases_of(a: Any) -> dict[str, str]:
-    """The rows' names by baseline."""
     n = a.n_samples
     measured = "" if a.calls == n else f", {a.calls} of them measured"
     what = f"Best-of-{n}, prompt {a.n_prompt}, {a.n_gen} new"
@@ -135,21 +129,16 @@ def measure(a: Any, path: Path, cases: dict[str, str], log: Rounds) -> None:
         }
         for lm in lms.values():
             together(lm, prompt, n, 4)
-        progress = stack.enter_context(console.bar("Best-of-N"))
-        task = progress.add_task("", total=a.rounds * len(cases), note="")
         way_of = {name: way for way, name in cases.items()}
         for name in log.turns(way_of, a.rounds):
             way = way_of[name]
-            progress.update(task, description=way)
             ours = seconds_of(lambda: together(lms["npu"], prompt, n, a.n_gen))
             baseline = ways[way]()
             time.sleep(0.2)  # the stock backend's threads spin for a while after a run
             log.end(ours=ours, **baseline)
-            progress.update(task, advance=1)
 
 
 def main() -> None:
-    """Measure and print."""
     a = arguments()
     cases = cases_of(a)
     path = a.model or models.synthetic("bench-0.5b" if a.quick else "bench-1.4b", tied=False)
@@ -163,8 +152,7 @@ def main() -> None:
             row = log.row(name, a.n_samples * a.n_gen, "tokens/s", **{f"seconds_{k}": v for k, v in spent.items()})
             rows.add(row, ", ".join(f"{part} {v:.2f} s" for part, v in spent.items()))
     rows.finish()
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

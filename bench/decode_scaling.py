@@ -16,15 +16,12 @@ bandwidth, and int8 operations over its dot-product peak, both measured beside e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tilebeam import load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 from tilebeam.model.lm import LM
@@ -35,14 +32,11 @@ from bench.lib.rounds import Rounds
 
 
 def label(case: Case) -> str:
-    """A row's name."""
     sequences = f"decode, {case.n_parallel} sequence{'s' if case.n_parallel > 1 else ''}"
     return sequences + (f", prompt of {case.n_depth}" if case.n_depth else "")
 
 
-def measure(
-    lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool, bar: Any
-) -> None:
+def measure(lms: Mapping[str, LM], cases: Sequence[Case], log: Rounds, wanted: int, threads: int, alike: bool) -> None:
     """Rounds of all cases until each has as many as wanted or the time is over.
 
     Args:
@@ -54,29 +48,17 @@ def measure(
         for runner in runners.values():
             stack.enter_context(runner.keeping())
         warm: set[Case] = set()
-        order = list(cases)
-        while (least := log.fewest(map(label, cases))) < wanted:
-            begun = 0
-            for case in (c for c in order if log.count(label(c)) == least):
-                if not log.begin(label(case)):
-                    continue
-                begun += 1
-                bar(case)
-                if case not in warm:
-                    for runner in runners.values():
-                        runner.warm_up(case)
-                    warm.add(case)
-                ours = runners["npu"].run(case).seconds
-                baseline = runners["cpu"].run(case).seconds
-                log.end(
-                    ours=ours / case.n_gen,
-                    baseline=baseline / case.n_gen,
-                    read_gbs=limits.read_gbs(threads),
-                    int8_gops=limits.int8_gops(threads, 0.02),
-                )
-            if not begun:
-                return
-            order.reverse()  # up and down, so that the prompt in the cache grows or is cut, seldom decoded anew
+        by_name = {label(case): case for case in cases}
+        # Up and down, so that the prompt in the cache grows or is cut, seldom decoded anew.
+        for name in log.turns(by_name, wanted, back_and_forth=True):
+            case = by_name[name]
+            if case not in warm:
+                for runner in runners.values():
+                    runner.warm_up(case)
+                warm.add(case)
+            ours, baseline = (runners[device].run(case).seconds / case.n_gen for device in ("npu", "cpu"))
+            read, int8 = limits.read_gbs(threads), limits.int8_gops(threads, 0.02)
+            log.end(ours=ours, baseline=baseline, read_gbs=read, int8_gops=int8)
 
 
 def rows_of(cases: Sequence[Case], log: Rounds, matrices: models.Matrices) -> list[dict[str, Any]]:
@@ -108,7 +90,6 @@ def cases_of(o: Any) -> list[Case]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, short runs")
     p.add_model("ordinary GGUF file")
     p.add_argument("-npl", "--n-parallel", default="1,2,4,8,16", help="sequences without a prompt; 0: none")
@@ -130,24 +111,19 @@ def main() -> None:
     log = Rounds(o.resume, setting, o.seconds)
     room, most = max(c.cells for c in cases), max(c.n_parallel for c in cases)
     with ExitStack() as stack:
-        progress = stack.enter_context(console.bar("decode"))
-        left = sum(max(0, o.rounds - log.count(label(c))) for c in cases)
-        task = progress.add_task("", total=max(1, left), note="")
         lms = {}
         for d in ("cpu", "npu"):
             flash = d == "npu" or o.cpu_flash_attn == "on"
             lm = load(path, device=d, n_ctx=room, n_seq_max=most, threads=o.threads, flash_attn=flash)
             lms[d] = stack.enter_context(lm)
         alike = o.cpu_flash_attn == "on"  # without it V is transposed
-        told = partial(progress.update, task, advance=1)
-        measure(lms, cases, log, o.rounds, o.threads, alike, lambda c: told(description=label(c)))
+        measure(lms, cases, log, o.rounds, o.threads, alike)
     rows = report.Rows("decode_scaling", o.json)
     for row in rows_of(cases, log, models.Matrices.of(path)):
         without = ", stock without flash attention" if o.cpu_flash_attn == "off" else ""
         rows.add(row | {"name": row["name"] + without})
     rows.finish({f: log.overall(f, map(label, cases)) for f in ("int8_gops", "read_gbs")} if rows.rows else {})
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
     if o.plot and rows.rows:
         plots.scaling(rows.rows, f"Decoding, {path.stem}, {o.threads} threads", o.plot)
 

@@ -9,11 +9,7 @@ must wake up in each session. A ratio of 1 means that nothing is.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -25,50 +21,17 @@ from tilebeam.cli.bench import numbers
 from tilebeam.measure.machine import OtherLoad
 from tilebeam.measure.throughput import Case, Runner
 
-from bench.lib import ROOT, models, report
+from bench.lib import models, report
+from bench.lib.child import Child, answer
 from bench.lib.options import Parser
 
 
 def serve(arguments: dict[str, Any]) -> None:
-    """A worker: loads the model, then answers every case on stdin with its seconds on stdout."""
+    """A worker: loads the model, then answers every case with its seconds."""
     with load(**arguments) as lm:
-        print(json.dumps({"layers": lm.info.layers, "divided": lm.info.divided}), flush=True)
         runner = Runner(lm)
-        for line in sys.stdin:
-            print(runner.run(Case(**json.loads(line))).seconds, flush=True)
-
-
-class Worker:
-    """A process that has the model loaded in one way."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "bench.devices", "--serve", json.dumps(arguments)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            self.placement: dict[str, Any] = json.loads(self._answer())
-        except BaseException:
-            self.close()
-            raise
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise TilebeamError("a worker ended; its error stands above")
-        return line
-
-    def run(self, case: dict[str, Any]) -> float:
-        """Seconds of one run."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
+        ready = {"layers": lm.info.layers, "divided": lm.info.divided}
+        answer(ready, lambda case: runner.run(Case(**case)).seconds)
 
 
 def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -89,8 +52,16 @@ def placements(path: Path, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return ways
 
 
-def measure(o: Any) -> None:
+def main() -> None:
     """Run all placements in turn and print a row for each."""
+    p = Parser(__doc__, "a small model, short runs")
+    p.add_model()
+    p.add_argument("-npl", "--n-parallel", default="1,8", help="sequences")
+    p.add_count("-n", "--n-gen", usual=32, quick=8, what="tokens per sequence and run")
+    p.add_threads()
+    p.add_rounds(7, 2)
+    p.add_argument("--executor", default="thread", choices=("thread", "process"))
+    o = p.parse()
     path = o.model or models.synthetic("small" if o.quick else "bench-0.5b", types={"token_embd": "q8_0"}, tied=True)
     cases = [Case(0, o.n_gen, n, 0, True) for n in numbers(o.n_parallel, "-npl")]
     common = {
@@ -105,8 +76,8 @@ def measure(o: Any) -> None:
     with ExitStack() as stack:
         workers = {}
         for name, options in ways.items():
-            workers[name] = Worker({"model": os.fspath(path), **common, **options})
-            stack.callback(workers[name].close)
+            arguments = {"model": os.fspath(path), **common, **options}
+            workers[name] = stack.enter_context(Child("bench.devices", "serve", arguments))
         others = stack.enter_context(OtherLoad())
         progress = stack.enter_context(console.bar("devices"))
         task = progress.add_task("", total=len(cases) * len(ways) * (o.rounds + 1), note="")
@@ -114,33 +85,16 @@ def measure(o: Any) -> None:
             seconds: dict[str, list[float]] = {name: [] for name in ways}
             for i in range(o.rounds + 1):
                 for name, worker in workers.items():
-                    spent = worker.run(asdict(case))
+                    spent = worker.ask(asdict(case))
                     progress.update(task, advance=1, note=name)
                     if i > 0:  # the first round warms up
                         seconds[name].append(spent)
             for name, worker in workers.items():
                 pairs = report.Pairs(seconds[name], seconds["1 device"])
                 title = f"{case.name} x {case.n_parallel}, {name}"
-                rows.add(report.row(title, pairs, case.tokens, "tokens/s", **worker.placement))
+                rows.add(report.row(title, pairs, case.tokens, "tokens/s", **worker.ready))
     rows.finish()
     report.warn_if_busy(others.share)
-
-
-def main() -> None:
-    """Measure, or be one of the processes that do."""
-    p = Parser(__doc__, "a small model, short runs")
-    p.add_model()
-    p.add_argument("-npl", "--n-parallel", default="1,8", help="sequences")
-    p.add_count("-n", "--n-gen", usual=32, quick=8, what="tokens per sequence and run")
-    p.add_threads()
-    p.add_rounds(7, 2)
-    p.add_argument("--executor", default="thread", choices=("thread", "process"))
-    p.add_argument("--serve", help=argparse.SUPPRESS)
-    o = p.parse()
-    if o.serve:
-        serve(json.loads(o.serve))
-    else:
-        measure(o)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ class Spent:
 
     @property
     def share(self) -> float:
-        """Of the whole, outside llama_decode."""
         return self.outside / (self.inside + self.outside)
 
 
@@ -80,18 +79,30 @@ class Clock:
 
 
 def engine(lm: LM, params: SamplingParams) -> Spent:
-    """One run of the engine."""
     with Clock(lm._context) as clock:
         lm.generate(PROMPT, params)
     return clock.spent
 
 
+def chain(params: SamplingParams, seed: int) -> Any:
+    """llama.cpp's samplers for these parameters; log-probabilities are left out: llama.cpp has none."""
+    found = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    parts = [C.llama_sampler_init_greedy()]
+    if params.temperature:
+        parts = [C.llama_sampler_init_top_k(params.top_k)] if params.top_k else []
+        parts += [C.llama_sampler_init_top_p(params.top_p, 1)] if params.top_p < 1 else []
+        parts += [C.llama_sampler_init_temp(params.temperature), C.llama_sampler_init_dist(seed)]
+    for part in parts:
+        C.llama_sampler_chain_add(found, part)
+    return found
+
+
 def plain_loop(lm: LM, params: SamplingParams) -> Spent:
-    """The same by hand. Log-probabilities are left out: llama.cpp has none."""
+    """The same by hand."""
     vocab, n = lm.engine.vocab, params.n
     with lm.raw_decode() as c, Clock(c) as clock:
         size = len(PROMPT)
-        samplers = [LlamaChain(params, vocab.size, PROMPT, seed) for seed in range(n)]
+        samplers = [chain(params, seed) for seed in range(n)]
         c.token[:size], c.pos[:size], c.seq[:size], c.output[:size] = PROMPT, range(size), 0, 0
         c.output[size - 1] = 1
         lm.check_decode(c.decode(size))
@@ -100,19 +111,18 @@ def plain_loop(lm: LM, params: SamplingParams) -> Spent:
         entries, texts = [size - 1] * n, [b""] * n
         for step in range(params.max_tokens or 1):
             for seq, sampler in enumerate(samplers):
-                token = C.llama_sampler_sample(sampler.pointer, c.pointer, entries[seq])
+                token = C.llama_sampler_sample(sampler, c.pointer, entries[seq])
                 texts[seq] += b"" if vocab.is_end(token) else vocab.piece(token)
                 c.token[seq], c.pos[seq], c.seq[seq], c.output[seq] = token, size + step, seq, 1
             entries = list(range(n))
             if step + 1 < (params.max_tokens or 1):
                 lm.check_decode(c.decode(n))
         for sampler in samplers:
-            sampler.close()
+            C.llama_sampler_free(sampler)
     return clock.spent
 
 
 def model(name: str) -> Path:
-    """A random model, written on first use."""
     path = CACHE / f"overhead-{name}-f16.gguf"
     if not path.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -121,7 +131,6 @@ def model(name: str) -> Path:
 
 
 def measure(lm: LM, name: str, sampler: str, params: SamplingParams, rounds: int) -> dict[str, Any]:
-    """One row."""
     engine(lm, params)
     plain_loop(lm, params)
     ours, baseline = [], []
@@ -147,7 +156,6 @@ def measure(lm: LM, name: str, sampler: str, params: SamplingParams, rounds: int
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "the smallest model, short runs")
     p.add_model(default="the random models")
     p.add_argument("-np", "--parallel", type=int, default=16, help="sequences (default 16)")

@@ -20,154 +20,87 @@ Two ways to see it, hot, at 1 and 16 sequences, with 1 thread and with 2:
     idle      not in the sum: what workers wait for the busiest one of a phase, the mean over workers;
     notes     not in the sum: what the NPU side takes to write down the trace.
 
-"Threads 1 and 2 in turn": steps of one token and of two in turn, in a context whose n_threads is 1 and whose
-n_threads_batch is 2, as `llama_cpp.Llama` has them by default; against the slower of the same with 1 thread and with 2
-for both, round by round in one process.
-
 And "op by op": the step with TILEBEAM_FUSE=0 against that with shared conversions, fused ops and fewer barriers, in
 processes of their own that take turns; small layers, and a model of 6 layers with a width of 512.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import tilebeam
+from tilebeam import SamplingParams
 from tilebeam.cli.bench import numbers
+from tilebeam.measure.trace import Records, Tracer, spans_of
 
 from bench.lib import CACHE, models, report, synth
+from bench.lib.child import Child, answer
 from bench.lib.options import Parser
 
 LIMIT_S = 100e-6
 
-# Decodes when told to; prints seconds per llama_decode, and with "trace" what of the graph was in no op.
-_CHILD = """
-import json, sys
-import numpy as np, tilebeam
-from tilebeam import SamplingParams
-from bench.lib.traces import graphs_of, work_of
-from tilebeam.measure.trace import Tracer, spans_of
-path, device, threads, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-lm = tilebeam.load(path, device=device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False)
-params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
-def decode():
-    times = []
-    lm._context.on_decode = lambda begin, end: times.append((end - begin) / 1e9)
-    try:
-        lm.generate(["a b c"], params)
-    finally:
-        lm._context.on_decode = None
-    return float(np.median(times[2:]))
-def outside(records):
-    at, spans = {}, ("SEND", "WAIT", "MESSAGE", "NOTES")
-    for name in spans:
-        at[name] = {int(r["seq"]): (int(r["begin_ns"]), int(r["end_ns"])) for r in spans_of(records, name)}
-    steps = []
-    for of in graphs_of(records):
-        seq = int(of["seq"][0])
-        send, wait, message, notes = (at[name][seq] for name in spans)
+PARTS = ("send", "wake_up", "set_up", "barriers", "idle", "notes")
+
+
+def serve(path: str, device: Literal["npu", "cpu"], threads: int, n: int) -> None:
+    """A process: decodes when it is told to; seconds per llama_decode, and for "trace" what of a graph was in no op."""
+    params = SamplingParams(n=n, max_tokens=32, temperature=0.7, seed=1)
+    with tilebeam.load(path, device, n_ctx=1024, n_seq_max=16, threads=threads, lookup=False) as lm:
+
+        def run(what: str) -> dict[str, Any]:
+            times: list[float] = []
+            lm._context.on_decode = lambda begin, end: times.append((end - begin) / 1e9)
+            lm.generate(["a b c"], params)
+            lm._context.on_decode = None
+            found: dict[str, Any] = {"step": float(np.median(times[2:]))}
+            if what == "trace":
+                with Tracer(lm) as trace:
+                    lm.generate(["a b c"], params)
+                found["outside"], found["parts"] = outside(trace.records, threads)
+            return found
+
+        run("step")
+        answer(None, run)
+
+
+def outside(records: Records, threads: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step that no op asked for, and their parts; medians over steps."""
+    names = ("SEND", "WAIT", "MESSAGE", "NOTES")
+    at = {n: {int(r["seq"]): (int(r["begin_ns"]), int(r["end_ns"])) for r in spans_of(records, n)} for n in names}
+    ops = spans_of(records, "OP")
+    ops = ops[np.argsort(ops["seq"], kind="stable")]
+    rows = []
+    for of in np.split(ops, np.flatnonzero(np.diff(ops["seq"])) + 1):  # each graph's, a record for each worker's part
+        send, wait, message, notes = (at[name][int(of["seq"][0])] for name in names)
         first, last = int(of["begin_ns"].min()), int(of["end_ns"].max())
-        _, most, work = work_of(of)
-        mean = work / threads
-        steps.append([
-            (send[1] - send[0]) / 1e9,
-            (message[0] - wait[0] + wait[1] - notes[1]) / 1e9,
-            (first - message[0] + message[1] - last) / 1e9,
-            (last - first) / 1e9 - most,
-            most - mean,
-            (notes[1] - notes[0]) / 1e9,
-        ])
-    steps = np.array(steps)
+        most, work = work_of(of)
+        rows.append(
+            [
+                (send[1] - send[0]) / 1e9,
+                (message[0] - wait[0] + wait[1] - notes[1]) / 1e9,
+                (first - message[0] + message[1] - last) / 1e9,
+                (last - first) / 1e9 - most,
+                most - work / threads,
+                (notes[1] - notes[0]) / 1e9,
+            ]
+        )
+    steps = np.array(rows)
     lower = spans_of(records, "LOWER")
     lowering = float(np.median(lower["end_ns"] - lower["begin_ns"])) / 1e9
-    names = ("send", "wake_up", "set_up", "barriers", "idle", "notes")
-    parts = dict(zip(names, np.median(steps, axis=0).tolist()), lowering=lowering)
+    parts = dict(zip(PARTS, np.median(steps, axis=0).tolist(), strict=True), lowering=lowering)
     return lowering + float(np.median(steps[:, :4].sum(axis=1))), parts
-decode()
-print("ready", flush=True)
-for line in sys.stdin:
-    result = {"step": decode()}
-    if line.strip() == "trace":
-        with Tracer(lm) as trace:
-            lm.generate(["a b c"], params)
-        result["outside"], result["parts"] = outside(trace.records)
-    print(json.dumps(result), flush=True)
-"""
-
-# Steps of one and of two tokens in turn, in contexts with these n_threads and n_threads_batch; prints seconds per step.
-_IN_TURN = """
-import ctypes, json, sys, time
-import llama_cpp as C
-from tilebeam.native import plugin
-plugin.register()
-path, rounds = sys.argv[1], int(sys.argv[2])
-quiet = C.llama_log_callback(lambda *_: None)
-C.llama_log_set(quiet, None)
-params = C.llama_model_default_params()
-params.n_gpu_layers = 999
-model = C.llama_model_load_from_file(path.encode(), params)
-def context(one, more):
-    params = C.llama_context_default_params()
-    params.n_ctx, params.n_threads, params.n_threads_batch = 256, one, more
-    return C.llama_init_from_model(model, params)
-def decode(c, n):
-    tokens = (C.llama_token * n)(*range(5, 5 + n))
-    assert C.llama_decode(c, C.llama_batch_get_one(tokens, n)) == 0
-contexts = {key: context(*key) for key in ((1, 1), (2, 2), (1, 2))}
-times = {key: [] for key in contexts}
-for i in range(rounds):
-    order = list(contexts)
-    for key in order[i % 3:] + order[:i % 3]:
-        c = contexts[key]
-        C.llama_memory_clear(C.llama_get_memory(c), False)
-        for n in (32, 1, 2):
-            decode(c, n)
-        start = time.perf_counter()
-        for step in range(40):
-            decode(c, 1 + step % 2)
-        times[key].append((time.perf_counter() - start) / 40)
-print(json.dumps([times[1, 1], times[2, 2], times[1, 2]]))
-"""
 
 
-class Child:
-    """A loaded model in a process of its own, which decodes when it is asked to."""
-
-    def __init__(self, path: Path, device: str, threads: int, n: int, fuse: bool = True) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(path), device, str(threads), str(n)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TILEBEAM_FUSE": str(int(fuse))},
-        )
-        self._read()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a child ended with status {self._process.wait()}")
-        return line
-
-    def ask(self, what: str = "step") -> dict[str, Any]:
-        """Decode once: seconds per step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        result: dict[str, Any] = json.loads(self._read())
-        return result
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def work_of(ops: Records) -> tuple[float, float]:
+    """Of one graph's ops: seconds of each phase's busiest worker, summed, and all workers' seconds."""
+    phases, phase = np.unique(ops["phase"], return_inverse=True)
+    lanes, lane = np.unique(ops["lane"], return_inverse=True)
+    work = np.zeros((len(phases), len(lanes)))
+    np.add.at(work, (phase, lane), (ops["end_ns"] - ops["begin_ns"]) / 1e9)
+    return float(work.max(axis=1).sum()), float(work.sum())
 
 
 def random_model(name: str, **shape: int) -> Path:
@@ -179,21 +112,22 @@ def random_model(name: str, **shape: int) -> Path:
     return path
 
 
+def child(path: Path, device: str, threads: int, n: int, **environment: str) -> Child:
+    return Child("bench.graph_overhead", "serve", str(path), device, threads, n, **environment)
+
+
 def compare(ours: Child, baseline: Child, rounds: int) -> report.Pairs:
-    """Take turns; the steps' times."""
     pairs = report.Pairs([], [])
-    for _ in range(rounds):
-        pairs.baseline.append(baseline.ask()["step"])
-        pairs.ours.append(ours.ask()["step"])
-    ours.close()
-    baseline.close()
+    with ours, baseline:
+        for _ in range(rounds):
+            pairs.baseline.append(baseline.ask("step")["step"])
+            pairs.ours.append(ours.ask("step")["step"])
     return pairs
 
 
-def not_in_ops(name: str, child: Child, rounds: int) -> dict[str, Any]:
-    """The row of what a step costs beside its ops."""
-    results = [child.ask("trace") for _ in range(rounds)]
-    child.close()
+def not_in_ops(name: str, traced: Child, rounds: int) -> dict[str, Any]:
+    with traced:
+        results = [traced.ask("trace") for _ in range(rounds)]
     outside = [r["outside"] for r in results]
     parts = {part: round(median(r["parts"][part] for r in results) * 1e6, 2) for part in results[0]["parts"]}
     used = median(outside)
@@ -202,18 +136,7 @@ def not_in_ops(name: str, child: Child, rounds: int) -> dict[str, Any]:
     return report.figures(f"not in ops, {name}", LIMIT_S * 1e6, value, "us", ratios, limit, parts_us=parts)
 
 
-def in_turn(name: str, path: Path, rounds: int) -> dict[str, Any]:
-    """The row of a context that goes back and forth between 1 thread and 2."""
-    command = [sys.executable, "-c", _IN_TURN, str(path), str(rounds)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    one, two, both = json.loads(done.stdout)
-    pairs = report.Pairs(both, [max(pair) for pair in zip(one, two, strict=True)])
-    rates = {"one_thread": round(1 / median(one), 1), "two_threads": round(1 / median(two), 1)}
-    return report.row(f"{name}, threads 1 and 2 in turn", pairs, 1.0, "steps/s", **rates)
-
-
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer rounds")
     p.add_model("GGUF file instead of all three models", "random models")
     p.add_argument("-t", "--threads", default="1,2")
@@ -232,16 +155,15 @@ def main() -> None:
     for threads in numbers(args.threads, "-t"):
         for n in numbers(args.n_parallel, "-npl"):
             label = f"{n} sequence{'s' * (n > 1)}, {threads} thread{'s' * (threads > 1)}"
-            pairs = compare(Child(narrow, "npu", threads, n), Child(narrow, "cpu", threads, n), args.rounds)
+            pairs = compare(child(narrow, "npu", threads, n), child(narrow, "cpu", threads, n), args.rounds)
             rows.add(report.row(f"{next(iter(traced))}, {label}", pairs, 1.0, "steps/s"))
             for name, path in traced.items():
-                row = not_in_ops(f"{name}, {label}", Child(path, "npu", threads, n), args.rounds)
+                row = not_in_ops(f"{name}, {label}", child(path, "npu", threads, n), args.rounds)
                 rows.add(row, ", ".join(f"{part} {us:g}" for part, us in row["parts_us"].items()))
             for name, path in fused.items():
-                ways = Child(path, "npu", threads, n), Child(path, "npu", threads, n, fuse=False)
+                ways = child(path, "npu", threads, n), child(path, "npu", threads, n, TILEBEAM_FUSE="0")
                 pairs = compare(*ways, args.rounds)
                 rows.add(report.row(f"op by op, {name}, {label}", pairs, 1.0, "steps/s"))
-    rows.add(in_turn(*list(traced.items())[-1], 3 * args.rounds))
     rows.finish({"overhead_us": LIMIT_S * 1e6})
 
 

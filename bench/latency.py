@@ -15,23 +15,19 @@ is the part of it that is no page of a file.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tilebeam
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.outputs import Progress
 
-from bench.lib import ROOT, models, report, rounds
+from bench.lib import models, report, rounds
+from bench.lib.child import Child, answer
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
 
@@ -40,19 +36,19 @@ PROMPTS = "256,512,768,1024"  # tokens
 FIGURES = ("ttft", "tpot", "cpu", "busy", "resident", "anonymous")
 
 
-def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
-    """The process of a side: runs a request for each line of stdin, and prints what it took as a line of JSON."""
+def serve(device: Literal["npu", "cpu"], path: str, n_seq: int, n_ctx: int, threads: int) -> None:
+    """The process of a side: runs a request of so many tokens of prompt and answer, and says what it took."""
     rng = np.random.default_rng(0)
-    lm = tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False)
-    with lm:
-        for line in sys.stdin:
-            n_prompt, n_gen = map(int, line.split())
+    with tilebeam.load(path, device=device, n_ctx=n_ctx, n_seq_max=n_seq, threads=threads, lookup=False) as lm:
+
+        def run(lengths: list[int]) -> dict[str, float]:
+            n_prompt, n_gen = lengths
             with lm.raw_decode():  # which leaves no prefix in the cache
                 pass
             prompt = rng.integers(0, lm.n_vocab, n_prompt).tolist()
             marks: list[tuple[float, float]] = []
 
-            def note(progress: Progress, marks: list[tuple[float, float]] = marks) -> None:
+            def note(progress: Progress) -> None:
                 if not marks and progress.tokens >= n_seq:
                     marks.append((time.perf_counter(), time.process_time()))
 
@@ -61,7 +57,9 @@ def serve(device: str, path: str, n_seq: int, n_ctx: int, threads: int) -> None:
             (first, cpu), ended, cpu_ended = marks[0], time.perf_counter(), time.process_time()
             tokens = n_seq * (n_gen - 1)
             took = {"ttft": first - began, "tpot": (ended - first) / (n_gen - 1), "cpu": (cpu_ended - cpu) / tokens}
-            print(json.dumps(took | {"busy": (cpu_ended - cpu) / (ended - first)} | memory()), flush=True)
+            return took | {"busy": (cpu_ended - cpu) / (ended - first)} | memory()
+
+        answer(None, run)
 
 
 def memory() -> dict[str, int]:
@@ -75,68 +73,27 @@ def memory() -> dict[str, int]:
     return {"resident": (anonymous + kib["RssFile"]) << 10, "anonymous": anonymous << 10}
 
 
-class Side:
-    """A side's process.
-
-    Raises:
-        RuntimeError: by `run`, if the process failed; it said why on stderr.
-    """
-
-    def __init__(self, device: str, path: Path, n_seq: int, n_ctx: int, threads: int) -> None:
-        call = f"from bench.latency import serve; serve({device!r}, {str(path)!r}, {n_seq}, {n_ctx}, {threads})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", call],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
-        )
-
-    def run(self, n_prompt: int, n_gen: int) -> dict[str, float]:
-        """One request."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            print(n_prompt, n_gen, file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"the process of one side ended with status {self._process.wait()}")
-        figures: dict[str, float] = json.loads(line)
-        return figures
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process:
-            self._process.kill()
-
-
 def label(n_prompt: int, n_seq: int) -> str:
-    """A case's name."""
     return f"prompt of {n_prompt}, {n_seq} sample{'s' if n_seq > 1 else ''}"
 
 
-def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds, bar: Any) -> None:
+def measure(path: Path, prompts: Sequence[int], n_seq: int, o: Any, log: Rounds) -> None:
     """Rounds of the prompts with that many samples, until each has as many as wanted or the time is over."""
     cases = {label(p, n_seq): p for p in prompts}
     if log.fewest(cases) >= o.rounds:
         return
     room = max(prompts) + n_seq * o.n_gen + 64
     with ExitStack() as stack:
-        sides = {d: stack.enter_context(Side(d, path, n_seq, room, o.threads)) for d in SIDES}
+        how = str(path), n_seq, room, o.threads
+        sides = {d: stack.enter_context(Child("bench.latency", "serve", d, *how)) for d in SIDES}
         for side in sides.values():
-            side.run(min(prompts), 2)  # pages of weights are read, threads run
+            side.ask([min(prompts), 2])  # pages of weights are read, threads run
         for case in log.turns(cases, o.rounds):
-            bar(case)
-            took = {d: side.run(cases[case], o.n_gen) for d, side in sides.items()}
+            took = {d: side.ask([cases[case], o.n_gen]) for d, side in sides.items()}
             log.end(**{f"{f}_{d}": took[d][f] for d in SIDES for f in FIGURES})
 
 
 def row(log: Rounds, case: str, name: str, figure: str, scale: float, unit: str, **more: Any) -> dict[str, Any]:
-    """A row on a figure of which less is better."""
     ours, baseline = (log.values(case, f"{figure}_{d}") for d in SIDES)
     ratios = [b / a for a, b in zip(ours, baseline, strict=True)]
     value, stock = (log.median(case, f"{figure}_{d}") * scale for d in SIDES)
@@ -160,7 +117,6 @@ def rows_of(prompts: Sequence[int], samples: Sequence[int], threads: int, log: R
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, short runs")
     p.add_model("ordinary GGUF file")
     p.add_argument("-p", "--n-prompt", help=f"tokens of prompts (default {PROMPTS}; 64,128 with --quick)")
@@ -178,17 +134,13 @@ def main() -> None:
     setting = {"bench": "latency", "model": path.name, "threads": o.threads, "n_gen": o.n_gen}
     log = Rounds(o.resume, setting, o.seconds)
     work = {1: prompts} | {n: [max(prompts)] for n in samples if n > 1}
-    left = sum(max(0, o.rounds - log.count(label(p, n))) for n, group in work.items() for p in group)
-    with console.bar("latency") as progress:
-        task = progress.add_task("", total=max(1, left), note="")
-        for n, group in work.items():
-            measure(path, group, n, o, log, lambda case: progress.update(task, advance=1, description=case))
+    for n, group in work.items():
+        measure(path, group, n, o, log)
     rows = report.Rows("latency", o.json)
     for found in rows_of(prompts, samples, o.threads, log):
         rows.add(found)
     rows.finish()
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

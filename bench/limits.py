@@ -17,7 +17,6 @@ from bench.lib.options import Parser
 
 
 def main() -> None:
-    """Measure and print."""
     args = Parser(__doc__, "fewer and shorter rounds").parse()
     rounds, seconds = (3, 0.1) if args.quick else (9, 0.5)
     kinds: dict[str, tuple[Callable[[int], float], str]] = {

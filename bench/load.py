@@ -64,7 +64,6 @@ class Way:
 
 
 def load_once(way: Way, threads: int) -> dict[str, float]:
-    """One load in a process of its own."""
     command = [sys.executable, "-c", _CHILD, way.device, str(way.path), str(threads), way.executor]
     env = {**os.environ, "TILEBEAM_VERIFY": way.verify}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
@@ -92,7 +91,6 @@ def memory_row(what: str, used: Sequence[float], size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a smaller model, fewer rounds")
     p.add_model("ordinary GGUF file")
     p.add_threads()

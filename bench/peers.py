@@ -1,7 +1,7 @@
 """Tilebeam beside other engines on the same files, prompts and samples: how fast prompts are read and samples decoded.
 
     python -m bench.peers -m MODEL.gguf [-m ..] [--ik-llama PROGRAM] [--llama-server PROGRAM] [--openvino [PYTHON]]
-        [--llama-cpp-server SCRIPT] [-t 1,2] [-npl 1,4,8,16] [-p 128] [--shared 512] [-n 48] [-r 5] [--json] [--quick]
+        [-t 1,2] [-npl 1,4,8,16] [-p 128] [--shared 512] [-n 48] [-r 5] [--json] [--quick]
         [--resume FILE --seconds S]
 
 Each round gives the same work to all engines, one after the other, while the others idle: prompts of random tokens (-p
@@ -13,8 +13,6 @@ with batches of 512. A row compares Tilebeam with one of them:
 * OpenVINO GenAI, in a Python that has it (pip install openvino-genai openvino-tokenizers): continuous batching as it
   comes, which is with 8 bits a value in the KV cache. It does not read every type of GGUF.
 * llama-server, against `tilebeam serve`: each sample is a client's request, all at once.
-* llama-cpp-python's batched server, examples/server/server.py of its source distribution (it also wants pip install
-  safetensors websockets), likewise.
 
 "read" is the time until every sample has its first token, of an engine that does not tell it by a run with one token;
 "decode" is the rest. An engine that fails on a file is named, and the others go on. Without -m it writes a random model
@@ -28,10 +26,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 
 from bench.lib import engines, models, report, rounds
@@ -42,9 +40,8 @@ from bench.lib.rounds import Rounds
 
 OURS, SERVE = "Tilebeam", "tilebeam serve"
 STOCK, IK, OPENVINO, LLAMA_SERVER = "stock", "ik_llama.cpp", "OpenVINO GenAI", "llama-server"
-LLAMA_CPP_SERVER = "llama-cpp-python's server"
 # Whom each is compared with.
-AGAINST = {STOCK: OURS, IK: OURS, OPENVINO: OURS, LLAMA_SERVER: SERVE, LLAMA_CPP_SERVER: SERVE}
+AGAINST = {STOCK: OURS, IK: OURS, OPENVINO: OURS, LLAMA_SERVER: SERVE}
 PHASES = ("read", "decode")
 
 
@@ -55,12 +52,9 @@ class Peers:
     ik_llama: Path | None = None
     llama_server: Path | None = None
     openvino: str | None = None
-    llama_cpp_server: Path | None = None
 
     def names(self) -> list[str]:
-        """Those that a round compares."""
         given = {IK: self.ik_llama, OPENVINO: self.openvino, LLAMA_SERVER: self.llama_server}
-        given[LLAMA_CPP_SERVER] = self.llama_cpp_server
         return [STOCK, *(name for name, value in given.items() if value is not None)]
 
 
@@ -78,34 +72,27 @@ class Group:
     failed: dict[str, str] = field(default_factory=dict)
 
     def label(self, work: Work) -> str:
-        """A case's name."""
         return f"{self.model.stem}, {work.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def labels(self) -> Iterator[str]:
-        """Of all its cases."""
         return map(self.label, self.works)
 
     def open(self, stack: ExitStack, peers: Peers) -> dict[str, Engine]:
-        """All engines that load the file."""
         works, threads = self.works, self.threads
-        first = stack.enter_context(engines.in_process(self.model, "npu", threads, works))
-        found: dict[str, Engine] = {OURS: first}
-        vocab = first.lm.n_vocab
-        others: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
-            STOCK: lambda: engines.in_process(self.model, "cpu", threads, works)
-        }
+        first = stack.enter_context(engines.loaded(self.model, "npu", threads, works))
+        found: dict[str, Engine] = {OURS: engines.in_process(first)}
+        vocab = first.n_vocab
+        others: dict[str, Callable[[], AbstractContextManager[Engine]]] = {}
+        others[STOCK] = partial(engines.stock, self.model, threads, works)
         if peers.ik_llama is not None:
-            found[IK] = engines.Program(BatchedBench(peers.ik_llama, ("-rtr",)), self.model, threads)
+            found[IK] = engines.program(BatchedBench(peers.ik_llama, ("-rtr",)), self.model, threads)
         if (python := peers.openvino) is not None:
-            others[OPENVINO] = lambda: engines.openvino(python, self.model, threads, works, vocab)
-        if peers.llama_server is not None or peers.llama_cpp_server is not None:
-            others[SERVE] = lambda: engines.tilebeam_serve(self.model, threads, works, vocab)
+            others[OPENVINO] = partial(engines.openvino, python, self.model, threads, works, vocab)
         if (program := peers.llama_server) is not None:
-            others[LLAMA_SERVER] = lambda: engines.llama_server(program, self.model, threads, works, vocab)
-        if (script := peers.llama_cpp_server) is not None:
-            others[LLAMA_CPP_SERVER] = lambda: engines.batched_llama_cpp_python(
-                script, self.model, threads, works, first.lm
-            )
+            commands = {SERVE: engines.tilebeam_command(self.model)}
+            commands[LLAMA_SERVER] = engines.llama_server_command(program, self.model, threads)
+            for name, command in commands.items():
+                others[name] = partial(engines.server_of, command, threads, works, vocab)
         for name, opened in others.items():
             try:
                 found[name] = stack.enter_context(opened())
@@ -116,13 +103,12 @@ class Group:
             self._run(found, name, warm, 0)
         return found
 
-    def measure(self, found: dict[str, Engine], log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+    def measure(self, found: dict[str, Engine], log: Rounds, wanted: int) -> bool:
         """Rounds until each case has as many as wanted; False if the time was over before."""
         by_label = dict(zip(self.labels(), self.works, strict=True))
         for seed, label in enumerate(log.turns(by_label, wanted), 1):
             work = by_label[label]
             figures: dict[str, float] = {}
-            note(label)
             for name in list(found):
                 took = self._run(found, name, work, seed)
                 # A time below zero is a difference of two runs that noise turned round.
@@ -133,7 +119,7 @@ class Group:
     def _run(self, found: dict[str, Engine], name: str, work: Work, seed: int) -> tuple[float, ...]:
         """One engine's phases; none of one that fails, which is not asked again."""
         try:
-            return found[name].phases(work, seed)
+            return found[name](work, seed)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             if name == OURS:
                 raise
@@ -160,14 +146,10 @@ def rows_of(groups: list[Group], log: Rounds, peers: Peers) -> list[dict[str, An
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, fewer rounds, shorter samples")
     p.add_argument("-m", "--model", type=Path, action="append", default=[], help="GGUF file; may be repeated")
     p.add_argument("--ik-llama", type=Path, metavar="PROGRAM", help="llama-batched-bench of an ik_llama.cpp build")
     p.add_argument("--llama-server", type=Path, metavar="PROGRAM", help="llama-server of a llama.cpp build")
-    p.add_argument(
-        "--llama-cpp-server", type=Path, metavar="SCRIPT", help="examples/server/server.py of llama-cpp-python"
-    )
     p.add_argument(
         "--openvino", nargs="?", const=sys.executable, metavar="PYTHON", help="one with OpenVINO GenAI (default: this)"
     )
@@ -196,19 +178,17 @@ def main() -> None:
         p.error("there is nothing to measure: -npl and -p or --shared must be 1 or more, -n 2 or more")
     threads = p.thread_counts(a)
     files = a.model or [models.synthetic("small" if a.quick else "bench-0.5b")]
-    peers = Peers(a.ik_llama, a.llama_server, a.openvino, a.llama_cpp_server)
+    peers = Peers(a.ik_llama, a.llama_server, a.openvino)
     setting = {"bench": "peers", "models": [path.name for path in files], "n_gen": a.n_gen, "peers": peers.names()}
     log = Rounds(a.resume, setting, a.seconds)
     groups = [Group(path, n, tuple(works)) for path in files for n in threads]
-    with console.bar("peers") as progress:
-        task = progress.add_task("", total=None, note="")
-        for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
-            if log.fewest(group.labels()) >= a.rounds:
-                continue
-            with ExitStack() as stack:
-                found = group.open(stack, peers)
-                if not group.measure(found, log, a.rounds, lambda n: progress.update(task, advance=1, description=n)):
-                    break
+    for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+        if log.fewest(group.labels()) >= a.rounds:
+            continue
+        with ExitStack() as stack:
+            found = group.open(stack, peers)
+            if not group.measure(found, log, a.rounds):
+                break
     table = report.Rows("peers", a.json)
     for row in rows_of(groups, log, peers):
         table.add(row)
@@ -216,8 +196,7 @@ def main() -> None:
     for group in groups:
         for name, why in group.failed.items():
             print(f"{group.model.name}, {name}: {why}", file=sys.stderr)
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,6 @@ class Session:
         return times
 
     def stop(self) -> None:
-        """End the NPU."""
         self._lib.tb_session_stop(self._handle)
 
 
@@ -101,7 +100,6 @@ def _row(name: str, ours: Sequence[Times], baseline: Sequence[Times], percentile
 
 
 def noop_rows(rounds: int, hot: int, cold: int) -> list[dict[str, Any]]:
-    """Empty messages against the Unix socket."""
     sessions = {name: Session(name == "process", 1) for name in EXECUTORS}
     calls: dict[str, Callable[[int], Times]] = {"socket": _socket, **{k: s.noops for k, s in sessions.items()}}
     seen: dict[str, list[Times]] = {name: [] for name in calls}
@@ -179,7 +177,6 @@ def rpc_server(program: Path) -> Iterator[str]:
 
 
 def rpc_rows(rounds: int, runs: int) -> list[dict[str, Any]]:
-    """Graphs against ggml's RPC backend."""
     program = build_rpc()
     plugin = _paths.native("libggml-tilebeam.so")
     rows = []
@@ -228,7 +225,6 @@ def idle_rows(seconds: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer and shorter rounds")
     p.add_rounds(10, 3)
     p.add_argument("--no-rpc", action="store_true", help="leave ggml's RPC backend out: nothing is compiled")

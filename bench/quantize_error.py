@@ -37,7 +37,6 @@ Method = Callable[[Floats, Floats | None], tuple[Type, ggml_ext.Bytes]]
 
 
 def llama(plain: Type) -> Method:
-    """ggml_quantize_chunk of the installed llama.cpp."""
     import llama_cpp
 
     lib = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
@@ -55,7 +54,6 @@ def llama(plain: Type) -> Method:
 
 
 def tiles(type: Type, search: bool, threads: int) -> Method:
-    """Tilebeam's quantizer."""
 
     def run(x: Floats, w: Floats | None) -> tuple[Type, ggml_ext.Bytes]:
         return type, quantize_rows(type, x, search=search, weights=w, threads=threads)
@@ -79,7 +77,6 @@ def methods(threads: int) -> dict[str, tuple[Type, bool, Method]]:
 
 
 def row(name: str, error: ErrorSum, base: ErrorSum, seconds: float, weighted: bool) -> dict[str, Any]:
-    """A method's row of the report."""
     ours, baseline = (100 * e.relative_rms**2 for e in (error, base))
     more = {"weights_per_second": round(error.count / seconds)}
     if weighted:
@@ -120,7 +117,6 @@ def measure(path: Path, imatrix: Path | None, threads: int, most: int | None) ->
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, two matrices")
     p.add_model("GGUF with the best weights at hand", "gemma-3-270m")
     p.add_argument("--imatrix", type=Path, help="importance matrix of this model")

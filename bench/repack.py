@@ -30,14 +30,12 @@ SHM = Path("/dev/shm")
 
 
 def copy(source: Path, target: Path) -> None:
-    """What the rates are compared with."""
     command = ["dd", f"if={source}", f"of={target}", "bs=4M", "conv=fsync", "status=none"]
     subprocess.run(command, check=True)
     target.unlink()
 
 
 def processor_seconds() -> float:
-    """Of this process, its threads included."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -61,7 +59,6 @@ def measure(name: str, source: Path, folder: Path, rounds: int, run: Callable[[P
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a smaller model, two rounds, no search for scales")
     p.add_model("an ordinary GGUF with Q4_0, Q8_0 or IQ4_NL matrices")
     p.add_argument("--folder", type=Path, default=CACHE, help="where outputs go on disk")

@@ -33,18 +33,16 @@ from tilebeam import LM, SamplingParams
 
 from bench.lib import models, report
 from bench.lib.clients import IGNORE_EOS, Answers, Load, Served, ask_all, server
-from bench.lib.engines import llama_cpp_server, llama_server_command, never_ending
+from bench.lib.engines import llama_cpp_server, llama_server_command, never_ending, tilebeam_command
 from bench.lib.options import Parser
 
 
 def mean_batch(before: dict[str, float], after: dict[str, float]) -> float:
-    """Samples per batch between two looks."""
     batches, samples = (after[key] - before[key] for key in ("batches", "samples"))
     return round(samples / max(1.0, batches), 2)
 
 
 def batches_of_server(port: int) -> dict[str, float]:
-    """What /metrics says of batches so far."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     keys = {"batches": "count", "samples": "sum"}
@@ -52,7 +50,6 @@ def batches_of_server(port: int) -> dict[str, float]:
 
 
 def generate_all(lm: LM, load: Load) -> None:
-    """The same, by the engine alone."""
     prompts, params = [], []
     for i in range(max(map(len, load.requests))):
         for number, asked in enumerate(load.requests):
@@ -86,7 +83,6 @@ async def kept_busy(served: Served, load: Load, minutes: float, answers: Answers
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a small model, fewer rounds, shorter answers")
     p.add_model()
     p.add_argument("--clients", type=int, default=32)
@@ -114,8 +110,7 @@ def main() -> None:
     # llama-server gives each slot an equal part of the cells.
     cells = max(8192, args.parallel * (args.max_prompt + args.max_tokens))
     same = ["-c", str(cells), "-np", str(args.parallel), "-t", str(args.threads)]
-    ours = [sys.executable, "-m", "tilebeam", "serve", "-m", str(path), "--no-cache-prompt", "--no-speculation"]
-    ours += ["--device", args.device]
+    ours = [*tilebeam_command(path), "--device", args.device]
     rows = report.Rows("serve_load", args.json)
     failures: list[str] = []
     with ExitStack() as stack:

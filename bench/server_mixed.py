@@ -41,12 +41,12 @@ import numpy as np
 import tilebeam
 from tilebeam.scoring.reward_heads import save_head
 
-from bench.head_cost import random_head
 from bench.lib import models, report
 from bench.lib.adapters import write_adapter
 from bench.lib.clients import post, server
 from bench.lib.mixed_requests import Asked, Offer, Questions
 from bench.lib.options import Parser
+from bench.scoring import random_head
 
 TIMEOUT = 180.0  # seconds
 _LONGEST = 160  # tokens of an answer
@@ -80,7 +80,6 @@ class Told:
 
     @property
     def requests(self) -> int:
-        """How many there were."""
         return sum(map(len, self.seconds.values()))
 
     def by_kind(self) -> dict[str, Any]:
@@ -90,13 +89,11 @@ class Told:
 
 
 def tokens_drawn(port: int) -> float:
-    """By the engine so far."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         return float(re.search(r"tilebeam_batch_samples_sum (\S+)", answer.read().decode())[1])  # type: ignore[index]
 
 
 def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
-    """One request, while nothing else is asked."""
     head = {"content-type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), head)
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -162,7 +159,6 @@ async def phase(
 
 
 def short_row(told: Told) -> dict[str, Any]:
-    """The row of one-token requests."""
     seconds = told.seconds["one token"]
     limit, slowest = 3 * median(seconds), float(np.percentile(seconds, 99))
     name = "one token, 99th percentile to 3 medians"
@@ -201,7 +197,6 @@ def compared(port: int, questions: Questions, args: Any) -> tuple[list[dict[str,
 
 
 def stormed(port: int, questions: Questions, args: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """All kinds at once; rows and failures."""
     told = asyncio.run(phase(port, questions, _STORM, args.clients, 60 * args.minutes, args.seed))
     right = told.requests - len(told.failures)
     speed = round(told.tokens_per_second, 2)
@@ -221,7 +216,6 @@ def stormed(port: int, questions: Questions, args: Any) -> tuple[list[dict[str, 
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "a tiny model, a few seconds, 8 clients")
     p.add_model()
     p.add_argument("--storm", action="store_true", help="all kinds of requests")

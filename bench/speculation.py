@@ -2,7 +2,7 @@
 
     python -m bench.speculation -m MODEL.gguf [--draft SMALL.gguf] [--only edit,chat] [-npl 1,4] [--temps 0,0.7] [-t 2]
         [--gsm8k FILE] [--humaneval FILE] [-n 128] [--sources look-up,draft] [--no-stock] [--peer "PROGRAM [OPTIONS]"]
-        [--json] [--quick] [--resume FILE --seconds S]
+        [--llama 0,10] [--json] [--quick] [--resume FILE --seconds S]
 
 Each round generates the same texts plainly, with look-up, with --draft by the draft model, and on the stock CPU
 backend, one after the other. The clock runs over the whole call without its prompt, which stays in the cache
@@ -17,7 +17,8 @@ Tasks:
 
 At T = 0 `-npl 4` decodes four prompts, else four samples of a prompt, which read each other's texts: what best-of-4
 and a vote of 4 decode. One sequence goes through --items prompts, one after the other. --peer runs another engine's
-program (lib/speculative_program.py) on the same prompts where one sequence is decoded at T = 0.
+program (lib/speculative_program.py) on the same prompts where one sequence is decoded at T = 0, --llama
+`llama_cpp.Llama` with its own look-up of so many guesses, on the NPU and on the stock backend (0: without guesses).
 
 Without -m it writes a random model (--quick: a tiny one), on which guesses are right by chance only.
 """
@@ -25,7 +26,6 @@ Without -m it writes a random model (--quick: a tiny one), on which guesses are 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError, load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.engine.speculation import Speculation
 from tilebeam.outputs import Usage
@@ -42,7 +41,7 @@ from tilebeam.outputs import Usage
 from bench.lib import guessing_tasks, limits, models, report, rounds
 from bench.lib.options import Parser
 from bench.lib.rounds import Rounds
-from bench.lib.speculative_program import SpeculativeProgram
+from bench.lib.speculative_program import LlamaLookup, SpeculativeProgram
 
 OWN = (*guessing_tasks.REPEATING, *guessing_tasks.OTHER, "noise")
 FILES = ("gsm8k", "humaneval")
@@ -60,7 +59,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the case; rows add the source of guesses."""
         what = ("prompt" if self.temperature == 0 else "sample") + ("s" if self.n > 1 else "")
         return f"{self.task}, {self.n} {what}, T = {self.temperature:g}"
 
@@ -72,14 +70,12 @@ class Case:
         return [range(first * each, (first + 1) * each) for first in range(max(1, items // self.n))]
 
     def params(self, n_gen: int) -> SamplingParams:
-        """How a call of it draws."""
         noise: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "ignore_eos": True} if self.task == "noise" else {}
         samples = 1 if self.temperature == 0 else self.n
         return SamplingParams(n=samples, temperature=self.temperature, max_tokens=n_gen, seed=1, **noise)
 
 
 def cases(tasks: Iterable[str], sequences: list[int], temperatures: list[float]) -> list[Case]:
-    """All of them; noise has a temperature of its own."""
     return [Case(t, n, temp) for t in tasks for n in sequences for temp in ([3.0] if t == "noise" else temperatures)]
 
 
@@ -91,12 +87,10 @@ class Prompts:
         self._files = {task: guessing_tasks.from_file(path) for task, path in files.items()}
 
     def asked(self, task: str, i: int) -> str:
-        """A question without the chat template."""
         texts = self._files.get(task)
         return texts[i % len(texts)] if texts is not None else guessing_tasks.own(task, i)
 
     def text(self, task: str, i: int) -> str:
-        """A prompt."""
         text = self.asked(task, i)
         try:
             return self._lm.apply_chat_template([{"role": "user", "content": text}])
@@ -104,7 +98,6 @@ class Prompts:
             return text
 
     def ids(self, task: str, i: int) -> list[int]:
-        """The tokens of a prompt."""
         if task == "noise":
             drawn = np.random.default_rng(i).integers(0, self._lm.n_vocab, 2 * _NOISE).tolist()
             return [t for t in drawn if not self._lm.is_control(t)][:_NOISE]
@@ -125,16 +118,13 @@ class Sides:
 
     @property
     def guessing(self) -> list[str]:
-        """The sources of guesses."""
         return list(self._drafters)
 
     @property
     def names(self) -> list[str]:
-        """All sides."""
         return ["plain", *self.guessing, *(["stock"] if self._stock is not None else [])]
 
     def run(self, side: str, calls: list[list[list[int]]], params: SamplingParams) -> list[RequestOutput]:
-        """One call after the other."""
         lm = self._stock if side == "stock" else self._lm
         assert lm is not None
         drafter = self._drafters.get(side)
@@ -145,21 +135,21 @@ class Sides:
 
 
 def seconds(usage: Usage) -> float:
-    """What generating took, without the prompt."""
     return usage.decode_seconds + usage.drafting_seconds + usage.sampling_seconds
 
 
 class Bench:
     """Rounds of cases."""
 
-    def __init__(self, sides: Sides, prompts: Prompts, options: argparse.Namespace, log: Rounds) -> None:
-        self._sides, self._prompts, self._o, self._log = sides, prompts, options, log
+    def __init__(
+        self, sides: Sides, llamas: list[LlamaLookup], prompts: Prompts, options: argparse.Namespace, log: Rounds
+    ) -> None:
+        self._sides, self._llamas, self._prompts, self._o, self._log = sides, llamas, prompts, options, log
 
-    def measure(self, all_cases: list[Case], note: Callable[[str], None]) -> None:
+    def measure(self, all_cases: list[Case]) -> None:
         """Until each case has as many rounds as wanted, or the time is over."""
         by_name = {case.name: case for case in all_cases}
         for name in self._log.turns(by_name, self._o.rounds):
-            note(name)
             self._log.end(**self._round(by_name[name]))
 
     def _round(self, case: Case) -> dict[str, float]:
@@ -182,6 +172,9 @@ class Bench:
         if case.n == 1 and case.temperature == 0:
             for peer in self._o.peer:
                 figures[peer.name] = self._peer(peer, case, [i for call in calls for i in call])
+            for llama in self._llamas:
+                runs = [llama.run(ids, self._o.n_gen) for call in prompts for ids in call]
+                figures[llama.name] = sum(took for _, took in runs) / sum(count for count, _ in runs)
         return figures
 
     def _peer(self, peer: SpeculativeProgram, case: Case, items: list[int]) -> float:
@@ -198,7 +191,8 @@ class Bench:
         for case in (c for c in all_cases if c.name in self._log):
             for source in self._sides.guessing:
                 about = {key: self._log.median(case.name, f"{source} {key}") for key in _ABOUT}
-                others = [n for n in ("stock", *(p.name for p in self._o.peer)) if n in self._log.figures(case.name)]
+                known = ("stock", *(p.name for p in (*self._o.peer, *self._llamas)))
+                others = [n for n in known if n in self._log.figures(case.name)]
                 more: dict[str, Any] = {key: round(value, 3) for key, value in about.items()}
                 more["same"] = self._log.median(case.name, "same")
                 for other in others:
@@ -213,7 +207,6 @@ _ABOUT = ("drafted", "accepted", "drafting")
 
 
 def options() -> argparse.Namespace:
-    """Of the command line."""
     p = Parser(__doc__, "a tiny model, fewer cases, tokens and rounds")
     p.add_model()
     p.add_argument("-md", "--draft", type=Path, help="a draft model")
@@ -225,6 +218,7 @@ def options() -> argparse.Namespace:
     p.add_argument("--sources", default="look-up,draft", help="of guesses: " + ", ".join(SOURCES))
     p.add_argument("--stock", action=argparse.BooleanOptionalAction, default=True, help="measure the stock backend too")
     p.add_argument("--peer", type=SpeculativeProgram.parse, action="append", default=[], metavar="'PROGRAM [OPTIONS]'")
+    p.add_argument("--llama", metavar="N,..", help="guesses of llama_cpp.Llama's own look-up")
     p.add_threads()
     p.add_count("-n", "--n-gen", usual=128, quick=16, what="tokens per sequence")
     p.add_count("--items", usual=4, quick=1, what="prompts of chat and of files")
@@ -237,6 +231,7 @@ def options() -> argparse.Namespace:
     if unknown := set(o.tasks) - set(have):
         p.error(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(have)}")
     o.sequences = numbers(o.n_parallel or ("1,4" if o.quick else "1,2,4,16"), "-npl")
+    o.llama = numbers(o.llama, "--llama") if o.llama else []
     o.temperatures = [float(t) for t in (o.temps or ("0" if o.quick else "0,0.7")).split(",")]
     o.sources = [s for s in o.sources.split(",") if s == "look-up" or o.draft]
     if unknown := set(o.sources) - set(SOURCES):
@@ -256,11 +251,16 @@ def cells(all_cases: list[Case], prompts: Prompts, o: argparse.Namespace) -> int
 
 
 def main() -> None:
-    """Measure and print."""
     o = options()
     all_cases = cases(o.tasks, o.sequences, o.temperatures)
     setting = {"bench": "speculation", "model": o.model.name, "draft": str(o.draft), "n": o.n_gen, "threads": o.threads}
-    setting |= {"sources": o.sources, "items": o.items, "stock": o.stock, "peers": [p.name for p in o.peer]}
+    setting |= {
+        "sources": o.sources,
+        "items": o.items,
+        "stock": o.stock,
+        "peers": [p.name for p in o.peer],
+        "llama": o.llama,
+    }
     log, rows = Rounds(o.resume, setting, o.seconds), report.Rows("speculation", o.json)
     files = {name: getattr(o, name) for name in FILES if getattr(o, name)}
     with ExitStack() as stack:
@@ -271,15 +271,16 @@ def main() -> None:
         stock = stack.enter_context(load(o.model, "cpu", lookup=False, **run)) if o.stock else None
         for one in filter(None, (lm, stock)):
             stack.enter_context(one.keep_prefixes())
-        bench = Bench(Sides(lm, stock, o.sources), Prompts(lm, files), o, log)
-        with console.bar("speculation") as progress:
-            task = progress.add_task("", total=None, note="")
-            bench.measure(all_cases, lambda name: progress.update(task, advance=1, description=name))
+        places = [(guesses, layers) for guesses in o.llama for layers in (-1, 0)]
+        llamas = [LlamaLookup(o.model, n_ctx, o.threads, *place) for place in places]
+        for llama in llamas:
+            stack.callback(llama.close)
+        bench = Bench(Sides(lm, stock, o.sources), llamas, Prompts(lm, files), o, log)
+        bench.measure(all_cases)
         for row, line in bench.rows(all_cases):
             rows.add(row, line)
     rows.finish({}, f"{limits.machine()['cpu']}, {o.threads} threads")
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ each time, and where ours decodes at no depth it does so at one token.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilebeam import load
-from tilebeam.cli import console
 from tilebeam.cli.bench import numbers
 from tilebeam.measure.throughput import Case, Runner
 
@@ -51,23 +49,20 @@ class Group:
     cases: tuple[Case, ...]
 
     def label(self, case: Case) -> str:
-        """A row's name."""
         what = f"prefill {case.n_prompt}" if case.n_prompt else f"decode {case.n_parallel}"
         what += f" at {case.n_depth}" if case.n_depth else ""
         return f"{self.model}, {what}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def labels(self) -> Iterator[str]:
-        """Of all its cases."""
         return map(self.label, self.cases)
 
 
 def file_of(kind: str, preset: str, quick: bool) -> Path:
-    """The model of a kind, written on first use."""
     type, types = KINDS[kind]
     return models.synthetic(preset, type, types, tied=False, layers=4 if quick else None)
 
 
-def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, note: Callable[[str], None]) -> bool:
+def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int) -> bool:
     """Rounds of one group until each case has as many as wanted; False if the time was over before."""
     room, most = max(c.cells for c in group.cases), max(c.n_parallel for c in group.cases)
     with ExitStack() as stack:
@@ -76,26 +71,15 @@ def measure(group: Group, ik: BatchedBench | None, log: Rounds, wanted: int, not
             lm = load(group.path, device=device, n_ctx=room, n_seq_max=most, threads=group.threads)
             runners[device] = Runner(stack.enter_context(lm))
             runners[device].warm_up(Case(0, 1, most))
-        while log.fewest(group.labels()) < wanted:
-            least, begun = log.fewest(group.labels()), 0
-            for case in group.cases:
-                name = group.label(case)
-                if log.count(name) > least or not log.begin(name):
-                    continue
-                begun += 1
-                note(name)
-                ours, baseline = runners["npu"].run(case).seconds, runners["cpu"].run(case).seconds
-                third = {} if ik is None else {"ik_llama": ik.seconds(group.path, case, group.threads)}
-                log.end(
-                    ours=ours,
-                    baseline=baseline,
-                    **third,
-                    read_gbs=limits.read_gbs(group.threads),
-                    int8_gops=limits.int8_gops(group.threads, 0.05),
-                )
-            if not begun:
-                return False
-    return True
+        by_name = {group.label(case): case for case in group.cases}
+        for name in log.turns(by_name, wanted):
+            case = by_name[name]
+            figures = {"ours": runners["npu"].run(case).seconds, "baseline": runners["cpu"].run(case).seconds}
+            if ik is not None:
+                figures["ik_llama"] = ik.seconds(group.path, case, group.threads)
+            read, int8 = limits.read_gbs(group.threads), limits.int8_gops(group.threads, 0.05)
+            log.end(**figures, read_gbs=read, int8_gops=int8)
+    return log.fewest(group.labels()) >= wanted
 
 
 def rows_of(groups: list[Group], log: Rounds) -> list[dict[str, Any]]:
@@ -117,7 +101,6 @@ def rows_of(groups: list[Group], log: Rounds) -> list[dict[str, Any]]:
 
 
 def peaks_of(groups: list[Group], log: Rounds) -> dict[str, float]:
-    """The limits, by how many threads they are of."""
     peaks = {}
     for threads in sorted({g.threads for g in groups}):
         names = [name for g in groups if g.threads == threads for name in g.labels() if name in log]
@@ -127,12 +110,10 @@ def peaks_of(groups: list[Group], log: Rounds) -> dict[str, float]:
 
 
 def ik_notes(row: dict[str, Any]) -> list[str]:
-    """A line on the third engine, where it ran."""
     return [f"{row['ik_llama_ratio']:.2f}x of ik_llama.cpp's {row['ik_llama']:.4g}"] if "ik_llama" in row else []
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer layers, fewer rounds")
     p.add_argument("--kinds", default="q4_0,q8_0,mix", help="models, of q4_0, q8_0, mix")
     p.add_argument("--preset", default="bench-1.4b", help="shapes, by the names of bench/lib/synth.py")
@@ -167,23 +148,14 @@ def main() -> None:
         **({"ik_llama": str(a.ik_llama)} if ik else {}),
     }
     log = Rounds(a.resume, setting, a.seconds)
-    with console.bar("whole models") as progress:
-        task = progress.add_task("", total=None, note="")
-        for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
-            if log.fewest(group.labels()) < a.rounds and not measure(
-                group,
-                ik,
-                log,
-                a.rounds,
-                lambda name: progress.update(task, advance=1, description=name),
-            ):
-                break
+    for group in sorted(groups, key=lambda g: log.fewest(g.labels())):
+        if log.fewest(group.labels()) < a.rounds and not measure(group, ik, log, a.rounds):
+            break
     rows = report.Rows("whole_model", a.json)
     for row in rows_of(groups, log):
         rows.add(row, *ik_notes(row))
     rows.finish(peaks_of(groups, log))
-    if note := log.note():
-        print(note, file=sys.stderr)
+    log.warn()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """All tokens that answers have."""
         return sum(n for asked in self.requests for _, n in asked)
 
 

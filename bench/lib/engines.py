@@ -9,18 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import tilebeam
 from tilebeam import LM, SamplingParams
 
 from bench.lib.batched_bench import BatchedBench
-from bench.lib.clients import IGNORE_EOS, Answers, Load, Served, ask_all, server
+from bench.lib.clients import Answers, Load, Served, ask_all, server
 
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}  # llama.cpp's defaults, of its server too
 _LEAST = 0.2  # seconds of measuring that difference
@@ -44,7 +44,6 @@ class Work:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
         return self.n_prompt * (1 if self.shared else self.n_parallel)
 
     @property
@@ -59,7 +58,6 @@ class Work:
 
     @property
     def name(self) -> str:
-        """In reports."""
         prompts = f"{self.n_prompt} tokens" + (", shared" if self.shared and self.n_parallel > 1 else "")
         return f"{self.n_parallel} x ({prompts})"
 
@@ -70,146 +68,98 @@ class Work:
         return [[int(t) for t in rng.integers(n_vocab // 4, n_vocab // 2, self.n_prompt)] for _ in range(count)]
 
 
-class Engine(Protocol):
-    """What is measured."""
-
-    def phases(self, work: Work, seed: int) -> tuple[float, float]:
-        """Seconds up to the first token of all samples, and of the others.
-
-        Raises:
-            RuntimeError: it failed, or gave other counts of tokens.
-        """
-        ...
+# Seconds up to the first token of all samples, and of the others; RuntimeError if it failed, or gave other counts.
+Engine = Callable[[Work, int], tuple[float, float]]
+# Seconds of all: prompts, tokens of each sample, seed.
+Run = Callable[[Work, list[list[int]], int, int], float]
 
 
-def _in_two(run: Callable[[int, int], float], work: Work, seed: int) -> tuple[float, float]:
-    """Phases of an engine that only tells how long everything took: with one token a sample, then with all of them,
-    and both again where that was too short to tell them apart, or where noise made the longer run the faster one (of
-    all runs so far, for ten times that long at most). No prompt comes twice, so that no cache knows it."""
-    first = whole = 0.0
-    count = 0
-    while first + whole < _LEAST or (first >= whole and first + whole < 10 * _LEAST):
-        first += run(1, seed * _SEEDS + 2 * count)
-        whole += run(work.n_gen, seed * _SEEDS + 2 * count + 1)
-        count += 1
-    return first / count, (whole - first) / count
+def in_two(run: Run, n_vocab: int) -> Engine:
+    """An engine that only tells how long everything took: with one token a sample, then with all of them, and both
+    again where that was too short to tell them apart, or where noise made the longer run the faster one (of all runs so
+    far, for ten times that long at most). No prompt comes twice, so that no cache knows it."""
+
+    def engine(work: Work, seed: int) -> tuple[float, float]:
+        first = whole = 0.0
+        count = 0
+        while first + whole < _LEAST or (first >= whole and first + whole < 10 * _LEAST):
+            one, other = (seed * _SEEDS + 2 * count + i for i in range(2))
+            first += run(work, work.prompts(one, n_vocab), 1, one)
+            whole += run(work, work.prompts(other, n_vocab), work.n_gen, other)
+            count += 1
+        return first / count, (whole - first) / count
+
+    return engine
 
 
-@dataclass(frozen=True)
-class InProcess:
+def program(bench: BatchedBench, model: Path, threads: int) -> Engine:
+    """A build's llama-batched-bench, which samples nothing and has prompts of its own."""
+    return lambda w, _: bench.phases(model, w.n_prompt, w.n_gen - 1, w.n_parallel, threads, shared=w.shared)
+
+
+def in_process(lm: LM) -> Engine:
     """Tilebeam, or llama.cpp's own CPU backend under the same scheduler."""
 
-    lm: LM
+    def run(work: Work, prompts: list[list[int]], n_gen: int, seed: int) -> float:
+        n = work.n_parallel // len(prompts)
+        params = SamplingParams(n=n, max_tokens=n_gen, seed=seed, ignore_eos=True, **SAMPLING)
+        began = time.perf_counter()
+        found = lm.generate(prompts, params)
+        seconds = time.perf_counter() - began
+        _check(sum(len(s.token_ids) for o in found for s in o.outputs), n_gen * work.n_parallel)
+        return seconds
 
-    def phases(self, work: Work, seed: int) -> tuple[float, float]:
-        """See `Engine`."""
-
-        def run(n_gen: int, seed: int) -> float:
-            prompts = work.prompts(seed, self.lm.n_vocab)
-            params = SamplingParams(
-                n=work.n_parallel // len(prompts), max_tokens=n_gen, seed=seed, ignore_eos=True, **SAMPLING
-            )
-            began = time.perf_counter()
-            found = self.lm.generate(prompts, params)
-            seconds = time.perf_counter() - began
-            _check(sum(len(s.token_ids) for o in found for s in o.outputs), n_gen * work.n_parallel)
-            return seconds
-
-        return _in_two(run, work, seed)
+    return in_two(run, lm.n_vocab)
 
 
-@dataclass(frozen=True)
-class Program:
-    """A build's llama-batched-bench, which samples nothing."""
-
-    bench: BatchedBench
-    model: Path
-    threads: int
-
-    def phases(self, work: Work, seed: int) -> tuple[float, float]:
-        """See `Engine`; the prompts are the program's own."""
-        del seed
-        return self.bench.phases(
-            self.model, work.n_prompt, work.n_gen - 1, work.n_parallel, self.threads, shared=work.shared
-        )
-
-
-@dataclass(frozen=True)
-class Server:
+def served(port: int, n_vocab: int) -> Engine:
     """A server with OpenAI's /v1/completions: each sample is a client's request, all at once."""
 
-    port: int
-    n_vocab: int
-    fields: Mapping[str, Any] = field(default_factory=lambda: IGNORE_EOS)
+    def run(work: Work, prompts: list[list[int]], n_gen: int, seed: int) -> float:
+        del seed
+        load = Load([[(prompts[i % len(prompts)], n_gen)] for i in range(work.n_parallel)])
+        answers = Answers()
+        began = time.perf_counter()
+        asyncio.run(ask_all(port, load, False, answers))
+        seconds = time.perf_counter() - began
+        if answers.failures:
+            raise RuntimeError(f"a server's answer: {answers.failures[0][:300]}")
+        return seconds
 
-    def phases(self, work: Work, seed: int) -> tuple[float, float]:
-        """See `Engine`."""
-
-        def run(n_gen: int, seed: int) -> float:
-            prompts = work.prompts(seed, self.n_vocab)
-            load = Load([[(prompts[i % len(prompts)], n_gen)] for i in range(work.n_parallel)])
-            answers = Answers()
-            began = time.perf_counter()
-            asyncio.run(ask_all(self.port, load, False, answers, fields=self.fields))
-            seconds = time.perf_counter() - began
-            if answers.failures:
-                raise RuntimeError(f"a server's answer: {answers.failures[0][:300]}")
-            return seconds
-
-        return _in_two(run, work, seed)
-
-
-@dataclass(frozen=True)
-class OpenVino:
-    """OpenVINO GenAI, by lib/openvino_worker.py."""
-
-    process: subprocess.Popen[str]
-    n_vocab: int
-
-    def phases(self, work: Work, seed: int) -> tuple[float, float]:
-        """See `Engine`."""
-
-        def run(n_gen: int, seed: int) -> float:
-            prompts = work.prompts(seed, self.n_vocab)
-            asked = {"prompts": prompts, "samples": work.n_parallel // len(prompts), "max_tokens": n_gen, "seed": seed}
-            asked["sampling"] = SAMPLING
-            assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(asked) + "\n")
-            self.process.stdin.flush()
-            answer = _answer(self.process)
-            _check(answer["tokens"], n_gen * work.n_parallel)
-            return float(answer["seconds"])
-
-        return _in_two(run, work, seed)
+    return in_two(run, n_vocab)
 
 
 @contextmanager
-def in_process(model: Path, device: Literal["npu", "cpu"], threads: int, works: Sequence[Work]) -> Iterator[InProcess]:
-    """A loaded model with room for all cases."""
+def loaded(model: Path, device: Literal["npu", "cpu"], threads: int, works: Sequence[Work]) -> Iterator[LM]:
+    """A model with room for all cases."""
     room, most = max(w.cells for w in works), max(w.n_parallel for w in works)
     with tilebeam.load(model, device, n_ctx=room, n_seq_max=most, threads=threads, lookup=False) as lm:
-        yield InProcess(lm)
+        yield lm
 
 
 @contextmanager
-def tilebeam_serve(model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
-    """Tilebeam's server."""
-    command = [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "--no-cache-prompt", "--no-speculation"]
-    with server([*command, *_server_options(threads, works)]) as served:
-        yield Server(served.port, n_vocab)
+def stock(model: Path, threads: int, works: Sequence[Work]) -> Iterator[Engine]:
+    with loaded(model, "cpu", threads, works) as lm:
+        yield in_process(lm)
+
+
+@contextmanager
+def server_of(command: Sequence[str], threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Engine]:
+    """A server with slots that hold all cases. llama-server gives each slot an equal part of the cells."""
+    slots, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
+    size = ["-c", str(slots * longest), "-np", str(slots), "-t", str(threads)]
+    with server([*command, *size]) as running:
+        yield served(running.port, n_vocab)
+
+
+def tilebeam_command(model: Path) -> list[str]:
+    return [sys.executable, "-m", "tilebeam", "serve", "-m", str(model), "--no-cache-prompt", "--no-speculation"]
 
 
 def llama_server_command(program: Path, model: Path, threads: int) -> list[str]:
     """How llama-server starts, but for its slots and threads."""
     usual = ("-b", 512, "-ub", 512, "-ngl", 0, "-fa", "on", "-tb", threads, "--no-cache-prompt", "--no-webui")
     return [str(program), "-m", str(model), *map(str, usual)]
-
-
-@contextmanager
-def llama_server(program: Path, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Server]:
-    """llama.cpp's, whose slots share the context."""
-    with server([*llama_server_command(program, model, threads), *_server_options(threads, works)]) as served:
-        yield Server(served.port, n_vocab)
 
 
 # Runs a script of llama-cpp-python that imports its bindings of libmtmd, which is for images and not built here.
@@ -248,17 +198,8 @@ def never_ending(lm: LM) -> dict[str, Any]:
 
 
 @contextmanager
-def batched_llama_cpp_python(
-    script: Path, model: Path, threads: int, works: Sequence[Work], lm: LM
-) -> Iterator[Server]:
-    """The same, as an engine."""
-    with llama_cpp_server(script, model, threads, *_room(works)) as served:
-        yield Server(served.port, lm.n_vocab, never_ending(lm))
-
-
-@contextmanager
-def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[OpenVino]:
-    """OpenVINO GenAI as that Python has it.
+def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vocab: int) -> Iterator[Engine]:
+    """OpenVINO GenAI as that Python has it, by openvino_worker.py.
 
     Raises:
         RuntimeError: it is not there, or does not read this file.
@@ -272,23 +213,22 @@ def openvino(python: str, model: Path, threads: int, works: Sequence[Work], n_vo
         stderr=subprocess.DEVNULL,
         text=True,
     )
+
+    def run(work: Work, prompts: list[list[int]], n_gen: int, seed: int) -> float:
+        asked = {"prompts": prompts, "samples": work.n_parallel // len(prompts), "max_tokens": n_gen, "seed": seed}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asked | {"sampling": SAMPLING}) + "\n")
+        process.stdin.flush()
+        answer = _answer(process)
+        _check(answer["tokens"], n_gen * work.n_parallel)
+        return float(answer["seconds"])
+
     try:
         _answer(process)
-        yield OpenVino(process, n_vocab)
+        yield in_two(run, n_vocab)
     finally:
         process.kill()
         process.wait()
-
-
-def _room(works: Sequence[Work]) -> tuple[int, int]:
-    """Slots and cells of a server. llama-server gives each slot an equal part of the cells."""
-    most, longest = max(w.n_parallel for w in works), max(w.n_prompt + w.n_gen for w in works)
-    return most, most * longest
-
-
-def _server_options(threads: int, works: Sequence[Work]) -> list[str]:
-    slots, cells = _room(works)
-    return ["-c", str(cells), "-np", str(slots), "-t", str(threads)]
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:

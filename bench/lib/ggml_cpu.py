@@ -112,7 +112,6 @@ class _CpuGraph:
         return out
 
     def run(self) -> None:
-        """Compute the graph once."""
         if self._lib.ggml_backend_graph_compute(self._backend, self._graph) != 0:
             raise RuntimeError("the CPU backend failed")
 

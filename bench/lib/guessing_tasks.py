@@ -41,7 +41,6 @@ OTHER = ("chat",)
 
 
 def own(task: str, i: int) -> str:
-    """The i-th prompt of a task that needs no file."""
     if task == "edit":
         code = (ROOT / "python" / "tilebeam" / "engine" / "detokenizer.py").read_text(encoding="utf-8")
         name = _NAMES[i % len(_NAMES)] + ("" if i < len(_NAMES) else str(i))

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from tilebeam._ext import cpus
+from tilebeam.measure.machine import cpu_info
 from tilebeam.measure.peaks import fma_gflops, int8_gops, read_gbs
 
 from bench.lib import ROOT
@@ -38,10 +39,4 @@ def compile(name: str, *flags: str) -> ctypes.CDLL:
 
 
 def machine() -> dict[str, str | int]:
-    """Processor name and CPUs, for reports."""
-    name = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
-    return {"cpu": name, "cpus": cpus.usable_cpus().cpus, "system": platform.release()}
+    return {"cpu": cpu_info(), "cpus": cpus.usable_cpus().cpus, "system": platform.release()}

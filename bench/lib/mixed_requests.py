@@ -85,7 +85,6 @@ class Questions:
         ]
 
     def kinds(self) -> Mapping[str, Callable[[np.random.Generator], Asked]]:
-        """What can be asked, by name."""
         found = {
             "plain": self.plain,
             "one token": self.one_token,
@@ -103,11 +102,9 @@ class Questions:
     # --- texts ------------------------------------------------------------------------------------------------------
 
     def plain(self, rng: np.random.Generator) -> Asked:
-        """An answer of a given length."""
         return self._counted(rng, int(rng.integers(self._longest // 8, self._longest + 1)))
 
     def one_token(self, rng: np.random.Generator) -> Asked:
-        """The shortest answer."""
         return self._counted(rng, 1)
 
     def _counted(self, rng: np.random.Generator, count: int) -> Asked:
@@ -166,7 +163,6 @@ class Questions:
         return body | {"max_tokens": 24, "ignore_eos": True, "logprobs": 0, **self._sets[s]}
 
     def echo(self, rng: np.random.Generator) -> Asked:
-        """The log-probabilities of a prompt."""
         i, s = int(rng.integers(_POOL)), int(rng.integers(len(self._sets)))
         return Asked(COMPLETIONS, self._echo(i, s), lambda a: _moved(_prompt_logprobs(a), self._echoes[i][s]))
 
@@ -174,7 +170,6 @@ class Questions:
         return {"prompt": self._prompts[i], "echo": True, "logprobs": 0, "max_tokens": 0, **self._sets[s]}
 
     def embeddings(self, rng: np.random.Generator) -> Asked:
-        """Vectors of some texts."""
         chosen = rng.permutation(_POOL)[: rng.integers(1, 6)].tolist()
 
         def wrong(answer: Any) -> str | None:
@@ -187,7 +182,6 @@ class Questions:
         return Asked("/v1/embeddings", {"input": [self._texts[i] for i in chosen]}, wrong)
 
     def rerank(self, rng: np.random.Generator) -> Asked:
-        """The relevance of some documents."""
         chosen = rng.permutation(_POOL)[: rng.integers(1, 6)].tolist()
         body = {"query": self._texts[0], "documents": [self._texts[i] for i in chosen]}
 

@@ -63,7 +63,6 @@ class Matrices:
 
     @staticmethod
     def of(path: Path) -> Matrices:
-        """From a file's list of tensors."""
         with GGUFFile(path) as file:
             all = [t for t in file.tensors.values() if len(t.ne) > 1 and t.rows > 1]
         own = any(t.name == "output.weight" for t in all)

@@ -96,17 +96,14 @@ class NpuOps:
 
     @property
     def kernel(self) -> str:
-        """The kernel that the first op runs."""
         name = self._lib.tb_npu_kernel_name(self._npu, self._list())
         return "" if name == self._ffi.NULL else str(self._ffi.string(name).decode())
 
     def run(self) -> None:
-        """Run all ops once."""
         if self._lib.tb_npu_run(self._npu, self._list(), len(self._pending), self._reply) != 0:
             raise RuntimeError(self._ffi.string(self._reply.why).decode())
 
     def contents(self, buffer: int, dtype: Any) -> npt.NDArray[Any]:
-        """A buffer as an array of one dimension."""
         return self._memory[buffer].view(dtype)
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Load, then answer until standard input ends."""
     import numpy as np
     import openvino
     import openvino_genai as genai

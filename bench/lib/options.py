@@ -27,11 +27,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--quick", action="store_true", help=quick)
 
     def add_model(self, what: str = "GGUF file", default: str = "a random model") -> None:
-        """-m: a file to measure."""
         self.add_argument("-m", "--model", type=Path, help=f"{what} (default: {default})")
 
     def add_threads(self) -> None:
-        """-t: threads of both sides."""
         cpus = limits.machine()["cpus"]
         self.add_argument("-t", "--threads", type=int, default=cpus, help="default: one for each CPU")
 
@@ -40,19 +38,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-t", "--threads", help="default 1 and all; with --quick all")
 
     def thread_counts(self, args: Any) -> list[int]:
-        """Numbers of threads to measure with."""
         if args.threads:
             return numbers(args.threads, "-t")
         cpus = int(limits.machine()["cpus"])
         return [cpus] if args.quick else sorted({1, cpus})
 
     def add_count(self, *names: str, usual: int, quick: int, what: str) -> None:
-        """A number that is smaller with --quick."""
         help = f"{what} (default {usual}, {quick} with --quick)"
         self._counts[self.add_argument(*names, type=int, metavar="N", help=help).dest] = usual, quick
 
     def add_rounds(self, usual: int, quick: int) -> None:
-        """-r: how often everything is measured."""
         self.add_count("-r", "--rounds", usual=usual, quick=quick, what="rounds")
 
     def parse(self, argv: Sequence[str] | None = None) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 OURS, STOCK = "#2f6ea5", "#b0622d"
 MARKERS = "osv^D*"
-WAYS = ("#9a9a9a", "#c9a227", "#b0622d", "#2f6ea5", "#1c3f5e", "#6b8f3c")
 
 
 def bars(rows: Rows, title: str, path: Path) -> None:
@@ -49,38 +48,6 @@ def bars(rows: Rows, title: str, path: Path) -> None:
     _save(figure, title, path)
 
 
-def grouped(rows: Rows, title: str, path: Path) -> None:
-    """Rates of several ways side by side for each shape, the baseline's first.
-
-    Rows have "way", "baseline_way", "shape" and "shape_of", what a shape consists of, besides the usual figures.
-    """
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    ways = list(dict.fromkeys([rows[0]["baseline_way"], *(row["way"] for row in rows)]))
-    figure, axes = _axes(1, (max(7.0, 1.0 * len(shapes) + 3.0), 4.4))
-    width = 0.84 / len(ways)
-    for i, way in enumerate(ways):
-        places, heights, texts = [], [], []
-        for x, shape in enumerate(shapes):
-            of_shape = [row for row in rows if row["shape"] == shape]
-            row = next((row for row in of_shape if row["way"] == way), None)
-            if row is None and way != rows[0]["baseline_way"]:
-                continue
-            # Every row has the baseline's own rate beside it; the first row's stands for them.
-            heights.append(of_shape[0]["baseline"] if row is None else row["value"])
-            texts.append("1" if row is None else f"{row['ratio']:.2g}")
-            places.append(x + (i - (len(ways) - 1) / 2) * width)
-        drawn = axes[0].bar(places, heights, width * 0.94, color=WAYS[i % len(WAYS)], label=way)
-        axes[0].bar_label(drawn, texts, fontsize=6.5, padding=1)
-    axes[0].set_xticks(range(len(shapes)), shapes, fontsize=8)
-    axes[0].set_xlabel(rows[0]["shape_of"])
-    axes[0].set_ylabel(rows[0]["unit"])
-    axes[0].margins(y=0.25)
-    axes[0].legend(fontsize=8, ncols=min(3, len(ways)), loc="upper left", title=f"on the bars: times {ways[0]}")
-    axes[0].grid(axis="y", alpha=0.3)
-    axes[0].set_axisbelow(True)
-    _save(figure, title, path)
-
-
 def scaling(rows: Rows, title: str, path: Path) -> None:
     """Tokens per second over sequences (the paper's figure 11) and over the length of the prompt (figure 17)."""
     sides = [("n_parallel", [r for r in rows if not r["n_depth"]]), ("n_depth", [r for r in rows if r["n_depth"]])]
@@ -110,18 +77,11 @@ def scaling(rows: Rows, title: str, path: Path) -> None:
     _save(figure, title, path)
 
 
-FORMS: dict[str, Callable[[Rows, str, Path], None]] = {
-    "decode_scaling": scaling,
-    "softmax_exp": grouped,
-    "dequant_layouts": grouped,
-}
-
-
 def draw(bench: str, rows: Rows, title: str, path: Path) -> bool:
     """The picture of a bench's rows; False if they have nothing to draw, no baseline."""
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
-        FORMS.get(bench, bars)(compared, title, path)
+        (scaling if bench == "decode_scaling" else bars)(compared, title, path)
     return bool(compared)
 
 

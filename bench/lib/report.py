@@ -33,7 +33,6 @@ class Pairs:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster ours was, per round."""
         return [b / a for a, b in zip(self.ours, self.baseline, strict=True)]
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tilebeam.measure.machine import OtherLoad, busy_note
+from tilebeam.cli import console
+from tilebeam.measure.machine import OtherLoad
 
 from bench.lib import report
 
@@ -29,7 +30,6 @@ _STARTED = time.monotonic()  # about when the process did: imports count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every bench with rounds has."""
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep rounds in FILE and go on from those it has")
     parser.add_argument("--seconds", type=float, help="begin no round that would not end within this time")
 
@@ -81,22 +81,27 @@ class Rounds:
         return quiet + (len(self._rounds.get(case, [])) - quiet) // 3
 
     def fewest(self, cases: Iterable[str]) -> int:
-        """The least count of these cases."""
         return min(self.count(c) for c in cases)
 
-    def turns(self, cases: Iterable[str], wanted: int) -> Iterator[str]:
+    def turns(self, cases: Iterable[str], wanted: int, *, back_and_forth: bool = False) -> Iterator[str]:
         """Cases to measure, each with its round begun, those with the fewest rounds first: until all have as many as
-        wanted, or the time is over. The caller measures it and calls `end`."""
+        wanted, or the time is over. The caller measures it and calls `end`. The order may turn round each time."""
         names = list(cases)
-        while (least := self.fewest(names)) < wanted:
-            begun = False
-            for name in names:
-                if self.count(name) > least or not self.begin(name):
-                    continue
-                begun = True
-                yield name
-            if not begun:
-                return
+        with console.bar("rounds") as progress:
+            task = progress.add_task("", total=sum(max(0, wanted - self.count(name)) for name in names), note="")
+            while (least := self.fewest(names)) < wanted:
+                begun = False
+                for name in names:
+                    if self.count(name) > least or not self.begin(name):
+                        continue
+                    begun = True
+                    progress.update(task, description=name)
+                    yield name
+                    progress.advance(task)
+                if not begun:
+                    return
+                if back_and_forth:
+                    names.reverse()
 
     def begin(self, case: str) -> bool:
         """Whether there is time for a round of this case, by how long its longest took. If so its time starts now."""
@@ -147,11 +152,9 @@ class Rounds:
         return report.row(title or case, pairs, work, unit, rounds=len(rounds), others=others, **more)
 
     def figures(self, case: str) -> set[str]:
-        """What all of a case's rounds measured."""
         return set.intersection(*(set(r) for r in self._counted(case)))
 
     def measured(self, case: str, *figures: str) -> bool:
-        """Whether some round of a case has all of these."""
         return case in self and any(set(figures) <= set(r) for r in self._counted(case))
 
     def against(self, figure: str, case: str, work: float) -> dict[str, float]:
@@ -165,20 +168,18 @@ class Rounds:
         return {figure: round(work / self.median(case, figure), 3), f"{figure}_ratio": round(median(ratios), 3)}
 
     def values(self, case: str, figure: str) -> list[float]:
-        """One figure of a case's rounds, round by round."""
         return [r[figure] for r in self._counted(case)]
 
     def median(self, case: str, figure: str) -> float:
-        """Of one figure over a case's rounds."""
         return median(self.values(case, figure))
 
     def overall(self, figure: str, cases: Iterable[str]) -> float:
         """The median of one figure over all rounds of these cases, of which at least one has any."""
         return round(median(r[figure] for case in cases if case in self for r in self._counted(case)), 2)
 
-    def note(self) -> str | None:
-        """A sentence to print if some case had no quiet round, else None."""
-        return busy_note(max((r["others"] for case in self._rounds for r in self._counted(case)), default=0.0))
+    def warn(self) -> None:
+        """Say on stderr that some case had no quiet round, where that is so."""
+        report.warn_if_busy(max((r["others"] for case in self._rounds for r in self._counted(case)), default=0.0))
 
     def _counted(self, case: str) -> list[dict[str, float]]:
         rounds = self._rounds[case]

@@ -85,18 +85,15 @@ class Trip:
         self._factors: dict[tuple[int, str], F32] = {}
 
     def watch(self, layer: int, site: str, x: F32) -> F32:
-        """Find a product's factors, and change nothing."""
         self._factors[layer, site] = trip_factors(x, self._bits)
         return x
 
     def __call__(self, layer: int, site: str, x: F32) -> F32:
-        """What the product sees."""
         factors = self._factors[layer, site]
         return self._quantize(x / factors, self._bits) * factors
 
 
 def plain(bits: int, quantize: Callable[[F32, int], F32], sites: tuple[str, ...] = SITES) -> Activations:
-    """A quantizer in front of some products."""
     return lambda _layer, site, x: quantize(x, bits) if site in sites else x
 
 
@@ -224,7 +221,6 @@ def multiplier(rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "one window of a small random model")
     numpy_scores.add_options(p)
     p.add_rounds(9, 2)

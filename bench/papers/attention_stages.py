@@ -45,7 +45,6 @@ class Stages:
         self._cells, self._dim, self._bf16 = cells, dim, bf16
 
     def seconds(self, rows: int, flags: int, repeats: int) -> list[float]:
-        """Of each step in one pass over all cells."""
         out = self._ffi.new("double[3]")
         flags |= int(lib.TB_FLAG_BF16) if self._bf16 and flags == TABLE else 0
         status = self._npu.tb_npu_attention_stages(self._handle, rows, self._cells, self._dim, flags, repeats, out)
@@ -54,12 +53,10 @@ class Stages:
         return [s / repeats for s in out]
 
     def close(self) -> None:
-        """Free it."""
         self._npu.tb_npu_free(self._handle)
 
 
 def measure(stages: Stages, rows: int, cells: int, dim: int, rounds: int, least: float) -> list[dict[str, object]]:
-    """The report's rows for a number of queries."""
     once = sum(stages.seconds(rows, TABLE, 1))
     repeats = max(1, round(least / once))
     found: dict[int, list[list[float]]] = {TABLE: [], EXACT: [], FP16: []}
@@ -84,7 +81,6 @@ def measure(stages: Stages, rows: int, cells: int, dim: int, rounds: int, least:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer queries, fewer and shorter rounds")
     p.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
     p.add_argument("--queries", help="comma separated (default 1,2,4,8,16,32,64,128; 1,16 with --quick)")

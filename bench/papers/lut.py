@@ -41,7 +41,6 @@ class Format:
 
     @property
     def planes(self) -> int:
-        """Bits of a weight."""
         return len(self.values)
 
 
@@ -157,17 +156,14 @@ def pack(f: Format, p: Planes) -> U8:
     return np.concatenate([packed[:, at : at + step].reshape(-1) for at in range(0, blocks, step)])
 
 
-def spread(f: Format, p: Planes, x: F32, fast: bool) -> F32:
+def spread(f: Format, p: Planes, x: F32) -> F32:
     """The standard deviation of products (M, N) that rounding tables to bytes makes: of every entry evenly within half
-    a unit, as of what sums begin with; in averages of a half, half the time, on each level."""
+    a unit, as of what sums begin with."""
     m, k = x.shape
     scales, minima = p.factors()
     fours = np.abs(x).reshape(m, k // f.block, f.block // 4, 4).sum(axis=3).max(axis=2)
     unit = np.repeat(fours / 127, f.block // 16, axis=1) ** 2  # of each 16 k
-    averages = (
-        (1.5 / 4 if f.sub == 16 else 7 / 8) if fast else 0.0
-    )  # each, in a sum of 4 or 8: 1/4 of 2, 1 of 4, 4 of 8
-    entries = 4 * sum(v * v for v in f.values) * (1 / 12 + averages)
+    entries = 4 * sum(v * v for v in f.values) / 12
     start = min(1.0, 16 / f.sub) / 12 if f.offset else 0.0
     least = unit @ (minima.T**2) / 12 * (16 / 128**2 + 1 / 64**2)
     return np.asarray(np.sqrt(unit / 4 @ scales.T**2 * (entries + start) + least), np.float32)

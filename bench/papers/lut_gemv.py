@@ -1,6 +1,6 @@
 """Products of low-bit weights by tables of partial sums (T-MAC) against the product's own kernels, which multiply int8.
 
-    python -m bench.papers.lut_gemv [--json] [--quick] [--types tq2_0,q2_k] [--rows 1,4,8] [--shapes 1536x8960] [--fast]
+    python -m bench.papers.lut_gemv [--json] [--quick] [--types tq2_0,q2_k] [--rows 1,4,8] [--shapes 1536x8960]
 
 An n-bit weight is n planes of signs. Four activations have 16 sums +-a0 +-a1 +-a2 +-a3; rounded to bytes they are one
 table, which stays in a register while the nibbles of 32 or 64 columns look up in it. Per 8 k and 32 columns, with P
@@ -13,8 +13,7 @@ same of the int8 kernels, in which 32 weights take a load, a shift, a mask, vpma
     int8                                0.19     0.6      0.21    0.31    0.22
 
 Building tables takes 2.3 for each k. With more rows nibbles are shared, which leaves 6 P + 2 in place of 10 P + 2, and
-of int8's work less than half. `--fast` measures T-MAC's 8-bit aggregation, too: averages of averages, whose rounding up
-is subtracted in the mean.
+of int8's work less than half. T-MAC's 8-bit aggregation, averages of averages, is left out.
 
 The table has all 16 entries, as a look-up reads 16; only eight are computed, the others are their mirror. Kept as half
 a table, every look-up would need a sign besides. A table's unit is that of the int8 activations beside it: one for 32 k
@@ -22,9 +21,9 @@ with Q4_0, one for 256 k else. The types are ggml's own, but 1 bit: signs with a
 product are TQ2_0 without zeros. Ternary weights are the half sum of two signs, TQ1_0's as TQ2_0's.
 
 One thread; both sides begin with float activations. Weights are rotated through enough copies that they come from
-memory (`--mib 0`: one copy, and with small ones the executor's own time for an op counts). Every kernel's results must
-have the errors that rounding to bytes makes, and no others; AVX2's are those of the portable ones, bit for bit. The
-share of the limit is that of the read bandwidth, where weights come from memory.
+memory (`--mib 0`: one copy, and with small ones the executor's own time for an op counts). Results must have the errors
+that rounding to bytes makes, and no others. The share of the limit is that of the read bandwidth, where weights come
+from memory.
 """
 
 from __future__ import annotations
@@ -54,32 +53,23 @@ SHAPES = "1536x1536,1536x8960,8960x1536,4096x4096"
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels; of both sets the same bits, hence no fast mathematics."""
-    return limits.compile("papers/lut_gemv.cpp", "-fno-fast-math", "-ffp-contract=off")
+    return limits.compile("papers/lut_gemv.cpp", "-fno-fast-math")
 
 
 class LutMulMat:
-    """``copies`` products of x (M, K) and packed weights of N columns, tables built anew for each.
+    """``copies`` products of x (M, K) and packed weights of N columns, tables built anew for each."""
 
-    Args:
-        simd: AVX2 instead of the portable kernels.
-        fast: 8-bit aggregation.
-    """
-
-    def __init__(self, f: lut.Format, packed: U8, x: F32, n: int, copies: int, simd: bool, fast: bool) -> None:
+    def __init__(self, f: lut.Format, packed: U8, x: F32, n: int, copies: int) -> None:
         self._weights = aligned(copies * packed.nbytes)
         self._weights.reshape(copies, -1)[:] = packed
         self._x = x
         self.result = np.empty((len(x), n), np.float32)
         pointers = [ctypes.c_void_p(v.ctypes.data) for v in (self._weights, self._x, self.result)]
         sizes = [ctypes.c_size_t(v) for v in (copies, x.shape[1], n, len(x))]
-        flags = [ctypes.c_int(v) for v in (f.number, simd, fast)]
-        self._call = (*flags, pointers[0], *sizes[:3], pointers[1], sizes[3], pointers[2])
+        self._call = (ctypes.c_int(f.number), pointers[0], *sizes[:3], pointers[1], sizes[3], pointers[2])
 
     def run(self) -> None:
-        """All of them once."""
-        if library().tb_lut(*self._call):
-            raise RuntimeError("this CPU has no AVX2: --isa portable")
+        library().tb_lut(*self._call)
 
 
 def blocks(type: str, k: int, n: int, rng: np.random.Generator) -> tuple[str, U8]:
@@ -94,26 +84,19 @@ def blocks(type: str, k: int, n: int, rng: np.random.Generator) -> tuple[str, U8
     return type, k_quants.quantize(values, Q[type.upper()])
 
 
-def checked(name: str, f: lut.Format, p: lut.Planes, packed: U8, x: F32, exact: F32, fast: bool, simd: bool) -> float:
-    """The relative error of a kernel against float32.
+def checked(name: str, f: lut.Format, p: lut.Planes, packed: U8, x: F32, exact: F32) -> float:
+    """The relative error of the kernel against float32.
 
     Raises:
-        RuntimeError: it is more than rounding tables to bytes makes it, or AVX2 and the portable kernel differ.
+        RuntimeError: it is more than rounding tables to bytes makes it.
     """
-    n = len(p.bits)
-    product = LutMulMat(f, packed, x, n, 1, simd, fast)
+    product = LutMulMat(f, packed, x, len(p.bits), 1)
     product.run()
-    result = product.result
-    spread = lut.spread(f, p, x, fast)
-    wrong = np.abs(result - exact)
+    spread = lut.spread(f, p, x)
+    wrong = np.abs(product.result - exact)
     if np.linalg.norm(wrong) > 1.2 * np.linalg.norm(spread) or np.any(wrong > 7 * spread + 1e-5 * np.abs(exact).max()):
         raise RuntimeError(f"{name}: further from float32 than int8 tables make it")
-    if simd:
-        portable = LutMulMat(f, packed, x, n, 1, False, fast)
-        portable.run()
-        if not np.array_equal(result, portable.result):
-            raise RuntimeError(f"{name}: AVX2 and the portable kernel differ")
-    return error(result, exact)
+    return error(product.result, exact)
 
 
 def error(result: F32, exact: F32) -> float:
@@ -131,41 +114,36 @@ def measure(type: str, k: int, n: int, args: argparse.Namespace, add: Callable[[
     p = lut.planes(type, weights, k, n)
     packed = lut.pack(f, p)
     values = gguf.quants.dequantize(weights, Q[plain.upper()]).reshape(n, k)
-    simd = args.isa != "portable"
     for m in (int(v) for v in args.rows.split(",")):
         x = rng.standard_normal((m, k), np.float32)
         exact = x @ values.T
         copies = max(1, -(-(args.mib << 20) // packed.nbytes))
-        theirs = NpuMulMat(plain, weights, x, n, copies, 1, args.isa)
+        theirs = NpuMulMat(plain, weights, x, n, copies, 1, "avx2")
         theirs.run()
         work, read = 1e-9 * k * n * m * copies, limits.read_gbs(1)
-        for fast in (False, True) if args.fast and m == 1 else (False,):
-            name = f"{type}, {k} x {n}, {m} row{'s' if m > 1 else ''}{', fast' if fast else ''}"
-            wrong = checked(name, f, p, packed, x, exact, fast, simd)
-            ours = LutMulMat(f, packed, x, n, copies, simd, fast)
-            pairs = report.interleave(ours.run, theirs.run, args.rounds, args.seconds)
-            limit = read * k * n * m / packed.nbytes if args.mib else None
-            row = report.row(name, pairs, work, "Gweights/s", limit, kernel=theirs.kernel, read_peak=round(read, 2))
-            bits = 8 * packed.nbytes / (k * n)
-            add(
-                row
-                | {"type": type, "k": k, "n": n, "m": m, "fast": fast}
-                | {"bits": round(bits, 3), "baseline_bits": round(8 * theirs.weight_bytes / (k * n), 3)}
-                | {"gb_per_s": round(row["value"] * bits / 8 / m, 2)}
-                | {"error": round(wrong, 5), "baseline_error": round(error(theirs.result(), exact), 5)}
-            )
+        name = f"{type}, {k} x {n}, {m} row{'s' if m > 1 else ''}"
+        wrong = checked(name, f, p, packed, x, exact)
+        ours = LutMulMat(f, packed, x, n, copies)
+        pairs = report.interleave(ours.run, theirs.run, args.rounds, args.seconds)
+        limit = read * k * n * m / packed.nbytes if args.mib else None
+        row = report.row(name, pairs, work, "Gweights/s", limit, kernel=theirs.kernel, read_peak=round(read, 2))
+        bits, their_bits = (8 * size / (k * n) for size in (packed.nbytes, theirs.weight_bytes))
+        add(
+            row
+            | {"bits": round(bits, 3), "baseline_bits": round(their_bits, 3)}
+            | {"gb_per_s": round(row["value"] * bits / 8 / m, 2)}
+            | {"error": round(wrong, 5), "baseline_error": round(error(theirs.result(), exact), 5)}
+        )
         theirs.close()
 
 
 def main() -> None:
-    """Check, measure and print."""
     p = Parser(__doc__, "one shape, one copy, fewer and shorter rounds")
-    isas = [isa for isa in ("avx2", "portable") if isa in _npu.isas()]
+    if "avx2" not in _npu.isas():
+        raise RuntimeError("this CPU has no AVX2")
     p.add_argument("--types", default=",".join(lut.FORMATS), help="default: all")
     p.add_argument("--rows", default="1,4,8", help="values of M")
     p.add_argument("--shapes", help=f"K x N (default: {SHAPES}, with --quick the first)")
-    p.add_argument("--isa", choices=isas, default=isas[0], help="kernel set of both sides")
-    p.add_argument("--fast", action="store_true", help="8-bit aggregation, too")
     p.add_count("--mib", usual=256, quick=0, what="of all copies together; 0: one copy")
     p.add_rounds(15, 3)
     args = p.parse()

@@ -40,7 +40,6 @@ ISA = "avx512vnni"
 
 
 def to_bf16(x: F32) -> U16:
-    """Rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded: U16 = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return rounded
@@ -72,12 +71,10 @@ class Tiles:
         self.result = np.empty((len(left), CELLS if self._step == 0 else DIM), np.float32)
 
     def write(self) -> None:
-        """All cells into their tiles."""
         pointers = [ctypes.c_void_p(v.ctypes.data) for v in (self.cells, self.tiles)]
         self._library.tb_native_kv_write(self._step, *pointers, *_sizes(CELLS, DIM))
 
     def run(self, repeats: int) -> None:
-        """The product, so many times."""
         left, tiles, out = (ctypes.c_void_p(v.ctypes.data) for v in (self._left, self.tiles, self.result))
         self._library.tb_native_kv(
             self._narrow, self._step, left, *_sizes(self._rows), tiles, *_sizes(CELLS, DIM, repeats), out
@@ -101,7 +98,6 @@ def _sizes(*values: int) -> list[ctypes.c_size_t]:
 
 
 def measure(rows: int, narrow: bool, args: argparse.Namespace, peak: float) -> list[dict[str, Any]]:
-    """Both steps with so many queries."""
     rng = np.random.default_rng(1)
     cells = rng.standard_normal((CELLS, DIM), np.float32).astype(np.float16).astype(np.float32)
     lefts = {"scores": rng.standard_normal((rows, DIM), np.float32)}
@@ -128,7 +124,6 @@ def measure(rows: int, narrow: bool, args: argparse.Namespace, peak: float) -> l
 
 
 def writing(step: str, args: argparse.Namespace) -> dict[str, Any]:
-    """How fast new cells get into their tiles."""
     left = np.zeros((1, CELLS if step == "accumulation" else DIM), np.float32)
     tiles = Tiles(step, left, np.zeros((CELLS, DIM), np.float32), False)
     target = np.empty_like(tiles.cells)
@@ -166,7 +161,6 @@ def _ways(_model: Model, _prompt: int) -> list[Way]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer queries, fewer and shorter rounds")
     numpy_scores.add_options(p)
     p.add_argument("--rows", help="queries, comma separated (default 1,6,16,96; 6 with --quick)")

@@ -30,7 +30,6 @@ SITES = ("qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 def softmax_attention(q: F32, k: F32, v: F32, seen: npt.NDArray[np.bool_]) -> tuple[F32, F32]:
-    """Attention as it is."""
     weights = softmax(q @ k.T, seen)
     return weights, weights @ v
 
@@ -79,6 +78,7 @@ class Model:
         self._eps = np.float32(number["attention.layer_norm_rms_epsilon"])
         self._rope_base = float(number["rope.freq_base"])
         self._head_dim = int(number["embedding_length"]) // self._heads
+        self.n_vocab = len(self._weights["token_embd.weight"])
 
     def logits(self, tokens: npt.NDArray[np.int32], last: int, how: Numerics) -> Logits:
         """Read tokens at positions 0, 1 .. and give the logits of the last ones, which are never dropped."""

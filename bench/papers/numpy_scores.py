@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tilebeam
 from tilebeam.cli import console
-from tilebeam.measure.perplexity import windows_of
+from tilebeam.measure.perplexity import Scorer, windows_of
 from tilebeam.measure.perplexity_stats import TokenScores, figures
 
 from bench.lib import gemma, models, report
 from bench.lib.options import Parser
-from bench.papers.numpy_model import F32, Activations, Ints, Model, Numerics
+from bench.papers.numpy_model import F32, Activations, Model, Numerics
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Way:
 
 
 def add_options(p: Parser) -> None:
-    """Model, text and windows."""
     p.add_model("GGUF of the architecture qwen2")
     p.add_argument("-f", "--file", type=Path, help="the text (default: Python's language reference)")
     p.add_argument("-c", "--ctx-size", type=int, default=512, help="tokens of a window (default: 512)")
@@ -67,18 +64,19 @@ def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]
     parts: dict[str, list[TokenScores]] = {way.name: [] for way in todo}
     seconds = dict.fromkeys(parts, 0.0)
     read: dict[str, float] = {}
-    with console.bar("windows") as progress:
+    with console.bar("windows") as progress, Scorer(model.n_vocab, 1) as scorer:
         task = progress.add_task("", total=args.windows * len(todo), note="")
         for window in range(1, len(cut)):
             base: F32 | None = None
-            targets = cut.tokens[window, args.ctx_size - last + 1 :].astype(np.int64)
+            targets = cut.tokens[window, args.ctx_size - last + 1 :]
             for way in todo:
                 started = time.perf_counter()
                 found = model.logits(cut.inputs(window), last, way.how)
                 seconds[way.name] += time.perf_counter() - started
                 values = found.values[:-1]
                 base = values if base is None else base
-                parts[way.name].append(_scores(values, targets, base))
+                parts[way.name].append(scores := TokenScores.empty(len(targets), True))
+                scorer.score(values, targets, scorer.logits(base), scores, 0)
                 read[way.name] = found.read
                 progress.update(task, advance=1, description=way.name)
     times = {name: value / seconds["float32"] for name, value in seconds.items()}
@@ -86,29 +84,12 @@ def compare(args: argparse.Namespace, ways: Callable[[Model, int], Sequence[Way]
 
 
 def note(row: dict[str, Any]) -> str:
-    """A row's further figures, for people."""
     kld, ratio = row["kld"], row["log_ratio"]
     return (
         f"KLD {1e3 * kld['value']:.2f} +- {1e3 * kld['stderr']:.2f} e-3, same top {row['same_top']['value']:.1%}, "
         f"ln(PPL ratio) {ratio['value']:+.4f} +- {ratio['stderr']:.4f}, {row['tokens_read']:.0%} of the tokens read, "
         f"{row['time_of_float32']:.2f} of the time"
     )
-
-
-def _scores(logits: F32, targets: Ints, base: F32) -> TokenScores:
-    """Of predictions (n, vocabulary), against those of the base."""
-    ours, theirs = log_softmax(logits), log_softmax(base)
-    rows = np.arange(len(targets))
-    kld: npt.NDArray[np.float64] = np.sum(np.exp(theirs) * (theirs - ours), axis=1, dtype=np.float64)
-    nll, nll_base = (-v[rows, targets].astype(np.float64) for v in (ours, theirs))
-    return TokenScores(nll, nll_base, kld, ours.argmax(axis=1) == theirs.argmax(axis=1))
-
-
-def log_softmax(logits: F32) -> F32:
-    """Over the last axis."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    normed: F32 = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
-    return normed
 
 
 def _row(name: str, scores: TokenScores, read: float, time_of_float32: float) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from bench.lib.options import Parser
 Bits = npt.NDArray[np.uint16]
 Method = Callable[[Bits, Bits, int], None]  # the last: how many times over
 PER_CALL = 1 << 18  # exponents at least for a call from Python
-TITLES = {"float32": "32-bit exp", "fixed16": "16-bit polynomial", "table": "table, gathered"}
 
 
 @cache
@@ -79,7 +78,6 @@ def errors(method: Method, fixed: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
     p = Parser(__doc__, "fewer shapes, fewer and shorter rounds")
     p.add_argument("--isa", default=_npu.isas()[0], help="kernel set (default: the best)")
     p.add_rounds(15, 5)
@@ -109,9 +107,8 @@ def main() -> None:
                 continue
             pairs = report.interleave(run(name), run("float32"), args.rounds, least, 0.0)
             shape = f"{queries} {'query' if queries == 1 else 'queries'} x {cells} cells"
-            row = report.row(f"{name}, {shape}", pairs, work, "Gexp/s", copies[-1]) | errors(way, name == "fixed16")
-            more = {"way": TITLES.get(name, f"attention {name}"), "baseline_way": TITLES["float32"]}
-            rows.add(row | more | {"shape": f"{queries} x {cells}", "shape_of": "queries x KV cells"})
+            more = errors(way, name == "fixed16")
+            rows.add(report.row(f"{name}, {shape}", pairs, work, "Gexp/s", copies[-1], **more))
     wrong = [f"{name:24} {errors(way, name == 'fixed16')}" for name, way in ways.items() if name != "copy"]
     rows.finish({"copy_g_per_s": round(max(copies), 2)}, *wrong)
 

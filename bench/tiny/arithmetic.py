@@ -50,7 +50,6 @@ def draw(rng: random.Random, split: Split, terms: tuple[int, int] = TERMS) -> st
 
 
 def draw_many(seed: int, split: Split, count: int, terms: tuple[int, int] = TERMS) -> list[str]:
-    """So many different expressions of a set."""
     rng = random.Random(f"{split} {seed}")
     found: dict[str, None] = {}
     while len(found) < count:
@@ -141,7 +140,6 @@ def answer(text: str) -> str | None:
 
 
 def is_right(problem: str, text: str) -> bool:
-    """Whether a solution ends with the right answer."""
     found = answer(text)
     return found is not None and int(found) == value(problem)
 

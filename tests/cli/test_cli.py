@@ -104,8 +104,6 @@ COMMANDS = {
         "--model",
         "--file",
         "--kl-base",
-        "--kl-divergence-base",
-        "--save-all-logits",
         "--device",
         "--numerics",
         "--softmax",

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +28,6 @@ from tilebeam.engine.reading import log_sum_exp
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import convert
 from tilebeam.gguf.repack import pack
-from tilebeam.measure import logits_file as perplexity_file
-from tilebeam.measure.logits_file import LogitsFile, LogitsWriter
 from tilebeam.measure.perplexity import (
     Logits,
     ModelBase,
@@ -272,85 +269,6 @@ def test_arithmetic_changes_between_the_turns_of_one_model(quantized: Path, cpu:
     assert means["fp16 exact"] < 0.1 * means["int8 table"]
 
 
-# --- llama.cpp's file -------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, lm: LM, windows: Windows) -> None:
-    with LogitsWriter(path, windows, lm.n_vocab) as writer:
-        measure([Subject("m", lm)], windows, sink=writer.add)
-
-
-def test_the_file_holds_what_its_format_says(cpu: LM, windows: Windows, oracle: Any, tmp_path: Path) -> None:
-    path = tmp_path / "logits.dat"
-    part = windows.part(0, 3)
-    write(path, cpu, part)
-    raw = path.read_bytes()
-    assert raw[:8] == b"_logits_"
-    n_ctx, n_vocab, n = struct.unpack_from("<3i", raw, 8)
-    assert (n_ctx, n_vocab, n) == (N_CTX, cpu.n_vocab, 3)
-    assert np.array_equal(np.frombuffer(raw, "<i4", n * n_ctx, 20).reshape(n, n_ctx), part.tokens)
-    words = np.frombuffer(raw, "<u2", offset=20 + 4 * n * n_ctx).reshape(n, part.scored, -1)
-    assert words.shape[2] == 2 * ((n_vocab + 1) // 2) + 4
-    expected = oracle[1]
-    for w in range(n):
-        for i in range(part.scored):
-            scale, lowest = words[w, i, :4].copy().view("<f4")
-            wanted = np.maximum(expected[w, i], expected[w, i].max() - 16)
-            assert np.allclose(words[w, i, 4 : 4 + n_vocab] * scale + lowest, wanted, atol=5e-4)
-    assert len(raw) == perplexity_file.bytes_needed(part, n_vocab)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_as_good_a_base_as_its_model(quantized: Path, cpu: LM, windows: Windows, tmp_path: Path) -> None:
-    path = tmp_path / "logits.dat"
-    write(path, cpu, windows.part(0, 6))
-    base = LogitsFile(path, windows.bos)
-    assert base.windows.inputs(2).tolist() == windows.inputs(2).tolist()
-    with load(quantized) as lm:
-        by_file = measure([Subject("m", lm)], base.windows, base, threads=2)["m"]
-        by_model = measure([Subject("m", lm)], windows.part(0, 6), ModelBase(Subject("b", cpu)))["m"]
-        fewer = measure([Subject("m", lm)], base.windows.part(0, 2), base)["m"]
-    assert np.allclose(by_file.nll, by_model.nll, atol=1e-6)
-    assert np.allclose(by_file.nll_base, by_model.nll_base, atol=5e-4)
-    assert np.allclose(by_file.kld, by_model.kld, atol=3e-4)
-    assert np.mean(by_file.same_top == by_model.same_top) > 0.98
-    assert np.array_equal(fewer.nll, by_file.nll[: len(fewer)])
-
-
-def test_files_that_cannot_be_a_base(cpu: LM, windows: Windows, tmp_path: Path) -> None:
-    path = tmp_path / "logits.dat"
-    write(path, cpu, windows.part(0, 2))
-    raw = path.read_bytes()
-    for bad, words in (
-        (b"GGUF" + raw[4:], "not a file of log-probabilities"),
-        (raw[:15], "not a file of log-probabilities"),
-        (raw[:-1], "not written to its end"),
-        (raw[:8] + struct.pack("<3i", N_CTX, 2**31 - 1, 2**31 - 1) + raw[20:], "not written to its end"),
-        (raw[:8] + struct.pack("<3i", -1, 5, 5) + raw[20:], "says it has"),
-    ):
-        path.write_bytes(bad)
-        with pytest.raises(TilebeamError, match=words):
-            LogitsFile(path, None)
-    path.write_bytes(raw)
-    base = LogitsFile(path, windows.bos)
-    with pytest.raises(TilebeamError, match="another text"):
-        measure([Subject("m", cpu)], windows.part(1, 3), base)
-
-
-def test_a_writer_that_fails_leaves_the_old_file(cpu: LM, windows: Windows, tmp_path: Path) -> None:
-    path = tmp_path / "logits.dat"
-    path.write_bytes(b"old")
-
-    def interrupted() -> None:
-        with LogitsWriter(path, windows, cpu.n_vocab):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
@@ -452,17 +370,6 @@ def test_what_was_configured_counts_where_nothing_is_asked_for(quantized: Path, 
     assert configured == asked
 
 
-def test_command_writes_and_reads_llama_cpps_file(quantized: Path, exact: Path, text: Path, tmp_path: Path) -> None:
-    path = tmp_path / "logits.dat"
-    common = ("-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
-    run("-m", exact, "-f", text, *common, "--save-all-logits", path, "--chunks", 5)
-    by_file = json.loads(run("-m", quantized, "--kl-divergence-base", path, *common).stdout)
-    by_model = json.loads(run("-m", quantized, "-f", text, "--kl-base", exact, "--chunks", 5, *common).stdout)
-    assert by_file["chunks"] == 5
-    for name in ("ppl", "kld", "ppl_base"):
-        assert by_file["figures"][name]["value"] == pytest.approx(by_model["figures"][name]["value"], rel=0.05)
-
-
 def test_a_repacked_file_on_the_npu(quantized: Path, text: Path) -> None:
     tiles = quantized.with_name("tiles.gguf")
     pack(quantized, tiles)
@@ -488,8 +395,9 @@ def test_command_says_what_is_wrong(arguments: list[str], words: str, exact: Pat
     assert words in " ".join(error.split())
 
 
-def test_command_needs_a_text(exact: Path) -> None:
-    assert "-f" in run("-m", exact, code=1).stderr
+@pytest.mark.parametrize("arguments", [[], ["-f", "t.txt", "--save-all-logits", "x"]])
+def test_command_needs_a_text_and_writes_no_file(arguments: list[str], exact: Path) -> None:
+    assert "option" in run("-m", exact, *arguments, code=2).stderr
 
 
 # --- llama-perplexity itself ------------------------------------------------------------------------------------------
@@ -516,20 +424,15 @@ def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path:
                 return said
         raise AssertionError(said)
 
-    path, own = tmp_path / "theirs.dat", tmp_path / "own.dat"
-    options = ("-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
+    path = tmp_path / "theirs.dat"
+    options = ("-f", text, "-c", N_CTX, "-dev", "cpu", "-t", 1, "--json")
     theirs("-m", exact, "-f", text, "--save-all-logits", path, last="")
-    run("-m", exact, "-f", text, *options, "--save-all-logits", own)
     said = theirs("-m", exact, "-f", text, last="Final estimate")
     estimate = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", said)
     assert estimate is not None
-    found = json.loads(run("-m", exact, "-f", text, *options).stdout)["figures"]["ppl"]
+    found = json.loads(run("-m", exact, *options).stdout)["figures"]["ppl"]
     assert found["value"] == pytest.approx(float(estimate[1]), rel=1e-4)
     assert found["stderr"] == pytest.approx(float(estimate[2]), rel=1e-3)
-
-    assert own.stat().st_size == path.stat().st_size
-    one, other = (LogitsFile(p, None) for p in (own, path))
-    assert np.array_equal(one.windows.tokens, other.windows.tokens)
 
     # Another model in float32: 8-bit activations would round differently in batches of another shape.
     other_model = tmp_path / "other.gguf"
@@ -537,7 +440,7 @@ def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path:
         synth.write_model(tmp_path / "q8.gguf", synth.preset("tiny", n_layer=2, type="q8_0")), other_model, type="f32"
     )
     said = theirs("-m", other_model, "--kl-divergence-base", path, "--kl-divergence", last="Same top p:")
-    found = json.loads(run("-m", other_model, "--kl-base", path, *options).stdout)["figures"]
+    found = json.loads(run("-m", other_model, "--kl-base", exact, *options).stdout)["figures"]
     for name, pattern in (
         ("ppl", r"Mean PPL\(Q\) +: +([\d.]+) "),
         ("ppl_base", r"Mean PPL\(base\) +: +([\d.]+) "),
@@ -547,4 +450,6 @@ def test_the_same_numbers_as_llama_perplexity(exact: Path, text: Path, tmp_path:
         number = re.search(pattern, said)
         assert number is not None, said
         scale = 0.01 if name == "same_top" else 1.0
-        assert found[name]["value"] == pytest.approx(float(number[1]) * scale, rel=1e-3, abs=2e-6), name
+        assert found[name]["value"] == pytest.approx(float(number[1]) * scale, rel=1e-2, abs=1e-5), (
+            name
+        )  # their base has 16 bits

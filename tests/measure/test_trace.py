@@ -326,12 +326,12 @@ def test_tracer_leaves_the_model_as_it_was(model: Path) -> None:
     params = tilebeam.SamplingParams(max_tokens=3, temperature=0, seed=1)
     with tilebeam.load(model, n_ctx=256, threads=1) as lm:
         plain = lm.generate("hello", params)[0].outputs[0].token_ids
-        with trace.tracing(lm) as first:
+        with trace.Tracer(lm) as first:
             assert lm.generate("hello", params)[0].outputs[0].token_ids == plain
             with pytest.raises(TilebeamError, match="Another trace"), trace.Tracer(lm):
                 pass
         assert lm.engine.observer is lm.engine.context.on_decode is None
-        with trace.tracing(lm) as empty:
+        with trace.Tracer(lm) as empty:
             pass
         assert len(first.records) > 0
         assert len(empty.records) == 0
@@ -347,7 +347,7 @@ def test_guessing_ahead_is_on_the_timeline(model: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(StepCosts, "of", lambda *_: 1.0)  # a row more never costs time: guesses are always worth it
     params = tilebeam.SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     with tilebeam.load(model, n_ctx=256, threads=1, lookup=True) as lm:
-        with trace.tracing(lm) as traced:
+        with trace.Tracer(lm) as traced:
             usage = lm.generate([[5, 6, 7, 8] * 4], params)[0].usage
         events = traced.timeline()["traceEvents"]
     assert usage.drafted_tokens > 0

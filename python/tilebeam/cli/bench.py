@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +16,6 @@ from tilebeam.cli import console
 from tilebeam.cli.options import Devices, ExecutorOption, LoraOptions, MemoryLimit, grouped
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import BACKENDS, Backend, default_threads
-from tilebeam.native.choices import Executor
 
 if TYPE_CHECKING:
     from tilebeam.measure.benchmark import Row
@@ -52,43 +51,45 @@ def numbers(text: str, flag: str) -> list[int]:
     return values
 
 
-@grouped
-def bench(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is measured; names and lists are llama-bench's."""
+
     model: Annotated[
         list[Path], typer.Option("-m", "--model", help="GGUF file; repeat for several.", show_default=False)
-    ],
-    n_prompt: Annotated[
-        str, typer.Option("-p", "--n-prompt", help="Prompt tokens per sequence; 0: no such test.")
-    ] = "512",
-    n_gen: Annotated[
-        str, typer.Option("-n", "--n-gen", help="Generated tokens per sequence; 0: no such test.")
-    ] = "128",
-    n_parallel: Annotated[str, typer.Option("-npl", "--n-parallel", help="Parallel sequences.")] = "1",
-    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens per sequence already in the cache.")] = "0",
+    ]
+    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Prompt tokens per sequence; 0: no such test.")] = (
+        "512"
+    )
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Generated tokens per sequence; 0: no such test.")] = "128"
+    n_parallel: Annotated[str, typer.Option("-npl", "--n-parallel", help="Parallel sequences.")] = "1"
+    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens per sequence already in the cache.")] = "0"
     shared: Annotated[
         bool, typer.Option("-pps", "--prompt-shared", help="The -d tokens are one prompt that all sequences share.")
-    ] = False,
-    batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048",
-    ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512",
-    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all usable cores.")] = None,
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5,
-    output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md",
-    device: Annotated[
-        str, typer.Option("--device", "-dev", help="Devices, comma separated; their runs alternate.")
-    ] = "cpu,npu",
-    no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False,
-    executor: ExecutorOption = None,
-    devices: Devices = None,
-    memory_limit: MemoryLimit = None,
+    ] = False
+    batch: Annotated[str, typer.Option("-b", "--batch-size", help="Most tokens per llama_decode.")] = "2048"
+    ubatch: Annotated[str, typer.Option("-ub", "--ubatch-size", help="Most tokens per graph.")] = "512"
+    threads: Annotated[str | None, typer.Option("-t", "--threads", help="Threads; default: all usable cores.")] = None
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")] = 5
+    output: Annotated[Format, typer.Option("-o", "--output", help="Format on stdout.")] = "md"
+    device: Annotated[str, typer.Option("--device", "-dev", help="Devices, comma separated; their runs alternate.")] = (
+        "cpu,npu"
+    )
+    no_warmup: Annotated[bool, typer.Option("--no-warmup", help="No untimed run before the timed ones.")] = False
+    executor: ExecutorOption = None
+    devices: Devices = None
+    memory_limit: MemoryLimit = None
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The NPU also in its deterministic mode, in turns with the others.")
-    ] = False,
-    lora: LoraOptions,
+    ] = False
+    lora: LoraOptions
     cpu_model: Annotated[
         Path | None, typer.Option("--cpu-model", help="Ordinary file for the CPU if -m is a repacked one.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+@grouped
+def bench(options: BenchOptions) -> None:
     """Measure throughput as llama-bench does, with parallel sequences, devices interleaved (A B A B).
 
     Numbers may be lists and ranges as for llama-bench: 1,2,4 or 1-8+2 or 1-16*2. Every prompt length (-p) and every
@@ -98,123 +99,66 @@ def bench(
 
     Example: tilebeam bench -m model.gguf -p 512 -n 64 -npl 1,8,16 -r 5
     """
-    what = plan(
-        model,
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        n_parallel=n_parallel,
-        n_depth=n_depth,
-        batch=batch,
-        ubatch=ubatch,
-        threads=threads,
-        device=device,
-        repetitions=repetitions,
-        warmup=not no_warmup,
-        shared=shared,
-        executor=executor,
-        n_devices=devices,
-        memory_limit=memory_limit.split(",") if memory_limit else None,
-        lora=lora.adapters(),
-        cpu_model=cpu_model,
-        deterministic=deterministic,
-    )
-    _run(what, output)
+    _run(_planned(options), options.output)
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Everything to be measured, checked before anything is loaded.
 
     Attributes:
-        models: files; each is measured on every device.
-        devices: "cpu", "npu", in the order in which they take turns.
+        options: as given.
+        turns: what takes turns: how it is called, where it runs, whether in the deterministic mode.
         batches: (n_batch, n_ubatch, n_threads); the models are loaded anew for each.
         cases: what to time with each.
-        lora: adapters of all models, and their scales.
-        cpu_model: the file for the CPU if the others are repacked ones.
-        deterministic: measure the NPU in its deterministic mode, too.
     """
 
-    models: list[Path]
-    devices: list[Backend]
+    options: BenchOptions
+    turns: list[tuple[str, Backend, bool]]
     batches: list[tuple[int, int, int]]
     cases: list[Case]
-    repetitions: int
-    warmup: bool
-    executor: Executor | None = None
-    n_devices: int | None = None
-    memory_limit: list[str] | None = None
-    lora: Sequence[tuple[str, float]] = ()
-    cpu_model: Path | None = None
-    deterministic: bool = False
-
-    @property
-    def turns(self) -> list[tuple[str, Backend, bool]]:
-        """What takes turns: how it is called, where it runs, whether in the deterministic mode."""
-        turns = [(str(device), device, False) for device in self.devices]
-        return [*turns, ("npu-deterministic", BACKENDS[0], True)] if self.deterministic else turns
 
     @property
     def runs(self) -> int:
-        """Runs to come, warmups included."""
-        per_case = (self.repetitions + self.warmup) * len(self.turns)
-        return len(self.models) * len(self.batches) * len(self.cases) * per_case
+        """Count the runs to come, warmups included."""
+        per_case = (self.options.repetitions + (not self.options.no_warmup)) * len(self.turns)
+        return len(self.options.model) * len(self.batches) * len(self.cases) * per_case
 
     def rows(self, on_run: Callable[[str, float | None], None], on_load: Callable[[str], None]) -> Iterator[Row]:
         """Measure; rows come as soon as a case is done."""
         from tilebeam.measure.benchmark import measure
         from tilebeam.model.loader import load
 
+        o = self.options
         room = max(case.cells for case in self.cases)
         n_parallel = max(case.n_parallel for case in self.cases)
-        for model, (n_batch, n_ubatch, threads) in product(self.models, self.batches):
+        for model, (n_batch, n_ubatch, threads) in product(o.model, self.batches):
             with ExitStack() as stack:
                 loaded: dict[str, LM] = {}
                 for name, device, deterministic in self.turns:
-                    path = self.cpu_model if device == "cpu" and self.cpu_model else model
+                    path = o.cpu_model if device == "cpu" and o.cpu_model else model
                     on_load(f"loading {path.name} ({name})")
-                    loaded[name] = stack.enter_context(
-                        load(
-                            path,
-                            device=device,
-                            n_ctx=room,
-                            n_seq_max=n_parallel,
-                            threads=threads,
-                            n_batch=n_batch,
-                            n_ubatch=min(n_ubatch, n_batch),
-                            executor=self.executor,
-                            devices=self.n_devices,
-                            memory_limit=self.memory_limit,
-                            lora=self.lora,
-                            deterministic=deterministic,
-                        )
+                    lm = load(
+                        path,
+                        device=device,
+                        n_ctx=room,
+                        n_seq_max=n_parallel,
+                        threads=threads,
+                        n_batch=n_batch,
+                        n_ubatch=min(n_ubatch, n_batch),
+                        executor=o.executor,
+                        devices=o.devices,
+                        memory_limit=o.memory_limit.split(",") if o.memory_limit else None,
+                        lora=o.lora.adapters(),
+                        deterministic=deterministic,
                     )
+                    loaded[name] = stack.enter_context(lm)
                 for case in self.cases:
                     on_load(f"{case.name} x {case.n_parallel}")
-                    yield from measure(loaded, case, self.repetitions, warmup=self.warmup, on_run=on_run)
+                    yield from measure(loaded, case, o.repetitions, warmup=not o.no_warmup, on_run=on_run)
 
 
-def plan(
-    models: Sequence[Path],
-    *,
-    n_prompt: str,
-    n_gen: str,
-    n_parallel: str,
-    n_depth: str,
-    batch: str,
-    ubatch: str,
-    threads: str | None,
-    device: str,
-    repetitions: int,
-    warmup: bool,
-    shared: bool,
-    executor: Executor | None,
-    n_devices: int | None,
-    memory_limit: list[str] | None,
-    lora: Sequence[tuple[str, float]],
-    cpu_model: Path | None,
-    deterministic: bool,
-) -> Plan:
+def _planned(o: BenchOptions) -> BenchPlan:
     """Turn the command's flags into a plan.
 
     Raises:
@@ -222,50 +166,38 @@ def plan(
     """
     from tilebeam.measure.throughput import Case
 
-    names = [d.strip().lower() for d in device.split(",")]
+    names = [d.strip().lower() for d in o.device.split(",")]
     devices = [known for name in names for known in BACKENDS if name == known]
     if len(devices) < len(names):
-        raise TilebeamError(f"--device {device!r}: devices are cpu and npu, separated by commas.")
+        raise TilebeamError(f"--device {o.device!r}: devices are cpu and npu, separated by commas.")
     if len(set(devices)) != len(devices):
-        raise TilebeamError(f"--device {device!r} names a device twice.")
-    for model in (*models, *([cpu_model] if cpu_model else [])):
+        raise TilebeamError(f"--device {o.device!r} names a device twice.")
+    for model in (*o.model, *([o.cpu_model] if o.cpu_model else [])):
         if not model.is_file():
             raise TilebeamError(f"{model} does not exist." if not model.exists() else f"{model} is not a file.")
-    if repetitions < 1:
-        raise TilebeamError(f"-r must be at least 1, not {repetitions}.")
+    if o.repetitions < 1:
+        raise TilebeamError(f"-r must be at least 1, not {o.repetitions}.")
     cases = []
-    parallel, depths = numbers(n_parallel, "-npl"), numbers(n_depth, "-d")
-    for sequences, depth in product(parallel, depths):
-        cases += [Case(p, 0, sequences, depth, shared) for p in numbers(n_prompt, "-p") if p]
-        cases += [Case(0, n, sequences, depth, shared) for n in numbers(n_gen, "-n") if n]
+    for sequences, depth in product(numbers(o.n_parallel, "-npl"), numbers(o.n_depth, "-d")):
+        cases += [Case(p, 0, sequences, depth, o.shared) for p in numbers(o.n_prompt, "-p") if p]
+        cases += [Case(0, n, sequences, depth, o.shared) for n in numbers(o.n_gen, "-n") if n]
     if not cases:
         raise TilebeamError("There is nothing to measure: -p and -n are both 0.")
     for case in cases:
         case.validate()
-    batches = list(
-        product(numbers(batch, "-b"), numbers(ubatch, "-ub"), numbers(threads or str(default_threads()), "-t"))
-    )
+    threads = numbers(o.threads or str(default_threads()), "-t")
+    batches = list(product(numbers(o.batch, "-b"), numbers(o.ubatch, "-ub"), threads))
     most = max(case.n_parallel for case in cases)
     for n_batch, _, _ in batches:
         if n_batch < most:
             raise TilebeamError(f"-b {n_batch} is less than the {most} sequences of -npl; every batch must hold them.")
-    return Plan(
-        list(models),
-        devices,
-        batches,
-        cases,
-        repetitions,
-        warmup,
-        executor,
-        n_devices,
-        memory_limit,
-        lora,
-        cpu_model,
-        deterministic,
-    )
+    turns: list[tuple[str, Backend, bool]] = [(str(device), device, False) for device in devices]
+    if o.deterministic:
+        turns.append(("npu-deterministic", BACKENDS[0], True))
+    return BenchPlan(o, turns, batches, cases)
 
 
-def _run(what: Plan, output: Format) -> None:
+def _run(what: BenchPlan, output: Format) -> None:
     """Measure and print, with progress on stderr."""
     from tilebeam.cli.bench_formats import WRITERS
     from tilebeam.measure.machine import OtherLoad, busy_note

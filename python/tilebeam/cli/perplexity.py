@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ import typer
 from tilebeam.cli import console
 from tilebeam.cli.options import Json, LoraOptions, Model, RunOptions, grouped
 from tilebeam.errors import TilebeamError
-from tilebeam.gguf.whole_file import check_target
 from tilebeam.model.load_options import Backend, LoadOptions, default_threads
 from tilebeam.native.choices import Numerics, Softmax
 from tilebeam.text_files import read_corpus
@@ -35,26 +33,14 @@ class PerplexityOptions:
 
     model: Model
     lora: LoraOptions
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Text file; - reads stdin.")] = None
+    file: Annotated[Path, typer.Option("-f", "--file", help="Text file; - reads stdin.", show_default=False)]
     kl_base: Annotated[
         Path | None,
-        typer.Option(
-            "--kl-base",
-            "--kl-divergence-base",
-            help="What to compare with: a GGUF file of the unquantized model, run beside; or a file of "
-            "--save-all-logits, which brings its own text.",
-        ),
+        typer.Option("--kl-base", help="What to compare with: a GGUF file of the unquantized model, run beside."),
     ] = None
-    kl_divergence: Annotated[
-        bool,
-        typer.Option("--kl-divergence", help="Accepted as llama-perplexity has it; --kl-base alone does the same."),
-    ] = False
     base_device: Annotated[
         Backend | None,
-        typer.Option("--kl-base-device", help="Where a GGUF base runs; default: cpu, unless it is repacked."),
-    ] = None
-    save_all_logits: Annotated[
-        Path | None, typer.Option("--save-all-logits", help="Write all log-probabilities, in llama.cpp's format.")
+        typer.Option("--kl-base-device", help="Where the base runs; default: cpu, unless it is repacked."),
     ] = None
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens per window.")] = 512
     chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Windows to measure; -1: all.")] = -1
@@ -87,45 +73,42 @@ def perplexity(options: PerplexityOptions) -> None:
 
     Example: tilebeam perplexity -m model-q4_0.gguf -f text.txt --kl-base model-f16.gguf
     """
-    from tilebeam.measure.logits_file import LogitsFile, LogitsWriter
-    from tilebeam.measure.perplexity import Base, ModelBase, Subject, measure, windows_of
     from tilebeam.measure.perplexity_stats import figures
 
-    r = options
-    if r.kl_divergence and r.kl_base is None:
-        raise typer.BadParameter("--kl-divergence needs --kl-base: what to compare with")
+    _check(options)
+    scores, about = _measured(options)
+    found = figures(scores)
+    if options.json_:
+        print(json.dumps(about | {"figures": found.as_dict()}, indent=2, allow_nan=False))
+    else:
+        _show_figures(found, about, console.out())
+
+
+def _check(r: PerplexityOptions) -> None:
+    """Refuse options that contradict each other before anything is loaded."""
     if r.run.device == "cpu" and (r.numerics or r.softmax):
         raise TilebeamError("--numerics and --softmax are options of the NPU; the CPU backend has its own arithmetic.")
     if r.run.deterministic and (r.numerics or r.softmax):
         raise TilebeamError("--deterministic has arithmetic of its own: leave --numerics and --softmax out.")
     if r.chunks == 0:
         raise TilebeamError("--chunks must be positive, or -1 for all windows.")
-    if r.save_all_logits is not None:
-        check_target(r.save_all_logits)
-    from_file = r.kl_base is not None and _is_file_of_logits(r.kl_base)
-    if r.file is None and not from_file:
-        raise TilebeamError("No text given: name a file with -f.")
-    text = "" if r.file is None else read_corpus(r.file)
+    if r.kl_base is not None and not r.kl_base.is_file():
+        raise TilebeamError(f"{r.kl_base} does not exist or is not a file.")
+
+
+def _measured(r: PerplexityOptions) -> tuple[TokenScores, dict[str, Any]]:
+    """Load the models and score the text; what was measured, and with what."""
+    from tilebeam.measure.perplexity import ModelBase, Subject, measure, windows_of
+
+    text = read_corpus(r.file)
     with ExitStack() as stack:
         run = r.run.on("npu") if r.numerics or r.softmax else r.run
         lm = stack.enter_context(_load(r, r.model, run, r.lora))
-        base: Base | None = None
-        if r.kl_base is not None and from_file:
-            base = LogitsFile(r.kl_base, lm.bos if lm.adds_bos else None)
-            windows = base.windows if r.chunks < 0 else base.windows.part(0, r.chunks)
-            if windows.n_ctx > lm.n_ctx:
-                raise TilebeamError(
-                    f"{r.kl_base} was made with a context of {windows.n_ctx}: give the same with -c {windows.n_ctx}."
-                )
-        else:
-            windows = windows_of(lm, text, r.ctx_size, r.chunks)
-            if r.kl_base is not None:
-                other = stack.enter_context(_load_base(r, r.kl_base))
-                base = ModelBase(Subject("base", other, _options(other.device, None, None, stack)))
-        sink = None
-        if r.save_all_logits is not None:
-            _room(r.save_all_logits, windows, lm.n_vocab)
-            sink = stack.enter_context(LogitsWriter(r.save_all_logits, windows, lm.n_vocab)).add
+        windows = windows_of(lm, text, r.ctx_size, r.chunks)
+        base = None
+        if r.kl_base is not None:
+            other = stack.enter_context(_load_base(r, r.kl_base))
+            base = ModelBase(Subject("base", other, _options(other.device, None, None, stack)))
         subject = Subject("model", lm, _options(lm.device, r.numerics, r.softmax, stack))
         started = time.monotonic()
         with console.bar("") as progress:
@@ -135,22 +118,8 @@ def perplexity(options: PerplexityOptions) -> None:
                 progress.update(task, completed=done, note=_note(scores["model"]))
 
             threads = r.run.threads or default_threads()
-            scores = measure([subject], windows, base, threads=threads, progress=show, sink=sink)["model"]
-        seconds = time.monotonic() - started
-        about = _about(r, lm, windows, seconds)
-    found = figures(scores)
-    if r.json_:
-        print(json.dumps(about | {"figures": found.as_dict()}, indent=2, allow_nan=False))
-    else:
-        _show_figures(found, about, console.out())
-
-
-def _is_file_of_logits(path: Path) -> bool:
-    if not path.is_file():
-        raise TilebeamError(f"{path} does not exist or is not a file.")
-    from tilebeam.measure.logits_file import is_logits_file
-
-    return is_logits_file(path)
+            scores = measure([subject], windows, base, threads=threads, progress=show)["model"]
+        return scores, _about(r, lm, windows, time.monotonic() - started)
 
 
 def _load(r: PerplexityOptions, path: Path, run: RunOptions, lora: LoraOptions) -> LM:
@@ -178,19 +147,6 @@ def _load_base(r: PerplexityOptions, path: Path) -> LM:
 
     device: Backend = r.base_device or ("npu" if gguf_tools.is_repacked(path) else "cpu")
     return _load(r, path, r.run.on(device), LoraOptions())
-
-
-def _room(path: Path, windows: Windows, n_vocab: int) -> None:
-    """Refuse to write a file that the disk cannot take."""
-    from tilebeam.measure.logits_file import bytes_needed
-
-    needed = bytes_needed(windows, n_vocab)
-    place = os.statvfs(path.parent)
-    if needed > place.f_bavail * place.f_frsize:
-        raise TilebeamError(
-            f"{path} would have {needed / 2**30:.1f} GiB, more than is free there. Measure fewer windows (--chunks), "
-            "or give the other model itself as --kl-base: it is then run beside, without a file."
-        )
 
 
 def _options(device: str, numerics: str | None, softmax: str | None, stack: ExitStack) -> Callable[[], None]:
@@ -221,7 +177,7 @@ def _about(r: PerplexityOptions, lm: LM, windows: Windows, seconds: float) -> di
         "model": str(r.model),
         "description": lm.description,
         "device": lm.device,
-        "file": str(r.file) if r.file is not None else None,
+        "file": str(r.file),
         "base": str(r.kl_base) if r.kl_base is not None else None,
         "n_ctx": windows.n_ctx,
         "n_batch": r.batch_size,

@@ -82,7 +82,6 @@ def measure(
     repetitions: int,
     *,
     warmup: bool = True,
-    max_seconds: float | None = None,
     on_run: Callable[[str, float | None], None] | None = None,
 ) -> list[Row]:
     """Time a case on several models, interleaved; one row per model, in their order. Arguments as for `compare`.
@@ -90,7 +89,7 @@ def measure(
     The ratio column needs one of the models to be on the CPU.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    costs = compare(models, case, repetitions, warmup=warmup, max_seconds=max_seconds, on_run=on_run)
+    costs = compare(models, case, repetitions, warmup=warmup, on_run=on_run)
     speeds = {name: [case.tokens / c.seconds for c in own] for name, own in costs.items()}
     baseline = next((name for name, lm in models.items() if lm.device == "cpu"), None)
     rows = []

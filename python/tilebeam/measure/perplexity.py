@@ -2,9 +2,7 @@
 
 The text is cut into windows of n_ctx tokens without overlap, the first token of each replaced by BOS where the model
 wants one; the second half of every window is scored (llama.cpp, tools/perplexity). A base is another model, run beside
-the measured ones window by window (`ModelBase`), or a file of log-probabilities in llama.cpp's format (`LogitsFile` in
-perplexity_file.py). With a model as the base nothing is rounded and nothing is written: a vocabulary of 262k tokens
-would make 26 GB per 100k tokens of text.
+the measured ones window by window (`ModelBase`), so that nothing of it is rounded or written.
 
 `measure` runs any number of subjects against one base, which is decoded once. It returns what was measured per token;
 perplexity_stats.py makes figures of that, and can pair two subjects' tokens.
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -177,21 +174,6 @@ def _steps(n_ctx: int, first: int, batch: int, outputs: int) -> Iterator[tuple[i
 # --- one prediction ---------------------------------------------------------------------------------------------------
 
 
-class Prediction(Protocol):
-    """The base's prediction of one token."""
-
-    def nll(self, target: int) -> float:
-        """Negative log-likelihood of a token."""
-
-    def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
-        """(the base's likeliest token, KL divergence of softmax(row) from the base).
-
-        Args:
-            row: logits, [n_vocab]; log_sum: the log of the sum of their exponentials.
-            work, weights: scratch, [n_vocab].
-        """
-
-
 class Logits:
     """A base's prediction as logits: float32 [n_vocab], with their log_sum_exp."""
 
@@ -203,7 +185,15 @@ class Logits:
         return self._log_sum - float(self._row[target])
 
     def divergence(self, row: F32, log_sum: float, work: F32, weights: F32) -> tuple[int, float]:
-        """See Prediction. Differences are taken before they are weighed: equal rows diverge by exactly 0."""
+        """Compare with other logits. Differences are taken before they are weighed: equal rows diverge by exactly 0.
+
+        Args:
+            row: the other's, [n_vocab]; log_sum: the log of the sum of their exponentials.
+            work, weights: scratch, [n_vocab].
+
+        Returns:
+            the base's likeliest token, and the KL divergence of softmax(row) from the base, nats.
+        """
         np.subtract(self._row, np.float32(self._log_sum), out=weights)
         np.exp(weights, out=weights)
         np.subtract(self._row, row, out=work)
@@ -227,9 +217,9 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def logits(self, rows: F32) -> list[Prediction]:
+    def logits(self, rows: F32) -> list[Logits]:
         """Rows of a base's logits as predictions; keeps views of them."""
-        result: list[Prediction] = []
+        result: list[Logits] = []
 
         def some(part: range) -> list[Logits]:
             work, _ = self._work()
@@ -239,7 +229,7 @@ class Scorer:
             result += predictions
         return result
 
-    def score(self, rows: F32, targets: I32, base: Sequence[Prediction] | None, out: TokenScores, at: int) -> None:
+    def score(self, rows: F32, targets: I32, base: Sequence[Logits] | None, out: TokenScores, at: int) -> None:
         """Score row i against its target, and against base[i], into out[at + i]."""
 
         def some(part: range) -> None:
@@ -277,18 +267,6 @@ class Subject:
     prepare: Callable[[], None] = lambda: None
 
 
-class Base(Protocol):
-    """Where the base's predictions come from."""
-
-    n_vocab: int
-
-    def at_once(self, windows: Windows) -> int:
-        """How many windows it can hold."""
-
-    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Prediction]]:
-        """Per wanted window its scored predictions, valid until the next call."""
-
-
 class ModelBase:
     """A base that is a model; it is decoded when its predictions are asked for."""
 
@@ -301,8 +279,8 @@ class ModelBase:
         """How many windows its context takes."""
         return at_once(self._subject.lm, windows)
 
-    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Prediction]]:
-        """Decode the windows and keep their logits."""
+    def predictions(self, windows: Windows, wanted: Sequence[int], scorer: Scorer) -> list[list[Logits]]:
+        """Decode the wanted windows; per window its scored predictions, valid until the next call."""
         shape = (len(wanted), windows.scored, self.n_vocab)
         if self._logits.shape != shape:
             self._logits = np.empty(shape, np.float32)
@@ -315,17 +293,15 @@ class ModelBase:
 
 
 Progress = Callable[[int, dict[str, TokenScores]], None]
-Sink = Callable[[F32, I32], None]
 
 
 def measure(
     subjects: Sequence[Subject],
     windows: Windows,
-    base: Base | None = None,
+    base: ModelBase | None = None,
     *,
     threads: int = 1,
     progress: Progress | None = None,
-    sink: Sink | None = None,
     seconds: dict[str, float] | None = None,
 ) -> dict[str, TokenScores]:
     """Score all windows with each subject, against the base if there is one.
@@ -336,8 +312,6 @@ def measure(
         base: what to compare with.
         threads: for the sums over the vocabulary.
         progress: called after every group of windows with the number of windows done and the scores so far.
-        sink: called with all scored logits of a single subject in text order: (rows [n, n_vocab], targets [n]). Then
-            windows are decoded one at a time.
         seconds: the time that each subject's decoding took is added here.
 
     Returns:
@@ -356,8 +330,6 @@ def measure(
     group = min(at_once(s.lm, windows) for s in subjects)
     if base is not None:
         group = min(group, base.at_once(windows))
-    if sink is not None:
-        group = 1
     scores = {s.name: TokenScores.empty(len(windows) * windows.scored, base is not None) for s in subjects}
     with Scorer(n_vocab, threads) as scorer:
         for start in range(0, len(windows), group):
@@ -372,8 +344,6 @@ def measure(
                         targets = windows.targets(wanted[i])[part]
                         at = wanted[i] * windows.scored + begin
                         scorer.score(rows, targets, expected[i][part] if expected else None, scores[subject.name], at)
-                        if sink is not None:
-                            sink(rows, targets)
             if progress is not None:
                 progress(wanted.stop, scores)
     return scores

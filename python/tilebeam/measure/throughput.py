@@ -8,7 +8,6 @@ models run with the very context that `LM.generate` uses (one unified KV cache).
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -207,7 +206,6 @@ def compare(
     repetitions: int,
     *,
     warmup: bool = True,
-    max_seconds: float | None = None,
     on_run: Callable[[str, float | None], None] | None = None,
 ) -> dict[str, list[Cost]]:
     """Time a case on several models in turn: A B A B ..
@@ -217,7 +215,6 @@ def compare(
         case: what to time.
         repetitions: timed runs of each model.
         warmup: an untimed run of each model first.
-        max_seconds: begin no further round after this time, for machines that turn out slow; None: never stop early.
         on_run: called after every run with the model's name and the seconds, None for a warmup.
 
     Returns:
@@ -237,10 +234,7 @@ def compare(
                 runner.warm_up(case)
                 if on_run:
                     on_run(name, None)
-        started = time.perf_counter()
-        for done in range(repetitions):
-            if done and max_seconds is not None and time.perf_counter() - started > max_seconds:
-                break
+        for _ in range(repetitions):
             for name, runner in runners.items():
                 costs[name].append(runner.run(case))
                 if on_run:

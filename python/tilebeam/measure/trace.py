@@ -9,8 +9,7 @@ comparison for it, an op another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -249,14 +248,6 @@ class Tracer:
         if len(self.records):
             begins.append(int(self.records["begin_ns"].min()))
         return min(begins, default=0)
-
-
-@contextmanager
-def tracing(lm: LM, most_records: int = MOST_RECORDS) -> Iterator[Tracer]:
-    """`Tracer` as a function: ``with tracing(lm) as trace: lm.generate(..)``, then ``trace.timeline()``."""
-    tracer = Tracer(lm, most_records)
-    with tracer:
-        yield tracer
 
 
 def _label(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:

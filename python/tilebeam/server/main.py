@@ -14,7 +14,6 @@ from fastapi import FastAPI
 
 from tilebeam.errors import TilebeamError
 from tilebeam.server.app import create_app
-from tilebeam.server.connections import Connection
 from tilebeam.server.model_host import Loaded, decoding_first
 from tilebeam.server.models import Models
 from tilebeam.server.served_model import ServedModel, models_of
@@ -43,7 +42,7 @@ class Server(uvicorn.Server):
         self._settings = settings = self._models.settings
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http="httptools",
             ws="none",
             log_level=log_level,
             access_log=False,

@@ -1,6 +1,6 @@
 """Talks to the program of tests/hexagon/hvx_cases.cpp: kernels by request, on qemu-hexagon or emulated on the host.
 
-Used by bench/hvx_packets.py (how many packets qemu executes) and by tests/test_hvx.py (what the kernels compute).
+bench/hvx_packets.py disassembles the same kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +86,6 @@ def ask(command: Sequence[str], requests: Sequence[Request], count: bool = False
     return answers
 
 
-def packets(command: Sequence[str], requests: Sequence[Request]) -> list[int]:
-    """Instruction packets that qemu executed in each kernel."""
-    return [struct.unpack("<I", a)[0] for a in ask(command, requests, count=True)]
-
-
 def missing() -> str | None:
     """Why the program cannot be run here; None if it can."""
     try:
@@ -102,12 +96,10 @@ def missing() -> str | None:
 
 
 def emulator() -> str | None:
-    """qemu-hexagon, if there is one."""
     return os.environ.get("TILEBEAM_QEMU_HEXAGON") or shutil.which("qemu-hexagon")
 
 
 def command() -> list[str]:
-    """How to start the program under qemu-hexagon."""
     return [emulator() or "qemu-hexagon", str(_paths.built("hexagon/hvx_cases"))]
 
 
@@ -126,23 +118,3 @@ def command_v73() -> list[str] | None:
     ):
         return None
     return [qemu, "-cpu", "v73", str(program)]
-
-
-def objdump() -> str | None:
-    """A disassembler that knows Hexagon, if there is one."""
-    for name in ("llvm-objdump-19", "llvm-objdump"):
-        path = shutil.which(name)
-        if path:
-            targets = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-            if "hexagon" in targets:
-                return path
-    return None
-
-
-def library_v73() -> Path:
-    """The kernels with HVX floating point, never run.
-
-    Raises:
-        FileNotFoundError: the build has none.
-    """
-    return _paths.built("hexagon/libhvx_v73.a")
