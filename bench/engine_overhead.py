@@ -84,25 +84,12 @@ def engine(lm: LM, params: SamplingParams) -> Spent:
     return clock.spent
 
 
-def chain(params: SamplingParams, seed: int) -> Any:
-    """llama.cpp's samplers for these parameters; log-probabilities are left out: llama.cpp has none."""
-    found = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-    parts = [C.llama_sampler_init_greedy()]
-    if params.temperature:
-        parts = [C.llama_sampler_init_top_k(params.top_k)] if params.top_k else []
-        parts += [C.llama_sampler_init_top_p(params.top_p, 1)] if params.top_p < 1 else []
-        parts += [C.llama_sampler_init_temp(params.temperature), C.llama_sampler_init_dist(seed)]
-    for part in parts:
-        C.llama_sampler_chain_add(found, part)
-    return found
-
-
 def plain_loop(lm: LM, params: SamplingParams) -> Spent:
-    """The same by hand."""
+    """The same by hand. Log-probabilities are left out: llama.cpp has none."""
     vocab, n = lm.engine.vocab, params.n
     with lm.raw_decode() as c, Clock(c) as clock:
         size = len(PROMPT)
-        samplers = [chain(params, seed) for seed in range(n)]
+        samplers = [LlamaChain(params, vocab.size, PROMPT, seed) for seed in range(n)]
         c.token[:size], c.pos[:size], c.seq[:size], c.output[:size] = PROMPT, range(size), 0, 0
         c.output[size - 1] = 1
         lm.check_decode(c.decode(size))
@@ -111,14 +98,14 @@ def plain_loop(lm: LM, params: SamplingParams) -> Spent:
         entries, texts = [size - 1] * n, [b""] * n
         for step in range(params.max_tokens or 1):
             for seq, sampler in enumerate(samplers):
-                token = C.llama_sampler_sample(sampler, c.pointer, entries[seq])
+                token = C.llama_sampler_sample(sampler.pointer, c.pointer, entries[seq])
                 texts[seq] += b"" if vocab.is_end(token) else vocab.piece(token)
                 c.token[seq], c.pos[seq], c.seq[seq], c.output[seq] = token, size + step, seq, 1
             entries = list(range(n))
             if step + 1 < (params.max_tokens or 1):
                 lm.check_decode(c.decode(n))
         for sampler in samplers:
-            C.llama_sampler_free(sampler)
+            sampler.close()
     return clock.spent
 
 
