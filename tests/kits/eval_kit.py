@@ -67,7 +67,7 @@ class Scripted:
         if progress is not None:
             progress(tilebeam.Progress())
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        prompts = [p.text if isinstance(p, Prompt) else self.detokenize(p) for p in prompts]
+        prompts = [self.detokenize(p) if isinstance(p, list) else Prompt.of(p).text for p in prompts]
         results = []
         for prompt, p in zip(prompts, params, strict=True):
             outputs = []
