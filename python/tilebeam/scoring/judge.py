@@ -14,8 +14,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage, check_complete
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import VERDICT, Verdict
 from tilebeam.scoring.scorers import Rating, Scorer
+from tilebeam.scoring.scoring_defaults import VERDICT, Verdict
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

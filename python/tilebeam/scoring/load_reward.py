@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat, preset, preset_of
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
 if TYPE_CHECKING:

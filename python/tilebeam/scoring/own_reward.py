@@ -13,10 +13,10 @@ import numpy as np
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_heads import Head, place
 from tilebeam.scoring.reward_model import StepScorer
 from tilebeam.scoring.scorers import Rating
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.text_state import width
 
 if TYPE_CHECKING:

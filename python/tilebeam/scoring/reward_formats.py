@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import HeadOutput, Kind
+from tilebeam.scoring.scoring_defaults import HeadOutput, Kind
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

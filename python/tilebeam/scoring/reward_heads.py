@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf.whole_file import whole_file
 from tilebeam.model.classifier import read_classifier
-from tilebeam.scoring.choices import HeadOutput
+from tilebeam.scoring.scoring_defaults import HeadOutput
 from tilebeam.text_state import NARROW, Feature
 from tilebeam.text_state import width as width_of
 

@@ -23,10 +23,10 @@ import numpy.typing as npt
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Usage
 from tilebeam.prompt import Prompt
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation
 from tilebeam.scoring.reward_formats import Layout, RewardFormat
 from tilebeam.scoring.reward_heads import Head, sigmoid
 from tilebeam.scoring.scorers import Rating, Scorer
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation
 
 if TYPE_CHECKING:
     from tilebeam.engine.reading import Reading
@@ -121,9 +121,9 @@ class StepScorer(Scorer):
         if len(rated) != len(flat):
             raise TilebeamError(f"{type(self).__name__} rated {len(rated)} of {len(flat)} solutions.")
         left = iter(rated)
-        return [self._whole([next(left) for _ in group]) for group in groups]
+        return [self._prompt_rating([next(left) for _ in group]) for group in groups]
 
-    def _whole(self, solutions: Sequence[Rating]) -> Rating:
+    def _prompt_rating(self, solutions: Sequence[Rating]) -> Rating:
         """The rating of a prompt's candidates, out of those of their steps."""
         return Rating([self.total(r.scores) for r in solutions], sum((r.usage for r in solutions), Usage()))
 
@@ -227,7 +227,9 @@ class RewardModel(StepScorer):
         with self.session():
             costs = self._ask([key for group in keys for key in group], whole=True)
             return [
-                self._whole([Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group])
+                self._prompt_rating(
+                    [Rating([self._known[self._names(*key)[-1]]], costs.pop(key, Usage())) for key in group]
+                )
                 for group in keys
             ]
 

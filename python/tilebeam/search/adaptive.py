@@ -18,13 +18,13 @@ from tilebeam.answers.normalize import Equal, merged
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, check_complete
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.base import Algorithm, SearchCall, SearchProgress, StepGenerator, Trajectory, VoteResult
-from tilebeam.search.choices import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
 from tilebeam.search.events import EventHook, Fate, RunningVote, SearchEvent, candidate_event, tally
 from tilebeam.search.sampled import heaviest, whole_trajectories
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
+from tilebeam.search.search_defaults import CONFIDENCE, GIVE_UP, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS, WAVE
+from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
 @dataclass
@@ -54,7 +54,7 @@ class AdaptiveResult(VoteResult):
 class _Poll:
     """One prompt's vote so far."""
 
-    task: Task
+    task: PromptTask
     number: int
     vote: RunningVote  # for events
     candidates: list[CompletionOutput] = field(default_factory=list)
@@ -211,7 +211,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
                         places.append((poll, i))
             if not branches:
                 break
-            fresh: dict[Task, list[Beam]] = {}
+            fresh: dict[PromptTask, list[Beam]] = {}
             over = sum(map(len, grown.values())) - len(branches) if round else 0
             for (poll, at), beams in zip(places, expander.expand(lm, branches, tell.aside(drawn + over)), strict=True):
                 grown[poll][at : at + len(beams)] = beams
@@ -230,7 +230,12 @@ class Adaptive(Algorithm[AdaptiveResult]):
                     _tell_candidate(events, poll, candidate, total)
 
     def _tell_steps(
-        self, events: EventHook, expander: StepExpander, polls: list[_Poll], fresh: dict[Task, list[Beam]], round: int
+        self,
+        events: EventHook,
+        expander: StepExpander,
+        polls: list[_Poll],
+        fresh: dict[PromptTask, list[Beam]],
+        round: int,
     ) -> None:
         """What became of a round's continuations."""
         for poll in polls:

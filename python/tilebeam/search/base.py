@@ -4,7 +4,7 @@
     results = algorithm.run(lm, prompts, budget=16)                  # many, which share batches
     for i, result in algorithm.completed(lm, prompts, budget=16):    # each as soon as it is complete
 
-A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.registry`.
+A prompt is a text or a `tilebeam.Prompt`. Algorithms by name, with options checked: `tilebeam.search.algorithms`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tilebeam.errors import TilebeamError
 from tilebeam.outputs import CompletionOutput, Progress, ProgressHook, RequestOutput, SampleHook, Usage
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.search.choices import BUDGET
 from tilebeam.search.events import EventHook
+from tilebeam.search.search_defaults import BUDGET
 
 
 class Generator(Protocol):
@@ -211,7 +211,7 @@ class Algorithm(ABC, Generic[Result]):
       they say so.
 
     Attributes:
-        name: under which `tilebeam.search.registry` knows it.
+        name: under which `tilebeam.search.algorithms` knows it.
     """
 
     name: ClassVar[str]

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from tilebeam.checks import whole
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.reward_model import StepScorer
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.search.base import Algorithm, Pruned, SearchCall, SearchProgress, SearchResult, StepGenerator
-from tilebeam.search.choices import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
 from tilebeam.search.events import EventHook, Fate, SearchEvent, candidate_event
-from tilebeam.search.steps import Beam, Branch, StepExpander, Task, tasks_of
+from tilebeam.search.search_defaults import BEAM_WIDTH, LOOKAHEAD, MAX_STEP_TOKENS, MAX_STEPS
+from tilebeam.search.steps import Beam, Branch, PromptTask, StepExpander, tasks_of
 
 
 @dataclass
@@ -70,7 +70,7 @@ def width_for(beam_width: int, budget: int) -> int:
 class _Search:
     """One prompt's state: the survivors, all that are done (survivors or not), and what was given up."""
 
-    task: Task
+    task: PromptTask
     beams: list[Beam]
     number: int
     pool: list[Beam] = field(default_factory=list)
@@ -141,8 +141,8 @@ class _StepSearch(Algorithm[StepResult]):
         ]
         done = round * budget * len(searches) + budget * len(searches) - n * len(branches)
         expanded = self._expander.expand(lm, branches, tell.call(done))
-        fresh: dict[Task, list[Beam]] = {}
-        repeated: dict[Task, int] = {}
+        fresh: dict[PromptTask, list[Beam]] = {}
+        repeated: dict[PromptTask, int] = {}
         for branch, children in zip(branches, expanded, strict=True):
             if round == 0:
                 for i, child in enumerate(children):

@@ -23,8 +23,8 @@ from tilebeam.search.base import (
     Trajectory,
     VoteResult,
 )
-from tilebeam.search.choices import Weighting
 from tilebeam.search.events import EventHook, RunningVote, candidate_event, tally
+from tilebeam.search.search_defaults import Weighting
 
 
 class _WholeSearch(Algorithm[Result]):

@@ -72,7 +72,7 @@ class Beam:
 
 
 @dataclass(eq=False)
-class Task:
+class PromptTask:
     """One prompt's search: its accounts, and what bounds its texts."""
 
     prompt: Prompt
@@ -92,18 +92,18 @@ class Task:
         self.calls += 1
 
 
-def tasks_of(lm: StepGenerator, call: SearchCall) -> list[Task]:
+def tasks_of(lm: StepGenerator, call: SearchCall) -> list[PromptTask]:
     """Return the searches of a call's prompts."""
     ids = [prompt.tokens(lm) for prompt in call.prompts]
     costs = [Usage(prompt_tokens=len(tokens)) for tokens in ids]
-    return [Task(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
+    return [PromptTask(*facts) for facts in zip(call.prompts, ids, call.sampling, costs, strict=True)]
 
 
 @dataclass(frozen=True)
 class Branch:
     """A request for continuations of a beam by one step: `n` of them, drawn with consecutive seeds."""
 
-    task: Task
+    task: PromptTask
     beam: Beam
     n: int
     seed: int
@@ -141,7 +141,7 @@ class StepExpander:
         outputs = self._generate(lm, branches, [self._params(b, n=b.n, seed=b.seed) for b in branches], hook)
         return [[self._child(lm, b, c) for c in o.outputs] for b, o in zip(branches, outputs, strict=True)]
 
-    def rate(self, lm: StepGenerator, fresh: dict[Task, list[Beam]], progress: SearchProgress) -> None:
+    def rate(self, lm: StepGenerator, fresh: dict[PromptTask, list[Beam]], progress: SearchProgress) -> None:
         """Give each new beam the scores of its steps.
 
         Raises:
@@ -237,7 +237,9 @@ class StepExpander:
             fresh=len(sample.token_ids),
         )
 
-    def _look_ahead(self, lm: StepGenerator, fresh: list[tuple[Task, Beam]], progress: SearchProgress) -> list[Beam]:
+    def _look_ahead(
+        self, lm: StepGenerator, fresh: list[tuple[PromptTask, Beam]], progress: SearchProgress
+    ) -> list[Beam]:
         """Each beam, with what greedy decoding makes of it.
 
         Where that meets a stop string which begins in the beam's own steps, and so would take one of them away, the

@@ -32,8 +32,8 @@ from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.text_state import Feature, TextState, width
 from tilebeam.training.options import SAMPLES, STEPS
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import ScorerName
 from tilebeam.scoring.code_examples import CodeExamples
 from tilebeam.scoring.scorers import LogProb, Majority, Scorer
+from tilebeam.scoring.scoring_defaults import ScorerName
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

@@ -18,7 +18,7 @@ from tilebeam.answers.extract import Extractor
 from tilebeam.answers.normalize import Equal
 from tilebeam.answers.registry import extractor
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.registry import named_scorer
+from tilebeam.scoring.scorer_names import named_scorer
 from tilebeam.scoring.scorers import LogProb, Scorer
 from tilebeam.search.adaptive import Adaptive
 from tilebeam.search.base import Algorithm, SearchResult
@@ -94,7 +94,7 @@ def create(
     Args:
         name: one of `names`, or an alias ("vote").
         scorer: what rates candidates or steps, or the name of a scorer (see
-            `tilebeam.scoring.registry.named_scorer`). Without one, best-of-n takes the
+            `tilebeam.scoring.scorer_names.named_scorer`). Without one, best-of-n takes the
             log-probability; beam and dvts need a `StepScorer`.
         options: see `options`. Values may be texts, as they come from a command line; extractors go by name (see
             `tilebeam.answers.registry.extractor`).
