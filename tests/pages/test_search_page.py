@@ -18,6 +18,7 @@ from tilebeam.pages import document
 from tilebeam.pages.markup import Html, join, tag
 from tilebeam.pages.methods import method_title
 from tilebeam.pages.search import one_line, search_page
+from tilebeam.search import algorithms
 from tilebeam.search.base import Pruned
 from tilebeam.search.result_from_json import read_report
 

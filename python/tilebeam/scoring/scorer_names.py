@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def named_scorer(name: str, lm: LM | None = None, *, unsafe_code: bool = False) -> Scorer:
-    """A scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
+    """Make a scorer by name: "logprob", "logprob-sum", "majority", "examples" (`CodeExamples`), or "judge": a model
     asked about the candidates.
 
     Args:

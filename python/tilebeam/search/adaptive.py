@@ -129,7 +129,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
             self._expander = StepExpander(scorer, stop, most, LOOKAHEAD)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
-        """See `Algorithm`."""
+        """See `Algorithm.search`."""
         budget, events = call.budget, call.events
         polls = [
             _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
@@ -156,7 +156,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         drawn: int,
         events: EventHook | None,
     ) -> None:
-        """A wave of whole candidates for each prompt."""
+        """Draw a wave of whole candidates for each prompt."""
         params = [
             replace(
                 p.task.params,
@@ -190,7 +190,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         drawn: int,
         events: EventHook | None,
     ) -> None:
-        """A wave of candidates for each prompt that grow until they end or look hopeless."""
+        """Draw a wave of candidates for each prompt, which grow until they end or look hopeless."""
         grown: dict[_Poll, list[Beam]] = {}
         for round in range(self.max_steps):
             branches: list[Branch] = []
@@ -237,7 +237,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
         fresh: dict[PromptTask, list[Beam]],
         round: int,
     ) -> None:
-        """What became of a round's continuations."""
+        """Report what became of a round's continuations."""
         for poll in polls:
             for beam in fresh.get(poll.task, ()):
                 fate: Fate = "kept"
@@ -293,7 +293,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
 
 
 def _tell_ended(events: EventHook, polls: list[_Poll], which: int, sample: CompletionOutput) -> None:
-    """A candidate of a wave is complete."""
+    """Report that a candidate of a wave is complete."""
     poll = polls[which]
     _tell_candidate(events, poll, replace(sample, index=len(poll.candidates) + sample.index), 1.0)
 
@@ -307,7 +307,7 @@ def _tell_candidate(events: EventHook, poll: _Poll, candidate: CompletionOutput,
 
 
 def _best(poll: _Poll, winner: str | None) -> int:
-    """The candidate to show: with the winning answer; if there is none, rather one that was not given up."""
+    """Choose the candidate to show: with the winning answer; if there is none, rather one that was not given up."""
     if winner is not None:
         return heaviest(poll.answers, poll.totals, winner)
     kept = [c.finish_reason != "aborted" for c in poll.candidates]
@@ -324,6 +324,6 @@ def majority_confidence(leader: int, second: int) -> float:
 
 
 def _leaders(votes: dict[str, float]) -> tuple[int, int]:
-    """The votes of the two leading answers."""
+    """Return the votes of the two leading answers."""
     counts = [*map(int, votes.values()), 0, 0]
     return counts[0], counts[1]

@@ -36,17 +36,17 @@ class StepResult(SearchResult):
 
     @property
     def steps(self) -> list[list[str]]:
-        """Of each candidate: its steps' texts."""
+        """List the texts of each candidate's steps."""
         return [list(t.steps) for t in self.trajectories]
 
     @property
     def step_scores(self) -> list[list[float]]:
-        """Of each candidate: its steps' scores."""
+        """List the scores of each candidate's steps."""
         return [list(t.scores) for t in self.trajectories]
 
     @property
     def finished(self) -> list[bool]:
-        """Of each candidate: whether it came to an end by itself."""
+        """Tell of each candidate whether it came to an end by itself."""
         return [t.finished for t in self.trajectories]
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class StepResult(SearchResult):
 
 
 def width_for(beam_width: int, budget: int) -> int:
-    """The width M of a search: a budget below it is one survivor's continuations.
+    """Return the width M of a search: a budget below it is one survivor's continuations.
 
     Raises:
         TilebeamError: the budget is no multiple of the width.
@@ -107,7 +107,7 @@ class _StepSearch(Algorithm[StepResult]):
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:
-        """See `Algorithm`. The budget is N, a multiple of beam_width or less than it. The best candidate is the one
+        """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate is the one
         with the best aggregate, those that ended before those that did not."""
         budget, events, width = call.budget, call.events, width_for(self.beam_width, call.budget)
         tasks = tasks_of(lm, call)
@@ -129,7 +129,7 @@ class _StepSearch(Algorithm[StepResult]):
         tell: SearchProgress,
         events: EventHook | None,
     ) -> bool:
-        """One round for all prompts. False: nothing is left to do."""
+        """Do a round for all prompts. False: nothing is left to do."""
         active = [(search, i) for search in searches for i, beam in enumerate(search.beams) if not beam.done]
         if not active:
             return False
@@ -169,7 +169,7 @@ class _StepSearch(Algorithm[StepResult]):
         return True
 
     def _tell(self, events: EventHook, search: _Search, children: list[Beam], last: bool) -> None:
-        """What became of a round's continuations. Their candidates are numbered as in the result: those that are done
+        """Report what became of a round's continuations. Candidates are numbered as in the result: those that are done
         in the order in which they were, then those that the last round cut."""
         cut = [b for b in search.beams if not b.done] if last else []
         order = search.pool + cut
@@ -193,7 +193,7 @@ class _StepSearch(Algorithm[StepResult]):
                 events(candidate_event(search.number, candidate, round=search.rounds, score=total))
 
     def _pruned(self, search: _Search, beam: Beam) -> Pruned:
-        """A beam that was dropped after the present round."""
+        """Describe a beam that was dropped after the present round."""
         bar = min(self._expander.total(b) for b in search.beams if self._compete(b, beam))
         return Pruned(
             tuple(beam.steps),
@@ -208,15 +208,15 @@ class _StepSearch(Algorithm[StepResult]):
         )
 
     def _compete(self, one: Beam, other: Beam) -> bool:  # noqa: ARG002
-        """Whether one of these beams can make the other give way."""
+        """Tell whether one of these beams can make the other give way."""
         return True
 
     @abstractmethod
     def _survivors(self, rivals: list[Beam], count: int) -> list[Beam]:
-        """Of the beams that compete after a round, those that grow on: at most `count`."""
+        """Choose the beams that grow on after a round: at most `count`."""
 
     def _order(self, beams: list[Beam]) -> list[Beam]:
-        """Best first; of equals the first."""
+        """Sort the best to the front; of equals the first."""
         return sorted(beams, key=lambda b: -self._expander.total(b))
 
     def _result(self, search: _Search, budget: int) -> StepResult:

@@ -14,7 +14,7 @@ from tilebeam.search.beam import StepResult
 
 
 def read_report(report: Mapping[str, Any]) -> SearchResult:
-    """The result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an
+    """Make the result, of the class whose fields the report has. "prompt", "usage" and "seed" may be missing, as in an
     answer of the server; a score that is null (JSON has no infinities) becomes nan.
 
     Raises:

@@ -203,7 +203,7 @@ class ToolGenerator:
     def _one(
         self, number: int, prompt: PromptLike, params: SamplingParams, told: _JoinedProgress, pool: ThreadPoolExecutor
     ) -> RequestOutput:
-        """All samples of one prompt."""
+        """Draw all samples of one prompt."""
         under_way: dict[int, Future[tuple[CompletionOutput, Usage]]] = {}
         ids = Prompt.of(prompt).tokens(self._lm) if isinstance(prompt, str | Prompt) else list(prompt)
 
@@ -302,7 +302,7 @@ class _JoinedProgress:
         return tell
 
     def ended(self, number: int, sample: CompletionOutput) -> None:
-        """A sample is complete."""
+        """Report that a sample is complete."""
         with self._lock:
             self._finished += 1
             if self._on_sample is not None:
@@ -359,7 +359,7 @@ class ToolReasoning(Algorithm[VoteResult]):
         )
 
     def search(self, lm: ToolModel, call: SearchCall) -> list[VoteResult]:  # type: ignore[override]
-        """See `Algorithm`."""
+        """See `Algorithm.search`."""
         run = self._run or confined(unsafe=self._unsafe)
         return self.vote.search(ToolGenerator(lm, run, rounds=self.rounds), call)
 
