@@ -130,7 +130,7 @@ class Adaptive(Algorithm[AdaptiveResult]):
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[AdaptiveResult]:
         """See `Algorithm.search`."""
-        budget, events = call.budget, call.events
+        budget = call.budget
         polls = [
             _Poll(task, number, RunningVote(self.extract, self.equal)) for number, task in enumerate(tasks_of(lm, call))
         ]
@@ -140,36 +140,28 @@ class Adaptive(Algorithm[AdaptiveResult]):
             while open_polls := [p for p in polls if not p.settled and len(p.candidates) < budget]:
                 drawn = sum(budget if p.settled else len(p.candidates) for p in polls)
                 if self._expander:
-                    self._wave_by_steps(lm, self._expander, open_polls, budget, tell, drawn, events)
+                    self._wave_by_steps(lm, call, self._expander, open_polls, tell, drawn)
                 else:
-                    self._wave(lm, open_polls, budget, tell, drawn, events)
+                    self._wave(lm, call, open_polls, tell, drawn)
                 for poll in open_polls:
                     self._count(poll, budget)
         return [self._result(p, budget) for p in polls]
 
-    def _wave(
-        self,
-        lm: StepGenerator,
-        polls: list[_Poll],
-        budget: int,
-        tell: SearchProgress,
-        drawn: int,
-        events: EventHook | None,
-    ) -> None:
+    def _wave(self, lm: StepGenerator, call: SearchCall, polls: list[_Poll], tell: SearchProgress, drawn: int) -> None:
         """Draw a wave of whole candidates for each prompt."""
         params = [
             replace(
                 p.task.params,
-                n=min(self.wave, budget - len(p.candidates)),
+                n=min(self.wave, call.budget - len(p.candidates)),
                 seed=p.task.params.sample_seed(len(p.candidates)),
             )
             for p in polls
         ]
         asked = [p.task.prompt_ids for p in polls]
-        if events is None:
+        if call.events is None:
             outputs = lm.generate(asked, params, progress=tell.call(drawn))
         else:
-            hook = partial(_tell_ended, events, polls)
+            hook = partial(_tell_ended, call.events, polls)
             outputs = lm.generate(asked, params, progress=tell.call(drawn), on_sample=hook)
         check_complete(outputs)
         for poll, output in zip(polls, outputs, strict=True):
@@ -183,12 +175,11 @@ class Adaptive(Algorithm[AdaptiveResult]):
     def _wave_by_steps(
         self,
         lm: StepGenerator,
+        call: SearchCall,
         expander: StepExpander,
         polls: list[_Poll],
-        budget: int,
         tell: SearchProgress,
         drawn: int,
-        events: EventHook | None,
     ) -> None:
         """Draw a wave of candidates for each prompt, which grow until they end or look hopeless."""
         grown: dict[_Poll, list[Beam]] = {}
@@ -199,14 +190,14 @@ class Adaptive(Algorithm[AdaptiveResult]):
                 first = len(poll.candidates)
                 # Rounds and candidates each draw with a seed of their own.
                 if round == 0:
-                    n = min(self.wave, budget - first)
+                    n = min(self.wave, call.budget - first)
                     branches.append(Branch(poll.task, Beam(), n, poll.task.params.sample_seed(first)))
                     places.append((poll, 0))
                     grown[poll] = []
                     continue
                 for i, beam in enumerate(grown[poll]):
                     if not beam.done and not self._hopeless(expander, beam):
-                        seed = poll.task.params.sample_seed(round * budget + first + i)
+                        seed = poll.task.params.sample_seed(round * call.budget + first + i)
                         branches.append(Branch(poll.task, beam, 1, seed))
                         places.append((poll, i))
             if not branches:
@@ -217,17 +208,17 @@ class Adaptive(Algorithm[AdaptiveResult]):
                 grown[poll][at : at + len(beams)] = beams
                 fresh.setdefault(poll.task, []).extend(beams)
             expander.rate(lm, fresh, tell)
-            if events is not None:
-                self._tell_steps(events, expander, polls, fresh, round + 1)
+            if call.events is not None:
+                self._tell_steps(call.events, expander, polls, fresh, round + 1)
         for poll, beams in grown.items():
             first = len(poll.candidates)
             for i, beam in enumerate(beams):
                 poll.candidates.append(beam.candidate(first + i, given_up=self._hopeless(expander, beam)))
             poll.trajectories += [beam.trajectory() for beam in beams]
             poll.totals += [expander.total(beam) for beam in beams]
-            if events is not None:
+            if call.events is not None:
                 for candidate, total in zip(poll.candidates[first:], poll.totals[first:], strict=True):
-                    _tell_candidate(events, poll, candidate, total)
+                    _tell_candidate(call.events, poll, candidate, total)
 
     def _tell_steps(
         self,

@@ -107,29 +107,29 @@ class _StepSearch(Algorithm[StepResult]):
         self._expander = StepExpander(scorer, step_stop, max_step_tokens, lookahead)
 
     def search(self, lm: StepGenerator, call: SearchCall) -> list[StepResult]:
-        """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate is the one
-        with the best aggregate, those that ended before those that did not."""
-        budget, events, width = call.budget, call.events, width_for(self.beam_width, call.budget)
+        """See `Algorithm.search`. The budget is N, a multiple of beam_width or less than it. The best candidate has the
+        best aggregate, those that ended before those that did not."""
+        width = width_for(self.beam_width, call.budget)
         tasks = tasks_of(lm, call)
         searches = [_Search(task, [Beam()], number) for number, task in enumerate(tasks)]
-        tell = SearchProgress(call.progress, self.max_steps * budget * len(tasks))
+        tell = SearchProgress(call.progress, self.max_steps * call.budget * len(tasks))
         with self._expander.session(lm):
             for round in range(self.max_steps):
-                if not self._advance(lm, searches, round, budget, width, tell, events):
+                if not self._advance(lm, call, searches, round, width, tell):
                     break
-        return [self._result(search, budget) for search in searches]
+        return [self._result(search, call.budget) for search in searches]
 
     def _advance(
         self,
         lm: StepGenerator,
+        call: SearchCall,
         searches: list[_Search],
         round: int,
-        budget: int,
         width: int,
         tell: SearchProgress,
-        events: EventHook | None,
     ) -> bool:
         """Do a round for all prompts. False: nothing is left to do."""
+        budget = call.budget
         active = [(search, i) for search in searches for i, beam in enumerate(search.beams) if not beam.done]
         if not active:
             return False
@@ -164,8 +164,8 @@ class _StepSearch(Algorithm[StepResult]):
             # In the last round nobody has to make room.
             search.beams = rivals if round + 1 == self.max_steps else self._survivors(rivals, budget // width)
             search.pruned += [self._pruned(search, b) for b in children if not b.done and b not in search.beams]
-            if events is not None:
-                self._tell(events, search, children, last=round + 1 == self.max_steps)
+            if call.events is not None:
+                self._tell(call.events, search, children, last=round + 1 == self.max_steps)
         return True
 
     def _tell(self, events: EventHook, search: _Search, children: list[Beam], last: bool) -> None:

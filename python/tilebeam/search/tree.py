@@ -51,8 +51,8 @@ def step_trees(result: SearchResult) -> dict[int, StepNode]:
 
 
 def _grown(result: SearchResult, tree_of: Callable[[Trajectory], int]) -> dict[int, StepNode]:
-    """Group all roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the same
-    steps have other scores, a node shows its score."""
+    """Group all roots by what `tree_of` makes of a text. The chosen candidate is walked first: where texts with the
+    same steps have other scores, a node shows its score."""
     roots: dict[int, StepNode] = {}
     for i in sorted(range(len(result.trajectories)), key=lambda i: i != result.best_index):
         trajectory = result.trajectories[i]
