@@ -10,7 +10,7 @@ import pytest
 from search_kit import ScriptedLM, ScriptedPRM
 from tilebeam import BestOfN, LogProb, ProgressBar, SamplingParams, SearchResult, TilebeamError, last_number
 from tilebeam.outputs import Progress
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 
 PROMPTS = ["a", "b1", "2 a", "b", "1", "a b", "22"]
 SAMPLING = SamplingParams(seed=5, max_tokens=12)
@@ -52,9 +52,9 @@ class Waiting(ScriptedLM):
         self.cancelled: list[str] = []
 
     def generate(self, prompts: Any, sampling: Any, *, progress: Any = None, on_sample: Any = None) -> Any:
-        assert self.go[prompts[0]].wait(60)
+        assert self.go[prompts[0].text].wait(60)
         if progress(Progress()) is False:
-            self.cancelled.append(prompts[0])
+            self.cancelled.append(prompts[0].text)
         return super().generate(prompts, sampling, on_sample=on_sample)
 
 

@@ -18,6 +18,7 @@ from tilebeam import (
     CompletionOutput,
     LogProb,
     Majority,
+    Prompt,
     RequestOutput,
     SamplingParams,
     Scorer,
@@ -40,18 +41,18 @@ class Scripted:
     calls: list[tuple[list[str], SamplingParams]] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[str], params: Sequence[SamplingParams], *, progress: Any = None
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, progress: Any = None
     ) -> list[RequestOutput]:
-        self.calls.append((list(prompts), params[0]))
+        self.calls.append(([p.text for p in prompts], params[0]))
         results = []
         for prompt, sampling in zip(prompts, params, strict=True):
             outputs = []
-            for i, (text, logprob) in enumerate(self.script[prompt][: sampling.n]):
+            for i, (text, logprob) in enumerate(self.script[prompt.text][: sampling.n]):
                 n = max(1, len(text.split()))
                 total = logprob * n if sampling.logprobs else None
                 outputs.append(CompletionOutput(i, text, [0] * n, "stop", i, total))
             usage = Usage(prompt_tokens=3, completion_tokens=sum(len(o.token_ids) for o in outputs))
-            results.append(RequestOutput(prompt, [1, 2, 3], outputs, usage, 0))
+            results.append(RequestOutput(prompt.text, [1, 2, 3], outputs, usage, 0))
         if progress is not None and progress(tilebeam.Progress()) is False:
             results[0].outputs[-1].finish_reason = "aborted"
         return results
@@ -156,12 +157,46 @@ def test_sampling_options_are_kept_and_n_is_the_budget() -> None:
         BestOfN(Majority()).infer(lm, "p", budget=3, progress=lambda _: False)
 
 
+def test_a_prompt_is_handed_on_as_it_is() -> None:
+    """Its tokens to the model, its question to the scorer; results are for people."""
+    asked: list[Prompt] = []
+
+    class Asks(Scorer):
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
+            asked.append(prompt)
+            return [float(c.text) for c in candidates]
+
+    class Takes(Scripted):
+        def generate(self, prompts: Any, *rest: Any, **more: Any) -> list[RequestOutput]:
+            assert prompts[0] is prompt
+            return super().generate(prompts, *rest, **more)
+
+    lm = Takes({"<user> p": [("1", -1.0), ("2", -1.0)]})
+    prompt = Prompt("<user> p", [7, 8], question="p")
+    result = BestOfN(Asks()).infer(lm, prompt, budget=2)
+    assert (result.prompt, result.best.text) == ("<user> p", "2")
+    assert asked == [prompt]
+    (vote,) = SelfConsistency().run(lm, [prompt], 2)
+    assert vote.best is vote.the_one
+    with pytest.raises(TilebeamError, match=r"a text or a tilebeam\.Prompt, not list"):
+        BestOfN(LogProb()).run(lm, [[7, 8]], 2)  # type: ignore[list-item]
+
+
+def test_prompts_are_values() -> None:
+    prompt = Prompt("a", [1, 2], "b")
+    assert prompt == Prompt("a", (1, 2), "b") != Prompt("a", (1, 3), "b")
+    assert len({prompt, Prompt("a", (1, 2), "b"), Prompt("a", (1, 3), "b"), Prompt("a")}) == 3
+    assert (prompt.ids, prompt.asked, Prompt("a").asked, Prompt.of("a")) == ([1, 2], "b", "a", Prompt("a"))
+    with pytest.raises(TilebeamError, match="a text without token ids"):
+        Prompt("a").ids  # noqa: B018
+
+
 def test_misbehaving_scorers_are_named() -> None:
     lm = Scripted({"p": [("1", 0)] * 2})
 
     class Short(Scorer):
-        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
-            return [float(len(prompt))] * (len(candidates) - 1)
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
+            return [float(len(prompt.text))] * (len(candidates) - 1)
 
     with pytest.raises(TilebeamError, match="Short returned 1 scores where 2"):
         BestOfN(Short()).infer(lm, "p", budget=2)
@@ -169,7 +204,7 @@ def test_misbehaving_scorers_are_named() -> None:
         BestOfN(lambda *_: float("nan")).infer(lm, "p", budget=2)
 
     class Nothing(Scorer):
-        def score(self, prompt: str, candidates: Sequence[CompletionOutput]) -> list[float]:
+        def score(self, prompt: Any, candidates: Sequence[CompletionOutput]) -> list[float]:
             return [None for _ in candidates if prompt]  # type: ignore[misc]
 
     def unsure(*_: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tilebeam
-import tilebeam.search.registry
+import tilebeam.search.algorithms
 from tilebeam import LM, BeamSearch, BestOfN, LogProb, SamplingParams, SelfConsistency, TokenReward
 from tilebeam.answers.extract import whole_text
 
@@ -48,7 +48,7 @@ def test_searches_are_the_algorithms(client: Any, lm: LM, reward: TokenReward) -
     assert told.search["budget"] == 8
     told = ask(method="adaptive", budget=6, extract="text")
     options: dict[str, Any] = {"scorer": reward, "extract": "text"}
-    settled = tilebeam.search.registry.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
+    settled = tilebeam.search.algorithms.create("adaptive", **options).infer(lm, PROMPT, 6, sampling=params)
     assert (told.text, told.search["votes"]) == (settled.the_one.text, settled.votes)  # type: ignore[attr-defined]
 
 
@@ -102,7 +102,7 @@ def test_searches_without_a_limit_end(server: Running, method: str) -> None:
 def test_a_search_without_a_limit_has_the_room_that_there_is(server: Running) -> None:
     """Of a model that never stops: candidates get equal shares of the context, so that the search ends."""
     lm = server.lm
-    text = lm.apply_chat_template(HI, template="chatml")
+    text = lm.chat_prompt(HI, template="chatml").text
     share = (lm.n_ctx - len(lm.tokenize(text))) // lm.n_seq_max
     body = {"messages": HI, "ignore_eos": True, "search": {"method": "vote", "budget": 6, "candidates": True}}
     answer = server.post(CHAT, body).json()

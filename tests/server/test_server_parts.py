@@ -26,7 +26,6 @@ from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.responses import TokenLedger, token_text
-from tilebeam.server.searches import Questions
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 
 from bench.lib.synth import preset, write_model
@@ -429,17 +428,6 @@ def test_who_is_meant(host: str, fine: bool) -> None:
     scope = {"type": "http", "path": "/", "method": "GET", "headers": [(b"host", host.encode())]}
     asyncio.run(guard(scope, never, send))
     assert seen == [200 if fine else 403]
-
-
-def test_questions_last_as_long_as_their_searches() -> None:
-    questions = Questions()
-    assert questions("prompt") == "prompt"
-    with questions.of({"<user> a": "a"}):
-        with questions.of({"<user> a": "a", "<user> b": "b"}):
-            assert questions("<user> b") == "b"
-        assert questions("<user> a") == "a"
-        assert questions("<user> b") == "<user> b"
-    assert questions("<user> a") == "<user> a"
 
 
 def test_sampling_params_are_the_defaults_of_requests() -> None:

@@ -8,7 +8,7 @@ that can be wrong in the files and arguments is found before the model is loaded
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import LoadOptions
-from tilebeam.scoring.choices import AGGREGATION, STEP_STOP, Aggregation, Kind
 from tilebeam.scoring.reward_formats import KINDS, PRESETS, Preset, RewardFormat, preset, preset_of
+from tilebeam.scoring.scoring_defaults import AGGREGATION, STEP_STOP, Aggregation, Kind
 
 # What needs numpy or the native libraries comes with the first reward model: a command's --help does without.
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RewardSpec:
 
     @property
     def own(self) -> bool:
-        """Whether it is a head on the generator's own hidden states."""
+        """Tell whether it is a head on the generator's own hidden states."""
         return self.path is None
 
     def check(self) -> None:
@@ -66,13 +66,18 @@ class RewardSpec:
         elif not self.own_heads:
             raise TilebeamError("A reward model is required, or a reward head of the generator's own.")
 
+    @cached_property
+    def format(self) -> RewardFormat:
+        """Return how a reward model wants its text, as far as files and arguments say."""
+        return RewardFormat() if self.own else _plan(self).preset.format
+
     def load(self, **options: Any) -> RewardModel:
         """`load_reward_model` with these arguments, and others as keywords."""
         assert not self.own
         return load_reward_model(**{f.name: getattr(self, f.name) for f in fields(self)}, **options)
 
     def open(self, lm: LM, *, step_stop: str = STEP_STOP, **options: Any) -> RewardModel | OwnReward:
-        """The scorer: the generator's own head, or a reward model that is loaded with these options.
+        """Make the scorer: the generator's own head, or a reward model that is loaded with these options.
 
         Args:
             lm: the generator.
@@ -85,7 +90,7 @@ class RewardSpec:
         return OwnReward(lm, made_for(lm, self.own_heads), aggregate=self.aggregate, step_stop=step_stop)
 
     def hidden_layer(self, model: str | os.PathLike[str]) -> int | None:
-        """What `tilebeam.load` is to be told of a generator, so that its own head finds what it reads."""
+        """Return the ``hidden_layer`` that a generator is to be loaded with for its own head."""
         if not self.own:
             return None
         from tilebeam.scoring.own_reward import layer_for
@@ -116,7 +121,6 @@ def load_reward_model(
     labels: Sequence[str] | None = None,
     aggregate: Aggregation = AGGREGATION,
     step_stop: str = STEP_STOP,
-    question: Callable[[str], str] | None = None,
     n_ctx: int = LoadOptions.n_ctx,
     n_seq_max: int = _SEQUENCES,
     **load: Any,
@@ -136,7 +140,6 @@ def load_reward_model(
         labels: the good and the bad label (kind "token"), one token each.
         aggregate: of the steps' scores: "last", "min", "prod" or "mean".
         step_stop: what ends a step of the texts that it will rate.
-        question: from a search's prompt to the question in it, where a chat template stands around that.
         n_ctx: as of the search's own model; the reward model gets half as many cells more, for tags.
         n_seq_max: at least; many sequences let the cells of many beams be kept, and cost little.
         load: further arguments of `tilebeam.load`: device, threads, executor ...
@@ -149,7 +152,7 @@ def load_reward_model(
 
     lm = load_model(plan.path, n_ctx=n_ctx + n_ctx // 2, n_seq_max=max(n_seq_max, _SEQUENCES), **load)
     try:
-        return plan.scorer(lm, step_stop, question)
+        return plan.scorer(lm, step_stop)
     except BaseException:
         lm.close()
         raise
@@ -166,7 +169,7 @@ class _Plan:
     aggregate: str
     about: str
 
-    def scorer(self, lm: Any, step_stop: str, question: Callable[[str], str] | None) -> RewardModel:
+    def scorer(self, lm: Any, step_stop: str) -> RewardModel:
         from tilebeam.scoring.reward_model import HeadReward, TokenReward
 
         p = self.preset
@@ -178,9 +181,9 @@ class _Plan:
         }
         scorer: RewardModel
         if self.head is None:
-            scorer = TokenReward(lm, good=p.good, bad=p.bad, template=question, **common)
+            scorer = TokenReward(lm, good=p.good, bad=p.bad, **common)
         else:
-            scorer = HeadReward(lm, self.head, question=question, **common)
+            scorer = HeadReward(lm, self.head, **common)
         scorer.about = self.about
         return scorer
 
@@ -215,7 +218,7 @@ def _plan(spec: RewardSpec) -> _Plan:
 
 
 def _preset_in(head: Path | None) -> str | None:
-    """The preset that a head's file names."""
+    """Read which preset a head's file names."""
     if head is None or head.suffix != ".gguf":
         return None
     from tilebeam.scoring.reward_heads import load_head
@@ -224,7 +227,7 @@ def _preset_in(head: Path | None) -> str | None:
 
 
 def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None) -> Kind:
-    """The kind of a model that says neither kind nor preset, by what there is of it."""
+    """Find the kind of a model that says neither kind nor preset."""
     from tilebeam.scoring.reward_heads import load_head
 
     if facts["classifier"]:
@@ -240,7 +243,7 @@ def _kind(spec: RewardSpec, path: Path, facts: dict[str, Any], head: Path | None
 
 
 def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | None:
-    """The head that a kind needs, None if it needs none."""
+    """Load the head that a kind needs, None if it needs none."""
     from tilebeam.scoring.reward_heads import classifier_of, load_head
 
     if kind == "token":
@@ -261,7 +264,7 @@ def _head(path: Path, kind: str, chosen: Preset, beside: Path | None) -> Head | 
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a model's file says of itself as a reward model."""
+    """Read what a model's file says of itself as a reward model."""
     from tilebeam import gguf as gguf_tools
     from tilebeam.model.classifier import CLASSIFIER
     from tilebeam.scoring.reward_heads import PREFIX

@@ -6,13 +6,13 @@ tokens; what is put in their place is read as plain text, so that a solution can
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
-from tilebeam.scoring.choices import HeadOutput, Kind
+from tilebeam.prompt import Prompt
+from tilebeam.scoring.scoring_defaults import HeadOutput, Kind
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -153,7 +153,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
+    """Look up a preset.
 
     Raises:
         TilebeamError: there is none.
@@ -164,7 +164,7 @@ def preset(name: str) -> Preset:
 
 
 def preset_of(model_name: str) -> str | None:
-    """The preset that a model's name tells, None if it tells none."""
+    """Guess the preset from a model's name; None if it tells none."""
     flat = model_name.lower().replace("_", "-").replace(" ", "-")
     return next((name for name, p in PRESETS.items() if any(part in flat for part in p.names)), None)
 
@@ -178,13 +178,11 @@ class Layout:
     Args:
         lm: the reward model.
         format: how it wants its text.
-        question: from the prompt of a search to the question in it (a chat template may stand around it).
     """
 
-    def __init__(self, lm: LM, format: RewardFormat, question: Callable[[str], str] | None = None) -> None:
+    def __init__(self, lm: LM, format: RewardFormat) -> None:
         self._lm = lm
         self._format = format
-        self._question = question or (lambda prompt: prompt)
         lead = lm.tokenize("\n", add_special=False)
         # SentencePiece vocabularies may put a space before a text; none belongs into the middle of one.
         self._lead = lead if lm.detokenize(lead).startswith(" ") else []
@@ -192,20 +190,19 @@ class Layout:
         self._head = lru_cache(maxsize=256)(self._make_head)
         self._step = lru_cache(maxsize=4096)(self._make_step)
 
-    def head(self, prompt: str) -> list[int]:
-        """Tokens before the first step."""
-        return list(self._head(prompt))
+    def head(self, prompt: str | Prompt) -> list[int]:
+        """Return the tokens before the first step: the prompt's question, as the format wants it."""
+        return list(self._head(Prompt.of(prompt)))
 
     def step(self, text: str, first: bool) -> list[int]:
-        """Tokens of a step, without the tag."""
+        """Return the tokens of a step, without the tag."""
         return list(self._step(text, first))
 
-    def _make_head(self, prompt: str) -> tuple[int, ...]:
+    def _make_head(self, prompt: Prompt) -> tuple[int, ...]:
         before, after = self._format.head.split("{prompt}")
-        question = self._question(prompt)
-        lm = self._lm
-        if not before and not after:  # the prompt is the model's own text, with what control tokens it has
-            tokens = lm.tokenize(question)
+        question, lm = prompt.asked, self._lm
+        if not before and not after:  # a bare text is the model's own, with what control tokens it has
+            tokens = lm.tokenize(question, parse_special=prompt.question is None)
         elif not before:
             tokens = lm.tokenize(question, parse_special=False) + self._inside(after, control=True)
         else:
@@ -225,7 +222,7 @@ class Layout:
         return (*self._inside(lone, True), *self._inside(text, False), *self._inside(after, True))
 
     def _inside(self, text: str, control: bool) -> list[int]:
-        """Tokens of a text that follows other text."""
+        """Return the tokens of a text that follows other text."""
         if not text:
             return []
         if self._lead:

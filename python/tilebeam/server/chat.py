@@ -45,7 +45,7 @@ def prompt_of(
             tools=told,
             chat_template_kwargs={**(variables or {}), **own},
         )
-        return prompt.text, prompt.token_ids
+        return prompt.text, prompt.ids
     except MessagesRefused as error:
         raise bad_request(f"messages: {error}", param="messages", code="invalid_value") from None
     except VariablesRefused as error:

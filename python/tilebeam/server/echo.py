@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.prompts import Prompt
 from tilebeam.server.responses import Echo, Piece, Shown
 from tilebeam.server.searches import in_thread
 from tilebeam.server.streams import Plan

@@ -14,8 +14,8 @@ from tilebeam.outputs import Usage
 from tilebeam.pages.ask import AskOptions, ask_page, ask_policy
 from tilebeam.pages.document import policy
 from tilebeam.pages.search import search_page
-from tilebeam.search.choices import BUDGET
-from tilebeam.search.reports import read_report
+from tilebeam.search.result_from_json import read_report
+from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.errors import bad_request
 from tilebeam.server.models import Models
 from tilebeam.server.searches import EXTRACTORS

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tilebeam.grammars.gbnf import MAX_LENGTH as MAX_GRAMMAR
-from tilebeam.search.choices import BUDGET
+from tilebeam.search.search_defaults import BUDGET
 from tilebeam.server.checks import checked_choices, checked_samplers, encodable, no_zero, parsed_schema
 
 MAX_TOP_LOGPROBS = 20

@@ -9,13 +9,13 @@ from typing import Any
 
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Delta, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
 from tilebeam.server.errors import bad_request
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import Loaded
-from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import Search
 from tilebeam.server.responses import Echo, Json, Style, TokenLedger
 from tilebeam.server.searches import SearchPool, algorithm_of
@@ -58,7 +58,7 @@ class SearchAnswer:
         results = await self._run(prompts, params, None)
         choices = []
         for i, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            choice = self._style(result).choice(i, result.the_one, Echo(prompt.text) if self._plan.echo else None)
+            choice = self._style(result).choice(i, result.best, Echo(prompt.text) if self._plan.echo else None)
             choices.append(choice | {"search": self._report(result)})
         return choices, total(results)
 
@@ -95,10 +95,9 @@ class SearchAnswer:
     async def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams, events: EventHook | None
     ) -> list[SearchResult]:
-        asked = [(p.text, p.ids, p.question) for p in prompts]
         budget = self._search.budget
         try:
-            results = await self._searches.run(self._loaded.lm, self._algorithm, asked, budget, params, events)
+            results = await self._searches.run(self._loaded.lm, self._algorithm, prompts, budget, params, events)
         except NpuError:
             raise
         except TilebeamError as error:
@@ -110,7 +109,7 @@ class SearchAnswer:
 
     def _style(self, result: SearchResult) -> Style:
         """Writes the chosen candidate, whose log-probabilities not every search knows."""
-        lm, plan, chosen = self._loaded.lm, self._plan, result.the_one
+        lm, plan, chosen = self._loaded.lm, self._plan, result.best
         wanted = plan.logprobs and chosen.logprobs is not None
         return plan.endpoint(lm.piece, lm.spelling, wanted, plan.top if chosen.top_logprobs else 0)
 
@@ -136,7 +135,7 @@ class _SearchWriter(Writer):
 
     def answer(self, i: int, result: SearchResult, style: Style, report: Json) -> bytes:
         """The chosen candidate of prompt `i`, in one piece."""
-        chosen = result.the_one
+        chosen = result.best
         ledger = TokenLedger(style.piece)
         if style.logprobs:
             ledger.feed(chosen.token_ids, chosen.logprobs, chosen.top_logprobs)

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
@@ -28,7 +29,7 @@ from tilebeam.server.errors import ApiError, bad_request, from_exception, unavai
 from tilebeam.server.infill import Filling, InfillRequest
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
-from tilebeam.server.prompts import Prompt, completion_prompt
+from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.responses import Echo, Json, Style, event
 from tilebeam.server.search_answers import SearchAnswer

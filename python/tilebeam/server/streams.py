@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import Delta, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import responses as formats
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import ModelMetrics
-from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
 from tilebeam.server.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of

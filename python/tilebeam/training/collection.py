@@ -31,8 +31,8 @@ from tilebeam.evaluation.tasks.base import Item, Task
 from tilebeam.gguf.whole_file import naming
 from tilebeam.outputs import CompletionOutput, check_complete
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.scoring.choices import STEP_STOP
 from tilebeam.scoring.scorers import log_probability
+from tilebeam.scoring.scoring_defaults import STEP_STOP
 from tilebeam.text_state import Feature, TextState, width
 from tilebeam.training.options import SAMPLES, STEPS
 
@@ -180,7 +180,7 @@ def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[i
     """
     setting = collection.setting
     problems = [(item, task.prompt(item, lm)) for item in task.items]
-    todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt)]
+    todo = [(item, prompt) for item, prompt in problems if not collection.has(task, item, prompt.text)]
     params = [
         SamplingParams(
             **setting.sampling,
@@ -201,7 +201,7 @@ def collect(lm: LM, task: Task, collection: Collection, *, finished: Callable[[i
             states = _kept(candidate, setting.steps)
             rows += [s.features(FEATURES) for s in states]
             samples.append(_judged(task, item, candidate, answer) | {"states": len(states)})
-        collection.add(task, item, prompt, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
+        collection.add(task, item, prompt.text, samples, np.clip(np.stack(rows), -_MOST, _MOST).astype(np.float16))
         finished(1)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilebeam.errors import TilebeamError
+from tilebeam.prompt import Prompt
 from tilebeam.text_files import json_lines, read_text, unescaped
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prompts(prompt: str | None, file: Path | None, escape: bool) -> list[str]:
-    """The prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
+    """Read the prompt of -p (with - for stdin), the text of a file, or the prompts of a .jsonl file, whose lines are
     {"prompt": ..} or strings.
 
     Args:
@@ -52,6 +53,6 @@ def _lines(file: Path) -> list[str]:
     return found
 
 
-def wrap(lm: LM, prompt: str, chat: bool) -> str:
-    """The prompt as it is, or in the model's chat template."""
-    return lm.apply_chat_template([{"role": "user", "content": prompt}]) if chat else prompt
+def wrap(lm: LM, prompt: str, chat: bool) -> Prompt:
+    """Make a prompt of a text as it is, or in the model's chat template."""
+    return lm.chat_prompt([{"role": "user", "content": prompt}]) if chat else Prompt(prompt)
