@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tilebeam import LM, RequestOutput, SamplingParams, TilebeamError, load
+from tilebeam import LM, Prompt, RequestOutput, SamplingParams, TilebeamError, load
 from tilebeam.cli.bench import numbers
 from tilebeam.engine.speculation import Speculation
 from tilebeam.outputs import Usage
@@ -94,11 +94,17 @@ class Prompts:
         if task == "noise":
             drawn = np.random.default_rng(i).integers(0, self._lm.n_vocab, 2 * _NOISE).tolist()
             return [t for t in drawn if not self._lm.is_control(t)][:_NOISE]
+        return self._prompt(task, i).tokens(self._lm)
+
+    def text(self, task: str, i: int) -> str:
+        return self._prompt(task, i).text
+
+    def _prompt(self, task: str, i: int) -> Prompt:
         text = self.asked(task, i)
         try:
-            return self._lm.chat_prompt([{"role": "user", "content": text}]).ids
+            return self._lm.chat_prompt([{"role": "user", "content": text}])
         except TilebeamError:
-            return self._lm.tokenize(text)
+            return Prompt(text)
 
 
 class Sides:
