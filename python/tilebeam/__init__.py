@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tilebeam.answers.extract import after, boxed, last_number, regex
     from tilebeam.answers.math import MathAnswer
     from tilebeam.answers.normalize import normalize_answer
+    from tilebeam.chat.chat_prompt import ChatPrompt
     from tilebeam.engine.reading import Reading
     from tilebeam.engine.streams import AsyncStream, Stream
-    from tilebeam.model.chat_prompt import ChatPrompt
     from tilebeam.model.lm import LM
     from tilebeam.model.loader import load
     from tilebeam.model.progress_bar import ProgressBar
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LM": "model.lm",
-    "ChatPrompt": "model.chat_prompt",
+    "ChatPrompt": "chat.chat_prompt",
     "load": "model.loader",
     "register": "native.stock",
     "SamplingParams": "sampling_params",

@@ -15,8 +15,8 @@ from tilebeam import LM, SamplingParams, TilebeamError
 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
+from tilebeam.chat.chat_template import ChatTemplates
 from tilebeam.engine.detokenizer import Detokenizer
-from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.server import admission, chat
 from tilebeam.server import model_host as host_module
 from tilebeam.server.adapters import Adapters

@@ -210,7 +210,7 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
-    from tilebeam.model.chat_template import check_template
+    from tilebeam.chat.chat_template import check_template
     from tilebeam.server import main as process
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from tilebeam.chat.chat_prompt import ChatPrompt
 from tilebeam.engine.dispatcher import Call
 from tilebeam.engine.request import Request, check_prompt, make_request
 from tilebeam.engine.streams import AsyncStream, Stream, run, run_async, run_each
 from tilebeam.errors import NpuError, TilebeamError
-from tilebeam.model.chat_prompt import ChatPrompt
 from tilebeam.model.core import Core, Prompt
 from tilebeam.outputs import Progress, ProgressHook, RequestOutput, SampleHook
 from tilebeam.sampling_params import SamplingParams, updated

@@ -8,10 +8,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from tilebeam.chat.chat_prompt import ChatPrompt
 from tilebeam.engine.likelihood import Continued, LikelihoodPlan, continued_ids, continued_text
 from tilebeam.engine.reading import ReadHook, Reading, TokenReading
 from tilebeam.errors import TilebeamError
-from tilebeam.model.chat_prompt import ChatPrompt
 from tilebeam.model.core import Core, Prompt
 from tilebeam.native.llama import check_tokens
 from tilebeam.outputs import Likelihood

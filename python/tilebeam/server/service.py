@@ -17,6 +17,9 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.chat.thoughts import marks_of
+from tilebeam.chat.tools import ToolUse, tool_use
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import Delta, Figures, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
@@ -24,19 +27,17 @@ from tilebeam.server import chat, echo
 from tilebeam.server import responses as formats
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate, Job
-from tilebeam.server.errors import ApiError, bad_request, from_exception, unavailable
+from tilebeam.server.errors import ApiError, bad_request, from_exception, refused, unavailable
 from tilebeam.server.infill import Filling, InfillRequest
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.prompts import Prompt, completion_prompt
-from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
+from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation, NamedTool
 from tilebeam.server.responses import Echo, Json, Style, event
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
 from tilebeam.server.settings import Settings
 from tilebeam.server.streams import Plan, Writer, merged
-from tilebeam.server.thoughts import marks_of
-from tilebeam.server.tools import use_of
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM
@@ -327,7 +328,7 @@ class Service:
         if plan.body.search is not None:
             return plan
         template = self.settings.chat_template or lm.chat_template or ""
-        tools = use_of(plan.body, lm, self.settings.chat_template)
+        tools = use_of(plan.body, template)
         apart = (plan.body.reasoning_format or self.settings.reasoning_format) != "none"
         return replace(plan, tools=tools, marks=marks_of(template) if apart or tools else None, apart=apart)
 
@@ -357,6 +358,8 @@ class Service:
             return await asyncio.get_running_loop().run_in_executor(pool, prepare)
         except GrammarTooComplexError:
             raise
+        except FieldRefused as error:
+            raise refused(error) from None
         except TilebeamError as error:
             if lm.failure is not None:
                 raise
@@ -415,6 +418,19 @@ def _choices(plan: Plan, style: Style, outputs: Sequence[RequestOutput], echoes:
                 sample = replace(sample, text=sample.text + (sample.stop_reason or ""))
             choices.append(style.choice(i * plan.body.n + j, sample, before))
     return choices
+
+
+def use_of(body: ChatRequest, template: str) -> ToolUse | None:
+    """What a request wants of its functions, None if the model is not to call any.
+
+    Raises:
+        ApiError: its function is not there.
+    """
+    choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    try:
+        return tool_use(body.functions, choice, template, several=body.parallel_tool_calls is not False)
+    except FieldRefused as error:
+        raise refused(error) from None
 
 
 def _check_logprobs(lm: LM, plan: Plan, prompts: Sequence[Prompt], params: SamplingParams) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
+from tilebeam.chat.tool_grammar import forced_grammar, held_grammar
+from tilebeam.chat.tools import ToolUse
 from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import Delta, Usage
 from tilebeam.sampling_params import SamplingParams
@@ -18,9 +21,7 @@ from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.responses import Echo, Head, Json, Style, TokenLedger, dumped, dumped_in_parts, event
-from tilebeam.server.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
 from tilebeam.server.tool_style import ToolStyle
-from tilebeam.server.tools import ToolUse
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream
@@ -62,12 +63,14 @@ class Plan:
         """The grammar that the text of this model has to match, None for any text.
 
         Raises:
-            ApiError: 400, none can be made of what the request says, or a function takes no object.
+            FieldRefused: none can be made of what the request says, or a function takes no object.
         """
         if self.tools is None:
             return grammar_of(self.body)
         self.tools.check()
-        return self.tools.grammar() if self.tools.forced else None if self.body.ignore_eos else self.tools.held(lm)
+        if self.tools.forced:
+            return forced_grammar(self.tools)
+        return None if self.body.ignore_eos else held_grammar(self.tools, lm)
 
     @property
     def prompt_field(self) -> str:

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilebeam.errors import TilebeamError
-from tilebeam.model.chat_template import ChatTemplates, MessagesRefused
+from tilebeam.chat.chat_template import ChatTemplates, MessagesRefused
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.chat.tools import Tool
+from tilebeam.chat.turns import turns_of
 from tilebeam.native.llama import Vocab
 
 
-class ControlTokensInMessage(TilebeamError):
+class ControlTokensInMessage(FieldRefused):
     """A message holds a control token, and cannot be told from the template's own text."""
+
+    param = "messages"
+    code = "control_tokens_in_message"
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,17 @@ def prompt_of(
     template: str | None = None,
     *,
     continued: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """The prompt of a chat, up to where the assistant speaks.
+    """Make the prompt of a chat, up to where the assistant speaks.
 
     Args:
         vocab, templates: the model's.
-        messages: the turns, each with "role" and "content", which is a text.
+        messages: the turns, as OpenAI's API has them; contents are texts.
         template: a Jinja template, or the name of one of llama.cpp's; None: the model's own.
         continued: the last message is the beginning of what the assistant says.
-        tools: functions that the template tells the model of.
+        tools: functions that the model is told of: by the template, or in words if it knows none.
         variables: of the template, like {"enable_thinking": False}.
 
     Raises:
@@ -60,19 +65,31 @@ def prompt_of(
         ControlTokensInMessage, VariablesRefused: see there.
         TilebeamError: there is no template, or it cannot be run.
     """
-    _check(messages)
-    if continued:
-        if len(messages) < 2 or messages[-1]["role"] != "assistant":
-            raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
-        before = prompt_of(vocab, templates, messages[:-1], template, tools=tools, variables=variables)
-        return _continued(vocab, before, messages[-1]["content"])
+    turns, told = turns_of(messages, tools, template or templates.own or "")
+    if not continued:
+        return _prompt(vocab, templates, turns, template, told, variables or {})
+    if len(turns) < 2 or turns[-1]["role"] != "assistant":
+        raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
+    before = _prompt(vocab, templates, turns[:-1], template, told, variables or {})
+    return _continued(vocab, before, turns[-1]["content"])
+
+
+def _prompt(
+    vocab: Vocab,
+    templates: ChatTemplates,
+    messages: Sequence[Mapping[str, Any]],
+    template: str | None,
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> ChatPrompt:
+    """Make the prompt of turns as the template takes them."""
 
     def render(contents: Sequence[str]) -> str:
         turns = [{**m, "content": content} for m, content in zip(messages, contents, strict=True)]
         return templates.apply(turns, True, template, tools, variables)
 
     others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
-    _check_others(vocab, [*tools, *others, variables or {}])
+    _check_others(vocab, [*tools, *others, variables])
     contents = [m["content"] for m in messages]
     text = render(contents)
     if not any(_has_control(vocab, content) for content in contents):
@@ -118,16 +135,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for inner in value:
             yield from _strings(inner)
-
-
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
-    if not messages:
-        raise MessagesRefused("A conversation needs at least one message.")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise MessagesRefused(f'messages[{i}] must be a dict with "role" and "content".')
-        if not isinstance(message["content"], str):
-            raise MessagesRefused(f"messages[{i}].content must be a text, not {type(message['content']).__name__}.")
 
 
 def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:

@@ -286,6 +286,8 @@ _FAMILIES = (
 )
 
 FAMILIES = {family.name: family for family in _FAMILIES}
+# Families whose calls are forced in their own form; others' calls become JSON.
+OWN_GRAMMAR = ("hermes", "mistral", "llama")
 
 
 def family_in(template: str) -> Family:

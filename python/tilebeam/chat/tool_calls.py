@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from tilebeam.server import tool_arguments
-from tilebeam.server.tool_families import Family
+from tilebeam.chat import tool_arguments
+from tilebeam.chat.tool_families import Family
 
 # What may stand between calls.
 _BETWEEN = (",", ";")

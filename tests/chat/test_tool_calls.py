@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
-from tilebeam.server.tool_calls import CallReader
-from tilebeam.server.tool_families import FAMILIES
+from tilebeam.chat.tool_calls import CallReader
+from tilebeam.chat.tool_families import FAMILIES
 
 NAMES: dict[str, Any] = {"weather": {}, "add_two": {}, "a.b": {}}
 W = '{"name": "weather", "arguments": {"city": "Bern }\\" [", "n": [1, {"x": 2}]}}'

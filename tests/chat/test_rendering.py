@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from tilebeam import TilebeamError
-from tilebeam.model import chat_template, rendering
-from tilebeam.model.chat_template import ChatTemplates, MessagesRefused, check_template
-from tilebeam.model.template_worker import reply_to
+from tilebeam.chat import chat_template, rendering
+from tilebeam.chat.chat_template import ChatTemplates, MessagesRefused, check_template
+from tilebeam.chat.template_worker import reply_to
 
 HI: Any = [{"role": "user", "content": "hi"}]
 SOUND = "{% for m in messages %}{{ m.content }};{% endfor %}"

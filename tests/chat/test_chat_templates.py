@@ -10,8 +10,8 @@ import pytest
 import tilebeam
 from gguf_kit import with_metadata
 from tilebeam import LM, TilebeamError
+from tilebeam.chat.chat_template import MessagesRefused
 from tilebeam.gguf import gguf_write as w
-from tilebeam.model.chat_template import MessagesRefused
 
 from bench.lib.synth import preset, write_model
 

@@ -26,9 +26,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.lock = free_in_children()
-        self._process = WorkerProcess(
-            ["tilebeam.model.template_worker"], "chat templates", _VARIABLES, longest=_LONGEST
-        )
+        self._process = WorkerProcess(["tilebeam.chat.template_worker"], "chat templates", _VARIABLES, longest=_LONGEST)
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
         """The reply to [template, variables]; None if there is none in time."""

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
-
+from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.chat.chat_template import _run, takes_tools
+from tilebeam.chat.thoughts import CHANNELS, Thinking, is_open, marks_of
+from tilebeam.chat.tools import ToolUse, family_of, tools_of
 from tilebeam.errors import TilebeamError
-from tilebeam.model.chat_template import _run, takes_tools
-from tilebeam.server.requests import Tool
-from tilebeam.server.thoughts import CHANNELS, Thinking, is_open, marks_of
-from tilebeam.server.tool_style import AnswerReader
-from tilebeam.server.tools import ToolUse, family_of
 
 SOURCES = Path(__file__).parents[2] / "build" / "ggml-source"
 FOLDERS = sorted(SOURCES.glob("llama_cpp_python-*/vendor/llama.cpp/models/templates"))
@@ -77,7 +73,7 @@ needs_source = pytest.mark.skipif(not TEMPLATES, reason="llama.cpp's source is n
 
 def read(template: str, pieces: list[str], opened: bool = False) -> tuple[str, str, list[tuple[str, Any]]]:
     """Thoughts, text and calls."""
-    use = ToolUse(family_of(template), [Tool.model_validate(tool) for tool in TOOLS], False, True)
+    use = ToolUse(family_of(template), tools_of(TOOLS), False, True)
     reader = AnswerReader(use, Thinking(marks_of(template), opened))
     thoughts, text, calls = "", "", list[list[str]]()
     for event in [event for piece in pieces for event in reader.feed(piece)] + reader.end(False):

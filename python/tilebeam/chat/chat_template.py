@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.chat.rendering import SECONDS, render
 from tilebeam.errors import TilebeamError
-from tilebeam.model.rendering import SECONDS, render
 from tilebeam.native.llama import Vocab, apply_builtin_template, builtin_template_names
 
 # Characters of a template.
@@ -24,12 +25,18 @@ _OWN = {"messages", "tools", "functions", "function_call", "tool_choice", "bos_t
 _OWN |= {"add_generation_prompt", "raise_exception", "strftime_now"}
 
 
-class MessagesRefused(TilebeamError):
-    """A template that says itself that it does not take these messages."""
+class MessagesRefused(FieldRefused):
+    """Messages that are none, or of which a template says itself that it does not take them."""
+
+    param = "messages"
+    code = "invalid_value"
 
 
-class VariablesRefused(TilebeamError):
+class VariablesRefused(FieldRefused):
     """Variables that this template cannot be given."""
+
+    param = "chat_template_kwargs"
+    code = "invalid_value"
 
 
 def check_template(template: str, variables: Mapping[str, Any]) -> None:
