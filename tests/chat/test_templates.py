@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.chat_template import _run, takes_tools
+from tilebeam.chat.events import Reasoning, Text
 from tilebeam.chat.thoughts import CHANNELS, Thinking, is_open, marks_of
 from tilebeam.chat.tools import ToolUse, family_of, tools_of
 from tilebeam.errors import TilebeamError
@@ -76,15 +77,15 @@ def read(template: str, pieces: list[str], opened: bool = False) -> tuple[str, s
     use = ToolUse(family_of(template), tools_of(TOOLS), False, True)
     reader = AnswerReader(use, Thinking(marks_of(template), opened))
     thoughts, text, calls = "", "", list[list[str]]()
-    for event in [event for piece in pieces for event in reader.feed(piece)] + reader.end(False):
-        if event.thought:
-            thoughts += event.text
-        elif event.call is None:
-            text += event.text
-        elif event.name is not None:
-            calls.append([event.name, event.text])
+    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.end(False):
+        if isinstance(part, Reasoning):
+            thoughts += part.text
+        elif isinstance(part, Text):
+            text += part.text
+        elif part.name is not None:
+            calls.append([part.name, part.arguments])
         else:
-            calls[event.call][1] += event.text
+            calls[part.call][1] += part.arguments
     return thoughts, text, [(name, json.loads(arguments)) for name, arguments in calls]
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.chat.events import reasoning_in, text_in
 from tilebeam.chat.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of
 from tilebeam.chat.tool_families import FAMILIES
 from tilebeam.chat.tools import Tool, ToolUse
@@ -59,9 +60,8 @@ CASES: list[tuple[Marks, bool, str, str, str, int]] = [
 
 def read(marks: Marks, opened: bool, pieces: list[str], apart: bool = True, cut: bool = False) -> tuple[str, str, int]:
     reader = AnswerReader(NOW, Thinking(marks, opened, apart))
-    events = [event for piece in pieces for event in reader.feed(piece)] + reader.end(cut)
-    thoughts = "".join(event.text for event in events if event.thought)
-    return thoughts, "".join(e.text for e in events if e.call is None and not e.thought), reader.calls
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end(cut)
+    return reasoning_in(parts), text_in(parts), reader.calls
 
 
 @pytest.mark.parametrize(("marks", "opened", "text", "thoughts", "said", "calls"), CASES)

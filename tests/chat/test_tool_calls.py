@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilebeam.chat.events import Part, Text, ToolCallDelta, text_in
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
 
@@ -64,14 +65,14 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 def read(family: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     reader = CallReader(FAMILIES[family], NAMES)
     text, calls = "", []
-    for event in [e for piece in pieces for e in reader.feed(piece)] + reader.end():
-        if event.call is None:
-            text += event.text
-        elif event.name is not None:
-            assert event.call == len(calls)
-            calls.append([event.name, event.text])
+    for part in [e for piece in pieces for e in reader.feed(piece)] + reader.end():
+        if isinstance(part, Text):
+            text += part.text
+        elif part.name is not None:
+            assert part.call == len(calls)
+            calls.append([part.name, part.arguments])
         else:
-            calls[event.call][1] += event.text
+            calls[part.call][1] += part.arguments
     assert reader.calls == len(calls)
     return text, [(name, arguments) for name, arguments in calls]
 
@@ -107,16 +108,17 @@ def test_pieces_make_no_difference(parts: list[str], family: str, size: int) -> 
 def test_only_the_first_call_is_told_where_one_is_allowed(family: str, text: str, said: str, calls: Any) -> None:
     for pieces in ([text], list(text)):
         reader = CallReader(FAMILIES[family], NAMES, several=False)
-        events = [event for piece in pieces for event in reader.feed(piece)] + reader.end()
-        assert "".join(event.text for event in events if event.call is None) == said
-        assert [event.name for event in events if event.name is not None] == [calls[0][0]]
-        assert "".join(event.text for event in events if event.call is not None) == calls[0][1]
+        parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
+        told = [part for part in parts if isinstance(part, ToolCallDelta)]
+        assert text_in(parts) == said
+        assert [part.name for part in told if part.name is not None] == [calls[0][0]]
+        assert "".join(part.arguments for part in told) == calls[0][1]
 
 
 def test_arguments_come_as_they_are_written() -> None:
     reader = CallReader(FAMILIES["hermes"], NAMES)
-    events = [event for char in f"<tool_call>\n{W}\n</tool_call>" for event in reader.feed(char)]
-    arguments = [e.text for e in events if e.call == 0 and e.name is None]
+    parts: list[Part] = [part for char in f"<tool_call>\n{W}\n</tool_call>" for part in reader.feed(char)]
+    arguments = [p.arguments for p in parts if isinstance(p, ToolCallDelta) and p.name is None]
     assert len(arguments) > 20
     assert json.loads("".join(arguments)) == json.loads(CITY)
 
@@ -145,8 +147,8 @@ CUT: list[tuple[str, str, str, int]] = [
 def test_half_a_call_is_dropped_where_the_answer_was_cut(family: str, text: str, said: str, calls: int) -> None:
     for pieces in ([text], list(text)):
         reader = CallReader(FAMILIES[family], NAMES)
-        events = [event for piece in pieces for event in reader.feed(piece)] + reader.end(cut=True)
-        assert "".join(event.text for event in events if event.call is None) == said
+        parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end(cut=True)
+        assert text_in(parts) == said
         assert reader.calls == calls
 
 
@@ -165,4 +167,6 @@ def test_values_have_the_types_of_the_schema() -> None:
     reader = CallReader(FAMILIES["qwen3-coder"], functions)
     (began, told) = reader.feed(f"<tool_call>\n<function=f>\n{listed}</function>\n</tool_call>")[:2]
     wanted = {"s": "[1]", "i": 7, "e": "1", "n": "12", "r": True, "o": {"a": None}, "x": "no json"}
-    assert (began.name, json.loads(told.text)) == ("f", wanted)
+    assert isinstance(began, ToolCallDelta)
+    assert isinstance(told, ToolCallDelta)
+    assert (began.name, json.loads(told.arguments)) == ("f", wanted)

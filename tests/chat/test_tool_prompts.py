@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tilebeam import LM, TilebeamError
+from tilebeam.chat.events import ToolCallDelta
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
@@ -115,8 +116,8 @@ def test_what_else_a_schema_allows_is_not_written(lm: LM, root: str, template: s
     (output,) = lm.generate(["hi"], n=4, seed=1, max_tokens=400, temperature=1.5, grammar=forced_grammar(found))
     for sample in output.outputs:
         reader = CallReader(found.family, found.functions, several=False, forced=True)
-        events = reader.feed(sample.text) + reader.end(cut=False)
-        assert json.loads("".join(event.text for event in events if event.call is not None))["a"] in range(10)
+        parts = reader.feed(sample.text) + reader.end(cut=False)
+        assert json.loads("".join(p.arguments for p in parts if isinstance(p, ToolCallDelta)))["a"] in range(10)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "bad"}}])
@@ -232,9 +233,9 @@ def test_a_call_that_has_begun_is_held_to_its_schema(lm: LM) -> None:
     text = said(grammar=held, logit_bias={lm.bos: 9.0})
     reader = CallReader(family, use(TOOLS).functions)
     calls: dict[int, str] = {}
-    for event in reader.feed(text) + reader.end(cut=True):
-        if event.call is not None:
-            calls[event.call] = calls.get(event.call, "") + event.text
+    for part in reader.feed(text) + reader.end(cut=True):
+        if isinstance(part, ToolCallDelta):
+            calls[part.call] = calls.get(part.call, "") + part.arguments
     assert calls
     for arguments in list(calls.values())[:-1]:
         assert isinstance(json.loads(arguments), dict)

@@ -12,16 +12,20 @@ from typing import Any
 import jsonschema
 import pytest
 from tilebeam import LM
-from tilebeam.outputs import CompletionOutput, Delta
+from tilebeam.outputs import CompletionOutput, Delta, Usage
 
 pytest.importorskip("openai", reason="the openai client is not installed (extra test)")
 pytest.importorskip("httpx", reason="httpx is not installed (extra test)")
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import HI, Running, running
+from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.tools import ToolUse, tool_use, tools_of
-from tilebeam.server.responses import TokenLedger
-from tilebeam.server.tool_style import ToolStyle
+from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.events import Ended, SampleEvents, Started
+from tilebeam.server.openai.chat import ChatAnswer
+from tilebeam.server.plan import Plan, Ready
+from tilebeam.server.requests import ChatRequest
 
 WEATHER = {
     "type": "object",
@@ -150,15 +154,31 @@ def use(several: bool = True) -> ToolUse:
     return found
 
 
+def answered(lm: LM, said: str, several: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The whole choice, and the pieces of a stream that gets every character by itself."""
+    body = ChatRequest.model_validate({"messages": HI, "tools": TOOLS})
+    plan = Plan(body, ChatAnswer, False, SamplingParams(), 1, "tiny", lambda _, params: Ready([], params))
+
+    def sample() -> SampleEvents:
+        return SampleEvents(0, lm.piece, reader=AnswerReader(use(several), None))
+
+    ended = Ended(Usage(), 1)
+    grown = sample().whole(CompletionOutput(0, said, [], "stop", 1))
+    whole = ChatAnswer(plan, lm.spelling).whole([Started(0), grown, ended])["choices"][0]
+    streamed, growing = ChatAnswer(plan, lm.spelling), sample()
+    streamed.add(Started(0))
+    deltas = [Delta(0, char, []) for char in said] + [Delta(0, "", [], finish_reason="stop")]
+    text = b"".join(streamed.add(grown) for delta in deltas if (grown := growing.grown(delta)) is not None)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.decode().split("\n\n") if line]
+    return whole, [chunk["choices"][0] for chunk in chunks]
+
+
 def test_text_and_calls_of_one_answer(lm: LM) -> None:
     said = 'Let me see.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    style = ToolStyle(use(), lm.piece, lm.spelling, False, 0)
-    choice = style.choice(0, CompletionOutput(0, said, [], "stop", 1))
+    choice, chunks = answered(lm, said)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
-    deltas = [Delta(0, char, []) for char in said] + [Delta(0, "", [], finish_reason="stop")]
-    chunks = [chunk for delta in deltas for chunk in style.chunks(0, delta.text, delta, TokenLedger(lm.piece), 0)]
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Let me see."
     assert chunks[-1]["finish_reason"] == "tool_calls"
     assert [c["function"]["name"] for x in chunks for c in x["delta"].get("tool_calls", []) if "id" in c] == ["now"]
@@ -167,11 +187,8 @@ def test_text_and_calls_of_one_answer(lm: LM) -> None:
 def test_a_request_may_allow_one_call(lm: LM) -> None:
     said = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now"}</tool_call>'
     for allowed, count in ((True, 2), (False, 1)):
-        style = ToolStyle(use(allowed), lm.piece, lm.spelling, False, 0)
-        message = style.choice(0, CompletionOutput(0, said, [], "stop", 1))["message"]
-        assert len(message["tool_calls"]) == count
-        delta = Delta(0, said, [], finish_reason="stop")
-        chunks = style.chunks(0, said, delta, TokenLedger(lm.piece), 0)
+        choice, chunks = answered(lm, said, allowed)
+        assert len(choice["message"]["tool_calls"]) == count
         assert sum("id" in c for chunk in chunks for c in chunk["delta"].get("tool_calls", [])) == count
 
 

@@ -32,6 +32,10 @@ class MessagesRefused(FieldRefused):
     code = "invalid_value"
 
 
+class NoTemplate(TilebeamError):
+    """There is no chat template, or it cannot be run."""
+
+
 class VariablesRefused(FieldRefused):
     """Variables that this template cannot be given."""
 
@@ -89,15 +93,15 @@ class ChatTemplates:
         Raises:
             MessagesRefused: the template does not take these messages.
             VariablesRefused: nor these variables.
-            TilebeamError: there is no template, or it cannot be run.
+            NoTemplate: there is none, or it cannot be run.
         """
         template = template or self.own
         if template is None:
-            raise TilebeamError("This model has no chat template: it is a base model; write the prompt as plain text.")
+            raise NoTemplate("This model has no chat template: it is a base model; write the prompt as plain text.")
         _check_variables(template, variables or {})
         if template in builtin_template_names():
             if tools:
-                raise TilebeamError(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
+                raise NoTemplate(f"llama.cpp's template {template!r} knows no tools: give a Jinja template.")
             return apply_builtin_template(template, [(m["role"], m["content"]) for m in messages], add_assistant)
         name = _given(template) if template != self.own else f"The chat template of {self._file}"
         told = _defaults() | dict(variables or {})
@@ -130,23 +134,23 @@ def _run(name: str, template: str, variables: Mapping[str, Any] | None) -> str:
     """What a template makes of variables; of None: nothing, it is only looked at."""
     names = ", ".join(builtin_template_names())
     if "{{" not in template and "{%" not in template:
-        raise TilebeamError(
+        raise NoTemplate(
             f"{template[:80]!r} is not a chat template: it is neither Jinja nor the name of one that llama.cpp knows "
             f"({names})."
         )
     known = f"Give the name of one that llama.cpp knows instead: {names}."
     if len(template) > _LONGEST:
-        raise TilebeamError(f"{name} is longer than {_LONGEST} characters. {known}")
+        raise NoTemplate(f"{name} is longer than {_LONGEST} characters. {known}")
     try:
         reply = render(template, variables)
     except (TypeError, ValueError, RecursionError) as error:
         raise MessagesRefused(f"Messages, functions and variables of a chat must be JSON: {error}.") from None
     if reply is None:
-        raise TilebeamError(f"{name} cannot be run: it does not come to an end within {SECONDS} seconds. {known}")
+        raise NoTemplate(f"{name} cannot be run: it does not come to an end within {SECONDS} seconds. {known}")
     if "refused" in reply:
         raise MessagesRefused(f"{name} does not take these messages: {reply['refused']}")
     if "invalid" in reply:
-        raise TilebeamError(f"{name} is not valid Jinja (line {reply['line']}: {reply['invalid']}). {known}")
+        raise NoTemplate(f"{name} is not valid Jinja (line {reply['line']}: {reply['invalid']}). {known}")
     if "failed" in reply:
-        raise TilebeamError(f"{name} cannot be run: {reply['failed'].rstrip('.')}. {known}")
+        raise NoTemplate(f"{name} cannot be run: {reply['failed'].rstrip('.')}. {known}")
     return str(reply["text"])

@@ -15,7 +15,9 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from tilebeam.chat import tool_arguments
+from tilebeam.chat.events import Part, Text, joined
 from tilebeam.chat.tool_families import Family
+from tilebeam.outputs import ToolCallDelta
 
 # What may stand between calls.
 _BETWEEN = (",", ";")
@@ -28,22 +30,6 @@ _HEAD = re.compile(
 )
 _KEYS = ("name", "tool_name", "arguments", "parameters", "type", "function", "id", "tool_call_id")
 _SPACE = " \t\r\n"
-
-
-class Event(NamedTuple):
-    """What a piece of a text adds: to the answer's text (no call), or to a call.
-
-    Attributes:
-        text: of the answer, or of the call's arguments.
-        call: its number.
-        name: its function, where it begins.
-        thought: the text is no answer's, but what the model thinks.
-    """
-
-    text: str
-    call: int | None = None
-    name: str | None = None
-    thought: bool = False
 
 
 class _Wait(Enum):
@@ -81,7 +67,7 @@ class CallReader:
         self._held = family.lead  # text that is not understood yet
         self._opened = ""  # what began the call under way: text, if it is none
         self._state: Callable[[], bool] = self._begin
-        self._events: list[Event] = []
+        self._parts: list[Part] = []
         self._final = self._cut = False
         self._scanner = _Scanner()
         self._seen = 0  # characters of an object or arguments that have been searched for their end
@@ -89,12 +75,12 @@ class CallReader:
         self._name = ""  # of a call whose arguments are not complete
         self.calls = 0
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[Part]:
         """What new text adds, as far as it is clear."""
         self._held += text
         return self._run()
 
-    def end(self, cut: bool = False) -> list[Event]:
+    def end(self, cut: bool = False) -> list[Part]:
         """What is left when the answer ends.
 
         Args:
@@ -103,11 +89,11 @@ class CallReader:
         self._final, self._cut = True, cut
         return self._run()
 
-    def _run(self) -> list[Event]:
+    def _run(self) -> list[Part]:
         while self._state():
             pass
-        events, self._events = self._events, []
-        return joined([event for event in events if self._several or not event.call])
+        parts, self._parts = self._parts, []
+        return joined(p for p in parts if self._several or not isinstance(p, ToolCallDelta) or p.call == 0)
 
     # --- states: each returns whether there may be more to do --------------------------------------------------------
 
@@ -307,11 +293,11 @@ class CallReader:
     def _told_call(self, name: str, arguments: str) -> None:
         """A complete call."""
         self._begin_call(name, within=False)
-        self._events.append(Event(arguments, self.calls - 1))
+        self._parts.append(ToolCallDelta(self.calls - 1, arguments))
         self._state = self._after
 
     def _begin_call(self, name: str, within: bool) -> None:
-        self._events.append(Event("", self.calls, name))
+        self._parts.append(ToolCallDelta(self.calls, name=name))
         self.calls += 1
         self._opened = ""
         self._scanner, self._within = _Scanner(), within
@@ -321,7 +307,7 @@ class CallReader:
         """Within a call's arguments."""
         end = self._scanner.end(self._held)
         told = self._held if end is None else self._held[:end]
-        self._events.append(Event(told, self.calls - 1))
+        self._parts.append(ToolCallDelta(self.calls - 1, told))
         self._held = self._held[len(told) :]
         if end is None:
             return False
@@ -377,7 +363,7 @@ class CallReader:
 
     def _tell(self, text: str) -> None:
         if text:
-            self._events.append(Event(text))
+            self._parts.append(Text(text))
 
 
 class _Scanner:
@@ -450,14 +436,3 @@ def _whole_call(text: str) -> tuple[str, str] | None:
     if isinstance(given, str):
         return name, given
     return (name, json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
-
-
-def joined(events: list[Event]) -> list[Event]:
-    """Neighbours that belong together as one."""
-    found: list[Event] = []
-    for event in events:
-        if found and event.name is None and found[-1].name is None and found[-1][1:] == event[1:]:
-            found[-1] = found[-1]._replace(text=found[-1].text + event.text)
-        elif event.text or event.name is not None:
-            found.append(event)
-    return found

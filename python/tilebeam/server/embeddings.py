@@ -18,11 +18,12 @@ from starlette.responses import Response
 from tilebeam.outputs import Usage
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.errors import bad_request
+from tilebeam.server.events import Json
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.models import Models
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import Strict, Text
-from tilebeam.server.responses import Json, dumped_in_parts
+from tilebeam.server.writing import dumped_in_parts
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
 from tilebeam.server.placement import Ticket, ticket_for
-from tilebeam.server.responses import dumped, event
 from tilebeam.server.settings import Settings
+from tilebeam.server.writing import dumped, server_sent
 
 log = logging.getLogger("tilebeam.server")
 
@@ -185,9 +185,9 @@ class _Reply:
     def _told(self, error: ApiError) -> bytes:
         """The error as an event of this stream."""
         if self._path not in ("/v1/responses", "/responses"):
-            return event(error.body())
+            return server_sent(error.body())
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return b"event: error\n" + event(told | {"sequence_number": self._events})
+        return b"event: error\n" + server_sent(told | {"sequence_number": self._events})
 
 
 async def _left(receive: Receive) -> None:

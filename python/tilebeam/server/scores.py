@@ -17,10 +17,10 @@ from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
 from tilebeam.server.embeddings import ranked
 from tilebeam.server.errors import bad_request
+from tilebeam.server.events import Json
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.models import Models
 from tilebeam.server.requests import Strict, Text
-from tilebeam.server.responses import Json
 from tilebeam.server.service import Service
 
 _MOST_TEXTS = 256  # of one request

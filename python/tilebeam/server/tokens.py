@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
-from tilebeam.server import chat
+from tilebeam.server.events import Json
 from tilebeam.server.models import Models
+from tilebeam.server.openai import chat
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import ChatRequest, Strict, Text
-from tilebeam.server.responses import Json, dumped
 from tilebeam.server.service import Service
+from tilebeam.server.writing import dumped
 
 if TYPE_CHECKING:
     from tilebeam.model.lm import LM

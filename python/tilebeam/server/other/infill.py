@@ -1,11 +1,19 @@
-"""The bodies of /infill, in llama-server's form, and what is made of an answer for them."""
+"""/infill, in llama-server's form: bodies, and how answers are written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from pydantic import Field, field_validator, model_validator
 
+from tilebeam.chat.events import text_in
+from tilebeam.server.events import Ended, Event, Grown, Json, Piece
 from tilebeam.server.requests import CompletionRequest, Generation, Number, Strict, Text
-from tilebeam.server.responses import Json
+from tilebeam.server.writing import Answer
+
+if TYPE_CHECKING:
+    from tilebeam.server.plan import Plan
 
 _MOST_TEXTS = 1024
 _MOST_FIELDS = 64
@@ -76,8 +84,37 @@ class InfillRequest(Generation):
             at = text.find("\n", at) + 1
         return text
 
-    def asked(self, answer: Json) -> Json:
-        """The fields of an answer that `response_fields` names, all if it is not there."""
-        if self.response_fields is None:
-            return answer
-        return {name: answer[name] for name in self.response_fields if name in answer}
+
+class InfillAnswer(Answer):
+    """Writes one text.
+
+    Args:
+        body: the request.
+        plan: the completion that it asks for.
+    """
+
+    def __init__(self, body: InfillRequest, plan: Plan, _spelling: Piece) -> None:
+        self._body = body
+        self._model = plan.model
+
+    def whole(self, events: Iterable[Event]) -> Json:
+        """Return the fields that the request asks for."""
+        _, grown, ended = events
+        assert isinstance(grown, Grown)
+        assert isinstance(ended, Ended)
+        said = text_in(grown.parts)
+        text = self._body.indented(said)
+        cut = grown.finish == "length" or text != said
+        answer = {
+            "content": text,
+            "stop": True,
+            "stop_type": "limit" if cut else "eos" if grown.stop is None else "word",
+            "stopping_word": "" if cut else grown.stop or "",
+            "model": self._model,
+            "tokens_predicted": ended.usage.completion_tokens,
+            "tokens_evaluated": ended.usage.prompt_tokens,
+            "tokens_cached": ended.usage.cached_tokens,
+            "truncated": False,
+        }
+        asked = self._body.response_fields
+        return answer if asked is None else {name: answer[name] for name in asked if name in answer}
