@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tilebeam.chat.answer_parts import Reasoning, Text
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.chat_template import _run, takes_tools
-from tilebeam.chat.events import Reasoning, Text
 from tilebeam.chat.thoughts import CHANNELS, Thinking, is_open, marks_of
 from tilebeam.chat.tools import ToolUse, family_of, tools_of
 from tilebeam.errors import TilebeamError

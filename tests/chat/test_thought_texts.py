@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilebeam.chat.answer_parts import reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.chat.events import reasoning_in, text_in
+from tilebeam.chat.chat_turns import turns_of
 from tilebeam.chat.thoughts import CHANNELS, THINK, Marks, Thinking, is_open, marks_of
 from tilebeam.chat.tool_families import FAMILIES
 from tilebeam.chat.tools import Tool, ToolUse
-from tilebeam.chat.turns import turns_of
 
 HI: Any = {"role": "user", "content": "hi"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilebeam.chat.events import Part, Text, ToolCallDelta, text_in
+from tilebeam.chat.answer_parts import Part, Text, ToolCallDelta, text_in
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES
 

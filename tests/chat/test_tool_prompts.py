@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tilebeam import LM, TilebeamError
-from tilebeam.chat.events import ToolCallDelta
+from tilebeam.chat.answer_parts import ToolCallDelta
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tool_families import FAMILIES

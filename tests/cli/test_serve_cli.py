@@ -136,7 +136,7 @@ STUCK = """
 import sys
 from tilebeam.cli.main import main
 from tilebeam.server import main as process
-from tilebeam.server.openai import chat
+from tilebeam.server.openai import chat_completions as chat
 
 def stuck(*_):
     print("stuck", flush=True)

@@ -252,7 +252,7 @@ def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
 
 
 def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
-    from tilebeam.server.openai.chat import prompt_of
+    from tilebeam.server.openai.chat_completions import prompt_of
     from tilebeam.server.requests import ChatRequest
 
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the </s> number"}]

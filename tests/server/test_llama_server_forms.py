@@ -14,7 +14,7 @@ pytest.importorskip("openai", reason="the openai client is not installed (extra 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
 from server_kit import CHAT, HI, PATIENCE, TEXT, Running
-from tilebeam.server.openai import chat
+from tilebeam.server.openai import chat_completions as chat
 from tilebeam.server.requests import ChatRequest
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}

@@ -17,10 +17,10 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed (
 
 from server_kit import ANSWER, Running
 from tilebeam import SamplingParams
-from tilebeam.chat.events import Text
+from tilebeam.chat.answer_parts import Text
+from tilebeam.server.answer_events import Event, Grown, Started
 from tilebeam.server.errors import ApiError
 from tilebeam.server.event_stream import EventStream
-from tilebeam.server.events import Event, Grown, Started
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.openai.responses import ResponsesAnswer
 from tilebeam.server.plan import Plan, Ready

@@ -21,11 +21,11 @@ from tilebeam.server import admission
 from tilebeam.server import model_host as host_module
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate
+from tilebeam.server.answer_events import TokenLedger, token_text
 from tilebeam.server.errors import ApiError
-from tilebeam.server.events import TokenLedger, token_text
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import Loaded, ModelHost
-from tilebeam.server.openai import chat
+from tilebeam.server.openai import chat_completions as chat
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.searches import Questions
 from tilebeam.server.security import ApiKeys, Guard, is_loopback

@@ -22,8 +22,8 @@ from server_kit import HI, Running, running
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.tools import ToolUse, tool_use, tools_of
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.events import Ended, SampleEvents, Started
-from tilebeam.server.openai.chat import ChatAnswer
+from tilebeam.server.answer_events import Ended, SampleEvents, Started
+from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.plan import Plan, Ready
 from tilebeam.server.requests import ChatRequest
 

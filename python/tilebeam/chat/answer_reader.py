@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilebeam.chat.events import Part, Reasoning, Text, joined
+from tilebeam.chat.answer_parts import Part, Reasoning, Text, joined
 from tilebeam.chat.thoughts import Piece, Thinking
 from tilebeam.chat.tool_calls import CallReader
 from tilebeam.chat.tools import ToolUse

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilebeam.chat.chat_template import ChatTemplates, MessagesRefused
+from tilebeam.chat.chat_turns import turns_of
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tools import Tool
-from tilebeam.chat.turns import turns_of
 from tilebeam.native.llama import Vocab
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.chat_prompt import ChatPrompt
-from tilebeam.chat.events import calls_in, reasoning_in, text_in
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
 from tilebeam.chat.tool_grammar import Tokenizer, forced_grammar, held_grammar

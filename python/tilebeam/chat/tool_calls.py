@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from tilebeam.chat import tool_arguments
-from tilebeam.chat.events import Part, Text, joined
+from tilebeam.chat.answer_parts import Part, Text, joined
 from tilebeam.chat.tool_families import Family
 from tilebeam.outputs import ToolCallDelta
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import echo
+from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
 from tilebeam.server.errors import ApiError, unavailable
-from tilebeam.server.events import Ended, Event, SampleEvents, Started
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import Plan, Ready

@@ -19,22 +19,23 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tilebeam.server.adapter_routes import add_adapter_routes
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.embeddings import add_embedding_routes
 from tilebeam.server.errors import ApiError, from_exception, from_validation
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.models import Models
-from tilebeam.server.openai.chat import ChatAnswer
+from tilebeam.server.openai.chat_completions import ChatAnswer
 from tilebeam.server.openai.completions import CompletionAnswer
+from tilebeam.server.openai.embedding_routes import add_embedding_routes
 from tilebeam.server.openai.responses import add_response_routes
+from tilebeam.server.other.adapter_routes import add_adapter_routes
 from tilebeam.server.other.infill import InfillAnswer, InfillRequest
+from tilebeam.server.other.rerank import add_rerank_routes
+from tilebeam.server.other.scores import add_score_routes
+from tilebeam.server.other.tokens import add_token_routes
 from tilebeam.server.pages import add_page_routes
 from tilebeam.server.requests import ChatRequest, CompletionRequest
-from tilebeam.server.scores import add_score_routes
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
 from tilebeam.server.settings import Settings
-from tilebeam.server.tokens import add_token_routes
 
 log = logging.getLogger("tilebeam.server")
 
@@ -60,6 +61,7 @@ def create_app(models: Models) -> FastAPI:
     add_token_routes(app, models)
     add_response_routes(app, models)
     add_embedding_routes(app, models)
+    add_rerank_routes(app, models)
     add_score_routes(app, models)
     add_page_routes(app, models)
     add_adapter_routes(app, models)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.events import Echo, Piece, Shown
+from tilebeam.server.answer_events import Echo, Piece, Shown
 from tilebeam.server.plan import Plan
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.searches import in_thread

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilebeam.server.admission import ClientGone, Gate, Job
+from tilebeam.server.answer_events import Event
 from tilebeam.server.errors import ApiError
-from tilebeam.server.events import Event
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.plan import Plan
 from tilebeam.server.writing import StreamedAnswer

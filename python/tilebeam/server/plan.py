@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.events import Piece, SampleEvents
+from tilebeam.server.answer_events import Piece, SampleEvents
 from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.writing import Answer

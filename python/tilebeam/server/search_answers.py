@@ -12,8 +12,8 @@ from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
+from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, SampleEvents, Started
 from tilebeam.server.errors import bad_request
-from tilebeam.server.events import Echo, Ended, Event, Grown, Json, SampleEvents, Started
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.plan import Plan, Ready

@@ -20,14 +20,14 @@ from tilebeam.outputs import Figures
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
+from tilebeam.server.answer_events import Ended, Event
 from tilebeam.server.answering import StreamTimes, generated, streamed
 from tilebeam.server.errors import bad_request, from_exception, refused, unavailable
 from tilebeam.server.event_stream import EventStream
-from tilebeam.server.events import Ended, Event
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import ModelMetrics, Snapshot
 from tilebeam.server.model_host import Loaded, ModelHost
-from tilebeam.server.openai import chat
+from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerMaker, Plan, Ready
 from tilebeam.server.prompts import Prompt, completion_prompt
@@ -152,9 +152,9 @@ class Service:
         def prepare(lm: LM, params: SamplingParams) -> Ready:
             asked = [m.text for m in body.messages if m.role == "user"]
             if body.search is not None:  # whose candidates are texts as they are
-                text, ids = chat.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
+                text, ids = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
                 return Ready([Prompt(text, ids, asked[-1] if asked else text)], params)
-            made = chat.prepared(lm, body, settings, params)
+            made = chat_completions.prepared(lm, body, settings, params)
             text = made.prompt.text
             return Ready([Prompt(text, made.prompt.token_ids, asked[-1] if asked else text)], made.params, made.reader)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilebeam.outputs import Usage
+from tilebeam.server.answer_events import Ended, Event, Json
 from tilebeam.server.errors import ApiError
-from tilebeam.server.events import Ended, Event, Json
 
 # An answer, its choices, one of them, its log-probabilities, their list: an entry of it is encoded in one go.
 _PART_DEPTH = 5

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from tilebeam._version import __version__
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece, Shown, Started
 from tilebeam.server.errors import ApiError
-from tilebeam.server.events import Ended, Event, Grown, Json, Piece, Shown, Started
 from tilebeam.server.plan import Plan
 from tilebeam.server.writing import StreamedAnswer, dumped, dumped_in_parts, extras, server_sent, usage_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilebeam.chat.events import text_in
-from tilebeam.server.events import Grown, Json, Shown, Started, token_text
+from tilebeam.chat.answer_parts import text_in
+from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
 
 

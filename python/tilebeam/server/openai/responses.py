@@ -12,12 +12,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from tilebeam.chat.events import Part, Reasoning, Text
+from tilebeam.chat.answer_parts import Part, Reasoning, Text
 from tilebeam.outputs import ToolCallDelta, Usage
 from tilebeam.sampling_params import SamplingParams
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece
 from tilebeam.server.errors import ApiError
 from tilebeam.server.event_stream import EventStream
-from tilebeam.server.events import Ended, Event, Grown, Json, Piece
 from tilebeam.server.models import Models
 from tilebeam.server.openai.response_requests import ResponsesRequest
 from tilebeam.server.plan import Plan

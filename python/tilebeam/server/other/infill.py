@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator, model_validator
 
-from tilebeam.chat.events import text_in
-from tilebeam.server.events import Ended, Event, Grown, Json, Piece
+from tilebeam.chat.answer_parts import text_in
+from tilebeam.server.answer_events import Ended, Event, Grown, Json, Piece
 from tilebeam.server.requests import CompletionRequest, Generation, Number, Strict, Text
 from tilebeam.server.writing import Answer
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tilebeam.chat.answer_parts import Part, Reasoning, Text, calls_in, reasoning_in, text_in
 from tilebeam.chat.chat_template import NoTemplate
-from tilebeam.chat.events import Part, Reasoning, Text, calls_in, reasoning_in, text_in
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, TilebeamError
 from tilebeam.native.llama import builtin_template_names
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
+from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
 from tilebeam.server.errors import bad_request, refused
-from tilebeam.server.events import Grown, Json, Shown, Started, token_text
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
 from tilebeam.server.requests import ChatRequest, NamedTool
 from tilebeam.server.searches import runs_programs

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from tilebeam._version import __version__
-from tilebeam.server.events import Json
+from tilebeam.server.answer_events import Json
 from tilebeam.server.models import Models
-from tilebeam.server.openai import chat
+from tilebeam.server.openai import chat_completions
 from tilebeam.server.prompts import check_tokens
 from tilebeam.server.requests import ChatRequest, Strict, Text
 from tilebeam.server.service import Service
@@ -71,7 +71,9 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
         service = models.of(body.model)
 
         def prompt(lm: LM) -> Response:
-            text, _ = chat.prompt_of(lm, body, service.settings.chat_template, service.settings.chat_template_kwargs)
+            text, _ = chat_completions.prompt_of(
+                lm, body, service.settings.chat_template, service.settings.chat_template_kwargs
+            )
             return _answer({"prompt": text})
 
         return await service.shortly(request, prompt, chat=True)

@@ -15,11 +15,11 @@ from tilebeam.outputs import Usage
 from tilebeam.scoring.own_reward import OwnReward
 from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
-from tilebeam.server.embeddings import ranked
+from tilebeam.server.answer_events import Json
 from tilebeam.server.errors import bad_request
-from tilebeam.server.events import Json
 from tilebeam.server.model_host import Loaded
 from tilebeam.server.models import Models
+from tilebeam.server.other.rerank import ranked
 from tilebeam.server.requests import Strict, Text
 from tilebeam.server.service import Service
 

@@ -6,7 +6,7 @@ import json
 import pickle
 
 import pytest
-from tilebeam.server.placement import Placement, Ticket, blocks_of, ticket_for
+from tilebeam.server.replicas.routing import Placement, Ticket, blocks_of, ticket_for
 
 LONG = "x".join(str(i) for i in range(2000))  # nearly 9000 characters
 SHORT = LONG[:256]

@@ -29,9 +29,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from tilebeam.errors import TilebeamError
 from tilebeam.ray_cluster import Place, connect, last_line
-from tilebeam.server import replica
-from tilebeam.server.ingress import Answer, create_ingress
-from tilebeam.server.placement import Placement, Ticket
+from tilebeam.server.replicas import replica
+from tilebeam.server.replicas.ingress import Answer, create_ingress
+from tilebeam.server.replicas.routing import Placement, Ticket
 from tilebeam.server.security import MOST_REQUESTS
 from tilebeam.server.served_model import ServedModel
 from tilebeam.server.settings import Settings
@@ -119,7 +119,7 @@ class _Replicas:
 
 @serve.ingress()
 class Ingress:
-    """`tilebeam.server.ingress` as Ray runs it."""
+    """`tilebeam.server.replicas.ingress` as Ray runs it."""
 
     def __init__(self, replicas: Any, settings: Settings) -> None:
         self._replicas = replicas

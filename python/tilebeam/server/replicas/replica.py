@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 from tilebeam.ray_cluster import Place
 from tilebeam.server.app import create_app
 from tilebeam.server.model_host import decoding_first
-from tilebeam.server.placement import Ticket
+from tilebeam.server.replicas.routing import Ticket
 from tilebeam.server.served_model import ServedModel, models_of
 from tilebeam.server.settings import Settings
 

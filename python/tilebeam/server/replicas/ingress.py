@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tilebeam.server.app import add_access_rules, add_error_handlers
 from tilebeam.server.errors import ApiError, bad_request, unavailable
-from tilebeam.server.placement import Ticket, ticket_for
+from tilebeam.server.replicas.routing import Ticket, ticket_for
 from tilebeam.server.settings import Settings
 from tilebeam.server.writing import dumped, server_sent
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from tilebeam.chat.answer_parts import Part, Text
 from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.chat.events import Part, Text
 from tilebeam.outputs import CompletionOutput, Delta, FinishReason, Usage
 
 Piece = Callable[[int], bytes]  # the bytes of a token
