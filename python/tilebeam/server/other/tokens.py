@@ -69,11 +69,10 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
     async def apply_template(body: ChatRequest, request: Request) -> Response:
         """The prompt that a chat's messages and functions make; nothing is generated."""
         service = models.of(body.model)
+        settings = service.settings
 
         def prompt(lm: LM) -> Response:
-            text, _ = chat_completions.prompt_of(
-                lm, body, service.settings.chat_template, service.settings.chat_template_kwargs
-            )
+            text, _ = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
             return _answer({"prompt": text})
 
         return await service.shortly(request, prompt, chat=True)
