@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,21 @@ from tilebeam import LM, SamplingParams, TilebeamError
 
 pytest.importorskip("fastapi", reason="the server's packages are not installed (extra server)")
 
+from tilebeam.chat.answer_parts import Text
 from tilebeam.chat.chat_template import ChatTemplates
 from tilebeam.engine.detokenizer import Detokenizer
 from tilebeam.server import admission
 from tilebeam.server import model_host as host_module
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import ClientGone, Gate
-from tilebeam.server.answer_events import TokenLedger, token_text
+from tilebeam.server.answer_events import Grown, Started, TokenLedger, token_text
 from tilebeam.server.errors import ApiError
 from tilebeam.server.metrics import Metrics
 from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.openai import chat_completions as chat
+from tilebeam.server.openai.chat_completions import ChatAnswer
+from tilebeam.server.openai.completions import CompletionAnswer
+from tilebeam.server.plan import Plan, Ready
 from tilebeam.server.requests import ChatRequest
 from tilebeam.server.searches import Questions
 from tilebeam.server.security import ApiKeys, Guard, is_loopback
@@ -194,6 +199,18 @@ def _is_text(piece: bytes) -> bool:
 def test_tokens_that_are_no_text() -> None:
     assert token_text("é".encode()) == "é"
     assert token_text(b"\xc3") == r"bytes:\xc3"
+
+
+@pytest.mark.parametrize("answer", [CompletionAnswer, ChatAnswer])
+def test_a_model_may_be_called_null(answer: Any) -> None:
+    """Chunks are written around what all of them share, and a name is no place to cut it at."""
+    for name in ("null", '"choices":[null]', "[DONE]"):
+        body = turns("hi")
+        plan = Plan(body, answer, False, SamplingParams(), 1, name, lambda _, params: Ready([], params))
+        written = answer(plan, lambda _: b"")
+        written.add(Started(0))
+        chunk = json.loads(written.add(Grown(0, [Text("null")], finish="stop")).removeprefix(b"data: "))
+        assert (chunk["model"], chunk["choices"][0]["finish_reason"]) == (name, "stop")
 
 
 # --- who is let in ----------------------------------------------------------------------------------------------------
