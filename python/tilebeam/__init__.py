@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tilebeam.answers.extract import after, boxed, last_number, regex
     from tilebeam.answers.math import MathAnswer
     from tilebeam.answers.normalize import normalize_answer
-    from tilebeam.chat.chat_prompt import ChatPrompt
     from tilebeam.engine.reading import Reading
     from tilebeam.engine.streams import AsyncStream, Stream
     from tilebeam.model.lm import LM
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from tilebeam.model.progress_bar import ProgressBar
     from tilebeam.native.stock import register
     from tilebeam.outputs import CompletionOutput, Delta, Likelihood, Progress, RequestOutput, Usage
+    from tilebeam.prompt import Prompt
     from tilebeam.sampling_params import SamplingParams
     from tilebeam.scoring.judge import LLMJudge
     from tilebeam.scoring.load_reward import load_reward_model
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LM": "model.lm",
-    "ChatPrompt": "chat.chat_prompt",
+    "Prompt": "prompt",
     "load": "model.loader",
     "register": "native.stock",
     "SamplingParams": "sampling_params",
@@ -112,7 +112,6 @@ __all__ = [
     "AsyncStream",
     "BeamSearch",
     "BestOfN",
-    "ChatPrompt",
     "CodeExamples",
     "CompletionOutput",
     "Delta",
@@ -128,6 +127,7 @@ __all__ = [
     "PlacementWarning",
     "Progress",
     "ProgressBar",
+    "Prompt",
     "Rating",
     "Reading",
     "RequestOutput",

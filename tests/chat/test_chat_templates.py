@@ -43,25 +43,25 @@ def lm(base: Path) -> Iterator[LM]:
 
 
 def test_a_template_that_llama_cpp_does_not_know_is_run(lm: LM) -> None:
-    assert lm.apply_chat_template(HI) == "[be brief] <USER>hi</><ASSISTANT>"
-    assert lm.apply_chat_template(HI[1:], add_assistant=False) == "[none] <USER>hi</>"
-    ids = lm.tokenize(lm.apply_chat_template(HI))
+    assert lm.chat_prompt(HI).text == "[be brief] <USER>hi</><ASSISTANT>"
+    ids = lm.chat_prompt(HI).ids
+    assert ids == lm.tokenize(lm.chat_prompt(HI).text)
     assert ids.count(lm.bos) == (1 if lm.adds_bos else 0)  # the tokenizer adds it, the template's was taken off
 
 
 def test_templates_given_by_text_and_by_name(lm: LM) -> None:
     text = "{% for m in messages %}{{ m.content }};{% endfor %}{{ eos_token }}"
-    assert lm.apply_chat_template(HI, template=text) == " be brief ;hi;</s>"
-    known = lm.apply_chat_template(HI, template="chatml")
+    assert lm.chat_prompt(HI, template=text).text == " be brief ;hi;</s>"
+    known = lm.chat_prompt(HI, template="chatml").text
     assert known.startswith("<|im_start|>system")
     assert known.endswith("<|im_start|>assistant\n")
     with pytest.raises(TilebeamError, match=r"'chatmal' is not a chat template.*chatml"):
-        lm.apply_chat_template(HI, template="chatmal")
+        lm.chat_prompt(HI, template="chatmal")
 
 
 def test_what_a_template_refuses(lm: LM) -> None:
     with pytest.raises(MessagesRefused, match="does not take these messages: Roles must alternate"):
-        lm.apply_chat_template([*HI, HI[1]])
+        lm.chat_prompt([*HI, HI[1]])
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_what_a_template_refuses(lm: LM) -> None:
 def test_broken_and_harmful_templates(base: Path, template: str, why: str) -> None:
     with load(base, template) as lm:
         with pytest.raises(TilebeamError, match=why):
-            lm.apply_chat_template(HI)
-        assert "<|im_start|>" in lm.apply_chat_template(HI, template="chatml")
+            lm.chat_prompt(HI)
+        assert "<|im_start|>" in lm.chat_prompt(HI, template="chatml").text
 
 
 def test_a_model_without_a_template(base: Path) -> None:
     with tilebeam.load(base, "cpu", n_ctx=256, n_seq_max=2, threads=1) as lm:
         with pytest.raises(TilebeamError, match="has no chat template"):
-            lm.apply_chat_template(HI)
-        assert "hi" in lm.apply_chat_template(HI, template=OWN)
+            lm.chat_prompt(HI)
+        assert "hi" in lm.chat_prompt(HI, template=OWN).text

@@ -148,7 +148,7 @@ TALK: Any = [
 def prompt(lm: LM, template: str, **fields: Any) -> tuple[str, list[int]]:
     given = {"messages": TALK, "tools": TOOLS} | fields
     made = lm.chat_prompt(given["messages"], template=template, tools=given["tools"])
-    return made.text, made.token_ids
+    return made.text, made.ids
 
 
 def test_a_template_that_knows_tools_gets_them(lm: LM) -> None:

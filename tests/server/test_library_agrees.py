@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tilebeam import LM, CompletionOutput, RequestOutput, SamplingParams, Usage
-from tilebeam.chat.chat_prompt import ChatPrompt
+from tilebeam import LM, CompletionOutput, Prompt, RequestOutput, SamplingParams, Usage
 from tilebeam.chat.prepared import PreparedChat
 from tilebeam.chat.thoughts import CHANNELS, THINK, Thinking
 from tilebeam.chat.tool_families import FAMILIES, Family
@@ -85,7 +84,7 @@ def test_every_family_of_calls(lm: LM, family: str, before: str) -> None:
     kind = FAMILIES[family]
     marks = CHANNELS if family == "gpt-oss" else THINK
     use = ToolUse(kind, [Tool("weather", parameters=SCHEMA)], False, True)
-    chat = PreparedChat(ChatPrompt("", []), SamplingParams(), use, Thinking(marks))
+    chat = PreparedChat(Prompt("", []), SamplingParams(), use, Thinking(marks))
     if family in ("json", "gpt-oss", "functionary-3.2"):
         before = ""  # without a mark, a call begins the answer; the others have marks for text, too
     thought = f"{marks.opens}hm{marks.closes}" + ("<|start|>assistant" if marks == CHANNELS else "")

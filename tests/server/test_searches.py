@@ -102,7 +102,7 @@ def test_searches_without_a_limit_end(server: Running, method: str) -> None:
 def test_a_search_without_a_limit_has_the_room_that_there_is(server: Running) -> None:
     """Of a model that never stops: candidates get equal shares of the context, so that the search ends."""
     lm = server.lm
-    text = lm.apply_chat_template(HI, template="chatml")
+    text = lm.chat_prompt(HI, template="chatml").text
     share = (lm.n_ctx - len(lm.tokenize(text))) // lm.n_seq_max
     body = {"messages": HI, "ignore_eos": True, "search": {"method": "vote", "budget": 6, "candidates": True}}
     answer = server.post(CHAT, body).json()

@@ -1,4 +1,5 @@
-"""From the messages of a chat to the tokens of a prompt, without letting a message pass itself off as control tokens.
+"""From the messages of a chat, or the values of a template, to the tokens of a prompt, without letting them pass
+themselves off as control tokens.
 
 A template is text, and so are the control tokens in it: `<|im_end|>` typed by a user looks like the template's own.
 llama-server tokenizes the whole text with control tokens on. Here that is done only if no message holds any: otherwise
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
 from tilebeam.chat.chat_template import ChatTemplates, MessagesRefused
@@ -18,6 +19,7 @@ from tilebeam.chat.chat_turns import turns_of
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.tools import Tool
 from tilebeam.native.llama import Vocab
+from tilebeam.prompt import Prompt
 
 
 class ControlTokensInMessage(FieldRefused):
@@ -25,19 +27,6 @@ class ControlTokensInMessage(FieldRefused):
 
     param = "messages"
     code = "control_tokens_in_message"
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation as a model reads it.
-
-    Attributes:
-        text: with the template's control tokens spelled out.
-        token_ids: in which no message passes itself off as control tokens.
-    """
-
-    text: str
-    token_ids: list[int]
 
 
 def prompt_of(
@@ -49,8 +38,8 @@ def prompt_of(
     continued: bool = False,
     tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
-) -> ChatPrompt:
-    """Make the prompt of a chat, up to where the assistant speaks.
+) -> Prompt:
+    """Make the prompt of a chat, up to where the assistant speaks; its question is what the user said last.
 
     Args:
         vocab, templates: the model's.
@@ -66,11 +55,12 @@ def prompt_of(
         TilebeamError: there is no template, or it cannot be run.
     """
     turns, told = turns_of(messages, tools, template or templates.own or "")
+    asked = next((m["content"] for m in reversed(messages) if m["role"] == "user"), None)
     if not continued:
-        return _prompt(vocab, templates, turns, template, told, variables or {})
+        return _prompt(vocab, templates, turns, template, told, variables or {}, asked)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise MessagesRefused("continue_final_message: the last of several messages must be the assistant's.")
-    before = _prompt(vocab, templates, turns[:-1], template, told, variables or {})
+    before = _prompt(vocab, templates, turns[:-1], template, told, variables or {}, asked)
     return _continued(vocab, before, turns[-1]["content"])
 
 
@@ -81,7 +71,8 @@ def _prompt(
     template: str | None,
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
-) -> ChatPrompt:
+    asked: str | None,
+) -> Prompt:
     """Make the prompt of turns as the template takes them."""
 
     def render(contents: Sequence[str]) -> str:
@@ -91,26 +82,40 @@ def _prompt(
     others = [{key: value for key, value in m.items() if key != "content"} for m in messages]
     _check_others(vocab, [*tools, *others, variables])
     contents = [m["content"] for m in messages]
-    text = render(contents)
-    if not any(_has_control(vocab, content) for content in contents):
-        ids = vocab.tokenize(text, True, True)
-        marked, pieces = _pieces(render, contents)
-        if pieces is None or _controls(vocab, ids) == _controls(vocab, vocab.tokenize(marked, True, True)):
-            return ChatPrompt(text, ids)
-    else:
-        _, pieces = _pieces(render, contents)
-    if pieces is None:
+    text, own = render(contents), _pieces(render, contents)
+    if own is not None:
+        return Prompt(text, _joined(vocab, text, own, [c for c in contents if c]), asked)
+    if any(_has_control(vocab, content) for content in contents):
         raise ControlTokensInMessage(
             "A message contains a control token of this model, and the chat template changes messages, so that their "
             "text cannot be separated from the template's own."
         )
+    return Prompt(text, vocab.tokenize(text, True, True), asked)
+
+
+def filled_prompt(vocab: Vocab, template: str, values: Mapping[str, str]) -> Prompt:
+    """Make the prompt of a template with places like {name}; see `LM.filled_prompt`."""
+    parts = re.split(rf"\{{({'|'.join(map(re.escape, values))})\}}", template)
+    own, others = parts[::2], [values[name] for name in parts[1::2]]
+    text = "".join(chain.from_iterable(zip_longest(own, others, fillvalue="")))
+    return Prompt(text, _joined(vocab, text, own, others))
+
+
+def _joined(vocab: Vocab, text: str, own: Sequence[str], others: Sequence[str]) -> list[int]:
+    """Return the tokens of a text in which control tokens count in one's own pieces, but not in the texts of others
+    between them."""
+    if not any(_has_control(vocab, other) for other in others):
+        ids = vocab.tokenize(text, True, True)
+        apart = vocab.tokenize(f"m{secrets.token_hex(12)}m".join(own), True, True)
+        if _controls(vocab, ids) == _controls(vocab, apart):  # else pieces together spell out another one
+            return ids
     ids = []
-    for i, (piece, content) in enumerate(zip(pieces, [*filter(None, contents), ""], strict=True)):
+    for i, (piece, other) in enumerate(zip(own, [*others, ""], strict=True)):
         if piece:
             ids += vocab.tokenize(piece, i == 0, True)
-        if content:
-            ids += vocab.tokenize(content, i == 0 and not piece, False)
-    return ChatPrompt(text, ids)
+        if other:
+            ids += vocab.tokenize(other, i == 0 and not piece, False)
+    return ids
 
 
 def _check_others(vocab: Vocab, given: Sequence[Mapping[str, Any]]) -> None:
@@ -137,13 +142,13 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _continued(vocab: Vocab, prompt: ChatPrompt, said: str) -> ChatPrompt:
-    """A prompt and what was said behind it already. They are tokenized as one text where the prompt's tokens are those
-    of its text and nothing said looks like a control token; else apart."""
+def _continued(vocab: Vocab, prompt: Prompt, said: str) -> Prompt:
+    """Join a prompt and what was said behind it already. They are tokenized as one text where the prompt's tokens are
+    those of its text and nothing said looks like a control token; else apart."""
     text = prompt.text + said
-    if not _has_control(vocab, said) and vocab.tokenize(prompt.text, True, True) == prompt.token_ids:
-        return ChatPrompt(text, vocab.tokenize(text, True, True))
-    return ChatPrompt(text, prompt.token_ids + vocab.tokenize(said, False, False))
+    if not _has_control(vocab, said) and vocab.tokenize(prompt.text, True, True) == prompt.ids:
+        return Prompt(text, vocab.tokenize(text, True, True), prompt.question)
+    return Prompt(text, prompt.ids + vocab.tokenize(said, False, False), prompt.question)
 
 
 def _has_control(vocab: Vocab, text: str) -> bool:
@@ -155,11 +160,11 @@ def _controls(vocab: Vocab, ids: Sequence[int]) -> list[int]:
     return [token for token in ids if token in control]
 
 
-def _pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> tuple[str, list[str] | None]:
-    """The template with marks for messages that say something, and its own text before, between and behind them; None:
-    the template does more with a message than to copy it."""
+def _pieces(render: Callable[[Sequence[str]], str], contents: Sequence[str]) -> list[str] | None:
+    """Return the template's own text before, between and behind messages that say something; None: it does more with a
+    message than to copy it."""
     secret = secrets.token_hex(12)
     text = render([f"m{secret}n{i}m" if content else "" for i, content in enumerate(contents)])
     found = [int(number) for number in re.findall(rf"m{secret}n(\d+)m", text)]
     in_order = found == [i for i, content in enumerate(contents) if content]
-    return text, re.split(rf"m{secret}n\d+m", text) if in_order else None
+    return re.split(rf"m{secret}n\d+m", text) if in_order else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
-from tilebeam.chat.chat_prompt import ChatPrompt
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
 from tilebeam.chat.tool_grammar import Tokenizer, forced_grammar, held_grammar
@@ -16,6 +15,7 @@ from tilebeam.engine.streams import Stream
 from tilebeam.grammars.constraint import grammar_of
 from tilebeam.grammars.gbnf import spells
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, ToolCallDelta
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 
 
@@ -30,7 +30,7 @@ class PreparedChat:
         thinking: how its thoughts are read, None: they are text.
     """
 
-    prompt: ChatPrompt
+    prompt: Prompt
     params: SamplingParams
     use: ToolUse | None
     thinking: Thinking | None
@@ -100,7 +100,7 @@ def bound(params: SamplingParams, model: Tokenizer, use: ToolUse | None, marks: 
 
 
 def thinking_of(
-    prompt: ChatPrompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, apart: bool
+    prompt: Prompt, continued: str | None, params: SamplingParams, use: ToolUse | None, marks: Marks, apart: bool
 ) -> Thinking | None:
     """Tell how an answer's thoughts are read, None: it has none. A grammar that spells no end of them leaves no room
     for any; gpt-oss has headers beside them.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilebeam.outputs import CompletionOutput, Delta, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server import echo
 from tilebeam.server.answer_events import Ended, Event, SampleEvents, Started
@@ -19,7 +20,6 @@ from tilebeam.server.errors import ApiError, unavailable
 from tilebeam.server.metrics import ModelMetrics
 from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import Plan, Ready
-from tilebeam.server.prompts import Prompt
 
 if TYPE_CHECKING:
     from tilebeam.engine.streams import AsyncStream

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Echo, Piece, Shown
 from tilebeam.server.plan import Plan
-from tilebeam.server.prompts import Prompt
 from tilebeam.server.searches import in_thread
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilebeam.chat.answer_reader import AnswerReader
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Piece, SampleEvents
-from tilebeam.server.prompts import Prompt
 from tilebeam.server.requests import ChatRequest, Generation
 from tilebeam.server.writing import Answer
 

@@ -88,11 +88,10 @@ class SearchAnswer:
         yield [*answers, self._ended(results)]
 
     async def _run(self, events: EventHook | None) -> list[SearchResult]:
-        params = self._ready.params
-        asked = [(p.text, p.ids, p.question) for p in self._ready.prompts]
+        prompts, params = self._ready.prompts, self._ready.params
         budget = self._search.budget
         try:
-            results = await self._searches.run(self._loaded.lm, self._algorithm, asked, budget, params, events)
+            results = await self._searches.run(self._loaded.lm, self._algorithm, prompts, budget, params, events)
         except NpuError:
             raise
         except TilebeamError as error:
@@ -115,7 +114,7 @@ class SearchAnswer:
 
     def _answer(self, i: int, result: SearchResult, kind: Json) -> Grown:
         """Return the chosen candidate of prompt `i`, whose log-probabilities not every search knows."""
-        chosen = result.the_one
+        chosen = result.best
         told = self._plan.logprobs and chosen.logprobs is not None
         grown = SampleEvents(i, self._loaded.lm.piece, logprobs=told).whole(chosen)
         return replace(grown, search=kind | self._report(result))

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import Figures
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
@@ -30,7 +31,7 @@ from tilebeam.server.model_host import Loaded, ModelHost
 from tilebeam.server.openai import chat_completions
 from tilebeam.server.other.infill import Filling
 from tilebeam.server.plan import AnswerMaker, Plan, Ready
-from tilebeam.server.prompts import Prompt, completion_prompt
+from tilebeam.server.prompts import completion_prompt
 from tilebeam.server.requests import ChatRequest, CompletionRequest, Generation
 from tilebeam.server.search_answers import SearchAnswer
 from tilebeam.server.searches import SearchPool, in_thread
@@ -150,13 +151,11 @@ class Service:
         settings = self.settings
 
         def prepare(lm: LM, params: SamplingParams) -> Ready:
-            asked = [m.text for m in body.messages if m.role == "user"]
             if body.search is not None:  # whose candidates are texts as they are
-                text, ids = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
-                return Ready([Prompt(text, ids, asked[-1] if asked else text)], params)
+                template, variables = settings.chat_template, settings.chat_template_kwargs
+                return Ready([chat_completions.prompt_of(lm, body, template, variables)], params)
             made = chat_completions.prepared(lm, body, settings, params)
-            text = made.prompt.text
-            return Ready([Prompt(text, made.prompt.token_ids, asked[-1] if asked else text)], made.params, made.reader)
+            return Ready([made.prompt], made.params, made.reader)
 
         plan = Plan(body, answer, body.logprobs, params, 1, self.told_name(body.model), prepare)
         return await self._answer(plan, request)

@@ -13,6 +13,7 @@ from tilebeam.chat.prepared import PreparedChat
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, TilebeamError
 from tilebeam.native.llama import builtin_template_names
+from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
 from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 def prompt_of(
     lm: LM, body: ChatRequest, template: str | None = None, variables: Mapping[str, Any] | None = None
-) -> tuple[str, list[int]]:
-    """Return text and tokens of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
+) -> Prompt:
+    """Return the prompt of a chat, up to where the assistant speaks; see `LM.chat_prompt`.
 
     Args:
         template, variables: what the server was started with; the request's variables come first.
@@ -39,8 +40,7 @@ def prompt_of(
     """
     tools = body.functions if body.calls else ()
     with _named(lm):
-        prompt = lm.chat_prompt(_messages(body), tools=tools, **_template_options(body, template, variables))
-        return prompt.text, prompt.token_ids
+        return lm.chat_prompt(_messages(body), tools=tools, **_template_options(body, template, variables))
 
 
 def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingParams) -> PreparedChat:

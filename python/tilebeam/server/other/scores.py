@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
+from tilebeam.prompt import Prompt
 from tilebeam.scoring.own_reward import OwnReward
 from tilebeam.scoring.reward_model import RatedText
 from tilebeam.server.admission import ClientGone
@@ -110,13 +111,13 @@ def _rated(loaded: Loaded, body: ScoreRequest, stopped: threading.Event) -> list
             "it with --prm or --orm.",
             code="no_reward_model",
         )
-    found = []
+    found, asked = [], Prompt(body.prompt or "", question=body.prompt)
     with scorer.session():
         for text in body.solutions:
             if stopped.is_set():
                 raise ClientGone
             try:
-                found.append(scorer.rate_text(body.prompt or "", text))
+                found.append(scorer.rate_text(asked, text))
             except NpuError:
                 raise
             except TilebeamError as error:

@@ -72,8 +72,8 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
         settings = service.settings
 
         def prompt(lm: LM) -> Response:
-            text, _ = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
-            return _answer({"prompt": text})
+            made = chat_completions.prompt_of(lm, body, settings.chat_template, settings.chat_template_kwargs)
+            return _answer({"prompt": made.text})
 
         return await service.shortly(request, prompt, chat=True)
 
