@@ -9,7 +9,7 @@ from tilebeam.chat.answer_parts import calls_in, reasoning_in, text_in
 from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.chat.refused import FieldRefused
 from tilebeam.chat.thoughts import CHANNELS, Marks, Thinking, is_open, texts_of
-from tilebeam.chat.tool_grammar import Tokenizer, forced_grammar, held_grammar
+from tilebeam.chat.tool_grammar import Vocabulary, forced_grammar, held_grammar
 from tilebeam.chat.tools import ToolUse
 from tilebeam.engine.streams import Stream
 from tilebeam.grammars.constraint import grammar_of
@@ -72,7 +72,7 @@ class PreparedChat:
                 yield replace(delta, text=text, reasoning=thoughts, tool_calls=calls, finish_reason=finish)
 
 
-def bound(params: SamplingParams, model: Tokenizer, use: ToolUse | None, marks: Marks | None) -> SamplingParams:
+def bound(params: SamplingParams, model: Vocabulary, use: ToolUse | None, marks: Marks | None) -> SamplingParams:
     """Return how to sample an answer whose calls and thoughts are read.
 
     Args:

@@ -103,6 +103,7 @@ class Search(BaseModel):
     budget: int = Field(BUDGET, ge=1)
     scorer: Text | None = None
     candidates: bool = False
+    page: bool = False
 
 
 class StructuredOutputs(Strict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilebeam.errors import NpuError, TilebeamError
 from tilebeam.outputs import Usage
+from tilebeam.pages.search import search_page
 from tilebeam.search.base import Algorithm, SearchResult
 from tilebeam.search.events import EventHook, SearchEvent
 from tilebeam.server.answer_events import Echo, Ended, Event, Grown, Json, SampleEvents, Started
@@ -57,10 +58,8 @@ class SearchAnswer:
             TilebeamError: the model failed. ApiError: 400, the search did.
         """
         results = await self._run(None)
-        found: list[Event] = []
-        for i, result in enumerate(results):
-            found += [self._started(i), self._answer(i, result, {})]
-        return [*found, self._ended(results)]
+        started = [self._started(i) for i in range(len(results))]
+        return [*started, *await asyncio.to_thread(self._answers, results, {})]
 
     async def stream(self) -> AsyncGenerator[list[Event]]:
         """Search, and yield each thing that happens, then the answers. Closing it ends the search.
@@ -84,8 +83,7 @@ class SearchAnswer:
         finally:
             task.cancel()
             await asyncio.wait([task])
-        answers = [self._answer(i, result, {"object": "tilebeam.search"}) for i, result in enumerate(results)]
-        yield [*answers, self._ended(results)]
+        yield await asyncio.to_thread(self._answers, results, {"object": "tilebeam.search"})
 
     async def _run(self, events: EventHook | None) -> list[SearchResult]:
         prompts, params = self._ready.prompts, self._ready.params
@@ -112,21 +110,22 @@ class SearchAnswer:
             del told["text"]
         return Grown(event.prompt, search={"object": "tilebeam.search.event"} | finite(told))
 
-    def _answer(self, i: int, result: SearchResult, kind: Json) -> Grown:
-        """Return the chosen candidate of prompt `i`, whose log-probabilities not every search knows."""
-        chosen = result.best
-        told = self._plan.logprobs and chosen.logprobs is not None
-        grown = SampleEvents(i, self._loaded.lm.piece, logprobs=told).whole(chosen)
-        return replace(grown, search=kind | self._report(result))
+    def _answers(self, results: Sequence[SearchResult], kind: Json) -> list[Event]:
+        """Return the chosen candidates, whose log-probabilities not every search knows, and what all of it cost."""
+        found: list[Event] = []
+        for i, result in enumerate(results):
+            told = self._plan.logprobs and result.best.logprobs is not None
+            grown = SampleEvents(i, self._loaded.lm.piece, logprobs=told).whole(result.best)
+            found.append(replace(grown, search=kind | self._report(i, result)))
+        return [*found, Ended(sum((r.usage for r in results), Usage()), self._plan.params.seed or 0)]
 
-    def _ended(self, results: Sequence[SearchResult]) -> Ended:
-        return Ended(sum((r.usage for r in results), Usage()), self._plan.params.seed or 0)
-
-    def _report(self, result: SearchResult) -> Json:
+    def _report(self, i: int, result: SearchResult) -> Json:
         """Return what a search tells besides its text."""
         hidden = _ELSEWHERE if self._search.candidates else _ELSEWHERE | _LONG
         shown = {key: value for key, value in result.as_dict().items() if key not in hidden}
         report: Json = {"method": self._algorithm.name} | finite(shown)
+        if self._search.page:
+            report["page"] = search_page(self._algorithm.name, [result], [self._ready.prompts[i].asked])
         return report
 
 
