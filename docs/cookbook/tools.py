@@ -5,17 +5,9 @@ import sys
 
 import tilebeam
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "minLength": 1, "maxLength": 40},
-        "days": {"type": "integer", "minimum": 1, "maximum": 7},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-FUNCTION = {"name": "forecast", "description": "Get the weather of the next days.", "parameters": PARAMETERS}
-TOOLS = [{"type": "function", "function": FUNCTION}]
+MEMBERS = {"city": {"type": "string", "maxLength": 40}, "days": {"type": "integer", "minimum": 1, "maximum": 7}}
+PARAMETERS = {"type": "object", "properties": MEMBERS, "required": [*MEMBERS], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "forecast", "description": "Weather.", "parameters": PARAMETERS}}]
 
 
 def forecast(city: str, days: int) -> str:
@@ -34,5 +26,4 @@ with tilebeam.load(sys.argv[1]) as lm:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
     for delta in lm.stream_chat(messages, max_tokens=200):
-        print(delta.text, end="", flush=True)
-    print()
+        print(delta.text, end="")
