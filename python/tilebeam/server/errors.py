@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from tilebeam.chat.chat_template import MessagesRefused
+from tilebeam.chat.chat_template import MessagesRefused, NoTemplate
 from tilebeam.chat.refused import FieldRefused
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
 
 _TYPES = {
     400: "invalid_request_error",
@@ -92,12 +96,6 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
-def refused(error: FieldRefused) -> ApiError:
-    """The client's mistake in a field of a chat."""
-    message = f"messages: {error}" if isinstance(error, MessagesRefused) else str(error)
-    return bad_request(message, param=error.param, code=error.code)
-
-
 def unavailable(message: str, *, code: str, retry_after: float | None = None) -> ApiError:
     """Nothing can be generated now."""
     return ApiError(503, message, code=code, retry_after=retry_after)
@@ -140,3 +138,21 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
         what = "The body must be a JSON object, sent with content-type: application/json."
         return bad_request(f"{message}." if kind == "value_error" else what)
     return bad_request(f"{param}: {message}.", param=param, code="invalid_value")
+
+
+@contextmanager
+def errors_for_client(lm: LM) -> Iterator[None]:
+    """Raise what the library says of a request as `ApiError`: the client's mistake, unless the model has failed."""
+    try:
+        yield
+    except GrammarTooComplexError:
+        raise
+    except FieldRefused as error:
+        message = f"messages: {error}" if isinstance(error, MessagesRefused) else str(error)
+        raise bad_request(message, param=error.param, code=error.code) from None
+    except NoTemplate as error:
+        raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
+    except TilebeamError as error:
+        if lm.failure is not None:
+            raise
+        raise bad_request(str(error), code="invalid_value") from None

@@ -11,7 +11,7 @@ from tilebeam.chat.answer_reader import AnswerReader
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.server.answer_events import Piece, SampleEvents
-from tilebeam.server.requests import ChatRequest, Generation
+from tilebeam.server.requests import Generation
 from tilebeam.server.writing import Answer
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ class Plan:
     echo: bool = False
 
     @property
-    def prompt_field(self) -> str:
-        """The field that prompts come from."""
-        return "messages" if isinstance(self.body, ChatRequest) else "prompt"
-
-    @property
     def scored(self) -> bool:
         """Whether log-probabilities of the prompt are told."""
         return self.echo and self.logprobs
@@ -62,10 +57,6 @@ class Plan:
 AnswerMaker = Callable[[Plan, Piece], Answer]
 
 
-def _no_reader() -> AnswerReader | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Ready:
     """What a model is asked.
@@ -78,7 +69,7 @@ class Ready:
 
     prompts: list[Prompt]
     params: SamplingParams
-    reader: Callable[[], AnswerReader | None] = field(default=_no_reader)
+    reader: Callable[[], AnswerReader | None] = field(default=lambda: None)
 
     def events_of(self, index: int, lm: LM, plan: Plan) -> SampleEvents:
         """Return what makes events of a sample.

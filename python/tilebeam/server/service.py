@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
-from tilebeam.chat.refused import FieldRefused
 from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
 from tilebeam.outputs import Figures
 from tilebeam.prompt import Prompt
@@ -23,7 +22,7 @@ from tilebeam.server.adapters import Adapters
 from tilebeam.server.admission import Gate, Job
 from tilebeam.server.answer_events import Ended, Event
 from tilebeam.server.answering import StreamTimes, generated, streamed
-from tilebeam.server.errors import bad_request, from_exception, refused, unavailable
+from tilebeam.server.errors import bad_request, errors_for_client, from_exception, unavailable
 from tilebeam.server.event_stream import EventStream
 from tilebeam.server.grammar import grammar_of
 from tilebeam.server.metrics import ModelMetrics, Snapshot
@@ -284,33 +283,19 @@ class Service:
             raise bad_request(f"This server's model writes no text: ask {asked}.", code="no_generation")
 
         def prepare() -> Ready:
-            ready = plan.prepare(lm, replace(plan.params, grammar=grammar_of(plan.body)))
-            for prompt in ready.prompts:
-                if len(prompt.ids) >= lm.n_ctx:
-                    raise bad_request(
-                        f"The prompt has {len(prompt.ids)} tokens; this model's context holds {lm.n_ctx}, and at least "
-                        "one must stay free.",
-                        param=plan.prompt_field,
-                        code="context_length_exceeded",
-                    )
-                lm.check(prompt.ids, ready.params)
-            _check_logprobs(lm, plan, ready)
-            if plan.body.search is not None and ready.params.max_tokens is None:
-                share = _share_of_context(lm, ready.prompts, plan.body.search.budget)
-                ready = replace(ready, params=replace(ready.params, max_tokens=share))
-            return ready
+            with errors_for_client(lm):
+                ready = plan.prepare(lm, replace(plan.params, grammar=grammar_of(plan.body)))
+                for prompt in ready.prompts:
+                    _check_length(lm, plan, prompt)
+                    lm.check(prompt.ids, ready.params)
+                _check_logprobs(lm, plan, ready)
+                if plan.body.search is not None and ready.params.max_tokens is None:
+                    share = _share_of_context(lm, ready.prompts, plan.body.search.budget)
+                    ready = replace(ready, params=replace(ready.params, max_tokens=share))
+                return ready
 
-        try:
-            pool = self._chats if isinstance(plan.body, ChatRequest) else None
-            return await asyncio.get_running_loop().run_in_executor(pool, prepare)
-        except GrammarTooComplexError:
-            raise
-        except FieldRefused as error:
-            raise refused(error) from None
-        except TilebeamError as error:
-            if lm.failure is not None:
-                raise
-            raise bad_request(str(error), code="invalid_value") from None
+        pool = self._chats if isinstance(plan.body, ChatRequest) else None
+        return await asyncio.get_running_loop().run_in_executor(pool, prepare)
 
     async def _whole(self, loaded: Loaded, plan: Plan) -> bytes:
         """Return the JSON of an answer that does not stream."""
@@ -342,6 +327,17 @@ class Service:
     def _observe(self, events: Sequence[Event]) -> None:
         if events and isinstance(events[-1], Ended):
             self.metrics.observe(events[-1].usage)
+
+
+def _check_length(lm: LM, plan: Plan, prompt: Prompt) -> None:
+    """Raise `ApiError` for a prompt that leaves no room for an answer."""
+    if len(prompt.ids) >= lm.n_ctx:
+        raise bad_request(
+            f"The prompt has {len(prompt.ids)} tokens; this model's context holds {lm.n_ctx}, and at least one must "
+            "stay free.",
+            param="messages" if isinstance(plan.body, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _check_logprobs(lm: LM, plan: Plan, ready: Ready) -> None:

@@ -3,21 +3,17 @@ are written, with thoughts as reasoning_content, as DeepSeek and llama-server ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilebeam.chat.answer_parts import Part, Reasoning, Text, calls_in, reasoning_in, text_in
-from tilebeam.chat.chat_template import NoTemplate
 from tilebeam.chat.prepared import PreparedChat
-from tilebeam.chat.refused import FieldRefused
-from tilebeam.errors import GrammarTooComplexError, TilebeamError
 from tilebeam.native.llama import builtin_template_names
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
 from tilebeam.search.tool_reasoning import conversation
 from tilebeam.server.answer_events import Grown, Json, Shown, Started, token_text
-from tilebeam.server.errors import bad_request, refused
+from tilebeam.server.errors import errors_for_client
 from tilebeam.server.openai.choice_answer import ChoicesAnswer
 from tilebeam.server.requests import ChatRequest, NamedTool
 from tilebeam.server.searches import runs_programs
@@ -39,7 +35,7 @@ def prompt_of(
         ApiError: a message holds what cannot be part of one, or there is no template that fits.
     """
     tools = body.functions if body.calls else ()
-    with _named(lm):
+    with errors_for_client(lm):
         return lm.chat_prompt(_messages(body), tools=tools, **_template_options(body, template, variables))
 
 
@@ -50,19 +46,18 @@ def prepared(lm: LM, body: ChatRequest, settings: Settings, params: SamplingPara
         params: how to sample, with the grammar of the form that the request asks for.
 
     Raises:
-        ApiError: see `prompt_of`; or its functions cannot be called.
+        TilebeamError: as `LM.prepare_chat`.
     """
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
-    with _named(lm):
-        return lm.prepare_chat(
-            _messages(body),
-            params,
-            tools=body.functions,
-            tool_choice=choice,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            reasoning="text" if (body.reasoning_format or settings.reasoning_format) == "none" else "apart",
-            **_template_options(body, settings.chat_template, settings.chat_template_kwargs),
-        )
+    return lm.prepare_chat(
+        _messages(body),
+        params,
+        tools=body.functions,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning="text" if (body.reasoning_format or settings.reasoning_format) == "none" else "apart",
+        **_template_options(body, settings.chat_template, settings.chat_template_kwargs),
+    )
 
 
 def _messages(body: ChatRequest) -> list[dict[str, Any]]:
@@ -80,23 +75,6 @@ def _template_options(body: ChatRequest, template: str | None, variables: Mappin
     continued = bool(body.continue_final_message)
     chosen = {**(variables or {}), **own}
     return {"template": template, "continue_final_message": continued, "chat_template_kwargs": chosen}
-
-
-@contextmanager
-def _named(lm: LM) -> Iterator[None]:
-    """Raise what the library says of a chat as `ApiError`."""
-    try:
-        yield
-    except FieldRefused as error:
-        raise refused(error) from None
-    except NoTemplate as error:
-        raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
-    except GrammarTooComplexError:
-        raise
-    except TilebeamError as error:
-        if lm.failure is not None:
-            raise
-        raise bad_request(str(error), code="invalid_value") from None
 
 
 class ChatAnswer(ChoicesAnswer):
