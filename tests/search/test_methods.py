@@ -25,7 +25,7 @@ from tilebeam import (
     VoteResult,
     search,
 )
-from tilebeam.search import registry as methods
+from tilebeam.search import algorithms as methods
 
 PROMPTS = ["a", "b1", "2 a"]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from tilebeam.cli import console
-from tilebeam.cli.prompts import prompts
+from tilebeam.cli.read_prompts import prompts
 from tilebeam.errors import TilebeamError
 from tilebeam.model.load_options import MAX_DEVICES, MAX_SEQUENCES, Device, KvType, LoadOptions
 from tilebeam.native.choices import Executor
@@ -302,7 +302,7 @@ class PromptOptions:
         """The prompts, without the chat template.
 
         Raises:
-            TilebeamError: as `tilebeam.cli.prompts.prompts`.
+            TilebeamError: as `tilebeam.cli.read_prompts.prompts`.
         """
         return prompts(self.prompt, self.file, self.escape)
 

@@ -5,9 +5,9 @@ sampled    over whole candidates: Best-of-N, self-consistency
 beam       by steps: beam search, DVTS; steps: how texts grow step by step
 tool_reasoning   samples whose programs run
 adaptive   votes that stop once they are settled
-registry   algorithms by name, with options by keyword
+algorithms   all of them by name, with options by keyword
 events     what happens in a search, told while it runs
-tree       the steps that a search drew, those that texts share once; reports: results back from their JSON
+tree       the steps that a search drew, those that texts share once; result_from_json: results back from their JSON
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tilebeam.search.adaptive import Adaptive, AdaptiveResult
     from tilebeam.search.base import Algorithm, Pruned, SearchResult, Trajectory, VoteResult
     from tilebeam.search.beam import DVTS, BeamSearch, StepResult
-    from tilebeam.search.choices import Weighting
     from tilebeam.search.sampled import BestOfN, SelfConsistency
+    from tilebeam.search.search_defaults import Weighting
     from tilebeam.search.tool_reasoning import ToolReasoning
 
 _HOME = {
@@ -39,7 +39,7 @@ _HOME = {
     "ToolReasoning": "search.tool_reasoning",
     "Trajectory": "search.base",
     "VoteResult": "search.base",
-    "Weighting": "search.choices",
+    "Weighting": "search.search_defaults",
 }
 
 __all__ = [
