@@ -119,7 +119,16 @@ def test_a_coroutine_prepares_and_reads(lm: LM) -> None:
 def test_what_is_not_called_is_not_told(lm: LM) -> None:
     options: Any = {"template": HERMES, "max_tokens": 2, "seed": 1}
     assert "Forecast" in lm.chat(HI, tools=TOOLS, **options).prompt
-    assert lm.chat(HI, tools=TOOLS, tool_choice="none", **options).prompt == lm.chat(HI, **options).prompt
+    plain = lm.chat(HI, **options).prompt
+    assert lm.chat(HI, tools=TOOLS, tool_choice="none", **options).prompt == plain
+    assert lm.chat(HI, tools=None, **options).prompt == plain
+
+
+def test_a_message_without_text_is_continued(lm: LM) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": {}}}
+    said = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    output = lm.chat(said, template="chatml", continue_final_message=True, max_tokens=2)
+    assert output.prompt.endswith('[{"name": "now", "arguments": {}}]')
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-def tools_of(given: Sequence[Mapping[str, Any] | Tool]) -> list[Tool]:
-    """Read functions: {"type": "function", "function": {"name": .., "description": .., "parameters": ..}}.
+def tools_of(given: Sequence[Mapping[str, Any] | Tool] | None) -> list[Tool]:
+    """Read functions like {"type": "function", "function": {"name": .., "parameters": ..}}; None: there are none.
 
     Raises:
         FieldRefused: one is none, or two have one name.
     """
-    found = [_tool(i, one) for i, one in enumerate(given)]
+    found = [_tool(i, one) for i, one in enumerate(given or ())]
     names = [tool.name for tool in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise FieldRefused(f"tools: two functions are named {twice[0]!r}.", param="tools", code="invalid_value")

@@ -71,7 +71,7 @@ class Chatting(Generating):
         messages: Sequence[Mapping[str, Any]],
         sampling: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any] | Tool] = (),
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         tool_choice: ToolChoice | None = None,
         parallel_tool_calls: bool = True,
         reasoning: Literal["apart", "text"] = "apart",
@@ -117,6 +117,6 @@ class Chatting(Generating):
             chat_template_kwargs=chat_template_kwargs,
         )
         params = bound(params, self, use, marks)
-        continued = messages[-1]["content"] if continue_final_message else None
+        continued = (messages[-1].get("content") or "") if continue_final_message else None
         thinking = None if marks is None else thinking_of(prompt, continued, params, use, marks, apart)
         return PreparedChat(prompt, params, use, thinking)

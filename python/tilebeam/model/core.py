@@ -240,7 +240,7 @@ class Core:
         *,
         template: str | None = None,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any] | Tool] = (),
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Make the prompt of a conversation, for `generate`, `stream`, searches and the like; `chat` makes and answers
