@@ -55,7 +55,7 @@ class Thinking(NamedTuple):
     apart: bool = True
 
     def reader(self) -> ThoughtReader | ChannelReader:
-        """Reads one answer."""
+        """Make a reader of one answer."""
         kind = (self.opened, not self.apart)
         return ChannelReader(*kind) if self.marks == CHANNELS else ThoughtReader(self.marks, *kind)
 
@@ -68,12 +68,12 @@ class Piece(NamedTuple):
 
 
 def marks_of(template: str) -> Marks:
-    """What stands around the thoughts of a model with this template."""
+    """Return what stands around the thoughts of a model with this template."""
     return next((marks for marks, texts in _TOLD_BY if all(text in template for text in texts)), THINK)
 
 
 def texts_of(marks: Marks | None) -> tuple[str, ...]:
-    """What has to be seen of an answer to read its thoughts, control tokens among it."""
+    """Return what has to be seen of an answer to read its thoughts, control tokens among it."""
     return _HEADER_MARKS if marks == CHANNELS else marks or ()
 
 
@@ -111,7 +111,7 @@ class ThoughtReader:
         self._pieces: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
-        """What new text adds, as far as it is clear."""
+        """Return what new text adds, as far as it is clear."""
         self._held += text
         while self._state():
             pass
@@ -119,7 +119,7 @@ class ThoughtReader:
         return pieces
 
     def end(self) -> list[Piece]:
-        """What is left when the answer ends."""
+        """Return what is left when the answer ends."""
         self._final = True
         return self.feed("")
 
@@ -212,7 +212,7 @@ class ChannelReader:
         self._body = self._thinks = opened
 
     def feed(self, text: str) -> list[Piece]:
-        """What new text adds, as far as it is clear."""
+        """Return what new text adds, as far as it is clear."""
         self._held += text
         pieces: list[Piece] = []
         while (piece := self._next()) is not None:
@@ -221,7 +221,7 @@ class ChannelReader:
         return pieces
 
     def end(self) -> list[Piece]:
-        """What is left when the answer ends."""
+        """Return what is left when the answer ends."""
         self._final = True
         return self.feed("")
 
@@ -242,7 +242,7 @@ class ChannelReader:
         return self._of(told) if told else None
 
     def _read_header(self) -> Piece | None:
-        """What comes before a message; without marks there is none."""
+        """Read what comes before a message; without marks there is none."""
         text = self._held
         at = text.find("<|message|>")
         if at >= 0:

@@ -37,7 +37,7 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def read(kind: str, text: str, schema: Schema) -> str | None:
-    """The arguments as JSON, None: they are none.
+    """Return the arguments as JSON, None: they are none.
 
     Args:
         kind: how they are written.
@@ -76,7 +76,7 @@ def _nested(text: str, schema: Schema) -> Any:
 
 
 def _node(text: str, schema: Schema, root: Schema) -> Any:
-    """The value of an element."""
+    """Return the value of an element."""
     inner = text.strip()
     if not re.match(r"<[\w.:-]+>", inner) or _types(schema, root) == {"string"}:
         return _typed(text, schema, root)
@@ -111,7 +111,7 @@ def _python(text: str, schema: Schema) -> dict[str, Any]:  # noqa: ARG001 - its 
 
 
 def _literal(node: ast.expr) -> Any:
-    """A value of Python, where JSON's names of constants are values too."""
+    """Return a value of Python, where JSON's names of constants are values too."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return json.loads(node.id)
     if isinstance(node, ast.List | ast.Tuple):
@@ -141,7 +141,7 @@ def _gemma(text: str, schema: Schema) -> Any:  # noqa: ARG001 - its texts are ma
 
 
 def _gemma_value(tokens: list[tuple[str, str]]) -> tuple[Any, list[tuple[str, str]]]:
-    """The first value, and what is behind it."""
+    """Return the first value, and what is behind it."""
     (kind, text), rest = tokens[0] if tokens else ("", ""), tokens[1:]
     if kind == "text":
         return text, rest
@@ -174,7 +174,7 @@ _READERS = {"elements": _elements, "pairs": _pairs, "nested": _nested, "python":
 
 
 def _typed(text: str, schema: Schema, root: Schema) -> Any:
-    """A value without quotes."""
+    """Return a value without quotes."""
     if inner := _CDATA.match(text):
         text = inner[1]
     types = _types(schema, root)
@@ -204,7 +204,7 @@ def _fits(value: Any, types: set[str]) -> bool:
 
 
 def _types(schema: Schema, root: Schema) -> set[str]:
-    """What a schema allows by name; empty: it does not say."""
+    """Return what a schema allows by name; empty: it does not say."""
     schema = _resolved(schema, root)
     given = schema.get("type")
     if isinstance(given, str):
@@ -219,14 +219,14 @@ def _types(schema: Schema, root: Schema) -> set[str]:
 
 
 def _member(schema: Schema, key: str, root: Schema) -> Schema:
-    """The schema of a member of an object."""
+    """Return the schema of a member of an object."""
     schema = _resolved(schema, root)
     found = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
     return found if isinstance(found, dict) else {}
 
 
 def _resolved(schema: Schema, root: Schema, depth: int = 8) -> Schema:
-    """What a schema refers to within the same document."""
+    """Return what a schema refers to within the same document."""
     place = schema.get("$ref")
     if not isinstance(place, str) or not place.startswith("#/") or depth == 0:
         return schema

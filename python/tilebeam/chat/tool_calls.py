@@ -76,12 +76,12 @@ class CallReader:
         self.calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        """What new text adds, as far as it is clear."""
+        """Return what new text adds, as far as it is clear."""
         self._held += text
         return self._run()
 
     def end(self, cut: bool = False) -> list[Part]:
-        """What is left when the answer ends.
+        """Return what is left when the answer ends.
 
         Args:
             cut: not by the model: what may have become a call is dropped.
@@ -168,7 +168,7 @@ class CallReader:
         return self._open(found)
 
     def _call_at(self, at: int, more: Sequence[str] = ()) -> _Found | _Wait | None:
-        """What begins there: a call, up to its arguments; or it is not clear yet; or none."""
+        """Find what begins there: a call, up to its arguments; or it is not clear yet; or none."""
         text = self._held
         fences = (*self._family.fences, *more)
         while True:
@@ -189,7 +189,7 @@ class CallReader:
         return _WAIT if waits else None
 
     def _matched(self, parts: tuple[str, ...], at: int, name: str | None) -> _Found | _Wait | None:
-        """A pattern in the text from there on."""
+        """Match a pattern in the text from there on."""
         text = self._held
         if not parts:
             return self._arguments_at(at, name)
@@ -228,7 +228,7 @@ class CallReader:
         return _Found(at, name)
 
     def _open(self, found: _Found) -> bool:
-        """A call begins, or an object that may be one."""
+        """Begin a call, or an object that may be one."""
         opened, self._held = self._held[: found.end], self._held[found.end :]
         self._opened += opened
         self._scanner, self._seen = _Scanner(), 0
@@ -242,7 +242,7 @@ class CallReader:
         return True
 
     def _object(self) -> bool:
-        """An object whose function is not known yet."""
+        """Go on in an object whose function is not known yet."""
         found = _HEAD.match(self._held)
         if found and found[1] in self._functions:
             self._held = self._held[found.end() :]
@@ -291,7 +291,7 @@ class CallReader:
         return True
 
     def _told_call(self, name: str, arguments: str) -> None:
-        """A complete call."""
+        """Tell a complete call."""
         self._begin_call(name, within=False)
         self._parts.append(ToolCallDelta(self.calls - 1, arguments))
         self._state = self._after
@@ -347,7 +347,7 @@ class CallReader:
         return True
 
     def _dropped(self, cut: bool) -> bool:
-        """What may have become a call, had the answer not ended: dropped if it was cut, and text else."""
+        """Drop what may have become a call, had the answer not ended, if it was cut; else it is text."""
         if self._cut and cut:
             self._held = self._opened = ""
             self._state = self._text
@@ -355,7 +355,7 @@ class CallReader:
         return self._give_up(self._held)
 
     def _give_up(self, text: str) -> bool:
-        """What looked like a call is text, up to the end of `text` at least."""
+        """Take what looked like a call for text, up to the end of `text` at least."""
         self._tell(self._opened + text)
         self._held, self._opened = self._held[len(text) :], ""
         self._state = self._text
@@ -408,13 +408,13 @@ def _past_space(text: str, at: int) -> int:
 
 @cache
 def _parts(head: str) -> tuple[str, ...]:
-    """A pattern's pieces."""
+    """Return a pattern's pieces."""
     return tuple(part for part in _PART.split(head) if part)
 
 
 @cache
 def _openers(family: Family) -> tuple[str, ...]:
-    """The marks that begin calls anywhere: fences, and what patterns begin with."""
+    """Return the marks that begin calls anywhere: fences, and what patterns begin with."""
     begun = [parts[0] for head in family.heads if (parts := _parts(head)) and parts[0] not in ("{name}", "[", "{")]
     return tuple(dict.fromkeys((*family.fences, *begun)))
 

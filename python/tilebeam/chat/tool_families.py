@@ -291,7 +291,8 @@ OWN_GRAMMAR = ("hermes", "mistral", "llama")
 
 
 def family_in(template: str) -> Family:
-    """The family that a template tells of; "json", the form that models are told in words, where it tells of none."""
+    """Return the family that a template tells of; where it tells of none, "json": the form that models are told in
+    words."""
     for family in _FAMILIES:
         if any(all(mark in template for mark in marks) for marks in family.told_by):
             return family

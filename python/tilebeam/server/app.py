@@ -44,7 +44,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def create_app(models: Models) -> FastAPI:
-    """An ASGI application that serves models; it frees them when it ends."""
+    """Return an ASGI application that serves models; it frees them when it ends."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -106,12 +106,12 @@ def _routes(app: FastAPI, models: Models) -> None:
     @app.head("/v1/models", include_in_schema=False)
     @app.head("/models", include_in_schema=False)
     async def listed() -> dict[str, Any]:
-        """The models, under each of their names."""
+        """Return the models, under each of their names."""
         return models.listed()
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model of that name."""
+        """Return the model of that name."""
         return models.entry(name)
 
     @app.get("/health")

@@ -12,7 +12,7 @@ SAMPLERS_NAMED = {"typical_p": "typ_p"}
 
 
 def encodable(value: str) -> str:
-    """A text that has a UTF-8 form."""
+    """Return a text that has a UTF-8 form."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -21,14 +21,14 @@ def encodable(value: str) -> str:
 
 
 def no_zero(value: int) -> int:
-    """A number of tokens that is one, or -1."""
+    """Return a number of tokens that is one, or -1."""
     if value == 0:
         raise ValueError("must be at least 1, or -1: until the context is full")
     return value
 
 
 def parsed_schema(value: dict[str, Any] | bool | str | None) -> dict[str, Any] | bool | None:
-    """A schema, which may come as a text."""
+    """Return a schema, which may come as a text."""
     if not isinstance(value, str):
         return value
     try:

@@ -26,7 +26,7 @@ def grammar_of(body: Generation) -> str | None:
 
 
 def _fields(body: Generation) -> Iterator[tuple[str, Callable[[Any], str], Any]]:
-    """The fields that may ask for a form, what makes a grammar of them, and what they hold."""
+    """Yield the fields that may ask for a form, what makes a grammar of them, and what they hold."""
     yield "grammar", constraint.checked, body.grammar
     yield "json_schema", constraint.of_schema, body.json_schema
     yield "guided_json", constraint.of_schema, body.guided_json

@@ -43,7 +43,7 @@ def _shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an object that say something: null is a field that is left out."""
+    """Return the fields of an object that say something: null is a field that is left out."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -355,7 +355,7 @@ class TextPart(Strict):
 
 
 def joined(content: str | Sequence[HasText] | None) -> str:
-    """A message's content, which may come in pieces, as one text; without any an empty one."""
+    """Return a message's content, which may come in pieces, as one text; without any an empty one."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 

@@ -99,11 +99,11 @@ class Service:
         return self.names[0]
 
     def told_name(self, asked: str | None) -> str:
-        """The name that an answer tells: the model's, or that of the adapter that was asked for."""
+        """Return the name that an answer tells: the model's, or that of the adapter that was asked for."""
         return asked if asked is not None and asked in self.adapters.names else self.name
 
     def snapshot(self) -> Snapshot:
-        """The figures of this moment."""
+        """Return the figures of this moment."""
         lm, host = self.host.newest, self.host
         now = Figures(0, 0, self.gate.slots, 0, 0, {}) if lm is None else lm.figures()
         return Snapshot(host.health()[0] == 200, host.state == "ready", host.restarts, self.gate.load, now)
@@ -227,8 +227,8 @@ class Service:
             return await job.run(self.with_model(job, read), request.receive)
 
     async def shortly(self, request: Request, work: Callable[[LM], T], *, chat: bool = False) -> T:
-        """What a function gives that takes a moment, in a thread: such requests pass the queue by, unless they wait for
-        the model to be loaded.
+        """Return what a function gives that takes a moment, in a thread: such requests pass the queue by, unless they
+        wait for the model to be loaded.
 
         Args:
             chat: the function runs a chat template.
@@ -250,7 +250,7 @@ class Service:
     async def with_model(
         self, job: Job, work: Callable[[Loaded], Coroutine[Any, Any, T]], restricted: bool = False
     ) -> T:
-        """The result of work with the model, which is loaded first where it is not; its errors as `ApiError`.
+        """Return the result of work with the model, which is loaded first where it is not; its errors as `ApiError`.
 
         Args:
             restricted: not every token may follow every text.

@@ -76,7 +76,7 @@ def add_embedding_routes(app: FastAPI, models: Models) -> None:
 
 
 def _embedded(lm: LM, body: EmbeddingRequest, stopped: threading.Event) -> tuple[npt.NDArray[np.float32], int]:
-    """The vectors, and how many tokens the texts have."""
+    """Return the vectors, and how many tokens the texts have."""
     if lm.info.pooling == "rank" and not lm.info.generates:
         raise bad_request("This server's model ranks documents: /v1/rerank.", code="no_embeddings")
     if body.dimensions not in (None, lm.embedding_size):

@@ -152,7 +152,7 @@ class _Place:
     calls: list[str] = dataclass_field(default_factory=list)
 
     def of(self, part: str) -> str:
-        """The field that a part of the message is made of."""
+        """Return the field that a part of the message is made of."""
         if call := re.match(r"\.tool_calls\[(\d+)\](?:\.function)?", part):
             return self.calls[int(call[1])] + part[call.end() :].replace(".id", ".call_id")
         return self.own + part.replace(".tool_calls", "").replace(".tool_call_id", ".call_id")
@@ -198,7 +198,7 @@ class ResponsesRequest(Neutral):
         return self
 
     def chat(self) -> ChatRequest:
-        """The same as a request of /v1/chat/completions.
+        """Return the same as a request of /v1/chat/completions.
 
         Raises:
             ApiError: what does not fit together.
@@ -232,7 +232,7 @@ class ResponsesRequest(Neutral):
             raise self.as_sent(from_validation(error)) from None
 
     def as_sent(self, error: ApiError) -> ApiError:
-        """An error of the chat, which names the fields of this request."""
+        """Return an error of the chat, which names the fields of this request."""
         _, places = self._messages()
 
         def renamed(text: str) -> str:
@@ -247,7 +247,7 @@ class ResponsesRequest(Neutral):
         )
 
     def _messages(self) -> tuple[list[dict[str, Any]], list[_Place]]:
-        """The chat's messages, and where each comes from."""
+        """Return the chat's messages, and where each comes from."""
         found: list[dict[str, Any]] = []
         places: list[_Place] = []
         if self.instructions is not None:

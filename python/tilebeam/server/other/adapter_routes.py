@@ -16,7 +16,7 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
 
     @app.get("/lora-adapters")
     async def adapters(model: str | None = None) -> list[dict[str, Any]]:
-        """The adapters, and their scales in requests that do not say."""
+        """Return the adapters, and their scales in requests that do not say."""
         return models.of(model).adapters.listed()
 
     @app.post("/lora-adapters")

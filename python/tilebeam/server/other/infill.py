@@ -64,7 +64,7 @@ class InfillRequest(Generation):
         return self
 
     def completion(self) -> Filling:
-        """The same as a request of /v1/completions."""
+        """Return the same as a request of /v1/completions."""
         own = {"input_prefix", "input_suffix", "input_extra", "prompt", "n_indent", "response_fields"}
         fields = self.model_dump(exclude=own, by_alias=True)
         fields |= {"prompt": self.input_prefix + self.prompt, "suffix": self.input_suffix}
@@ -74,7 +74,7 @@ class InfillRequest(Generation):
         return Filling.model_validate(fields | limits)
 
     def indented(self, text: str) -> str:
-        """A text up to the first line behind a line's end that is indented by less than `n_indent` characters."""
+        """Return a text up to the first line behind a line's end that is indented by less than `n_indent`."""
         at = text.find("\n") + 1
         while self.n_indent and at:
             line = text[at:]

@@ -57,17 +57,17 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return await models.of(body.model).shortly(request, lambda lm: _answer(_tokenized(lm, body)))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of tokens, control tokens spelled out."""
+        """Return the text of tokens, control tokens spelled out."""
         return await models.of(body.model).shortly(request, lambda lm: _answer(_detokenized(lm, body)))
 
     @app.post("/apply-template", response_model=None)
     async def apply_template(body: ChatRequest, request: Request) -> Response:
-        """The prompt that a chat's messages and functions make; nothing is generated."""
+        """Return the prompt that a chat's messages and functions make; nothing is generated."""
         service = models.of(body.model)
         settings = service.settings
 
@@ -79,13 +79,13 @@ def add_token_routes(app: FastAPI, models: Models) -> None:
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
-        """What vLLM tells of its tokenizer."""
+        """Return what vLLM tells of its tokenizer."""
         service = models.of(model)
         return await service.shortly(request, lambda lm: _names(lm, service))
 
     @app.get("/props")
     async def props(request: Request, model: str | None = None) -> dict[str, Any]:
-        """What is served, and how requests are sampled that do not say."""
+        """Return what is served, and how requests are sampled that do not say."""
         service = models.of(model)
         return await service.shortly(request, lambda lm: _props(lm, service))
 
@@ -115,7 +115,7 @@ def _tokenized(lm: LM, body: TokenizeRequest) -> dict[str, Any]:
 
 
 def _piece(raw: bytes) -> str | list[int]:
-    """A text, or the bytes of what is none by itself."""
+    """Return a text, or the bytes of what is none by itself."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -37,7 +37,7 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[list[Message]]: ...
 
     def cancel(self) -> None:
-        """The client has left: nobody wants it any longer."""
+        """End it: the client has left, and nobody wants it any longer."""
 
 
 class Replicas(Protocol):
@@ -53,7 +53,7 @@ class Replicas(Protocol):
 
 
 def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
-    """An ASGI application that has replicas answer.
+    """Return an ASGI application that has replicas answer.
 
     Args:
         replicas: the processes.
@@ -74,7 +74,7 @@ def create_ingress(replicas: Replicas, settings: Settings) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """The figures of all replicas, each with the label `replica`."""
+        """Return the figures of all replicas, each with the label `replica`."""
         return Response(merged_metrics(await replicas.all("metrics", _PATIENCE)), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/lora-adapters")
@@ -183,7 +183,7 @@ class _Reply:
         await self._send({"type": "http.response.body", "body": body})
 
     def _told(self, error: ApiError) -> bytes:
-        """The error as an event of this stream."""
+        """Return the error as an event of this stream."""
         if self._path not in ("/v1/responses", "/responses"):
             return server_sent(error.body())
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}

@@ -52,24 +52,24 @@ class Router(RequestRouter):  # type: ignore[misc]
     """Sends each request where `Placement` says. Runs in the ingress's process."""
 
     def initialize_state(self, slots: int, cells: int) -> None:
-        """Called by Ray. See `Placement`."""
+        """Make the `Placement`; called by Ray."""
         self._placement: Placement[str] = Placement(slots, cells)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas in groups, the best first; Ray takes the first one that accepts the request."""
+        """Return the replicas in groups, the best first; Ray takes the first one that accepts the request."""
         by_name = {candidate.replica_id.unique_id: candidate for candidate in candidate_replicas}
         ticket = _ticket(pending_request)
         return [[by_name[name]] for name in self._placement.choose(ticket, by_name)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica has the request."""
+        """Note that a replica has the request."""
         del result
         self._placement.moved(_ticket(pending_request), replica_id.unique_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called when replicas came or went."""
+        """Forget replicas that went; called when some came or went."""
         super().update_replicas(replicas)
         self._placement.keep(found.replica_id.unique_id for found in replicas)
 
@@ -83,11 +83,11 @@ class Replica(replica.Replica):
     """Asked by `Ingress`."""
 
     async def about(self, method: str, *args: Any) -> tuple[str, Any]:
-        """This replica's name and what a method returns."""
+        """Return this replica's name and what a method returns."""
         return serve.get_replica_context().replica_tag, await getattr(self, method)(*args)
 
     async def __del__(self) -> None:
-        """Called by Ray before the process ends."""
+        """Close the models; called by Ray before the process ends."""
         if hasattr(self, "_models"):
             await self.close()
 
@@ -107,7 +107,7 @@ class _Replicas:
         return answer
 
     async def all(self, method: str, patience: float) -> dict[str, Any]:
-        """What a method of each returns."""
+        """Return what a method of each returns."""
         try:
             answers = self._handle.broadcast("about", method)
             # In a thread: only this form has the others' answers where one replica hangs.
@@ -126,7 +126,7 @@ class Ingress:
         self._settings = settings
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray once the process is there."""
+        """Make the application; called by Ray once the process is there."""
         return create_ingress(_Replicas(self._replicas), self._settings)
 
 
@@ -147,7 +147,7 @@ class Size:
 
 
 def application(served: Sequence[ServedModel], settings: Settings, size: Size) -> Any:
-    """The application for `serve.run`."""
+    """Return the application for `serve.run`."""
     common: dict[str, Any] = {
         "logging_config": _QUIET,
         "max_ongoing_requests": MOST_REQUESTS + 64,  # the application refuses by itself what is too much
@@ -243,7 +243,7 @@ def _delete() -> None:
 
 
 def _why() -> str:
-    """What a replica said that could not start; empty: nothing that is ours."""
+    """Return what a replica said that could not start; empty: nothing that is ours."""
     application = serve.status().applications.get(APP)
     told = [found.message for found in application.deployments.values()] if application is not None else []
     found = re.findall(r"^tilebeam\.errors\.\w+: (.+)$", "\n".join(told), re.MULTILINE)
@@ -272,7 +272,7 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """An address of this machine for one to listen on."""
+    """Return an address of this machine for one to listen on."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

@@ -46,7 +46,7 @@ class Replica:
         decoding_first()
 
     async def answer(self, ticket: Ticket, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
-        """The application's answer: its ASGI messages, those that are there together in one list.
+        """Yield the application's answer: its ASGI messages, those that are there together in one list.
 
         Args:
             ticket: what the request was sent here for.
@@ -69,7 +69,7 @@ class Replica:
         return self._models.health()
 
     async def metrics(self) -> bytes:
-        """What /metrics tells."""
+        """Return what /metrics tells."""
         return self._models.metrics.text()
 
     async def drain(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class _Exchange:
         self._taken = asyncio.Event()
 
     async def receive(self) -> Message:
-        """The body, and after it that the client has left, once it has."""
+        """Return the body, and after it that the client has left, once it has."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -127,7 +127,7 @@ class _Exchange:
             self._messages.put_nowait(message)
 
     async def sent(self) -> AsyncIterator[list[Message]]:
-        """What is sent until `end`."""
+        """Yield what is sent until `end`."""
         ended = False
         while not ended and (message := await self._messages.get()) is not None:
             messages = [message]
@@ -143,10 +143,10 @@ class _Exchange:
                 return
 
     def end(self) -> None:
-        """The application is done."""
+        """Note that the application is done."""
         self._messages.put_nowait(None)
 
     def leave(self) -> None:
-        """The client has left, or has all of its answer."""
+        """Note that the client has left, or has all of its answer."""
         self._gone.set()
         self._taken.set()

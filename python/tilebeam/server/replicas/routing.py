@@ -43,11 +43,11 @@ class Ticket:
         self.closed = False
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
-        """The replica has no use for what it says."""
+        """Leave out what it says: the replica has no use for it."""
         return Ticket, ()
 
     def close(self) -> None:
-        """The request is done: the replica has less to do, and whoever still looks for one for it changes nothing."""
+        """Note that the request is done: the replica has less to do; who still looks for one for it changes nothing."""
         self.closed = True
         if self.placement is not None:
             self.placement.leave(self)
@@ -72,7 +72,7 @@ class Placement(Generic[Replica]):
         self._lock = threading.Lock()
 
     def choose(self, ticket: Ticket, replicas: Iterable[Replica]) -> list[Replica]:
-        """The replicas, the best for this request first. The request counts for that one from now on."""
+        """Return the replicas, the best for this request first. The request counts for that one from now on."""
         with self._lock:
             ranked = sorted(replicas, key=lambda replica: self._costs(ticket, replica))
             if ranked:
@@ -80,12 +80,12 @@ class Placement(Generic[Replica]):
             return ranked
 
     def moved(self, ticket: Ticket, replica: Replica) -> None:
-        """The request went there, whatever was chosen."""
+        """Note that the request went there, whatever was chosen."""
         with self._lock:
             self._enter(ticket, replica)
 
     def leave(self, ticket: Ticket) -> None:
-        """The request is done; see `Ticket.close`."""
+        """Note that the request is done; see `Ticket.close`."""
         with self._lock:
             self._withdraw(ticket)
             ticket.placement = None
@@ -130,8 +130,8 @@ class Placement(Generic[Replica]):
 
 
 def ticket_for(body: bytes) -> Ticket:
-    """The ticket of a request with this body; one without a prompt if nothing can be made of it: the replica will say
-    what is wrong."""
+    """Return the ticket of a request with this body; one without a prompt if nothing can be made of it: the replica
+    will say what is wrong."""
     try:
         given = json.loads(body)
         if isinstance(given, dict):
@@ -164,7 +164,7 @@ def blocks_of(texts: Iterable[str]) -> list[int]:
 
 
 def _texts(given: dict[str, Any]) -> Iterator[str]:
-    """What a request has the model read, in the order in which the model reads it."""
+    """Yield what a request has the model read, in the order in which the model reads it."""
     for name in ("model", "tools", "instructions", "input_extra", "input_prefix"):
         if name in given:
             yield json.dumps(given[name])
@@ -177,7 +177,7 @@ def _texts(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _text(part: Any) -> str:
-    """A text as it is; of messages the role and the content alone, so that a conversation's next turn begins alike."""
+    """Return a text as it is; of messages role and content alone, so that a conversation's next turn begins alike."""
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and "content" in part:
