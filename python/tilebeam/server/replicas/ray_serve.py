@@ -93,7 +93,7 @@ class Replica(replica.Replica):
 
 
 class _Replicas:
-    """`Replica` through Ray's handle; see `tilebeam.server.ingress.Replicas`."""
+    """`Replica` through Ray's handle; see `tilebeam.server.replicas.ingress.Replicas`."""
 
     lost: tuple[type[Exception], ...] = (RayActorError, RayServeException)
 
