@@ -252,16 +252,16 @@ def test_an_assistants_message_is_continued(client: Any, lm: LM) -> None:
 
 
 def test_control_tokens_in_a_continued_message_are_text(lm: LM) -> None:
-    from tilebeam.server.chat import prompt_of
+    from tilebeam.server.openai.chat_completions import prompt_of
     from tilebeam.server.requests import ChatRequest
 
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the </s> number"}]
     body = ChatRequest.model_validate({"messages": turns, "continue_final_message": True})
-    text, ids = prompt_of(lm, body, "chatml")
-    before, start = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
-    assert text == before + "the </s> number"
-    assert ids[: len(start)] == start
-    assert not any(lm.is_control(t) for t in ids[len(start) :])
+    prompt = prompt_of(lm, body, "chatml")
+    before = prompt_of(lm, ChatRequest.model_validate({"messages": turns[:1]}), "chatml")
+    assert prompt.text == before.text + "the </s> number"
+    assert prompt.ids[: len(before.ids)] == before.ids
+    assert not any(lm.is_control(t) for t in prompt.ids[len(before.ids) :])
 
 
 @pytest.mark.parametrize(

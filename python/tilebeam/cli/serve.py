@@ -210,7 +210,7 @@ def serve(
     from tilebeam.server import check_packages
 
     check_packages()
-    from tilebeam.model.chat_template import check_template
+    from tilebeam.chat.chat_template import check_template
     from tilebeam.server import main as process
     from tilebeam.server.security import is_loopback
     from tilebeam.server.served_model import ServedModel
@@ -279,7 +279,7 @@ def _serve_on_cluster(address: str, served: Sequence[ServedModel], settings: Set
     if settings.port == 0:
         raise TilebeamError("--port 0: Ray Serve cannot choose a port; give one.")
     package("ray.serve", "--ray", "replicas")
-    from tilebeam.server.ray_serve import Size, serve_replicas
+    from tilebeam.server.replicas.ray_serve import Size, serve_replicas
 
     load = served[0].load
     size = Size(replicas, cpus=load["threads"] or default_threads(), slots=load["n_seq_max"], cells=load["n_ctx"])

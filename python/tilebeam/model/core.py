@@ -11,14 +11,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Never, Self
 
+from tilebeam.chat.chat_prompt import filled_prompt, prompt_of
+from tilebeam.chat.chat_template import ChatTemplates
+from tilebeam.chat.tools import Tool, tools_of
 from tilebeam.engine.dispatcher import Dispatcher
 from tilebeam.engine.engine import Engine
 from tilebeam.engine.reading import Reader
 from tilebeam.engine.turns import Turns
 from tilebeam.errors import TilebeamError
 from tilebeam.gguf import MatrixGroup, device_share
-from tilebeam.model.chat_prompt import filled_prompt, prompt_of
-from tilebeam.model.chat_template import ChatTemplates
 from tilebeam.model.filling import gap_prompt
 from tilebeam.model.load_options import Backend
 from tilebeam.native.llama import Context, Model, errors_in, log_router
@@ -239,7 +240,7 @@ class Core:
         *,
         template: str | None = None,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Make the prompt of a conversation, for `generate`, `stream`, searches and the like; `chat` makes and answers
@@ -251,7 +252,8 @@ class Core:
             messages: the turns, like {"role": "user", "content": "..."}.
             template: a Jinja template, or the name of one of llama.cpp's ("chatml"); None: the model's own.
             continue_final_message: the last message is the assistant's, and is continued.
-            tools: functions, as OpenAI's API describes them, that the template tells the model of.
+            tools: functions, as OpenAI's API describes them, that the model is told of: by the template, or in words if
+                it knows none.
             chat_template_kwargs: variables of the template, like {"enable_thinking": False}, which is true otherwise.
 
         Raises:
@@ -265,7 +267,7 @@ class Core:
                 messages,
                 template,
                 continued=continue_final_message,
-                tools=tools,
+                tools=tools_of(tools),
                 variables=chat_template_kwargs,
             )
 

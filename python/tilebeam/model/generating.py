@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, cast
 
@@ -145,36 +145,6 @@ class Generating(Core):
         stream = AsyncStream(self, self._dispatcher, call)
         self._dispatcher.submit(call, background=self)
         return stream
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling: SamplingParams | None = None,
-        *,
-        template: str | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        progress: ProgressHook | None = None,
-        **fields: Any,
-    ) -> RequestOutput:
-        """Answer in a conversation: the chat template and `generate`.
-
-            lm.chat([{"role": "user", "content": "Hi!"}], max_tokens=64).outputs[0].text
-
-        Args:
-            messages, template, continue_final_message, chat_template_kwargs: see `chat_prompt`.
-            sampling, progress, fields: as for `generate`.
-
-        Raises:
-            TilebeamError: as `chat_prompt` and `generate`.
-        """
-        prompt = self.chat_prompt(
-            messages,
-            template=template,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self.generate([prompt], sampling, progress=progress, **fields)[0]
 
     def _fill(
         self,

@@ -35,7 +35,7 @@ class Adapters:
                 self.names[name] = i
 
     def listed(self) -> list[dict[str, Any]]:
-        """The answer of GET /lora-adapters."""
+        """Return the answer of GET /lora-adapters."""
         told = zip(self._paths, self._in_force, strict=True)
         return [{"id": i, "path": path, "scale": scale} for i, (path, scale) in enumerate(told)]
 
@@ -48,7 +48,7 @@ class Adapters:
         self._in_force = self._scales(wanted, "id")
 
     def chosen(self, model: str | None, wanted: Sequence[LoraScale] | None) -> tuple[float, ...] | None:
-        """The scales of a request, None for those of the load.
+        """Return the scales of a request, None for those of the load.
 
         Args:
             model: its name of the model, which may be that of an adapter: this one alone then.

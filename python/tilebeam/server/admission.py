@@ -44,7 +44,7 @@ class Job:
                 self._task.cancel()
 
     async def run(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
-        """The work's result; the work is cancelled when the client goes away or the job is stopped.
+        """Return the work's result; the work is cancelled when the client goes away or the job is stopped.
 
         Args:
             receive: of the request, whose body has been read.
@@ -105,7 +105,7 @@ class Gate:
 
     @contextmanager
     def enter(self, samples: int) -> Iterator[Job]:
-        """A job for a request of so many samples.
+        """Let in a request of so many samples, and give its job.
 
         Raises:
             ApiError: 400 for a request that is too large, 429 when the queue is full, 503 while the server stops.
@@ -157,5 +157,5 @@ class Gate:
 
 
 def stopping() -> ApiError:
-    """What clients are told while the server shuts down."""
+    """Return what clients are told while the server shuts down."""
     return unavailable("The server is shutting down.", code="shutting_down", retry_after=5)

@@ -16,9 +16,9 @@ from tilebeam.errors import SearchCancelled
 from tilebeam.outputs import CompletionOutput, RequestOutput, Usage
 from tilebeam.prompt import Prompt
 from tilebeam.sampling_params import SamplingParams
-from tilebeam.server.responses import Echo, Piece, Shown
+from tilebeam.server.answer_events import Echo, Piece, Shown
+from tilebeam.server.plan import Plan
 from tilebeam.server.searches import in_thread
-from tilebeam.server.streams import Plan
 
 if TYPE_CHECKING:
     from tilebeam.engine.reading import TokenReading
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 async def of(
     pool: ThreadPoolExecutor, lm: LM, plan: Plan, prompts: Sequence[Prompt]
 ) -> tuple[list[Echo | None], Usage | None]:
-    """What goes before each prompt's samples, and what it cost to read; None where nothing does. Cancelling ends the
-    reading after its present batch.
+    """Return what goes before each prompt's samples, and what it cost to read; None where nothing does. Cancelling ends
+    the reading after its present batch.
 
     Raises:
         TilebeamError: decoding failed.
@@ -46,7 +46,7 @@ async def of(
 
     def read() -> tuple[list[Echo | None], Usage]:
         ids, lora = [prompt.ids for prompt in prompts], plan.params.lora
-        readings = lm.token_logprobs(ids, top=plan.top, lora=lora, progress=hook)
+        readings = lm.token_logprobs(ids, top=plan.params.top_logprobs, lora=lora, progress=hook)
         usage = Usage(
             cached_tokens=sum(reading.cached_tokens for reading in readings),
             prefill_seconds=sum(reading.seconds for reading in readings),
@@ -71,8 +71,8 @@ def _scored(lm: LM, prompt: Prompt, reading: TokenReading) -> Echo:
 
 
 def _starts(prompt: Prompt, piece: Piece) -> tuple[list[int], int] | None:
-    """The character at which each token starts, and how many of these come before the text: BOS, or a space that the
-    tokenizer puts in front. None: the pieces do not make up the text, in which control tokens are spelled or not."""
+    """Return the character at which each token starts, and how many of these come before the text: BOS, or a space that
+    the tokenizer puts in front. None: the pieces do not make up the text, which spells control tokens or does not."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     starts, length, text = [], 0, []
     for token in prompt.ids:
@@ -84,7 +84,7 @@ def _starts(prompt: Prompt, piece: Piece) -> tuple[list[int], int] | None:
 
 
 def nothing(prompt: Prompt, params: SamplingParams, n: int) -> RequestOutput:
-    """The output of a request that draws no token."""
+    """Return the output of a request that draws no token."""
     samples = [
         CompletionOutput(i, "", [], "length", params.sample_seed(i), 0.0, [], None, [] if params.top_logprobs else None)
         for i in range(n)
@@ -93,7 +93,7 @@ def nothing(prompt: Prompt, params: SamplingParams, n: int) -> RequestOutput:
 
 
 def added(usage: Usage, scoring: Usage | None) -> Usage:
-    """A request's cost with that of reading its prompts, which are then in the cache for its samples."""
+    """Return a request's cost with that of reading its prompts, which are then in the cache for its samples."""
     if scoring is None:
         return usage
     return replace(

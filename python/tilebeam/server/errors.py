@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from tilebeam.errors import NpuError, TilebeamError
+from tilebeam.chat.chat_template import MessagesRefused, NoTemplate
+from tilebeam.chat.refused import FieldRefused
+from tilebeam.errors import GrammarTooComplexError, NpuError, TilebeamError
+
+if TYPE_CHECKING:
+    from tilebeam.model.lm import LM
 
 _TYPES = {
     400: "invalid_request_error",
@@ -65,12 +71,12 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+        """Return the JSON of the answer."""
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """What goes with it."""
+        """Return what goes with it."""
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -81,12 +87,12 @@ class ApiError(Exception):
         return headers
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """Return the answer."""
         return JSONResponse(self.body(), self.status, self.headers())
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """The client's mistake."""
+    """Make an error of the client's mistake."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -96,7 +102,7 @@ def unavailable(message: str, *, code: str, retry_after: float | None = None) ->
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """What the client learns of an exception: of the library's the sentence, of others nothing but their type."""
+    """Return what the client learns of an exception: of the library's the sentence, of others their type alone."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NpuError):
@@ -107,7 +113,7 @@ def from_exception(error: BaseException) -> ApiError:
 
 
 def from_validation(error: RequestValidationError | ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, named as OpenAI names it."""
+    """Return the first thing that is wrong with a body, named as OpenAI names it."""
     errors: Sequence[Mapping[str, Any]] = error.errors()
     # Of a list that is too long, the other types that a field takes say what it is not.
     first = next((e for e in errors if e["type"] == "too_long" and e["loc"][:2] == errors[0]["loc"][:2]), errors[0])
@@ -132,3 +138,21 @@ def from_validation(error: RequestValidationError | ValidationError) -> ApiError
         what = "The body must be a JSON object, sent with content-type: application/json."
         return bad_request(f"{message}." if kind == "value_error" else what)
     return bad_request(f"{param}: {message}.", param=param, code="invalid_value")
+
+
+@contextmanager
+def errors_for_client(lm: LM) -> Iterator[None]:
+    """Raise what the library says of a request as `ApiError`: the client's mistake, unless the model has failed."""
+    try:
+        yield
+    except GrammarTooComplexError:
+        raise
+    except FieldRefused as error:
+        message = f"messages: {error}" if isinstance(error, MessagesRefused) else str(error)
+        raise bad_request(message, param=error.param, code=error.code) from None
+    except NoTemplate as error:
+        raise bad_request(f"{error} Or start the server with --chat-template.", code="no_chat_template") from None
+    except TilebeamError as error:
+        if lm.failure is not None:
+            raise
+        raise bad_request(str(error), code="invalid_value") from None

@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: no new requests, a deadline for the others. The second one ends them, the third does not wait.
+        """Take a signal: no new requests, a deadline for the others. The second one ends them, the third does not wait.
 
         uvicorn's own would have the signal end the process once all is done; an end in good order is exit code 0.
         """
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket for an address; port 0: the system chooses one.
+    """Return a socket for an address; port 0: the system chooses one.
 
     Raises:
         TilebeamError: the address is taken or none of this machine.

@@ -114,7 +114,7 @@ class ModelHost:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Loaded]:
-        """The model, loaded first where it is not; it is not freed before this ends.
+        """Give the model, loaded first where it is not; it is not freed before this ends.
 
         Raises:
             ApiError: 503, it is not ready, or it could not be loaded.
@@ -125,7 +125,7 @@ class ModelHost:
 
     @contextmanager
     def use(self) -> Iterator[Loaded]:
-        """The model if it is ready. It is not freed before this ends.
+        """Give the model if it is ready. It is not freed before this ends.
 
         Raises:
             ApiError: 503, it is not.

@@ -76,7 +76,7 @@ class Models:
         return {service.name: service.snapshot() for service in self.services}
 
     def of(self, name: str | None) -> Service:
-        """The model that a request asks for; the first one if it says none.
+        """Return the model that a request asks for; the first one if it says none.
 
         Raises:
             ApiError: 404, there is no such model.
@@ -94,11 +94,11 @@ class Models:
         return self._by_name[name]
 
     def listed(self) -> dict[str, Any]:
-        """The answer of /v1/models: every model under each of its names, and its adapters."""
+        """Return the answer of /v1/models: every model under each of its names, and its adapters."""
         return {"object": "list", "data": [self.entry(name) for name in self._by_name]}
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What /v1/models tells of one.
+        """Return what /v1/models tells of one.
 
         Raises:
             ApiError: 404, there is no such model.
@@ -126,7 +126,7 @@ class Models:
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The event loop runs: count idle seconds from now on."""
+        """Count idle seconds from now on: the event loop runs."""
         for service in self.services:
             service.host.watch_idleness()
 

@@ -41,7 +41,7 @@ class Places:
         self._changed: asyncio.Future[None] | None = None
 
     def hold(self, tenant: Tenant) -> None:
-        """A model that is there from the start has a place."""
+        """Give a model that is there from the start its place."""
         self._held[tenant] = None
 
     async def take(self, tenant: Tenant) -> None:
@@ -57,7 +57,7 @@ class Places:
             raise
 
     def give(self, tenant: Tenant) -> None:
-        """A model does not need its place any more."""
+        """Take back the place of a model that does not need it any more."""
         self._held.pop(tenant, None)
         self.turn()
 

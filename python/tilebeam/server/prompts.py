@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def completion_prompt(
     lm: LM, given: str | list[int], suffix: str | None = None, extra: Sequence[tuple[str, str]] = (), leave: int = 1
 ) -> Prompt:
-    """A prompt of /v1/completions.
+    """Return a prompt of /v1/completions.
 
     Args:
         given: the text, or its tokens.

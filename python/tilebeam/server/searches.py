@@ -41,7 +41,7 @@ def runs_programs(search: Search | None) -> bool:
 def algorithm_of(
     search: Search, reward: RewardModel | OwnReward | None, *, programs: bool = False
 ) -> Algorithm[SearchResult]:
-    """The algorithm that a request asks for.
+    """Return the algorithm that a request asks for.
 
     Args:
         search: its "search".
@@ -135,7 +135,7 @@ class SearchPool:
 
 
 async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[[], T], cancelled: threading.Event) -> T:
-    """What a thread's work returns. Cancelling sets the event and waits until the work has ended.
+    """Return what a thread's work returns. Cancelling sets the event and waits until the work has ended.
 
     Args:
         pool: of threads; None: the event loop's own.

@@ -50,7 +50,7 @@ class ApiKeys:
 
 
 def given_key(headers: Headers) -> str | None:
-    """The key of a request: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`. None: there is none."""
+    """Return the key of a request: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`. None: there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -146,7 +146,7 @@ class _Body:
         self._deadline = time.monotonic() + _BODY_SECONDS + limit / _SLOWEST_BODY
 
     async def receive(self) -> Message:
-        """The next message. HTTPException: 413 for a body that is too large, 408 for one that does not come."""
+        """Return the next message. HTTPException: 413 for a body that is too large, 408 for one that does not come."""
         if self._complete:
             return await self._receive()
         try:

@@ -103,7 +103,7 @@ class ServedModel:
 
 
 def models_of(served: Sequence[ServedModel], settings: Settings) -> tuple[Models, Loaded | None]:
-    """The models of a server, and the one that is loaded: a single one is, several are when they are asked for.
+    """Return the models of a server, and the one that is loaded: a single one is, several are when they are asked for.
 
     Raises:
         TilebeamError: the model cannot be loaded, or two have the same name.

@@ -1,0 +1,236 @@
+"""Arguments of calls that are not written as JSON, read into objects.
+
+    elements  <parameter=KEY>VALUE</parameter>, <parameter name="KEY">VALUE</parameter> and the like
+    pairs     <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>
+    nested    <KEY>VALUE</KEY>, where a VALUE may hold elements itself; those of a list are named item
+    python    KEY=VALUE, as in a call of Python
+    gemma     {KEY:VALUE}, where a text stands between two <|"|>
+
+A VALUE without quotes has the type that the function's schema gives it: a text stays what it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+# Before the name: which mark; behind it: other attributes.
+_ELEMENT = re.compile(
+    r"(?:<(?P<tag>[\w:｜]*(?:parameter|param))(?:=|\s+name=\"?)(?P<key>[^\s>\"]+)\"?(?P<more>[^>]*)>(?P<value>.*?)"
+    r"(?:</(?P=tag)>|(?=<(?P=tag)[= ])|$))|"
+    r"(?:<\|open\|>argument\s+key=\"(?P<key3>[^\"]+)\"(?P<more3>[^<]*)<\|sep\|>(?P<value3>.*?)<\|close\|>argument<\|sep\|>)",
+    re.DOTALL,
+)
+_PAIR = re.compile(
+    r"<arg_key(?P<kind>:\w+)?>\s*(?P<key>.*?)\s*</arg_key(?P=kind)?>\s*"
+    r"<arg_value(?:(?P=kind))?>(?P<value>.*?)</arg_value(?:(?P=kind))?>",
+    re.DOTALL,
+)
+_CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
+_GEMMA = re.compile(r'\s*(?:<\|"\|>(?P<text>.*?)<\|"\|>|(?P<mark>[{}\[\],:])|(?P<word>[^{}\[\],:<]+))', re.DOTALL)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+def read(kind: str, text: str, schema: Schema) -> str | None:
+    """Return the arguments as JSON, None: they are none.
+
+    Args:
+        kind: how they are written.
+        text: they themselves.
+        schema: of the function's parameters.
+    """
+    try:
+        found = _READERS[kind](text, schema)
+        return json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+
+
+def _elements(text: str, schema: Schema) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in _ELEMENT.finditer(text):
+        key = one["key"] or one["key3"]
+        value, more = (one["value"], one["more"]) if one["key"] else (one["value3"], one["more3"])
+        if 'string="true"' in more or 'type="string"' in more:
+            found[key] = value
+        else:
+            value = value.removeprefix("\n").removesuffix("\n")  # Qwen3-Coder writes values on lines of their own
+            found[key] = _typed(value, _member(schema, key, schema), schema)
+    return found
+
+
+def _pairs(text: str, schema: Schema) -> dict[str, Any]:
+    return {
+        one["key"]: _typed(one["value"], _member(schema, one["key"], schema), schema) for one in _PAIR.finditer(text)
+    }
+
+
+def _nested(text: str, schema: Schema) -> Any:
+    found = _node(text.replace("]<]minimax[>[", ""), schema, schema)
+    return {} if found == "" else found
+
+
+def _node(text: str, schema: Schema, root: Schema) -> Any:
+    """Return the value of an element."""
+    inner = text.strip()
+    if not re.match(r"<[\w.:-]+>", inner) or _types(schema, root) == {"string"}:
+        return _typed(text, schema, root)
+    keys, values, at = list[str](), list[Any](), 0
+    while at < len(inner):
+        opened = re.compile(r"\s*<([\w.:-]+)>").match(inner, at)
+        if opened is None:
+            return _typed(text, schema, root)
+        key, start, depth = opened[1], opened.end(), 1
+        for mark in re.finditer(rf"<(/?){re.escape(key)}>", inner[start:]):
+            depth += -1 if mark[1] else 1
+            if depth == 0:
+                break
+        else:
+            return _typed(text, schema, root)
+        part = _resolved(schema, root).get("items", {}) if key == "item" else _member(schema, key, root)
+        keys.append(key)
+        values.append(_node(inner[start : start + mark.start()], part if isinstance(part, dict) else {}, root))
+        at = start + mark.end()
+        if not inner[at:].strip():
+            break
+    listed = set(keys) == {"item"} and "item" not in _resolved(schema, root).get("properties", {})
+    return values if listed else dict(zip(keys, values, strict=True))
+
+
+def _python(text: str, schema: Schema) -> dict[str, Any]:  # noqa: ARG001 - its values have quotes
+    text = _QUOTED.sub(lambda quoted: quoted[0].replace("\n", "\\n"), text)  # templates leave them as they are
+    call = ast.parse(f"f({text})", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+        raise ValueError("no call with names")
+    return {str(word.arg): _literal(word.value) for word in call.keywords}
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return a value of Python, where JSON's names of constants are values too."""
+    if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
+        return json.loads(node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            str(ast.literal_eval(key)): _literal(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    return ast.literal_eval(node)
+
+
+def _gemma(text: str, schema: Schema) -> Any:  # noqa: ARG001 - its texts are marked
+    tokens: list[tuple[str, str]] = []
+    at = 0
+    while text[at:].strip():
+        token = _GEMMA.match(text, at)
+        if token is None:
+            raise ValueError("what stands here?")
+        tokens.append((token.lastgroup or "", token[token.lastgroup or 0]))
+        at = token.end()
+    value, rest = _gemma_value(tokens)
+    if rest:
+        raise ValueError("more than a value")
+    return value
+
+
+def _gemma_value(tokens: list[tuple[str, str]]) -> tuple[Any, list[tuple[str, str]]]:
+    """Return the first value, and what is behind it."""
+    (kind, text), rest = tokens[0] if tokens else ("", ""), tokens[1:]
+    if kind == "text":
+        return text, rest
+    if kind == "word":
+        return json.loads(text), rest
+    if (kind, text) not in (("mark", "{"), ("mark", "[")):
+        raise ValueError("no value")
+    found: dict[str, Any] = {}
+    listed: list[Any] = []
+    while rest and rest[0] not in (("mark", "}"), ("mark", "]")):
+        if rest[0] == ("mark", ","):
+            rest = rest[1:]
+        elif text == "[":
+            value, rest = _gemma_value(rest)
+            listed.append(value)
+        else:
+            if len(rest) < 3 or rest[1] != ("mark", ":"):
+                raise ValueError("no name")
+            key = rest[0][1].strip()
+            found[key], rest = _gemma_value(rest[2:])
+    if not rest:
+        raise ValueError("no end")
+    return (listed if text == "[" else found), rest[1:]
+
+
+_READERS = {"elements": _elements, "pairs": _pairs, "nested": _nested, "python": _python, "gemma": _gemma}
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def _typed(text: str, schema: Schema, root: Schema) -> Any:
+    """Return a value without quotes."""
+    if inner := _CDATA.match(text):
+        text = inner[1]
+    types = _types(schema, root)
+    if types == {"string"} or text in _resolved(schema, root).get("enum", ()):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(text.strip())
+            json.dumps(value)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return text
+    return text if "string" in types and not _fits(value, types) else value
+
+
+def _fits(value: Any, types: set[str]) -> bool:
+    kinds: dict[str, Any] = {
+        "object": dict,
+        "array": list | tuple,
+        "boolean": bool,
+        "null": type(None),
+        "integer": int,
+        "number": int | float,
+    }
+    return any(isinstance(value, kinds[kind]) for kind in types if kind in kinds)
+
+
+def _types(schema: Schema, root: Schema) -> set[str]:
+    """Return what a schema allows by name; empty: it does not say."""
+    schema = _resolved(schema, root)
+    given = schema.get("type")
+    if isinstance(given, str):
+        return {given}
+    if isinstance(given, list):
+        return {kind for kind in given if isinstance(kind, str)}
+    parts = schema.get("anyOf") or schema.get("oneOf") or ()
+    if parts:
+        return {kind for part in parts if isinstance(part, dict) for kind in _types(part, root)}
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    return {"string"} if values and all(isinstance(value, str) for value in values) else set()
+
+
+def _member(schema: Schema, key: str, root: Schema) -> Schema:
+    """Return the schema of a member of an object."""
+    schema = _resolved(schema, root)
+    found = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
+    return found if isinstance(found, dict) else {}
+
+
+def _resolved(schema: Schema, root: Schema, depth: int = 8) -> Schema:
+    """Return what a schema refers to within the same document."""
+    place = schema.get("$ref")
+    if not isinstance(place, str) or not place.startswith("#/") or depth == 0:
+        return schema
+    found: Any = root
+    for name in place[2:].split("/"):
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return _resolved(found, root, depth - 1) if isinstance(found, dict) else {}
