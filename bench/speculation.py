@@ -113,7 +113,7 @@ class Sides:
     def __init__(self, lm: LM, stock: LM | None, wanted: list[str]) -> None:
         self._lm, self._stock = lm, stock
         drafter = lm._engine.scheduler.drafter  # of the draft model, if one was loaded
-        model = drafter._model if isinstance(drafter, Speculation) else None
+        model = drafter.model if isinstance(drafter, Speculation) else None
         made: dict[str, Callable[[], Speculation]] = {"look-up": Speculation}
         if model is not None:
             made |= {"draft": lambda: Speculation(False, model), "both": lambda: Speculation(True, model)}

@@ -2,7 +2,7 @@
 #include "chain.h"
 #include "logits.h"
 
-enum { BLOCK = 1024 };
+enum { BLOCK = 1024, FEW = 256 };
 
 // What drawing found out about a row's logits on its way.
 struct found {
@@ -69,7 +69,7 @@ static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chai
                         struct found * found) {
     struct tb_candidate * top = c->candidates;
     const int32_t k = chain->temperature == 0 ? 1 : chain->top_k;
-    int32_t size = tb_likeliest(x, c->n_vocab, k > 0 ? k : 1, INFINITY, top);
+    int32_t size = tb_top(x, c->n_vocab, k > 0 ? k : 1, top);
     if (size == 0 || top[0].logit == INFINITY) {
         return TB_DRAW_DAMAGED;
     }
@@ -86,7 +86,7 @@ static int32_t by_chain(const struct tb_draw_context * c, struct tb_chain * chai
         if (isnan(all)) {
             return TB_DRAW_DAMAGED;
         }
-        size = tb_likeliest(x, c->n_vocab, c->n_vocab, all * chain->top_p, top);
+        size = tb_likeliest(x, c->n_vocab, all * chain->top_p, top);
     }
     return top[tb_chain_among(chain, top, size, all)].id;
 }
@@ -97,7 +97,7 @@ static int32_t by_grammar(const struct tb_draw_context * c, struct tb_chain * ch
     const int32_t top_k = chain->temperature == 0 ? 1 : chain->top_k;
     if (top_k > 0) {
         // As many of the likeliest as the chain keeps may already be among these few.
-        const int32_t found = tb_top(x, c->n_vocab, TB_DRAW_TOP_MAX, c->candidates);
+        const int32_t found = tb_top(x, c->n_vocab, FEW, c->candidates);
         if (!tb_grammar_apply(chain->grammar, c->candidates, found)) {
             return TB_DRAW_COMPLEX;
         }

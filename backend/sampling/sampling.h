@@ -49,10 +49,9 @@ struct tb_bias {
 };
 
 enum {
-    TB_DRAW_TOP_MAX = 256, // likeliest tokens that tb_top finds
-    TB_DRAW_NOTHING = -1,  // the chain forbids every token
-    TB_DRAW_DAMAGED = -2,  // the logits are not numbers
-    TB_DRAW_COMPLEX = -4,  // the grammar took more steps than it may
+    TB_DRAW_NOTHING = -1, // the chain forbids every token
+    TB_DRAW_DAMAGED = -2, // the logits are not numbers
+    TB_DRAW_COMPLEX = -4, // the grammar took more steps than it may
 };
 
 // What the tokens of a vocabulary add to a text.
@@ -132,13 +131,13 @@ void tb_find_logits(void * context, const float * (*get)(void * context, int32_t
 // context.
 void tb_draw_rows(const struct tb_draw_context * context, struct tb_draw_row * rows, int32_t n);
 
-// The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1 and at
-// most TB_DRAW_TOP_MAX. How many there are: k, unless fewer are numbers.
+// The k likeliest of n logits, likeliest first, of equals the lower; NaN is never among them. k is at least 1, and
+// `top` has room for k or n. How many there are: k, unless fewer are numbers.
 int32_t tb_top(const float * logits, int32_t n, int32_t k, struct tb_candidate * top);
 
-// The same for any k, and no more than it takes for exp(logit - the largest), added up, to reach `mass`. `top` has room
-// for n.
-int32_t tb_likeliest(const float * logits, int32_t n, int32_t k, double mass, struct tb_candidate * top);
+// The same for as many as it takes for exp(logit - the largest), added up, to reach `mass`, and maybe more. `top` has
+// room for n.
+int32_t tb_likeliest(const float * logits, int32_t n, double mass, struct tb_candidate * top);
 
 // Hidden states of texts by place, summed up token by token: arrays of [places, n_embd], and a count of tokens for
 // each.

@@ -82,10 +82,41 @@ def test_ledger_counts_cells_as_llama_cpp_would(steps: list[tuple[str, int, int]
             kv.close(seq)
         assert kv.free == 40 - len(cells.cells)
         assert {s.id for s in kv.live} == {s.id for s in live}
+        kv.check()
         for s in live:
-            assert len(s) == len(s.tokens) == len(s.cells) == sum(s.id in owners for _, owners in cells.cells)
+            assert len(s) == sum(s.id in owners for _, owners in cells.cells)
     kv.clear()
     assert (kv.free, kv.free_ids, cells.cells) == (40, 5, [])
+
+
+def test_the_check_finds_what_is_lost_or_counted_wrong() -> None:
+    def made() -> tuple[PrefixCache, Sequence, Sequence]:
+        kv = PrefixCache(Cells(), Limits(40, 5))
+        seq = kv.open()
+        kv.extend(seq, [7, 8, 9])
+        fork = kv.fork(seq, 2)
+        kv.check()
+        return kv, seq, fork
+
+    kv, seq, _ = made()
+    seq.tokens.append(1)
+    with pytest.raises(TilebeamError, match="Sequence 0 has 4 tokens in 3 cells"):
+        kv.check()
+    kv, seq, _ = made()
+    seq.cells[2] = seq.cells[1]
+    with pytest.raises(TilebeamError, match="Sequence 0 has 3 tokens in 2 cells"):
+        kv.check()
+    kv, seq, _ = made()
+    seq.cells[2] = 30
+    with pytest.raises(TilebeamError, match="Cell 0 has 0 owners, and 1 are counted"):
+        kv.check()
+    kv, seq, fork = made()
+    kv.set_caching(True)
+    kv.retire(fork)
+    kv.check()
+    fork.id = 4
+    with pytest.raises(TilebeamError, match="Sequence 4 is cached, but closed"):
+        kv.check()
 
 
 def test_windows_and_states_limit_where_a_sequence_forks() -> None:

@@ -20,7 +20,6 @@ from tilebeam.native.llama import Context, Vocab
 from tilebeam.native.sampling import address_of, ffi, lib
 from tilebeam.sampling_params import SamplingParams
 
-MAX_TOP: int = lib.TB_DRAW_TOP_MAX
 NO_TOKEN: int = lib.TB_DRAW_NOTHING  # the sampler forbids every token
 BAD_LOGITS: int = lib.TB_DRAW_DAMAGED  # the logits are not numbers
 TOO_COMPLEX: int = lib.TB_DRAW_COMPLEX  # the grammar took more steps than it may
@@ -160,7 +159,6 @@ class BatchSampler:
     def __init__(self, context: Context, threads: int = 1) -> None:
         self._context = context
         self._n_vocab = context.model.vocab.size
-        self._scratch = np.empty(MAX_TOP, _CANDIDATE)
         self._draws, self._kept = zip(*(draw_context(self._n_vocab) for _ in range(threads)), strict=True)
         self._helpers = ThreadPoolExecutor(threads - 1, "tilebeam-draw") if threads > 1 else None
         self._source = ffi.cast("void *", address_of(context.pointer))
@@ -183,17 +181,10 @@ class BatchSampler:
     def top(self, entry: int, count: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens of a batch entry, likeliest first, of equals the lower, and their logits."""
         logits = self._context.logits(entry)
-        count = min(count, self._n_vocab)
-        if count <= MAX_TOP:
-            found = lib.tb_top(
-                ffi.from_buffer("float[]", logits),
-                self._n_vocab,
-                count,
-                ffi.from_buffer("struct tb_candidate[]", self._scratch),
-            )
-            return self._scratch["id"][:found].tolist(), self._scratch["logit"][:found].tolist()
-        order = np.lexsort((np.arange(self._n_vocab), -logits))[:count]
-        return order.tolist(), logits[order].tolist()
+        found = np.empty(min(count, self._n_vocab), _CANDIDATE)
+        top = ffi.from_buffer("struct tb_candidate[]", found)
+        found = found[: lib.tb_top(ffi.from_buffer("float[]", logits), self._n_vocab, len(found), top)]
+        return found["id"].tolist(), found["logit"].tolist()
 
 
 def draw_context(n_vocab: int) -> tuple[Any, list[Any]]:
