@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import BinaryIO, TypeVar
 
-from tilebeam._ext import cpus
 from tilebeam.errors import TilebeamError
 from tilebeam.sandbox.plain_data import END, REQUEST
 from tilebeam.sandbox.worker_process import WorkerProcess
@@ -41,6 +40,8 @@ T = TypeVar("T")
 @cache
 def _slots() -> threading.BoundedSemaphore:
     """Programs at a time: each may take all of its memory."""
+    from tilebeam._ext import cpus  # not where the processes of programs are made: it needs numpy
+
     return threading.BoundedSemaphore(min(8, cpus.default_threads()))
 
 
