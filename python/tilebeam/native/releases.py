@@ -159,17 +159,9 @@ def _build(release: str, sources: Path, target: Path) -> Path:
         try:
             if not _headers(release).is_dir():
                 _fetch(release, sources)
-            configure = [
-                "cmake",
-                "-S",
-                str(sources),
-                "-B",
-                str(work),
-                "-DCMAKE_BUILD_TYPE=Release",
-                "-DTILEBEAM_TESTS=OFF",
-            ]
-            configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
-            configure += [f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
+            configure = ["cmake", "-S", str(sources), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release"]
+            configure += ["-DTILEBEAM_TESTS=OFF", f"-DTILEBEAM_RELEASE={release}"]
+            configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
             configure += [] if _makes() else ["-G", "Ninja"]
             _run(configure, release)
             jobs = str(cpus.default_threads())
