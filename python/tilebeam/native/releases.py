@@ -151,8 +151,8 @@ def _build(release: str, sources: Path, target: Path) -> Path:
             if not _headers(release).is_dir():
                 _fetch(release, sources)
             configure = ["cmake", "-S", str(sources), "-B", str(work), "-DCMAKE_BUILD_TYPE=Release"]
-            configure += [f"-DTILEBEAM_RELEASE={release}", f"-DPython3_EXECUTABLE={sys.executable}"]
-            configure += [f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
+            configure += ["-DTILEBEAM_TESTS=OFF", f"-DTILEBEAM_RELEASE={release}"]
+            configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DTILEBEAM_SOURCE_CACHE={_source_cache()}"]
             configure += [] if _makes() else ["-G", "Ninja"]
             _run(configure, release)
             jobs = str(cpus.default_threads())
