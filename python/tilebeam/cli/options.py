@@ -17,6 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_MODEL = "Model"
-_DRAWING = "Sampling"
+model_option = partial(typer.Option, rich_help_panel="Model")
+drawing_option = partial(typer.Option, rich_help_panel="Sampling")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -46,105 +47,70 @@ Model = Annotated[
     Path, typer.Option("-m", "--model", help="GGUF file, ordinary or from gguf-repack.", show_default=False)
 ]
 NamedModels = Annotated[
-    list[str],
-    typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False),
+    list[str], typer.Option("-m", "--model", help="GGUF file, or NAME=FILE; repeat for several.", show_default=False)
 ]
 DeviceOption = Annotated[
     Device,
-    typer.Option(
+    model_option(
         "--device",
         "-dev",
         help="npu: Tilebeam; cpu: llama.cpp's own CPU backend; auto: npu, unless it multiplies by few of the matrices.",
-        rich_help_panel=_MODEL,
     ),
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.", rich_help_panel=_MODEL),
+    int | None, model_option("-t", "--threads", min=1, help="Worker threads; default: all usable cores.")
 ]
 ExecutorOption = Annotated[
-    Executor | None,
-    typer.Option(
-        "--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.", rich_help_panel=_MODEL
-    ),
+    Executor | None, model_option("--executor", help="NPU as threads, as a process, or as Hexagon code in an emulator.")
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(
-        "--devices",
-        min=1,
-        max=MAX_DEVICES,
-        help="NPU sessions to spread the model over; default: one, or as needed.",
-        rich_help_panel=_MODEL,
+    model_option(
+        "--devices", min=1, max=MAX_DEVICES, help="NPU sessions to spread the model over; default: one, or as needed."
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option(
-        "--memory-limit",
-        help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB.",
-        rich_help_panel=_MODEL,
-    ),
+    model_option("--memory-limit", help="Address space of a session, such as 2GiB, or a list such as 2GiB,4GiB."),
 ]
-CacheTypeK = Annotated[
-    KvType, typer.Option("-ctk", "--cache-type-k", help="KV cache type for K.", rich_help_panel=_MODEL)
-]
-CacheTypeV = Annotated[
-    KvType, typer.Option("-ctv", "--cache-type-v", help="KV cache type for V.", rich_help_panel=_MODEL)
-]
-Lora = Annotated[
-    list[str] | None,
-    typer.Option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.", rich_help_panel=_MODEL),
-]
+CacheTypeK = Annotated[KvType, model_option("-ctk", "--cache-type-k", help="KV cache type for K.")]
+CacheTypeV = Annotated[KvType, model_option("-ctv", "--cache-type-v", help="KV cache type for V.")]
+Lora = Annotated[list[str] | None, model_option("--lora", metavar="FILE,...", help="LoRA adapters (GGUF); repeatable.")]
 LoraScaled = Annotated[
     list[str] | None,
-    typer.Option(
-        "--lora-scaled",
-        metavar="FILE:SCALE,...",
-        help="LoRA adapters with a scale each; repeatable.",
-        rich_help_panel=_MODEL,
-    ),
+    model_option("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters with a scale each; repeatable."),
 ]
 Draft = Annotated[
     Path | None,
-    typer.Option(
+    model_option(
         "--draft",
         "-md",
         help="Small GGUF model that guesses tokens ahead; its vocabulary is the model's or a part of it.",
         show_default=False,
-        rich_help_panel=_MODEL,
     ),
 ]
 Lookup = Annotated[
     bool | None,
-    typer.Option(
+    model_option(
         "--lookup/--no-lookup",
         help="Guess tokens ahead from the prompt, the other samples and earlier texts; default: while at most four "
         "samples decode together, without --draft.",
         show_default=False,
-        rich_help_panel=_MODEL,
     ),
 ]
 NoSpeculation = Annotated[
-    bool,
-    typer.Option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.", rich_help_panel=_MODEL),
+    bool, model_option("--no-speculation", help="Guess nothing, neither by --draft nor by --lookup.")
 ]
 Deterministic = Annotated[
     bool,
-    typer.Option(
+    model_option(
         "--deterministic",
         help="The same bits whatever else runs, for however many samples; slower, and guesses nothing.",
-        rich_help_panel=_MODEL,
     ),
 ]
-CtxSize = Annotated[
-    int, typer.Option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.", rich_help_panel=_MODEL)
-]
+CtxSize = Annotated[int, model_option("-c", "--ctx-size", min=1, help="KV cells, shared by all sequences.")]
 Sequences = Annotated[
-    int,
-    typer.Option(
-        "-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.", rich_help_panel=_MODEL
-    ),
+    int, model_option("-np", "--parallel", min=1, max=MAX_SEQUENCES, help="Samples that decode together.")
 ]
 
 
@@ -281,9 +247,7 @@ PromptsFile = Annotated[
 Escape = Annotated[
     bool,
     typer.Option(
-        "--escape/--no-escape",
-        "-e",
-        help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does.",
+        "--escape/--no-escape", "-e", help="Expand \\n, \\t, \\\\ and \\x41 in -p and --stop, as llama.cpp does."
     ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
@@ -315,28 +279,15 @@ UnsafeCode = Annotated[
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
-Temp = Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 is greedy.", rich_help_panel=_DRAWING)]
-TopP = Annotated[
-    float,
-    typer.Option("--top-p", help="Likeliest tokens up to this probability; 1 is off.", rich_help_panel=_DRAWING),
-]
-TopK = Annotated[
-    int, typer.Option("--top-k", min=0, help="The k likeliest tokens; 0 is off.", rich_help_panel=_DRAWING)
-]
-MinP = Annotated[
-    float, typer.Option("--min-p", help="Tokens this likely relative to the best; 0 is off.", rich_help_panel=_DRAWING)
-]
-NPredict = Annotated[
-    int | None, typer.Option("-n", "--n-predict", min=1, help="Most tokens per sample.", rich_help_panel=_DRAWING)
-]
+Temp = Annotated[float, drawing_option("--temp", min=0.0, help="Temperature; 0 is greedy.")]
+TopP = Annotated[float, drawing_option("--top-p", help="Likeliest tokens up to this probability; 1 is off.")]
+TopK = Annotated[int, drawing_option("--top-k", min=0, help="The k likeliest tokens; 0 is off.")]
+MinP = Annotated[float, drawing_option("--min-p", help="Tokens this likely relative to the best; 0 is off.")]
+NPredict = Annotated[int | None, drawing_option("-n", "--n-predict", min=1, help="Most tokens per sample.")]
 Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End a sample at this text (\\n allowed); repeatable.", rich_help_panel=_DRAWING),
+    list[str] | None, drawing_option("--stop", help="End a sample at this text (\\n allowed); repeatable.")
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.", rich_help_panel=_DRAWING),
-]
+Seed = Annotated[int | None, drawing_option("-s", "--seed", min=0, help="Repeat a run; default: a new one, printed.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from tilebeam.training.collection import Collection, CollectionSetting
     from tilebeam.training.report import Report
 
-_TASK = "Task"
-_FIT = "Fit"
+_task = partial(typer.Option, rich_help_panel="Task")
+_fit_option = partial(typer.Option, rich_help_panel="Fit")
 
 app = App(name="reward", help="Train a reward head on a model's own hidden states, and test one.", no_args_is_help=True)
 
@@ -42,8 +43,7 @@ class SampleOptions:
     """Problems, and how samples of them are drawn and kept."""
 
     task: Annotated[
-        str,
-        typer.Option("--task", help="Problems, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE .."),
+        str, typer.Option("--task", help="Problems, as in tilebeam eval (no choices): gsm8k:FILE, jsonl:FILE ..")
     ]
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each problem.")] = SAMPLES
     data: Annotated[
@@ -53,42 +53,25 @@ class SampleOptions:
     seed: Annotated[
         int, typer.Option("-s", "--seed", min=0, help="Of the samples, the folds, the fit and the intervals.")
     ] = FitOptions.seed
-    items: Annotated[
-        int | None,
-        typer.Option("--items", min=1, help="The first N problems of a file; default: all.", rich_help_panel=_TASK),
-    ] = None
+    items: Annotated[int | None, _task("--items", min=1, help="The first N problems of a file; default: all.")] = None
     template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", help="Template of a question (\\n allowed); default: the task's own.", rich_help_panel=_TASK
-        ),
+        str | None, _task("--template", help="Template of a question (\\n allowed); default: the task's own.")
     ] = None
     chat: Annotated[
         bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Put prompts into the model's chat template; default: as the task usually does.",
-            rich_help_panel=_TASK,
+        _task(
+            "--chat/--no-chat", help="Put prompts into the model's chat template; default: as the task usually does."
         ),
     ] = None
-    extract: Annotated[
-        str | None,
-        typer.Option("--extract", help="A text's answer; default: the task's own.", rich_help_panel=_TASK),
-    ] = None
-    checker: Annotated[
-        str | None,
-        typer.Option("--checker", help="FILE.py:function of item and text; True if right.", rich_help_panel=_TASK),
-    ] = None
+    extract: Annotated[str | None, _task("--extract", help="A text's answer; default: the task's own.")] = None
+    checker: Annotated[str | None, _task("--checker", help="FILE.py:function of item and text; True if right.")] = None
     tokens: TokenOptions
     n_predict: NPredict = None
     stop: Stop = None
     steps: Annotated[
         int,
-        typer.Option(
-            "--steps",
-            min=0,
-            help="Beginnings of each sample that count besides its end, for searches by steps.",
-            rich_help_panel=_FIT,
+        _fit_option(
+            "--steps", min=0, help="Beginnings of each sample that count besides its end, for searches by steps."
         ),
     ] = STEPS
     step_stop: StepStop = STEP_STOP_TEXT
@@ -143,27 +126,22 @@ def train(
     out: Annotated[Path, typer.Option("-o", "--out", help="The head's GGUF file.")],
     features: Annotated[
         str,
-        typer.Option(
+        _fit_option(
             "--features",
             help="What the head reads of a text: mean, recent, last (hidden states), length, confidence, comma "
             "separated; auto: what does best on problems that heads did not learn from.",
-            rich_help_panel=_FIT,
         ),
     ] = AUTO,
     hidden: Annotated[
-        int,
-        typer.Option(
-            "--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.", rich_help_panel=_FIT
-        ),
+        int, _fit_option("--hidden", min=0, help="Units of a hidden layer; 0: a logistic regression.")
     ] = FitOptions.hidden,
     layer: Annotated[
         int | None,
-        typer.Option(
+        _fit_option(
             "--layer",
             min=0,
             help="Read hidden states behind this layer, from 0; default: behind the final norm. A layer at two thirds "
             "of a model's depth may tell more.",
-            rich_help_panel=_FIT,
         ),
     ] = LoadOptions.hidden_layer,
     json_: Json = False,
